@@ -1,0 +1,76 @@
+# The commands of this project, for people and for CI alike. `make` alone lists them.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# Engines that run without an accelerator: one that cannot run here fails the tests.
+ENGINES ?= numpy,torch,jax,mlx$(if $(filter Darwin,$(shell uname -s)),,$(comma)opencl)
+comma   := ,
+
+# One stamp a set-up: they lie in the environment, so that deleting it deletes them.
+BASE  := $(VENV)/.ready-base
+TESTS := $(VENV)/.ready-test
+DOCS  := $(VENV)/.ready-docs
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs soak coverage clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(BASE) ## find the devices, choose one, check it, place data there and back
+	@$(BIN)/python demo/find_and_choose.py
+
+test: $(TESTS) ## all tests, with the coverage that they must reach
+	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest \
+	  --cov --cov-report=term --cov-fail-under=95 $(ARGS)
+
+check: $(TESTS) ## format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(TESTS) ## how fast discovery is, against importing torch
+	$(BIN)/python bench/discovery.py $(ARGS)
+
+docs: $(DOCS) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+soak: $(TESTS) ## the long form of the tests
+	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
+
+coverage: $(TESTS) ## line by line, from the last `make test`, in htmlcov/
+	$(BIN)/coverage html
+	@echo "open htmlcov/index.html"
+
+clean: ## delete everything that these commands made
+	rm -rf $(VENV) site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache \
+	  .import_linter_cache .hypothesis
+	find src tests demo bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up, done once and again when pyproject.toml changes ---------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "anydevice needs Python 3.11 or newer, and $(PYTHON) is not that."; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3-venv"; \
+	  exit 1; } >&2
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(BASE): pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(TESTS): pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[test]"
+	@touch $@ $(BASE)
+
+$(DOCS): pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[docs]"
+	@touch $@ $(BASE)

@@ -1,0 +1,94 @@
+"""Checking a device: a small computation in a child process, and its verdict."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from anydevice.choose import discovery
+from anydevice.choose.verdicts import keep_verdict, key_of
+from anydevice.core.device import Device
+from anydevice.core.finding import Verdict
+from anydevice.engines import registry
+from anydevice.errors import DeviceNotFoundError, UnsupportedError
+from anydevice.hardware.child import Outcome
+from anydevice.hardware.child import ask as ask_child
+
+_TRIAL = str(Path(__file__).with_name("trial"))
+
+
+def check(device: Device, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
+    """Run the trial on `device` through `engine` and keep the verdict.
+
+    Raises `DeviceNotFoundError` where there is no such device or no library that could drive it,
+    and `UnsupportedError` where this engine cannot.
+    """
+    standing = device.standing
+    if standing is None or standing.stage not in (None, "compute"):
+        raise DeviceNotFoundError(f"{device} cannot be checked: {device.why_not}")
+    candidates = engines_to_check(device)
+    chosen = engine or device.engine or candidates[0]
+    if chosen not in candidates:
+        reasons = [r.reason for r in standing.refusals if r.engine == chosen]
+        raise UnsupportedError(
+            f"{chosen} does not drive {device}"
+            + (f": {reasons[0]}" if reasons else f"; {', '.join(candidates)} do")
+        )
+    began = time.perf_counter()
+    outcome = ask_child(
+        _TRIAL,
+        {"path": _search_path(), "engine": chosen, "device": str(device)},
+        limit=limit,
+        environment=_environment(),
+        site=True,
+    )
+    verdict = _judge(device, chosen, outcome, time.perf_counter() - began)
+    if _worth_keeping(verdict):
+        version = registry.version_of(chosen)
+        problem = keep_verdict(key_of(device.backend, standing.facts, chosen, version), verdict)
+        if problem:
+            warnings.warn(problem, stacklevel=3)
+        discovery.forget_report()
+    return verdict
+
+
+def engines_to_check(device: Device) -> tuple[str, ...]:
+    """The engines that could drive a device, those with a bad verdict included."""
+    standing = device.standing
+    if standing is None:
+        return ()
+    condemned = tuple(v.engine for v in standing.verdicts if not v.right)
+    return tuple(dict.fromkeys((*standing.engines, *condemned)))
+
+
+def _search_path() -> list[str]:
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+def _environment() -> dict[str, str]:
+    # Three quarters of a card for one small product would disturb whoever else is on it.
+    return {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def _judge(device: Device, engine: str, outcome: Outcome, seconds: float) -> Verdict:
+    if outcome.how != "answered":
+        return Verdict(str(device), engine, False, outcome.sentence, round(seconds, 3))
+    answer = outcome.answer
+    return Verdict(
+        device=str(device),
+        engine=engine,
+        right=answer["right"],
+        reason=None if answer["right"] else f"wrong answer: off by {answer['largest_error']:g}",
+        seconds=round(seconds, 3),
+        first_call=round(answer["first_call"], 6),
+        second_call=round(answer["second_call"], 6),
+    )
+
+
+def _worth_keeping(verdict: Verdict) -> bool:
+    # A card that is full at this moment is not a card that computes wrongly.
+    reason = (verdict.reason or "").lower()
+    return not any(words in reason for words in ("out of memory", "memoryerror", "not started"))

@@ -1,0 +1,251 @@
+"""Choosing a device: one pure function decides, and keeps a record of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from anydevice.core.backends import BACKENDS, KINDS
+from anydevice.core.device import Device, parse_place
+from anydevice.core.finding import Finding, Standing
+from anydevice.core.sizes import format_size
+
+FreeMemory = Callable[[Device], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Device names from one source, first choice first.
+
+    A `binding` wish is met or it is an error; any other is passed over where it cannot be met.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    binding: bool = False
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything a choice rests on besides the findings."""
+
+    wishes: tuple[Wish, ...] = ()
+    engine: str | None = None
+    engine_source: str | None = None
+    min_free: int = 0
+    order: tuple[str, ...] = ()
+    local_rank: int | None = None
+    loaded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a choice: who asked for what, and what came of it."""
+
+    source: str
+    asked: str
+    outcome: str
+    taken: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "source": self.source,
+            "asked": self.asked,
+            "outcome": self.outcome,
+            "taken": self.taken,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The device, or `None` where a binding wish could not be met, and how it came about."""
+
+    device: Device | None
+    steps: tuple[Step, ...]
+
+    @property
+    def passed_over(self) -> tuple[Step, ...]:
+        """The steps that asked for something and did not get it."""
+        return tuple(step for step in self.steps if not step.taken)
+
+
+def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
+    """The device for a request, from findings alone: reads nothing and changes nothing itself.
+
+    `free_memory` tells the free bytes of a device; it is asked only where they decide.
+    """
+    steps: list[Step] = []
+    for wish in request.wishes:
+        reasons = []
+        for name in wish.names:
+            picked, why = _pick(_named(name, findings), name, request, free_memory)
+            if picked:
+                steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
+                return Choice(_served(picked, request, wish.source), tuple(steps))
+            reasons.append(why)
+        steps.append(Step(wish.source, str(wish), "; ".join(reasons)))
+        if wish.binding:
+            return Choice(None, tuple(steps))
+    return _automatically(request, findings, free_memory, steps)
+
+
+def _automatically(
+    request: Request,
+    findings: Sequence[Finding],
+    free_memory: FreeMemory,
+    steps: list[Step],
+) -> Choice:
+    names = dict.fromkeys((*request.order, *(f.backend for f in findings)))
+    if "cpu" not in request.order:  # a backend that a probe added goes before the last resort
+        names["cpu"] = names.pop("cpu", None)
+    for name in names:
+        source = "configure" if name in request.order else "order of backends"
+        finding = next((f for f in findings if f.backend == name), None)
+        if finding is None or not finding.present:
+            continue
+        held_back = None if name in request.order else _hold_back(finding, findings)
+        if held_back:
+            steps.append(Step(source, name, held_back))
+            continue
+        picked, why = _pick(finding.devices, name, request, free_memory)
+        if picked:
+            steps.append(Step(source, name, f"{picked} is usable", taken=True))
+            return Choice(_served(picked, request, source), tuple(steps))
+        steps.append(Step(source, name, why))
+    return Choice(None, tuple(steps))
+
+
+def _hold_back(finding: Finding, findings: Sequence[Finding]) -> str | None:
+    """Why a backend is not chosen unasked although its devices may be usable."""
+    if finding.backend != "opencl" or not finding.usable:
+        return None
+    if not any(device.usable and device.kind != "cpu" for device in finding.devices):
+        return "an OpenCL device that is the CPU is only chosen by name"
+    preferring = [
+        engine
+        for other in findings
+        if other.backend != "opencl"
+        for device in other.devices
+        if device.usable and device.standing
+        for engine in device.standing.engines
+        if engine != "numpy"
+    ]
+    if preferring:
+        return f"passed over for {preferring[0]}, which is installed and does not drive OpenCL"
+    return None
+
+
+def _named(name: str, findings: Sequence[Finding]) -> tuple[Device, ...]:
+    every = tuple(device for finding in findings for device in finding.devices)
+    if name in KINDS:
+        return tuple(device for device in every if device.kind == name and _by_kind(device, name))
+    backend, index = parse_place(name)
+    return tuple(
+        device
+        for device in every
+        if device.backend == backend and (index is None or device.index == index)
+    )
+
+
+def _by_kind(device: Device, kind: str) -> bool:
+    # "cpu" means the CPU backend; PoCL's view of the same cores is asked for as "opencl".
+    return kind != "cpu" or device.backend == "cpu"
+
+
+def _pick(
+    candidates: Iterable[Device], name: str, request: Request, free_memory: FreeMemory
+) -> tuple[Device | None, str]:
+    fit: list[Device] = []
+    reasons: list[str] = []
+    for device in candidates:
+        why = _unfit(device, request, free_memory)
+        if why is None:
+            fit.append(device)
+        else:
+            reasons.append(f"{device}: {why}")
+    if not fit:
+        return None, "; ".join(reasons) or _nothing_named(name)
+    return _best(fit, request, free_memory), ""
+
+
+def _nothing_named(name: str) -> str:
+    return f"this machine has no {name}"
+
+
+def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> str | None:
+    standing = device.standing
+    if standing is None or not standing.usable:
+        return device.why_not
+    if request.engine and request.engine not in standing.engines:
+        asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
+        return f"{_refusal(standing, request.engine)}{asked_by}"
+    if request.min_free:
+        free = free_memory(device)
+        if free is not None and free < request.min_free:
+            return (
+                f"{format_size(free)} free of {format_size(standing.facts.total_memory)}, "
+                f"{format_size(request.min_free)} needed"
+            )
+    return None
+
+
+def _refusal(standing: Standing, engine: str) -> str:
+    for refusal in standing.refusals:
+        if refusal.engine == engine:
+            return refusal.reason
+    return f"{engine} does not drive it"
+
+
+def _best(fit: list[Device], request: Request, free_memory: FreeMemory) -> Device:
+    """Of the first backend: the launcher's index, else the one with the most free memory.
+
+    A card with memory of its own goes before graphics that share the machine's: those may well
+    show more of it free.
+    """
+    same = [device for device in fit if device.backend == fit[0].backend]
+    if len(same) == 1 or same[0].kind == "cpu":
+        return same[0]
+    if request.local_rank is not None:
+        return same[request.local_rank % len(same)]
+    own = [device for device in same if device.standing and device.standing.facts.memory_kind == "dedicated"]
+    same = own or same
+    free = {device: free_memory(device) or 0 for device in same}
+    most = max(free.values())
+    # A desktop's few windows must not decide between two otherwise idle cards.
+    return next(device for device in same if free[device] >= 0.98 * most)
+
+
+def _served(device: Device, request: Request, source: str) -> Device:
+    standing = device.standing
+    assert standing is not None
+    engine = request.engine or pick_engine(device, standing.engines, request.loaded)
+    return device.served_by(engine, source)
+
+
+def pick_engine(
+    device: Device, engines: Sequence[str], loaded: frozenset[str] | set[str]
+) -> str | None:
+    """Who serves a device: an engine that is imported already before one only installed.
+
+    On the CPU it is NumPy, the neutral form, unless something else is asked for.
+    """
+    if device.backend == "cpu" and "numpy" in engines:
+        return "numpy"
+    imported = [engine for engine in engines if engine in loaded]
+    return next(iter([*imported, *engines]), None)
+
+
+def accelerators_passed_over(findings: Sequence[Finding]) -> list[str]:
+    """A sentence for every accelerator that is here and not usable, with what mends it."""
+    sentences = []
+    for finding in findings:
+        row = BACKENDS.get(finding.backend)
+        if finding.usable or not finding.present or (row and row.kind == "cpu"):
+            continue
+        mend = f" (mend: {finding.mend})" if finding.mend else ""
+        sentences.append(f"{finding.backend} stopped at {finding.stage}: {finding.reason}{mend}")
+    return sentences

@@ -1,0 +1,174 @@
+"""Discovery: what the machine has, joined with what is installed and what past checks said."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from anydevice.choose.choice import Request, choose, pick_engine
+from anydevice.choose.libraries import findings_of
+from anydevice.choose.probes import look_everywhere
+from anydevice.choose.report import Report
+from anydevice.choose.settings import Config, current
+from anydevice.core.backends import BACKENDS, KINDS
+from anydevice.core.device import Device, parse_place
+from anydevice.core.finding import Finding, Sighting, Standing
+from anydevice.core.late import reach
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError
+
+Machine = Callable[[float], Sequence[Sighting]]
+"""Where sightings come from: the real machine, or a made-up one in a test."""
+
+_SITUATION = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HSA_OVERRIDE_GFX_VERSION",
+    "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES",
+    "OCL_ICD_VENDORS",
+    "OCL_ICD_FILENAMES",
+    "XLA_FLAGS",
+    "JAX_NUM_CPU_DEVICES",
+    "ANYDEVICE_HOME",
+)
+"""The environment that a report depends on: when one changes, the machine is looked at again."""
+
+_lock = threading.Lock()
+_looking = threading.local()
+_machine: Machine = look_everywhere
+_kept: tuple[tuple[str | None, ...], Report] | None = None
+
+
+def discover(refresh: bool = False) -> Report:
+    """What accelerators are here, which are usable, and why the others are not.
+
+    Reads drivers and installed packages, imports no array library, and starts no CUDA context in
+    this process. The report is kept; `refresh=True` looks again and lets the choice run anew.
+    It never raises for what it finds: a driver that crashes or hangs is a finding.
+    """
+    global _kept
+    if refresh:
+        reach("forget_choice")()
+    situation = tuple(os.environ.get(name) for name in _SITUATION)
+    with _lock:
+        if refresh or _kept is None or _kept[0] != situation:
+            _looking.now = True
+            try:
+                _kept = (situation, _look())
+            finally:
+                _looking.now = False
+        return _kept[1]
+
+
+def devices(kind: str | None = None) -> tuple[Device, ...]:
+    """Every usable device, in order of choice; only one kind ("gpu") or backend ("cuda") if asked.
+
+    >>> import anydevice
+    >>> [str(device) for device in anydevice.devices("cpu")][0]
+    'cpu'
+    """
+    usable = tuple(device for device in discover().devices if device.usable)
+    if kind is None:
+        return usable
+    if kind in KINDS:
+        return tuple(device for device in usable if device.kind == kind)
+    backend, index = parse_place(kind)
+    if index is not None:
+        raise ConfigurationError(f"devices() takes a kind or a backend; device({kind!r}) is one")
+    return tuple(device for device in usable if device.backend == backend)
+
+
+def added_backends() -> frozenset[str]:
+    """The backends that only a user's own probe knows.
+
+    While the machine is still being looked at nobody can tell, and there are none.
+    """
+    if getattr(_looking, "now", False):
+        return frozenset()
+    return frozenset(finding.backend for finding in discover()).difference(BACKENDS)
+
+
+def standing_of(device: Device) -> Standing | None:
+    """What discovery knows of a device that was made by hand; `None` where it is not here."""
+    for found in discover().devices:
+        if found == device:
+            return found.standing
+    return None
+
+
+def engine_of(device: Device) -> str | None:
+    """The engine that serves a device for which none was asked."""
+    standing = device.standing
+    if standing is None:
+        return None
+    return pick_engine(device, standing.engines, registry.loaded_engines())
+
+
+def free_memory(device: Device) -> int | None:
+    """The free bytes of a device now."""
+    return device.facts.free_memory
+
+
+def forget_report() -> None:
+    """Look at the machine again when the report is next asked for."""
+    global _kept
+    _kept = None
+
+
+@contextmanager
+def machine_from(machine: Machine) -> Iterator[None]:
+    """A block in which discovery reads a made-up machine, for tests."""
+    global _machine
+    before, _machine = _machine, machine
+    discover(refresh=True)
+    try:
+        yield
+    finally:
+        _machine = before
+        forget_report()
+        reach("forget_choice")()
+
+
+def _look() -> Report:
+    began = time.perf_counter()
+    findings = findings_of(_machine(_time_limit()))
+    findings = tuple(sorted(findings, key=_place_in_order))
+    return Report(findings, _recommended(findings), time.perf_counter() - began)
+
+
+def _time_limit() -> float:
+    try:
+        return current()[0].time_limit
+    except ConfigurationError:
+        # A broken file must not hide what the machine has; choosing a device complains of it.
+        return Config().time_limit
+
+
+def _place_in_order(finding: Finding) -> float:
+    names = list(BACKENDS)
+    known = finding.backend in BACKENDS
+    return names.index(finding.backend) if known else names.index("cpu") - 0.5
+
+
+def _recommended(findings: Sequence[Finding]) -> str:
+    def as_reported(device: Device) -> int | None:
+        return device.standing.facts.free_memory if device.standing else None
+
+    chosen = choose(Request(), findings, as_reported).device
+    return chosen.backend if chosen else "cpu"
+
+
+def _new_lock_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread may have held it when this process was forked; it does not exist here.
+    os.register_at_fork(after_in_child=_new_lock_in_child)

@@ -1,0 +1,191 @@
+"""The settings files: reading them with errors that name the line, and `prefer`, which writes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anydevice.choose.files import alone_in, project_file, user_file, write_whole
+from anydevice.core.backends import BACKENDS, KINDS
+from anydevice.core.device import Device, parse_place
+from anydevice.errors import ConfigurationError
+
+SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
+_KEYS = ("device", "engine", *SETTINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """One settings file as it was read. `wishes` are device names, first choice first."""
+
+    path: Path
+    wishes: tuple[str, ...] = ()
+    engine: str | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+def prefer(device: str | Device | None = None, *, engine: str | None = None) -> Path | None:
+    """Save the preferred device, and with it the engine, for every later run; at once for this one.
+
+    Writes the project's `anydevice.toml` if there is one at or above the working directory, else
+    the user's, and returns the file. Comments and other settings in it are kept. `prefer(None)`
+    or `prefer("")` forgets the preference. A name that no backend has is refused with the valid
+    ones; a device that is not usable now may be preferred, and is passed over until it is.
+
+    Raises `ConfigurationError` where the file cannot be read or written; it is then unchanged.
+    """
+    wish = str(device).strip().lower() if device else ""
+    if wish:
+        check_wish(wish, "prefer()")
+    if engine is not None:
+        check_engine(engine, "prefer()")
+    path = project_file() or user_file()
+    changes: dict[str, str | None] = {"device": wish or None}
+    if engine is not None or not wish:
+        changes["engine"] = engine
+    if not path.exists() and not any(changes.values()):
+        return None
+    _change(path, changes)
+    return path
+
+
+def read_settings(path: Path | None) -> FileSettings | None:
+    """What a settings file says; `None` where there is no such file or it cannot be opened.
+
+    Raises `ConfigurationError`, naming the file and the line, where it says something wrong. A
+    file that may not be opened is passed over with a warning.
+    """
+    if path is None:
+        return None
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warnings.warn(
+            f"{path} cannot be read ({error.strerror}); going on without it",
+            stacklevel=2,
+        )
+        return None
+    return _interpret(path, _parse(path, text))
+
+
+def check_wish(wish: str, source: str) -> None:
+    """Refuse what can never name a device: raises `ConfigurationError` with the valid names."""
+    if wish in KINDS or wish == "auto":
+        return
+    try:
+        parse_place(wish)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", source) from None
+
+
+def check_engine(engine: str, source: str) -> None:
+    """Refuse a name that no engine has."""
+    from anydevice.engines.registry import engine_names
+
+    valid = engine_names()
+    if engine not in valid:
+        raise ConfigurationError(
+            f"{source}: there is no engine {engine!r}; the engines are {', '.join(valid)}", source
+        )
+
+
+def split_wishes(text: str) -> tuple[str, ...]:
+    """The names in a list such as `"cuda, cpu"`."""
+    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        source = f"{path}, line {line}"
+        raise ConfigurationError(f"{source}: this is not UTF-8 text", source) from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count(b"\n") + 1
+        source = f"{path}, line {line}"
+        raise ConfigurationError(
+            f"{source}: this is not TOML ({error}); mend the line or delete the file", source
+        ) from None
+
+
+def _interpret(path: Path, content: dict[str, Any]) -> FileSettings:
+    settings: list[tuple[str, Any]] = []
+    wishes: tuple[str, ...] = ()
+    engine: str | None = None
+    for key, value in content.items():
+        source = f"{path}, line {_line_of(path, key)}"
+        if key == "device":
+            wishes = _wishes(value, source)
+        elif key == "engine":
+            engine = _text(key, value, source)
+            check_engine(engine, source)
+        elif key in SETTINGS:
+            settings.append((key, value))
+        else:
+            warnings.warn(
+                f"{source}: there is no setting {key!r}; the settings are {', '.join(_KEYS)}",
+                stacklevel=2,
+            )
+    return FileSettings(path, wishes, engine, tuple(settings))
+
+
+def _wishes(value: object, source: str) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else [value]
+    wishes = tuple(
+        wish for name in names for wish in split_wishes(_text("device", name, source))
+    )
+    for wish in wishes:
+        check_wish(wish, source)
+    return wishes
+
+
+def _text(key: str, value: object, source: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"{source}: {key} must be a text such as "
+            f"{'numpy' if key == 'engine' else next(iter(BACKENDS))!r}, not {value!r}",
+            source,
+        )
+    return value.strip().lower()
+
+
+def line_of_setting(path: Path, key: str) -> str:
+    """`"FILE, line N"`: where a file says `key`."""
+    return f"{path}, line {_line_of(path, key)}"
+
+
+def _line_of(path: Path, key: str) -> int:
+    pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
+    lines = path.read_text("utf-8", "replace").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 1)
+
+
+def _change(path: Path, changes: dict[str, str | None]) -> None:
+    import tomlkit
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone_in(path.parent):
+            old = path.read_bytes() if path.exists() else b""
+            _parse(path, old)
+            document = tomlkit.parse(old.decode("utf-8"))
+            for key, value in changes.items():
+                if value is None:
+                    document.pop(key, None)
+                else:
+                    document[key] = value
+            write_whole(path, tomlkit.dumps(document))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be written ({error.strerror}); nothing was changed. "
+            "Set ANYDEVICE_DEVICE instead, or ANYDEVICE_HOME to a folder that can be written",
+            str(path),
+        ) from error

@@ -1,0 +1,86 @@
+"""Looking at the whole machine at once: our readers and the users' own, each on its own thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from anydevice.core.finding import Sighting
+from anydevice.core.late import load
+from anydevice.engines.installed import EntryPoint, entry_points
+from anydevice.hardware.readers import READERS
+
+GROUP = "anydevice.probes"
+_GRACE = 0.75
+
+Look = Callable[[float], Sighting]
+
+
+def look_everywhere(limit: float) -> list[Sighting]:
+    """A sighting for every backend, after at most `limit` seconds and a little.
+
+    A reader that fails or does not come back is a sighting that says so, and spoils no other. A
+    probe that another package adds under the entry point `anydevice.probes` is a callable that
+    takes the limit and returns a `Sighting`; where it speaks of a known backend it replaces our
+    own reader of it, unless the probe itself failed.
+    """
+    added = {f"probe {point.name}": _loader(point) for point in entry_points(GROUP)}
+    seen = _run({**READERS, **added}, limit)
+    return merge(
+        {name: seen[name] for name in READERS}, {name: seen[name] for name in added}
+    )
+
+
+def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Sighting]:
+    """Our readers' sightings with those of added probes in their place or after them."""
+    found = {sighting.backend: sighting for sighting in own.values()}
+    notes: list[str] = []
+    for name, sighting in added.items():
+        if sighting.backend == name:  # it failed before it could say what it speaks of
+            notes.append(f"{name}: {sighting.reason}")
+        else:
+            found[sighting.backend] = sighting
+    if notes:
+        cpu = found["cpu"]
+        found["cpu"] = replace(cpu, notes=(*cpu.notes, *notes))
+    return list(found.values())
+
+
+def _loader(point: EntryPoint) -> Look:
+    def look(limit: float) -> Sighting:
+        sighting = load(point.target)(limit)
+        if not isinstance(sighting, Sighting):
+            raise TypeError(f"it returned {sighting!r} instead of a Sighting")
+        return sighting
+
+    return look
+
+
+def _run(looks: Mapping[str, Look], limit: float) -> dict[str, Sighting]:
+    results: dict[str, Sighting] = {}
+
+    def work(name: str, look: Look) -> None:
+        try:
+            results[name] = look(limit)
+        except Exception as error:
+            results[name] = _stopped(name, f"reading it failed: {type(error).__name__}: {error}")
+
+    threads = [
+        threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
+        for pair in looks.items()
+    ]
+    deadline = time.monotonic() + limit + _GRACE
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {
+        name: results.get(name) or _stopped(name, f"timed out: no answer within {limit:g} s")
+        for name in looks
+    }
+
+
+def _stopped(name: str, reason: str) -> Sighting:
+    return Sighting(name, present=True, stage="driver", reason=reason)

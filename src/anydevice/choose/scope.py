@@ -1,0 +1,225 @@
+"""The device of this process (`set_device`), of a block (`use_device`), and of a call (`device`)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from anydevice.choose import settings
+from anydevice.choose.choice import Choice, Request, Wish, accelerators_passed_over, choose
+from anydevice.choose.discovery import discover, free_memory
+from anydevice.choose.files import project_file, user_file
+from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
+from anydevice.core.device import Device
+from anydevice.core.sizes import parse_size
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+Spec = str | Device | Sequence[str | Device] | None
+
+_block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
+_process: Device | None = None
+_said: set[str] = set()
+
+_LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
+
+
+def device(
+    spec: Spec = None, *, engine: str | None = None, min_free: int | str | None = None
+) -> Device:
+    """The device to use: the one that is asked for, or the best one of this machine.
+
+    `device()` follows the chain: a `use_device` block, `set_device`, the environment
+    (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
+    `configure`, the order of backends. It may end at the CPU, with one warning that gives every
+    reason. A `spec` is met or `DeviceNotFoundError` is raised: a backend or device ("cuda",
+    "cuda:1"), a kind ("gpu", "tpu", "cpu"), or a list in order of priority. `engine` asks for an
+    array library; `min_free` passes over devices with less free memory (bytes or "20GiB").
+
+    >>> import anydevice
+    >>> str(anydevice.device(["tpu", "cpu"]))
+    'cpu'
+    """
+    settings.apply_files()
+    request = make_request(spec, engine=engine, min_free=min_free)
+    report = discover()
+    choice = choose(request, report.findings, free_memory)
+    if choice.device is None:
+        raise DeviceNotFoundError(_not_found(choice), report.findings)
+    _warn_if_passed_over(choice)
+    return choice.device
+
+
+def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
+    """How `device()` would choose now, step by step; raises nothing where nothing fits."""
+    request = make_request(spec, engine=engine, min_free=None)
+    return choose(request, discover().findings, free_memory)
+
+
+def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
+    """Make this the device of the whole process, and return it; `set_device(None)` undoes it.
+
+    Raises `DeviceNotFoundError` where it is not usable; the former one then stays.
+    """
+    global _process
+    _process = None if spec is None else device(spec, engine=engine)
+    return _process
+
+
+@contextmanager
+def use_device(
+    spec: Spec, *, engine: str | None = None, native: bool = False
+) -> Iterator[Device]:
+    """A block, or a decorated function, in which `device()` is this one, per thread and task.
+
+    >>> import anydevice
+    >>> with anydevice.use_device("cpu") as here:
+    ...     anydevice.device() == here
+    True
+
+    With `native=True` the engine's own default device is set too: what the library creates by
+    itself in the block then lies there as well. Raises `DeviceNotFoundError` on entering where
+    the device is not usable.
+    """
+    chosen = device(spec, engine=engine)
+    token = _block.set(chosen)
+    try:
+        if native and chosen.engine:
+            with registry.load(chosen.engine).default_scope(chosen):
+                yield chosen
+        else:
+            yield chosen
+    finally:
+        _block.reset(token)
+
+
+def make_request(
+    spec: Spec,
+    *,
+    engine: str | None,
+    min_free: int | str | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Request:
+    """Everything that bears on a choice now, gathered from argument to files."""
+    wishes: list[Wish] = []
+    engines: list[tuple[str, str]] = []
+    if engine is not None:
+        check_engine(engine, "engine=")
+        engines.append((engine, "argument"))
+    if spec is not None:
+        wishes.append(_argument(spec, engines))
+    else:
+        for held, source in ((_block.get(), "use_device"), (_process, "set_device")):
+            if held is not None:
+                wishes.append(Wish(source, (str(held),), binding=True))
+                if held.engine:
+                    engines.append((held.engine, source))
+        _from_environment(environment, wishes, engines)
+        _from_files(wishes, engines)
+    config, _ = settings.current()
+    chosen, asked_by = engines[0] if engines else (None, None)
+    return Request(
+        wishes=tuple(wishes),
+        engine=chosen,
+        engine_source=asked_by,
+        min_free=parse_size(min_free) if min_free is not None else 0,
+        order=config.order,
+        local_rank=_local_rank(environment),
+        loaded=frozenset(registry.loaded_engines()),
+    )
+
+
+def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
+    assert spec is not None
+    named = [spec] if isinstance(spec, str | Device) else list(spec)
+    if not named:
+        raise ConfigurationError("an empty list names no device; leave it out for the best one")
+    for one in named:
+        if not isinstance(one, str | Device):
+            raise ConfigurationError(
+                f"{one!r} does not name a device; write a backend and an index, such as 'cuda:0'"
+            )
+    if isinstance(named[0], Device) and len(named) == 1 and named[0].engine:
+        engines.append((named[0].engine, "argument"))
+    names = tuple(name for one in named for name in split_wishes(str(one)))
+    for name in names:
+        check_wish(name, "device()")
+    return Wish("argument", names, binding=True)
+
+
+def _from_environment(
+    environment: Mapping[str, str], wishes: list[Wish], engines: list[tuple[str, str]]
+) -> None:
+    names = split_wishes(environment.get("ANYDEVICE_DEVICE", ""))
+    for name in names:
+        check_wish(name, "ANYDEVICE_DEVICE")
+    if names and names != ("auto",):
+        wishes.append(Wish("environment", names, detail="ANYDEVICE_DEVICE"))
+    engine = environment.get("ANYDEVICE_ENGINE", "").strip().lower()
+    if engine:
+        check_engine(engine, "ANYDEVICE_ENGINE")
+        engines.append((engine, "ANYDEVICE_ENGINE"))
+
+
+def _from_files(wishes: list[Wish], engines: list[tuple[str, str]]) -> None:
+    for source, path in (("project file", project_file()), ("user file", user_file())):
+        file = read_settings(path)
+        if file and file.wishes and file.wishes != ("auto",):
+            wishes.append(Wish(source, file.wishes, detail=str(file.path)))
+        if file and file.engine:
+            engines.append((file.engine, source))
+
+
+def _local_rank(environment: Mapping[str, str]) -> int | None:
+    for name in _LOCAL_RANKS:
+        text = environment.get(name)
+        if text is None:
+            continue
+        if not text.strip().isdigit():
+            raise ConfigurationError(f"{name}={text!r} is not the number of a process", name)
+        return int(text)
+    return None
+
+
+def _not_found(choice: Choice) -> str:
+    asked = next((step for step in reversed(choice.steps) if step.asked), None)
+    lines = [f"no usable device matches {asked.asked!r}" if asked else "no device is usable"]
+    lines += [f"  {step.source}: {step.asked}: {step.outcome}" for step in choice.steps]
+    lines.append("  anydevice doctor explains each; anydevice.devices() lists what is usable")
+    return "\n".join(lines)
+
+
+def _warn_if_passed_over(choice: Choice) -> None:
+    """One warning where a preference was not met, or an automatic choice ended at the CPU."""
+    assert choice.device is not None
+    unmet = [
+        f"{step.source} asks for {step.asked}: {step.outcome}"
+        for step in choice.passed_over
+        if step.source not in ("configure", "order of backends")
+    ]
+    automatic = choice.steps[-1].source == "order of backends"
+    if choice.device.kind == "cpu" and automatic:
+        here = accelerators_passed_over(discover().findings)
+        unmet += here or ["no accelerator is in this machine"]
+    if not unmet:
+        return
+    text = f"using {choice.device}: " + "; ".join(unmet)
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=3)
+
+
+def forget() -> None:
+    """Forget the process's device and what was warned of, so that the choice runs again."""
+    global _process
+    _process = None
+    _said.clear()

@@ -1,0 +1,40 @@
+"""The verdicts of past checks, kept by device, driver and library version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from anydevice.choose.files import alone_in, verdicts_file, write_whole
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Verdict
+
+
+def key_of(backend: str, facts: Facts, engine: str, version: str | None) -> str:
+    """What a verdict is about: when any part changes, it no longer counts."""
+    card = facts.uuid or facts.pci_address or facts.name
+    return " | ".join((backend, card, facts.driver_version or "-", engine, version or "-"))
+
+
+def read_verdicts() -> dict[str, Verdict]:
+    """Every verdict that is kept; nothing where the file is missing or damaged."""
+    try:
+        content = json.loads(verdicts_file().read_text("utf-8"))
+        return {key: Verdict(**value) for key, value in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def keep_verdict(key: str, verdict: Verdict) -> str | None:
+    """Keep a verdict; where that cannot be done, a sentence that says why."""
+    path = verdicts_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone_in(path.parent):
+            kept: dict[str, Any] = {k: asdict(v) for k, v in read_verdicts().items()}
+            kept[key] = asdict(verdict)
+            write_whole(path, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        return f"the verdict could not be kept in {path}: {error.strerror}"
+    return None

@@ -1,0 +1,153 @@
+"""`anydevice backends`: what each backend needs and is good for, and what each library lacks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from io import StringIO
+
+from anydevice.choose.discovery import discover
+from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.choose.report import Report
+from anydevice.cli.printing import Output
+from anydevice.core.backends import BACKENDS, Backend
+from anydevice.core.facts import Detail
+from anydevice.core.finding import Finding
+from anydevice.engines import registry
+from anydevice.engines.registry import EngineRow
+
+EXAMPLE = "anydevice backends"
+
+_CPU_DETAILS = ("simd", "threads", "physical_cores", "logical_cores", "usable_cores")
+_PIPED_WIDTH = 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The table takes no arguments of its own."""
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the table of backends, that of engines, and what this CPU computes with."""
+    report = discover()
+    if arguments.json:
+        output.json(_as_data(report))
+        return 0
+    _show_table(
+        "Backends",
+        ("", "backend", "vendor", "platforms", "BLAS", "run-time compiler", "best for"),
+        [_about(row, report[row.name]) for row in BACKENDS.values() if row.name in report],
+        output,
+    )
+    _show_table(
+        "What they require, and how well they are tested",
+        ("backend", "engines", "tier", "requires"),
+        [_requirements(row) for row in BACKENDS.values()],
+        output,
+    )
+    _show_table(
+        "Engines",
+        ("engine", "installed", "drives", "lacks"),
+        [_engine(row) for row in registry.rows().values()],
+        output,
+    )
+    output.say(output.paint("This CPU", "strong"), f"  {_cpu_in_words(report)}")
+    return 0
+
+
+def _as_data(report: Report) -> dict[str, object]:
+    return {
+        "backends": [
+            {
+                **asdict(row),
+                "engines": list(registry.engines_for(row.name)),
+                "present": row.name in report and report[row.name].present,
+                "usable": row.name in report and report[row.name].usable,
+            }
+            for row in BACKENDS.values()
+        ],
+        "engines": [
+            {
+                "engine": row.name,
+                "label": row.label,
+                "version": registry.version_of(row.name),
+                "backends": list(row.backends),
+                "lacks": {name: str(absent) for name, absent in row.lacks.items()},
+            }
+            for row in registry.rows().values()
+        ],
+        "cpu": _cpu(report),
+        "notes": list(registry.notes()),
+    }
+
+
+def _about(row: Backend, finding: Finding) -> tuple[str, ...]:
+    mark = USABLE if finding.usable else UNUSABLE if finding.present else ABSENT
+    return (
+        mark,
+        row.name,
+        row.vendor,
+        ", ".join(row.platforms),
+        row.blas,
+        row.runtime_compiler,
+        row.best_for,
+    )
+
+
+def _requirements(row: Backend) -> tuple[str, ...]:
+    engines = ", ".join(registry.engines_for(row.name))
+    return row.name, engines, f"{row.tier}: {row.tier_note}", row.requires
+
+
+def _engine(row: EngineRow) -> tuple[str, ...]:
+    version = registry.version_of(row.name) or "no"
+    lacks = "\n".join(f"– {absent}" for absent in row.lacks.values()) or "nothing"
+    return row.name, version, ", ".join(row.backends), lacks
+
+
+def _cpu(report: Report) -> dict[str, Detail]:
+    standing = report["cpu"].devices[0].standing
+    assert standing is not None
+    facts = standing.facts
+    known = {name: facts.details.get(name) for name in _CPU_DETAILS}
+    return {"name": facts.name, "architecture": facts.architecture, **known}
+
+
+def _cpu_in_words(report: Report) -> str:
+    cpu = _cpu(report)
+    parts = (
+        cpu["name"],
+        f"SIMD level: {cpu['simd'] or 'unknown'}",
+        f"threads: {cpu['threads']}",
+        f"cores: {cpu['physical_cores']}" if cpu["physical_cores"] else None,
+    )
+    return "   ".join(str(part) for part in parts if part)
+
+
+def _show_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output
+) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    # Into a text first: `say` then writes in ASCII what the stream cannot show.
+    page = StringIO()
+    console = Console(
+        file=page,
+        width=output.width or _PIPED_WIDTH,
+        force_terminal=output.colour,
+        color_system="standard" if output.colour else None,
+        legacy_windows=False,
+        highlight=False,
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim")
+    for heading in headings:
+        whole = heading in ("", "backend", "engine", "vendor", "installed")
+        style = "bold" if heading in ("backend", "engine") else ""
+        table.add_column(heading, style=style, no_wrap=whole, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    output.say(output.paint(title, "strong"))
+    output.say(*(line.rstrip() for line in page.getvalue().splitlines()))

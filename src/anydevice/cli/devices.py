@@ -1,0 +1,146 @@
+"""`anydevice devices`: every device with all that is known of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+
+from anydevice.choose.discovery import discover
+from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.choose.report import Report
+from anydevice.choose.settings import current
+from anydevice.cli.printing import Output, complain
+from anydevice.core.backends import BACKENDS
+from anydevice.core.device import Device
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Finding, Standing
+from anydevice.core.sizes import format_size
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError
+
+EXAMPLE = "anydevice devices --json"
+
+_LABELS = 20
+_RUNTIMES = {"cuda": "CUDA", "rocm": "ROCm", "opencl": "OpenCL", "metal": "Metal"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The list takes no arguments of its own."""
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the list; with a settings file that is wrong, the list and then the error."""
+    problem = _problem_of_settings()
+    report = discover()
+    if arguments.json:
+        output.json(report.to_dict() | ({"error": str(problem)} if problem else {}))
+    else:
+        _show(report, output)
+        if problem:
+            complain(problem)
+    return 1 if problem else 0
+
+
+def _problem_of_settings() -> ConfigurationError | None:
+    try:
+        current()
+    except ConfigurationError as error:
+        return error
+    return None
+
+
+def _show(report: Report, output: Output) -> None:
+    twins = {device: card for card in report.cards if len(card) > 1 for device in card}
+    for finding in report:
+        if finding.present and not finding.devices:
+            _show_one(UNUSABLE, finding.backend, "no device", _troubles(finding), output)
+        for device in finding.devices:
+            standing = device.standing
+            assert standing is not None
+            mark = USABLE if standing.usable else UNUSABLE
+            others = [str(other) for other in twins.get(device, ()) if other != device]
+            pairs = [*_pairs(device, standing, finding), ("same card as", ", ".join(others))]
+            rows = [*pairs, *_troubles(standing)]
+            _show_one(mark, str(device), standing.facts.name, rows, output)
+        for note in finding.notes if finding.present else ():
+            output.say(f"  {output.paint(f'note on {finding.backend}: {note}', 'dim')}", "")
+    absent = [finding.backend for finding in report if not finding.present]
+    if absent:
+        output.say(output.paint(f"{ABSENT} {', '.join(absent)}: not in this machine", "dim"), "")
+    output.say(f"Recommended: {report.recommended}")
+
+
+def _show_one(
+    mark: str,
+    name: str,
+    title: str,
+    rows: Iterable[tuple[str, str]],
+    output: Output,
+) -> None:
+    style = "good" if mark == USABLE else "bad"
+    output.say(f"{output.paint(mark, style)} {output.paint(name, 'strong')}   {title}")
+    for label, words in rows:
+        if words:
+            painted = output.paint(words, "mend") if label == "mend" else words
+            output.say(f"    {output.paint(label.ljust(_LABELS), 'dim')}{painted}")
+    output.say()
+
+
+def _pairs(device: Device, standing: Standing, finding: Finding) -> Iterator[tuple[str, str]]:
+    facts = standing.facts
+    yield "kind", device.kind
+    yield "tier", _tier(finding)
+    yield "engines", ", ".join(_with_version(engine) for engine in standing.engines)
+    for refusal in standing.refusals if standing.usable else ():
+        yield f"not by {refusal.engine}", refusal.reason
+    yield "memory", _memory(facts)
+    yield "compute capability", facts.compute_capability or ""
+    yield "architecture", facts.architecture or ""
+    yield "driver", _driver(device.backend, facts)
+    yield "uuid", facts.uuid or ""
+    yield "pci address", facts.pci_address or ""
+    for name, value in facts.details.items():
+        if value is not None:
+            yield name.replace("_", " "), _written(value)
+
+
+def _tier(finding: Finding) -> str:
+    note = BACKENDS[finding.backend].tier_note if finding.backend in BACKENDS else "from a probe"
+    return f"{finding.tier} ({note})"
+
+
+def _memory(facts: Facts) -> str:
+    if facts.total_memory is None:
+        return ""
+    words = f"{format_size(facts.total_memory)} {facts.memory_kind}"
+    if facts.usable_memory is not None and facts.usable_memory != facts.total_memory:
+        words += f", {format_size(facts.usable_memory)} usable"
+    if facts.free_memory is not None:
+        words += f", {format_size(facts.free_memory)} free"
+    return words
+
+
+def _driver(backend: str, facts: Facts) -> str:
+    runtime = f"{_RUNTIMES.get(backend, 'runtime')} {facts.runtime_version}"
+    parts = (facts.driver_version, runtime if facts.runtime_version else None)
+    return ", ".join(part for part in parts if part)
+
+
+def _with_version(engine: str) -> str:
+    version = registry.version_of(engine)
+    return f"{engine} {version}" if version else engine
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _troubles(stopped: Standing | Finding) -> Iterator[tuple[str, str]]:
+    if stopped.stage is None:
+        return
+    yield "stopped at", stopped.stage
+    for reason in stopped.reasons:
+        yield "reason", reason
+    yield "mend", stopped.mend or ""

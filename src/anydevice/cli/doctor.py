@@ -1,0 +1,143 @@
+"""`anydevice doctor`: compute on every usable device, explain what is wrong and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from anydevice.choose.causes import Explanation, seconds_in_words
+from anydevice.choose.checking import check
+from anydevice.choose.discovery import discover
+from anydevice.choose.examination import Conclusion, Plan, conclude, prepare
+from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.cli.printing import Output
+from anydevice.core.finding import Verdict
+from anydevice.engines import registry
+
+EXAMPLE = "anydevice doctor cuda:0 --engine torch"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which devices, with which library, and for how long."""
+    parser.add_argument(
+        "devices", nargs="*", metavar="DEVICE", help='only these: "cuda", "cuda:1" or "gpu"'
+    )
+    parser.add_argument("--engine", help="only this array library, such as torch")
+    parser.add_argument(
+        "--limit",
+        type=_limit,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long one computation may take (120)",
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Check, print, and give 1 where anything that is here is not usable or computes wrongly."""
+    plan = prepare(discover(), arguments.devices, arguments.engine)
+    if arguments.json:
+        verdicts = [check(device, engine, limit=arguments.limit) for device, engine in plan.pairs]
+        conclusion = conclude(plan, verdicts, os.environ)
+        output.json(conclusion.to_dict())
+    else:
+        conclusion = _show(plan, arguments.limit, output)
+    return 0 if conclusion.healthy else 1
+
+
+def _limit(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _show(plan: Plan, limit: float, output: Output) -> Conclusion:
+    places = [finding.backend for finding in plan.report]
+    places += [str(device) for device in plan.report.devices]
+    column = max(map(len, places)) + 3
+    libraries = max((len(_library(engine)) for _, engine in plan.pairs), default=0) + 3
+    verdicts = []
+    for number, (device, engine) in enumerate(plan.pairs, 1):
+        with _progress(f"{device} with {engine} ({number} of {len(plan.pairs)})", output):
+            verdict = check(device, engine, limit=limit)
+        verdicts.append(verdict)
+        output.say(_line(verdict, column, libraries, output))
+        output.stream.flush()
+    for trouble in plan.troubles:
+        place = output.paint(trouble.place.ljust(column), "strong")
+        output.say(f"{output.paint(UNUSABLE, 'bad')} {place}stopped at: {trouble.stage}")
+    for finding in plan.report:
+        if not finding.present:
+            why = finding.reason or "not in this machine"
+            output.say(output.paint(f"{ABSENT} {finding.backend.ljust(column)}{why}", "dim"))
+    conclusion = conclude(plan, verdicts, os.environ)
+    _show_explanations("What is wrong, and what to do", conclusion.explanations, output)
+    _show_explanations("Worth knowing", conclusion.worth_knowing, output)
+    output.say("", _result(conclusion))
+    return conclusion
+
+
+def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
+    mark, style = (USABLE, "good") if verdict.right else (UNUSABLE, "bad")
+    place = output.paint(verdict.device.ljust(column), "strong")
+    library = _library(verdict.engine).ljust(libraries)
+    words = "right" if verdict.right else verdict.reason or "wrong"
+    times = f"{seconds_in_words(verdict.seconds)} in all"
+    if verdict.first_call is not None and verdict.second_call is not None:
+        times += f", first call {seconds_in_words(verdict.first_call)}"
+        times += f", second {seconds_in_words(verdict.second_call)}"
+    return f"{output.paint(mark, style)} {place}{library}{words}   {output.paint(times, 'dim')}"
+
+
+def _library(engine: str) -> str:
+    return f"{engine} {registry.version_of(engine) or ''}".strip()
+
+
+def _result(conclusion: Conclusion) -> str:
+    right = sum(verdict.right for verdict in conclusion.verdicts)
+    words = f"{right} of {len(conclusion.verdicts)} computations were right"
+    places = ", ".join(trouble.place for trouble in conclusion.troubles)
+    return f"{words}; not usable: {places}." if places else f"{words}."
+
+
+def _show_explanations(title: str, explanations: Sequence[Explanation], output: Output) -> None:
+    if not explanations:
+        return
+    output.say("", output.paint(title, "strong"))
+    for explanation in explanations:
+        output.say("", f"  {output.paint(explanation.subject, 'strong')}: {explanation.cause}")
+        for sentence in (*explanation.evidence, explanation.meaning):
+            output.say(*_broken(sentence, output.width))
+        output.say(f"    {output.paint('→ ' + explanation.advice, 'mend')}")
+
+
+def _broken(sentence: str, width: int | None) -> list[str]:
+    if width is None or len(sentence) + 4 <= width:
+        return [f"    {sentence}"]
+    from textwrap import wrap
+
+    room = max(40, width)
+    return wrap(
+        sentence, room, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )
+
+
+@contextmanager
+def _progress(doing: str, output: Output) -> Iterator[None]:
+    """A line that says what is being done and for how long, on a terminal and only there."""
+    if output.width is None:
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(file=output.stream, no_color=not output.colour)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(doing, total=None)
+        yield

@@ -1,0 +1,166 @@
+"""The command line: parse, let one command run, and turn whatever happens into an exit code.
+
+Exit codes: 0 all is well, 1 something is not (it is said on standard error), 2 the command was
+written wrongly, 130 interrupted, 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, Protocol, cast
+
+import anydevice
+from anydevice.cli.printing import Output, complain, output_on
+from anydevice.core.late import load
+from anydevice.errors import AnyDeviceError
+
+COMMANDS = {
+    "devices": "list every device with what is known of it",
+    "backends": "what each backend needs and is good for, and what each library lacks",
+    "doctor": "compute on every usable device, explain what is wrong and what to do",
+    "prefer": "save the device that you prefer",
+    "config": "show the settings in force and where each came from",
+}
+INTERRUPTED, NOBODY_READS = 130, 141
+
+_DESCRIPTION = (
+    "Find every accelerator of this machine and choose one.\n"
+    "Without a command: a summary, and the device that would be chosen."
+)
+
+
+class Command(Protocol):
+    """What the module of a command offers."""
+
+    EXAMPLE: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say which arguments the command takes."""
+
+    def run(self, arguments: argparse.Namespace, output: Output) -> int:
+        """Do it, print, and give the exit code."""
+
+
+class _UsageError(Exception):
+    def __init__(self, usage: str, message: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises where argparse would print and exit, so that --json holds here too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(self.format_usage(), message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, `sys.argv` unless another is given, and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    output = output_on(sys.stdout)
+    try:
+        code = _run(words, output)
+        output.stream.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop(output)
+        return NOBODY_READS
+    except OSError as error:
+        # Whatever else the system refuses, such as writing to a full disk.
+        _drop(output)
+        complain(error)
+        return 1
+
+
+def _run(words: list[str], output: Output) -> int:
+    as_json = "--json" in words
+    try:
+        name = next((word for word in words if not word.startswith("-")), None)
+        command = _load(name if name in COMMANDS else "overview")
+        arguments = _parser(command, name).parse_args(words)
+        with _warnings_in_a_line():
+            return command.run(arguments, output)
+    except SystemExit as leaving:  # --help and --version
+        return int(leaving.code or 0)
+    except _UsageError as error:
+        _say_error(error, output if as_json else None, error.usage)
+        return 2
+    except AnyDeviceError as error:
+        _say_error(error, output if as_json else None)
+        return 1
+
+
+def _load(name: str) -> Command:
+    # Only the command that runs is imported: a list of devices need not wait for the others.
+    return cast("Command", load(f"anydevice.cli.{name}"))
+
+
+def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="anydevice",
+        description=_DESCRIPTION,
+        epilog="example:\n  anydevice --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"anydevice {anydevice.__version__}")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for each, summary in COMMANDS.items():
+        sub = commands.add_parser(
+            each,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if each == name:
+            sub.epilog = f"example:\n  {command.EXAMPLE}"
+            # Suppressed: otherwise its default would undo a --json before the command's name.
+            sub.add_argument(
+                "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
+            )
+            command.add_arguments(sub)
+    return parser
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """A block whose warnings are printed as one plain line each, and each only once."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *details: object, **more: object) -> None:
+        text = str(message)
+        if text not in said:
+            said.add(text)
+            errors = output_on(sys.stderr)
+            errors.say(f"{errors.paint('warning:', 'strong')} {text}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _say_error(error: Exception, as_json: Output | None, usage: str = "") -> None:
+    if as_json is not None:
+        as_json.json({"error": str(error)})
+        return
+    if usage:
+        sys.stderr.write(usage)
+    complain(error)
+
+
+def _drop(output: Output) -> None:
+    """Let what is still to be written go nowhere, so that the interpreter can end in peace."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output.stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # the stream has no descriptor: nothing is held back
+        pass

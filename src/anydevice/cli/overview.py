@@ -1,0 +1,40 @@
+"""`anydevice` alone: what is here, what is usable, what would be chosen, and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from anydevice.choose.because import because
+from anydevice.choose.choice import Choice
+from anydevice.choose.discovery import discover
+from anydevice.choose.scope import why
+from anydevice.choose.summary import text
+from anydevice.cli.printing import Output, complain
+from anydevice.errors import AnyDeviceError
+
+EXAMPLE = "anydevice"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The summary takes no arguments of its own."""
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the summary; with a settings file that is wrong, the summary and then the error."""
+    choice: Choice | None = None
+    problem: AnyDeviceError | None = None
+    try:
+        choice = why()
+    except AnyDeviceError as error:
+        problem = error
+    report = discover()
+    if arguments.json:
+        plain = report.to_dict() | {"chosen": None, "because": None}
+        if choice is not None and choice.device is not None:
+            plain |= {"chosen": str(choice.device), "because": because(report, choice)}
+        output.json(plain | ({"error": str(problem)} if problem else {}))
+    else:
+        output.say(text(report, choice=choice, paint=output.paint, width=output.width))
+        if problem:
+            complain(problem)
+    return 1 if problem else 0

@@ -1,0 +1,75 @@
+"""`anydevice prefer`: save the preferred device, or forget it."""
+
+from __future__ import annotations
+
+import argparse
+
+from anydevice.choose.because import because
+from anydevice.choose.choice import Choice
+from anydevice.choose.discovery import discover
+from anydevice.choose.marks import UNUSABLE, USABLE
+from anydevice.choose.preferences import prefer
+from anydevice.choose.scope import why
+from anydevice.cli.printing import Output
+from anydevice.errors import ConfigurationError
+
+EXAMPLE = "anydevice prefer cuda --engine torch"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A device, with an engine if wanted; or the wish to forget both."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("device", nargs="?", metavar="DEVICE", help='"cuda", "cuda:1" or "gpu"')
+    which.add_argument("--clear", action="store_true", help="forget the preference")
+    parser.add_argument("--engine", help="the array library to use it with, such as torch")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Write the preference; say in which file, whether it can be met now, and what is chosen."""
+    if arguments.clear and arguments.engine:
+        raise ConfigurationError("--clear forgets the engine too: leave --engine out")
+    wish = None if arguments.clear else arguments.device.strip().lower()
+    file = prefer(wish, engine=arguments.engine)
+    met = why(None if wish in (None, "auto") else wish, engine=arguments.engine)
+    now = why()
+    if arguments.json:
+        output.json(
+            {
+                "device": wish,
+                "engine": arguments.engine,
+                "file": None if file is None else str(file),
+                "usable": None if wish is None else met.device is not None,
+                "reason": None if met.device else _reasons(met),
+                "chosen": None if now.device is None else str(now.device),
+            }
+        )
+        return 0
+    if file is None:
+        output.say("There is no preference to forget.")
+    elif wish is None:
+        output.say(f"The preference is forgotten, in {file}")
+    else:
+        with_engine = f" with {arguments.engine}" if arguments.engine else ""
+        output.say(f"Preferred from now on: {wish}{with_engine}, written to {file}")
+    if wish is not None:
+        _say_whether_usable(wish, met, output)
+    if now.device is not None:
+        output.say(f"Chosen: {now.device}, because {because(discover(), now)}")
+    return 0
+
+
+def _say_whether_usable(wish: str, met: Choice, output: Output) -> None:
+    if met.device is not None:
+        output.say(f"{output.paint(USABLE, 'good')} {met.device} is usable now")
+        return
+    output.say(f"{output.paint(UNUSABLE, 'bad')} {wish} is not usable now: {_reasons(met)}")
+    report = discover()
+    backend = wish.partition(":")[0]
+    mend = report[backend].mend if backend in report else None
+    if mend:
+        output.say(f"  {output.paint(f'mend: {mend}', 'mend')}")
+    output.say("  It is passed over until it is.")
+
+
+def _reasons(choice: Choice) -> str:
+    return "; ".join(step.outcome for step in choice.passed_over)

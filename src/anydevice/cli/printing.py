@@ -1,0 +1,103 @@
+"""Where a command prints: JSON, colour only where it is wanted, marks that the stream can show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+_COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "mend": "36"}
+
+_IN_ASCII = str.maketrans(
+    {"✓": "+", "✗": "x", "–": "-", "·": "-", "…": "...", "→": "->", "─": "-", "×": "x", "µ": "u"}
+)
+"""What stands for our own marks on a stream that has no Unicode."""
+
+_COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
+"""Variables of Windows terminals that show colours; the old console prints the codes instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A stream with what it can show. `width` is the terminal's, `None` where there is none."""
+
+    stream: TextIO
+    colour: bool = False
+    width: int | None = None
+
+    def say(self, *lines: str) -> None:
+        """Print lines; what the stream cannot encode is written in ASCII."""
+        for line in lines or ("",):
+            self.stream.write(_showable(line, self.stream) + "\n")
+
+    def json(self, value: object) -> None:
+        """Print a value as JSON, in ASCII alone, so that it is valid on every stream."""
+        import json  # the text views go without it
+
+        self.stream.write(json.dumps(value, indent=2) + "\n")
+
+    def paint(self, words: str, style: str) -> str:
+        """The words in a style ("good bad dim strong mend") where this stream has colours."""
+        if not self.colour or not words:
+            return words
+        return f"\x1b[{_COLOURS[style]}m{words}\x1b[0m"
+
+
+def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Output:
+    """The output on a stream, as the stream and the user's environment want it.
+
+    `NO_COLOR` turns colours off, `FORCE_COLOR` on, even when piped; without either they are for
+    terminals that are not dumb.
+    """
+    terminal = _is_terminal(stream)
+    return Output(
+        stream,
+        colour=_wants_colour(terminal, environment, sys.platform),
+        width=_width(stream, environment) if terminal else None,
+    )
+
+
+def complain(problem: Exception | str, environment: Mapping[str, str] = os.environ) -> None:
+    """Print what went wrong on standard error."""
+    errors = output_on(sys.stderr, environment)
+    errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def _wants_colour(terminal: bool, environment: Mapping[str, str], system: str) -> bool:
+    if environment.get("NO_COLOR"):
+        return False
+    if environment.get("FORCE_COLOR"):
+        return True
+    if not terminal or environment.get("TERM") == "dumb":
+        return False
+    return system != "win32" or any(name in environment for name in _COLOURFUL_WINDOWS)
+
+
+def _width(stream: TextIO, environment: Mapping[str, str]) -> int:
+    asked = environment.get("COLUMNS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _showable(line: str, stream: TextIO) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:
+        return line.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
+    except LookupError:  # an encoding that Python does not know
+        return line.translate(_IN_ASCII).encode("ascii", "replace").decode("ascii")
+    return line

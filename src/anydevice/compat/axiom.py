@@ -1,0 +1,162 @@
+"""Axiom.jl's backends, spelled in Python over anydevice.
+
+>>> from anydevice.compat import axiom
+>>> with axiom.with_backend(axiom.CPUBackend()):
+...     axiom.current_backend()
+CPUBackend()
+
+A backend is callable where Julia pipes: `x |> CUDABackend(0)` is `CUDABackend(0)(x)`. The block
+of `@with_backend` is a `with` statement, and a function that ends in `!` there has no mark here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from anydevice.choose.choice import accelerators_passed_over
+from anydevice.choose.discovery import devices, discover
+from anydevice.choose.scope import device, set_device, use_device, why
+from anydevice.core.device import Device
+from anydevice.transfer.moving import synchronize, to_device
+
+
+class AbstractBackend(Device):
+    """What every backend of Axiom is: an anydevice `Device`, equal to the one of the same place."""
+
+    __slots__ = ()
+    _of_backend: str
+
+    def __init__(self, index: int = 0, *, engine: str | None = None) -> None:
+        super().__init__(self._of_backend, index, engine=engine)
+
+    def __repr__(self) -> str:
+        shown = "" if self.kind == "cpu" and not self.index else self.index
+        return f"{type(self).__name__}({shown})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.index, self._engine)
+
+
+class CPUBackend(AbstractBackend):
+    """The CPU, which is always there. Axiom calls it `JuliaBackend`."""
+
+    __slots__ = ()
+    _of_backend = "cpu"
+
+
+class CUDABackend(AbstractBackend):
+    """An NVIDIA GPU by its index."""
+
+    __slots__ = ()
+    _of_backend = "cuda"
+
+
+class ROCmBackend(AbstractBackend):
+    """An AMD GPU by its index."""
+
+    __slots__ = ()
+    _of_backend = "rocm"
+
+
+class MetalBackend(AbstractBackend):
+    """An Apple GPU by its index."""
+
+    __slots__ = ()
+    _of_backend = "metal"
+
+
+JuliaBackend = CPUBackend
+
+_SPELLED = {kind._of_backend: kind for kind in (CUDABackend, ROCmBackend, MetalBackend, CPUBackend)}
+
+
+def detect_gpu() -> AbstractBackend | None:
+    """The GPU to use, or `None` where none is usable.
+
+    Nothing has to be registered: a backend is there as soon as its driver answers and a library
+    that drives it is installed.
+    """
+    found = why([name for name in _SPELLED if name != "cpu"]).device
+    return None if found is None else _SPELLED[found.backend](found.index, engine=found.engine)
+
+
+def set_backend(backend: Device | str | None) -> Device:
+    """Make this the backend of the whole process, and return it.
+
+    `None`, which is what `detect_gpu()` gives on a machine without a GPU, means the CPU, with a
+    warning that says why. Raises `DeviceNotFoundError` where the backend is not usable; the former
+    one then stays.
+    """
+    if backend is None:
+        warnings.warn(f"using the CPU: {_why_no_gpu()}", stacklevel=2)
+    chosen = set_device(CPUBackend() if backend is None else backend)
+    assert chosen is not None
+    return _spelled(chosen)
+
+
+def current_backend() -> Device:
+    """Where work goes now: the block's backend, else the process's, else the best of the machine.
+
+    Without any choice it may end at the CPU, with one warning that says why.
+    """
+    return _spelled(device())
+
+
+@contextmanager
+def with_backend(backend: Device | str) -> Iterator[Device]:
+    """A block, or a decorated function, in which `current_backend()` is this one.
+
+    Data is carried from block to block by applying the backend to it:
+    `with with_backend(CUDABackend(0)) as gpu: predictions = model(gpu(batch))`. Raises
+    `DeviceNotFoundError` on entering where the backend is not usable.
+    """
+    with use_device(backend) as chosen:
+        yield _spelled(chosen)
+
+
+def cuda_available() -> bool:
+    """Whether an NVIDIA GPU is usable here."""
+    return bool(devices("cuda"))
+
+
+def rocm_available() -> bool:
+    """Whether an AMD GPU is usable here."""
+    return bool(devices("rocm"))
+
+
+def metal_available() -> bool:
+    """Whether an Apple GPU is usable here."""
+    return bool(devices("metal"))
+
+
+def backend_to_gpu(backend: Device | str, x: Any) -> Any:
+    """Every array in `x` on that backend; what is there already is returned as it is."""
+    return to_device(x, backend)
+
+
+def backend_to_cpu(backend: Device | str, x: Any) -> Any:
+    """Every array in `x` back on the CPU; `backend` is where it comes from, and need not be."""
+    return to_device(x, "cpu")
+
+
+def backend_synchronize(backend: Device | str) -> None:
+    """Wait until everything that was started on that backend has ended."""
+    synchronize(backend)
+
+
+def _spelled(chosen: Device) -> Device:
+    """The device under Axiom's name; one that Axiom has no name for stays as it is."""
+    kind = _SPELLED.get(chosen.backend)
+    return kind(chosen.index, engine=chosen.engine) if kind else chosen
+
+
+def _why_no_gpu() -> str:
+    stopped = accelerators_passed_over(tuple(discover()))
+    return "; ".join(stopped) or "no accelerator is in this machine"
+
+
+def _rebuild(kind: type[AbstractBackend], index: int, engine: str | None) -> AbstractBackend:
+    return kind(index, engine=engine)

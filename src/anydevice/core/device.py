@@ -1,0 +1,245 @@
+"""A device: one place where data can live, written `cuda:0`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Self
+
+from anydevice.core.backends import BACKENDS, SAID_ELSEWHERE
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Kind, Standing, Verdict
+from anydevice.core.late import reach
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+_PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")
+
+
+class Device:
+    """One place where data can live: a backend and an index, and nothing else is its identity.
+
+    Make one from its name, or take one from `devices()` or `device()`. It is callable: applied to
+    an array or any nest of arrays it moves them there. Who serves it (`engine`) and who chose it
+    (`chosen_by`) travel along but do not count when two devices are compared.
+
+    >>> Device("cuda:1") == Device("cuda", 1), str(Device("cuda")), Device("cpu").kind
+    (True, 'cuda:0', 'cpu')
+
+    A name that no backend has is refused with the valid ones; a device that this machine does not
+    have can be named, and says of itself that it is not usable.
+    """
+
+    __slots__ = ("_backend", "_chosen_by", "_engine", "_index", "_standing")
+
+    _backend: str
+    _index: int
+    _engine: str | None
+    _chosen_by: str | None
+    _standing: Standing | None
+
+    def __init__(
+        self,
+        place: str | Device,
+        index: int | None = None,
+        *,
+        engine: str | None = None,
+        chosen_by: str | None = None,
+    ) -> None:
+        backend, written = parse_place(str(place))
+        if written is not None and index is not None and written != index:
+            raise ConfigurationError(f"{place!r} names index {written}, but index={index} was given")
+        number = written if written is not None else index
+        if number is not None and (isinstance(number, bool) or number < 0):
+            raise ConfigurationError(f"a device's index is 0 or more, not {index!r}")
+        self._set(backend, number or 0, engine, chosen_by, None)
+
+    def _set(
+        self,
+        backend: str,
+        index: int,
+        engine: str | None,
+        chosen_by: str | None,
+        standing: Standing | None,
+    ) -> None:
+        for name, value in (
+            ("_backend", backend),
+            ("_index", index),
+            ("_engine", engine),
+            ("_chosen_by", chosen_by),
+            ("_standing", standing),
+        ):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def seen(cls, backend: str, index: int, standing: Standing) -> Self:
+        """A device that discovery found, with what it knows of it."""
+        device = cls.__new__(cls)
+        device._set(backend, index, None, None, standing)
+        return device
+
+    def served_by(self, engine: str | None, chosen_by: str | None = None) -> Device:
+        """The same place with another engine, and who chose it."""
+        device = Device.__new__(Device)
+        device._set(
+            self._backend, self._index, engine, chosen_by or self._chosen_by, self._standing
+        )
+        return device
+
+    @property
+    def backend(self) -> str:
+        """The kind of hardware: `cpu cuda rocm metal opencl tpu`, or one that a probe added."""
+        return self._backend
+
+    @property
+    def index(self) -> int:
+        """Its number among the devices of its backend that this process sees."""
+        return self._index
+
+    @property
+    def chosen_by(self) -> str | None:
+        """The step that chose it, such as "argument" or "order of backends"; else `None`."""
+        return self._chosen_by
+
+    @property
+    def kind(self) -> Kind:
+        """One of "cpu", "gpu" and "tpu"; of an OpenCL device its driver decides."""
+        if self._backend in BACKENDS and self._backend != "opencl":
+            return BACKENDS[self._backend].kind
+        standing = self._known()
+        return standing.kind if standing else "gpu"
+
+    @property
+    def engine(self) -> str | None:
+        """The array library that serves it; `None` where none can."""
+        if self._engine is not None:
+            return self._engine
+        chosen: str | None = reach("choose_engine")(self)
+        return chosen
+
+    @property
+    def standing(self) -> Standing | None:
+        """All that discovery knows of it; `None` where this machine has no such device."""
+        return self._known()
+
+    @property
+    def usable(self) -> bool:
+        """The driver answers, a library that can drive it is installed, and no check failed."""
+        standing = self._known()
+        return standing is not None and standing.usable
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it is not usable, in a sentence; `None` where it is."""
+        standing = self._known()
+        if standing is None:
+            return f"this machine has no {self}"
+        return "; ".join(standing.reasons) or None
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of it, with the free memory of this moment.
+
+        Raises `DeviceNotFoundError` where this machine has no such device.
+        """
+        standing = self._known()
+        if standing is None:
+            raise DeviceNotFoundError(
+                f"this machine has no {self}; anydevice.devices() lists what it has",
+                tuple(reach("discover")()),
+            )
+        facts: Facts = reach("free_memory")(self._backend, self._index, standing.facts)
+        return facts
+
+    @property
+    def native(self) -> Any:
+        """The engine's own object for this place: a `torch.device`, a `jax.Device`, …
+
+        It goes wherever that library takes a device. Imports the engine's library.
+        """
+        return reach("native")(self)
+
+    def check(self, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
+        """Run a small computation there, in a child process, and compare its answer.
+
+        The verdict is kept for this device, driver and library version: a bad one makes the
+        device unusable with that reason until one of them changes or a later check is right.
+        """
+        verdict: Verdict = reach("check")(self, engine, limit=limit)
+        return verdict
+
+    def to_dict(self) -> dict[str, object]:
+        """The device as plain data, ready for JSON."""
+        standing = self._known()
+        return {
+            "device": str(self),
+            "backend": self._backend,
+            "index": self._index,
+            "kind": self.kind,
+            "usable": self.usable,
+            "engine": self.engine,
+            "engines": list(standing.engines) if standing else [],
+            "stage": standing.stage if standing else "device",
+            "why_not": self.why_not,
+            "mend": standing.mend if standing else None,
+            "facts": standing.facts.to_dict() if standing else None,
+        }
+
+    def __call__(self, tree: Any, **options: Any) -> Any:
+        """Every array of `tree` on this device; the same as `to_device(tree, self)`."""
+        return reach("to_device")(tree, self, **options)
+
+    def _known(self) -> Standing | None:
+        if self._standing is not None:
+            return self._standing
+        standing: Standing | None = reach("standing")(self)
+        return standing
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return self._backend == other._backend and self._index == other._index
+
+    def __hash__(self) -> int:
+        return hash((self._backend, self._index))
+
+    def __str__(self) -> str:
+        if self._backend == "cpu" and self._index == 0:
+            return "cpu"
+        return f"{self._backend}:{self._index}"
+
+    def __repr__(self) -> str:
+        served = f", engine={self._engine!r}" if self._engine else ""
+        return f'Device("{self}"{served})'
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Device does not change; make another one instead of setting {name}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (str(self), self._engine, self._chosen_by)
+
+
+def _rebuild(place: str, engine: str | None, chosen_by: str | None) -> Device:
+    return Device(place, engine=engine, chosen_by=chosen_by)
+
+
+def parse_place(place: str) -> tuple[str, int | None]:
+    """Backend and index from `"cuda:1"`; the index is `None` where none is written.
+
+    >>> parse_place("cuda:1"), parse_place("cpu")
+    (('cuda', 1), ('cpu', None))
+    """
+    match = _PLACE.fullmatch(place.strip().lower())
+    if match is None:
+        raise ConfigurationError(
+            f"{place!r} does not name a device; write a backend and an index, such as 'cuda:0'"
+        )
+    backend = match[1]
+    if backend not in BACKENDS and backend not in reach("added_backends")():
+        raise ConfigurationError(unknown_backend(backend))
+    return backend, None if match[2] is None else int(match[2])
+
+
+def unknown_backend(name: str) -> str:
+    """The sentence for a name that no backend has, with the valid ones."""
+    meant = SAID_ELSEWHERE.get(name)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return f"there is no backend {name!r}{hint}; the backends are {', '.join(BACKENDS)}"

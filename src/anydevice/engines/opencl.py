@@ -1,0 +1,117 @@
+"""OpenCL through PyOpenCL: one context and one queue a device, made when it is first used."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cl_array
+
+from anydevice.core.device import Device
+from anydevice.core.engine import Absent, Engine
+from anydevice.engines.sight import not_seen
+
+_KERNELS = Path(__file__).parent / "kernels"
+_NUMBERS = {"float32": "float", "float64": "double"}
+
+
+class OpenclEngine:
+    """Arrays of PyOpenCL."""
+
+    name = "opencl"
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device("opencl", index) for index in range(len(_seen())))
+
+    def native(self, device: Device) -> Any:
+        seen = _seen()
+        if device.backend != "opencl" or device.index >= len(seen):
+            raise not_seen("PyOpenCL", device, self.devices())
+        return seen[device.index]
+
+    def owns(self, x: object) -> bool:
+        return isinstance(x, cl_array.Array)
+
+    def devices_of(self, x: Any) -> tuple[Device, ...]:
+        return tuple(Device("opencl", _seen().index(native)) for native in x.context.devices)
+
+    def from_host(self, x: Any, device: Device) -> Any:
+        return cl_array.to_device(_queue(self.native(device)), np.array(x, order="C"))
+
+    def to_host(self, x: Any) -> Any:
+        return x.get(queue=_queue_of(x))
+
+    def move(self, x: Any, device: Device) -> Any:
+        # Devices of different vendors share no memory, so the way leads through the host.
+        return x if self.devices_of(x) == (device,) else self.from_host(self.to_host(x), device)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        number = _NUMBERS.get(str(a.dtype))
+        if number is None or a.dtype != b.dtype:
+            raise Absent(
+                f"OpenCL multiplies no {a.dtype} by {b.dtype}",
+                instead="convert both matrices to float32",
+            ).error()
+        a, b = _plain(a), _plain(b)
+        (rows, inner), (also_inner, columns) = a.shape, b.shape
+        if inner != also_inner:
+            raise ValueError(f"a matrix {a.shape} cannot be multiplied by a matrix {b.shape}")
+        queue = _queue_of(a)
+        product = cl_array.zeros(queue, (rows, columns), a.dtype)
+        if rows and inner and columns:
+            sizes = (np.int32(columns), np.int32(inner))
+            kernel = cl.Kernel(_program(queue.context, number), "matmul")
+            kernel(queue, (columns, rows), None, a.data, b.data, product.data, *sizes)
+        return product
+
+    def synchronize(self, device: Device) -> None:
+        _queue(self.native(device)).finish()
+
+    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+        """A block without effect: OpenCL has no default device."""
+        self.native(device)
+        return nullcontext()
+
+
+def _seen() -> list[Any]:
+    """Every device of every platform, numbered through as the drivers list them."""
+    try:
+        return [device for platform in cl.get_platforms() for device in _devices_of(platform)]
+    except cl.Error:  # the loader found no driver at all
+        return []
+
+
+def _devices_of(platform: Any) -> list[Any]:
+    try:
+        return list(platform.get_devices())
+    except cl.Error:  # a driver whose hardware is not there
+        return []
+
+
+@cache
+def _queue(native: Any) -> Any:
+    return cl.CommandQueue(cl.Context([native]))
+
+
+def _queue_of(x: Any) -> Any:
+    return x.queue or _queue(x.context.devices[0])
+
+
+@cache
+def _program(context: Any, number: str) -> Any:
+    source = (_KERNELS / "matmul.cl").read_text("utf-8")
+    return cl.Program(context, source).build([f"-DNUMBER={number}"])
+
+
+def _plain(x: Any) -> Any:
+    """The array in C order from the start of its buffer, which is all that the kernels read."""
+    if x.flags.c_contiguous and x.offset == 0:
+        return x
+    return cl_array.to_device(_queue_of(x), np.array(x.get(), order="C"))
+
+
+ENGINE: Engine = OpenclEngine()

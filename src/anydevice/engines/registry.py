@@ -1,0 +1,232 @@
+"""The engines, as data: one row each, and which of them are installed, loaded, or to be loaded.
+
+Nothing here imports an array library except `load`. Other packages add a row by the entry point
+group `anydevice.engines`, whose entries name an `EngineRow`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from anydevice.core.backends import BACKENDS
+from anydevice.core.device import Device
+from anydevice.core.engine import Absent, Engine
+from anydevice.core.late import load as load_by_name
+from anydevice.engines.builds import Build, read_build
+from anydevice.engines.installed import EntryPoint, entry_points
+from anydevice.engines.places import place_of
+from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
+
+GROUP = "anydevice.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One array library: how it is found, what it can drive, and what it cannot do.
+
+    `module` is what a user imports, `target` our file for it, `libraries` the distributions that
+    may provide it, the usual one first. `lacks` names what no build of it can do.
+    """
+
+    name: str
+    label: str
+    module: str
+    target: str
+    libraries: tuple[str, ...]
+    backends: tuple[str, ...]
+    lacks: Mapping[str, Absent] = field(default_factory=dict, hash=False)
+
+
+_CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-7-0", "cupy-rocm-5-0", "cupy")
+
+BUILT_IN: dict[str, EngineRow] = {
+    row.name: row
+    for row in (
+        EngineRow(
+            name="numpy",
+            label="NumPy",
+            module="numpy",
+            target="anydevice.engines.numpy:ENGINE",
+            libraries=("numpy",),
+            backends=("cpu",),
+            lacks={
+                "autodiff": Absent("NumPy has no autodiff", "train on torch, jax or mlx"),
+                "compiler": Absent("NumPy has no compiler", "compile on torch, jax or mlx"),
+                "collectives": Absent("NumPy knows one device", "use torch or jax for several"),
+            },
+        ),
+        EngineRow(
+            name="torch",
+            label="PyTorch",
+            module="torch",
+            target="anydevice.engines.torch:ENGINE",
+            libraries=("torch",),
+            backends=("cuda", "rocm", "metal", "cpu"),
+        ),
+        EngineRow(
+            name="jax",
+            label="JAX",
+            module="jax",
+            target="anydevice.engines.jax:ENGINE",
+            libraries=("jax",),
+            backends=("cuda", "rocm", "tpu", "cpu"),
+        ),
+        EngineRow(
+            name="mlx",
+            label="MLX",
+            module="mlx.core",
+            target="anydevice.engines.mlx:ENGINE",
+            libraries=("mlx",),
+            backends=("metal", "cpu"),
+            lacks={
+                "float64": Absent("MLX has no float64 on a GPU", "use float32, or the CPU"),
+                "collectives": Absent("MLX knows one GPU", "use torch or jax for several"),
+            },
+        ),
+        EngineRow(
+            name="cupy",
+            label="CuPy",
+            module="cupy",
+            target="anydevice.engines.cupy:ENGINE",
+            libraries=_CUPY,
+            backends=("cuda", "rocm"),
+            lacks={
+                "autodiff": Absent("CuPy has no autodiff", "train on torch or jax"),
+                "compiler": Absent("CuPy compiles no models", "compile on torch or jax"),
+                "bfloat16": Absent("CuPy has no bfloat16", "use float16, or torch or jax"),
+            },
+        ),
+        EngineRow(
+            name="opencl",
+            label="OpenCL",
+            module="pyopencl",
+            target="anydevice.engines.opencl:ENGINE",
+            libraries=("pyopencl",),
+            backends=("opencl",),
+            lacks={
+                "autodiff": Absent("OpenCL has no autodiff", "train on torch or jax"),
+                "compiler": Absent("OpenCL compiles no models", "compile on torch or jax"),
+                "collectives": Absent("OpenCL devices share nothing", "use torch or jax"),
+                "bfloat16": Absent("OpenCL has no bfloat16", "use float32"),
+            },
+        ),
+    )
+}
+
+
+def rows() -> Mapping[str, EngineRow]:
+    """Every engine by name: the built-in ones, then those that other packages add."""
+    return _rows(entry_points(GROUP))[0]
+
+
+def notes() -> tuple[str, ...]:
+    """What is wrong with entry points that could not be taken up."""
+    return _rows(entry_points(GROUP))[1]
+
+
+def engine_names() -> tuple[str, ...]:
+    """The names that an engine may be asked for by."""
+    return tuple(rows())
+
+
+def engines_for(backend: str) -> tuple[str, ...]:
+    """The engines that may drive a backend, in order of choice."""
+    ours = BACKENDS[backend].engines if backend in BACKENDS else ()
+    added = (name for name, row in rows().items() if backend in row.backends)
+    return tuple(dict.fromkeys((*ours, *added)))
+
+
+def installed(name: str) -> Build:
+    """The installed build of an engine's library; its `version` is `None` where there is none."""
+    row = row_of(name)
+    return read_build(row.name, row.module, row.libraries, row.backends)
+
+
+def version_of(name: str) -> str | None:
+    """The installed version of an engine's library."""
+    return installed(name).version
+
+
+def loaded(name: str) -> bool:
+    """Whether the engine's library is imported already."""
+    return row_of(name).module in sys.modules
+
+
+def loaded_engines() -> tuple[str, ...]:
+    """The engines whose library is imported already."""
+    return tuple(name for name, row in rows().items() if row.module in sys.modules)
+
+
+def row_of(name: str) -> EngineRow:
+    """The row of an engine; a name that none has is refused with the valid ones."""
+    row = BUILT_IN.get(name) or rows().get(name)
+    if row is None:
+        raise ConfigurationError(
+            f"there is no engine {name!r}; the engines are {', '.join(engine_names())}"
+        )
+    return row
+
+
+@cache
+def load(name: str) -> Engine:
+    """The engine of that name; imports its library.
+
+    Raises `UnsupportedError` with what to do where the library is not installed or its import
+    fails.
+    """
+    row = row_of(name)
+    build = installed(name)
+    if not build.installed:
+        raise UnsupportedError(f"{row.label} is not installed; run: pip install {row.libraries[0]}")
+    try:
+        engine: Engine = load_by_name(row.target)
+    except Exception as error:  # a damaged installation fails in any way it likes
+        raise UnsupportedError(
+            f"{build.name} is installed, but importing it failed with "
+            f"{type(error).__name__}: {error}; run: "
+            f"pip install --force-reinstall {row.libraries[0]}"
+        ) from error
+    return engine
+
+
+def native(device: Device) -> Any:
+    """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
+
+    Raises `DeviceNotFoundError` where no installed library drives the device, or the library
+    itself does not see it.
+    """
+    engine = device.engine
+    if engine is None:
+        standing = device.standing
+        mend = f"; to mend it: {standing.mend}" if standing and standing.mend else ""
+        raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}{mend}")
+    return load(engine).native(place_of(device))
+
+
+@lru_cache(maxsize=4)
+def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tuple[str, ...]]:
+    found, problems = dict(BUILT_IN), []
+    for entry in entries:
+        try:
+            row = load_by_name(entry.target)
+        except Exception as error:  # whatever another package does must not stop discovery
+            problems.append(f"{_origin(entry)} failed with {type(error).__name__}: {error}")
+            continue
+        if not isinstance(row, EngineRow):
+            problems.append(f"{_origin(entry)} is not an EngineRow but a {type(row).__name__}")
+        elif row.name in found:
+            problems.append(
+                f"{_origin(entry)} is left out: there is an engine {row.name!r} already"
+            )
+        else:
+            found[row.name] = row
+    return MappingProxyType(found), tuple(problems)
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"

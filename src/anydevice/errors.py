@@ -1,0 +1,94 @@
+"""Every error that anydevice raises on purpose.
+
+    AnyDeviceError
+    ├─ DeviceNotFoundError     nothing usable matches; carries every finding
+    ├─ DeviceMismatchError     leaves live in several places; carries two paths
+    ├─ UnsupportedError        an engine lacks this; carries the Absent
+    ├─ OutOfMemoryError        also a MemoryError; asked, free, total, what to try
+    ├─ TransferError           carries the leaf's path
+    ├─ VerificationError       carries op or layer, shapes, largest error, where
+    └─ ConfigurationError      a file, variable or argument; carries where it came from
+
+A message says what happened, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anydevice.core.engine import Absent
+    from anydevice.core.finding import Finding
+
+
+class AnyDeviceError(Exception):
+    """The root of the tree: catch this to catch everything anydevice raises on purpose."""
+
+
+class DeviceNotFoundError(AnyDeviceError):
+    """Nothing usable matches what was asked for; `findings` says why, backend by backend."""
+
+    def __init__(self, message: str, findings: Sequence[Finding] = ()) -> None:
+        super().__init__(message)
+        self.findings = tuple(findings)
+
+
+class DeviceMismatchError(AnyDeviceError):
+    """The leaves of one tree live in several places; `paths` names two that differ."""
+
+    def __init__(self, message: str, paths: tuple[str, str] = ("", "")) -> None:
+        super().__init__(message)
+        self.paths = paths
+
+
+class UnsupportedError(AnyDeviceError):
+    """An engine lacks this; `absent` says what is missing and what to use instead."""
+
+    def __init__(self, message: str, absent: Absent | None = None) -> None:
+        super().__init__(message)
+        self.absent = absent
+
+
+class OutOfMemoryError(AnyDeviceError, MemoryError):
+    """A device has no room; `asked`, `free` and `total` are bytes, `None` where unknown."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        asked: int | None = None,
+        free: int | None = None,
+        total: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.asked = asked
+        self.free = free
+        self.total = total
+
+
+class TransferError(AnyDeviceError):
+    """A leaf could not be moved; `path` says which one."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class VerificationError(AnyDeviceError):
+    """A result is wrong; `where` names the op or layer, `largest_error` how far off it is."""
+
+    def __init__(
+        self, message: str, *, where: str = "", largest_error: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.where = where
+        self.largest_error = largest_error
+
+
+class ConfigurationError(AnyDeviceError):
+    """A file, variable or argument is wrong; `source` says which, with the line of a file."""
+
+    def __init__(self, message: str, source: str = "") -> None:
+        super().__init__(message)
+        self.source = source

@@ -1,0 +1,138 @@
+"""Asks NVML which NVIDIA cards there are. Runs in a child, where it may crash or hang.
+
+Arguments: `libraries`, the names under which to try NVML, in order; `driver_libraries`, the same
+for the CUDA driver, which is only opened, to tell whether it is there; `pynvml`, the file of
+nvidia-ml-py's module, or null.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .shared_library import open_first
+
+TYPE_CHECKING = False  # `import typing` would take longer than most of the questions
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Answer = dict[str, Any]
+
+
+def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
+    """The cards in NVML's order; or which call failed, with its code; or that there is no NVML."""
+    tell("loading NVML")
+    name, library, problem = open_first(arguments["libraries"])
+    answer: Answer = {"library": None, "problem": problem}
+    if library is not None and arguments["pynvml"] is None:
+        answer["problem"] = "nvidia-ml-py is not installed"
+    elif library is not None:
+        # Only now: reading nvidia-ml-py takes longer than starting this process.
+        nvml = _bindings(arguments["pynvml"])
+        nvml.nvmlLib = library
+        answer = {"library": name, **_read(nvml, tell)}
+    tell("loading the CUDA driver")
+    answer["driver_library"], _, answer["driver_problem"] = open_first(
+        arguments["driver_libraries"]
+    )
+    return answer
+
+
+def _bindings(file: str) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("nvml_bindings", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    # It looks itself up in sys.modules while it loads.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
+    answer: Answer = {"error": None, "driver_version": None, "cuda_version": None, "cards": []}
+    call = "nvmlInit"
+    try:
+        tell(call)
+        nvml.nvmlInit()
+        tell("nvmlSystemGetDriverVersion")
+        answer["driver_version"] = _if_told(nvml, nvml.nvmlSystemGetDriverVersion)
+        answer["cuda_version"] = _if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        call = "nvmlDeviceGetCount"
+        tell(call)
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        answer["error"] = {"call": call, "code": error.value}
+        return answer
+    for index in range(count):
+        tell(f"reading card {index}")
+        answer["cards"].append(_card(nvml, index))
+    return answer
+
+
+def _card(nvml: Any, index: int) -> Answer:
+    call = "nvmlDeviceGetHandleByIndex"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        call = "nvmlDeviceGetUUID"
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+    except nvml.NVMLError as error:
+        return {"error": {"call": call, "code": error.value}}
+    mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    pci = _if_told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    return {
+        "error": None,
+        "uuid": uuid,
+        "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
+        "bus": None if pci is None else _text(pci.busId),
+        "capability": _if_told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "compute_mode": _if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
+        "cuda_cores": _if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
+        "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+        "instances": _instances(nvml, handle) if mig and mig[0] else [],
+        **_memory(nvml, handle),
+    }
+
+
+def _instances(nvml: Any, card: Any) -> list[Answer]:
+    instances = []
+    for index in range(_if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
+        handle = _if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
+        if handle is None:
+            continue
+        attributes = _if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
+        instances.append(
+            {
+                "uuid": _if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
+                "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
+                "gpu_instance": _if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+                "compute_instance": _if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+                "multiprocessors": attributes and attributes.multiprocessorCount,
+                **_memory(nvml, handle),
+            }
+        )
+    return instances
+
+
+def _memory(nvml: Any, handle: Any) -> Answer:
+    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if told is not None:
+        return {"total": told.total, "free": told.free, "reserved": told.reserved}
+    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    if told is not None:
+        return {"total": told.total, "free": told.free, "reserved": None}
+    return {"total": None, "free": None, "reserved": None}
+
+
+def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    # Old drivers and small cards lack single questions; that is no reason to lose the card.
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

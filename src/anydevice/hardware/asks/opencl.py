@@ -1,0 +1,156 @@
+"""What an OpenCL loader shows, as plain data: run in a child, because it loads every driver.
+
+The order is the loader's own: devices counted over the platforms in turn have the numbers that
+`pyopencl.get_platforms()` gives them in a process with the same loader and environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+Tell = Callable[[str], None]
+Info = Callable[[int], bytes]
+"""The bytes that a device or platform answers to a number; empty where it does not know it."""
+
+_ALL_TYPES = 0xFFFFFFFF
+_NOTHING_FOUND = (-1, -1001)
+
+_PLATFORM_NAME = 0x0902
+_PLATFORM_VENDOR = 0x0903
+
+_TYPE = 0x1000
+_VENDOR_ID = 0x1001
+_COMPUTE_UNITS = 0x1002
+_WORK_GROUP_SIZE = 0x1004
+_GLOBAL_MEMORY = 0x101F
+_NAME = 0x102B
+_VENDOR = 0x102C
+_DRIVER_VERSION = 0x102D
+_VERSION = 0x102F
+_EXTENSIONS = 0x1030
+_DOUBLE_CONFIG = 0x1032
+_HOST_UNIFIED_MEMORY = 0x1035
+_UUID_KHR = 0x106A
+_CAPABILITY_MAJOR_NV = 0x4000
+_CAPABILITY_MINOR_NV = 0x4001
+_BUS_NV = 0x4008
+_SLOT_NV = 0x4009
+_DOMAIN_NV = 0x400A
+_TOPOLOGY_AMD = 0x4037
+_BOARD_NAME_AMD = 0x4038
+_FREE_MEMORY_AMD = 0x4039
+_PCI_KHR = 0x410F
+
+
+def ask(tell: Tell, arguments: dict[str, Any]) -> dict[str, Any]:
+    """All platforms and devices that the loader at `arguments["loader"]` shows."""
+    path = arguments["loader"]
+    tell(f"loading {path}")
+    return read(ctypes.CDLL(path), tell)
+
+
+def read(library: Any, tell: Tell) -> dict[str, Any]:
+    """Everything that `library` shows; `error` holds the code with which it refused, else 0."""
+    tell("clGetPlatformIDs")
+    error, handles = _handles(library.clGetPlatformIDs)
+    platforms = [_platform(library, handle, tell) for handle in handles]
+    return {"platforms": platforms, "error": error}
+
+
+def _platform(library: Any, handle: int, tell: Tell) -> dict[str, Any]:
+    info = _info(library.clGetPlatformInfo, handle)
+    tell("clGetPlatformInfo")
+    name = _text(info(_PLATFORM_NAME))
+    vendor = _text(info(_PLATFORM_VENDOR))
+    tell(f"clGetDeviceIDs of {name}")
+    error, devices = _handles(
+        library.clGetDeviceIDs, ctypes.c_void_p(handle), ctypes.c_uint64(_ALL_TYPES)
+    )
+    tell(f"clGetDeviceInfo of {name}")
+    shown = [_device(_info(library.clGetDeviceInfo, device)) for device in devices]
+    return {"name": name, "vendor": vendor, "devices": shown, "error": error}
+
+
+def _device(info: Info) -> dict[str, Any]:
+    extensions = _text(info(_EXTENSIONS)).split()
+    return {
+        "name": _text(info(_NAME)),
+        "vendor": _text(info(_VENDOR)),
+        "vendor_id": _number(info(_VENDOR_ID)),
+        "type": _number(info(_TYPE)),
+        "version": _text(info(_VERSION)),
+        "driver": _text(info(_DRIVER_VERSION)),
+        "memory": _number(info(_GLOBAL_MEMORY)),
+        "unified": bool(_number(info(_HOST_UNIFIED_MEMORY))),
+        "compute_units": _number(info(_COMPUTE_UNITS)),
+        "work_group": _number(info(_WORK_GROUP_SIZE)),
+        "half": "cl_khr_fp16" in extensions,
+        "double": "cl_khr_fp64" in extensions or bool(_number(info(_DOUBLE_CONFIG))),
+        "uuid": info(_UUID_KHR)[:16].hex() if "cl_khr_device_uuid" in extensions else "",
+        "pci": _pci(info, extensions),
+        **_from_vendor(info, extensions),
+    }
+
+
+def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
+    """Domain, bus, device and function; the domain is `None` where the driver does not say it."""
+    if "cl_khr_pci_bus_info" in extensions:
+        said = info(_PCI_KHR)
+        if len(said) >= 16:
+            return [_number(said[start : start + 4]) for start in (0, 4, 8, 12)]
+    if "cl_nv_device_attribute_query" in extensions:
+        bus, slot = _number(info(_BUS_NV)), _number(info(_SLOT_NV))
+        if bus is not None and slot is not None:
+            return [_number(info(_DOMAIN_NV)), bus, slot >> 3, slot & 7]
+    if "cl_amd_device_attribute_query" in extensions:
+        topology = info(_TOPOLOGY_AMD)
+        if len(topology) >= 24 and topology[0] == 1:
+            return [None, *topology[21:24]]
+    return None
+
+
+def _from_vendor(info: Info, extensions: list[str]) -> dict[str, Any]:
+    """What only the vendor's own questions tell; asked only where the device has them."""
+    if "cl_nv_device_attribute_query" in extensions:
+        return {
+            "capability": [_number(info(n)) for n in (_CAPABILITY_MAJOR_NV, _CAPABILITY_MINOR_NV)]
+        }
+    if "cl_amd_device_attribute_query" in extensions:
+        # An array in KiB: all that is free, then the largest piece of it.
+        free = _number(info(_FREE_MEMORY_AMD)[: ctypes.sizeof(ctypes.c_size_t)])
+        return {"board": _text(info(_BOARD_NAME_AMD)), "free_kib": free}
+    return {}
+
+
+def _handles(call: Any, *before: Any) -> tuple[int, list[int]]:
+    """The handles that a "how many, then which" function gives, and its error code."""
+    count = ctypes.c_uint32()
+    code = call(*before, ctypes.c_uint32(0), None, ctypes.byref(count))
+    if code == 0 and count.value:
+        handles = (ctypes.c_void_p * count.value)()
+        code = call(*before, count, handles, None)
+        if code == 0:
+            return 0, [handle for handle in handles if handle]
+    return (0 if code in _NOTHING_FOUND else code), []
+
+
+def _info(call: Any, handle: int) -> Info:
+    def info(question: int) -> bytes:
+        size = ctypes.c_size_t()
+        if call(ctypes.c_void_p(handle), question, ctypes.c_size_t(0), None, ctypes.byref(size)):
+            return b""
+        answer = (ctypes.c_char * size.value)()
+        code = call(ctypes.c_void_p(handle), question, size, answer, None)
+        return b"" if code else answer.raw
+
+    return info
+
+
+def _text(said: bytes) -> str:
+    return said.split(b"\0", 1)[0].decode("utf-8", "replace").strip()
+
+
+def _number(said: bytes) -> int | None:
+    return int.from_bytes(said, "little") if said else None

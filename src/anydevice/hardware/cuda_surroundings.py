@@ -1,0 +1,126 @@
+"""What the files of a machine tell of NVIDIA cards and their driver, without asking the driver."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from anydevice.hardware import pci
+
+_WSL_LIBRARIES = "/usr/lib/wsl/lib"
+_TEGRA_LIBRARIES = "/usr/lib/aarch64-linux-gnu/tegra"
+_CONTAINER_WORDS = ("docker", "kubepods", "containerd", "libpod", "lxc")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The platform, and the traces that NVIDIA hardware and drivers leave in its files.
+
+    `system` is `sys.platform`; `cards` are PCI addresses and `holders` the kernel drivers that
+    hold them; `nodes` are device files; `module` is the loaded kernel module's version; `tegra`
+    is a Jetson's release, "L4T 36.3.0"; `distribution` has the Linux's id and those it is like.
+    """
+
+    system: str
+    cards: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    module: str | None = None
+    tegra: str | None = None
+    container: bool = False
+    wsl: bool = False
+    distribution: tuple[str, ...] = ()
+    available_memory: int | None = None
+
+
+def read(root: Path = Path("/"), system: str = sys.platform) -> Surroundings:
+    """The surroundings as the files under `root` tell them; on Windows they tell nothing."""
+    if system != "linux":
+        return Surroundings(system)
+    cards = pci.cards(pci.NVIDIA, root)
+    holders = {pci.bound_driver(card, root) for card in cards}
+    return Surroundings(
+        system=system,
+        cards=cards,
+        holders=tuple(sorted(holder for holder in holders if holder)),
+        nodes=_nodes(root),
+        module=_module_version(_text(root / "proc/driver/nvidia/version")),
+        tegra=_tegra_release(_text(root / "etc/nv_tegra_release")),
+        container=_in_container(root),
+        wsl="microsoft" in _text(root / "proc/sys/kernel/osrelease").lower(),
+        distribution=_distribution(_text(root / "etc/os-release")),
+        available_memory=available_memory(root),
+    )
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of the machine's own memory that a program could still get; `None` if untold."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def nvml_libraries(around: Surroundings, environment: Mapping[str, str]) -> list[str]:
+    """The names under which NVML may be found, in the order to try them."""
+    if around.system == "win32":
+        windows = environment.get("WINDIR", r"C:\Windows")
+        programs = environment.get("ProgramFiles", r"C:\Program Files")
+        return [
+            rf"{windows}\System32\nvml.dll",
+            rf"{programs}\NVIDIA Corporation\NVSMI\nvml.dll",
+        ]
+    return _linux_libraries("libnvidia-ml.so.1", around)
+
+
+def driver_libraries(around: Surroundings) -> list[str]:
+    """The names under which the CUDA driver may be found, in the order to try them."""
+    return ["nvcuda.dll"] if around.system == "win32" else _linux_libraries("libcuda.so.1", around)
+
+
+def _linux_libraries(name: str, around: Surroundings) -> list[str]:
+    folders = []
+    if around.wsl:
+        folders.append(_WSL_LIBRARIES)
+    if around.tegra:
+        folders.append(_TEGRA_LIBRARIES)
+    return [name, *(f"{folder}/{name}" for folder in folders)]
+
+
+def _nodes(root: Path) -> tuple[str, ...]:
+    try:
+        names = [entry.name for entry in (root / "dev").iterdir()]
+    except OSError:
+        return ()
+    ours = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|nvhost-gpu|nvgpu|nvmap|dxg")
+    return tuple(sorted(f"/dev/{name}" for name in names if ours.fullmatch(name)))
+
+
+def _module_version(text: str) -> str | None:
+    match = re.search(r"Kernel Module\D*(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", text)
+    return match[1] if match else None
+
+
+def _tegra_release(text: str) -> str | None:
+    match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
+    return f"L4T {match[1]}.{match[2]}" if match else None
+
+
+def _in_container(root: Path) -> bool:
+    if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
+        return True
+    groups = _text(root / "proc/1/cgroup")
+    return any(word in groups for word in _CONTAINER_WORDS)
+
+
+def _distribution(text: str) -> tuple[str, ...]:
+    found = dict(re.findall(r'^(ID|ID_LIKE)="?([^"\n]*)"?$', text, re.MULTILINE))
+    return (*found.get("ID", "").split(), *found.get("ID_LIKE", "").split())
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

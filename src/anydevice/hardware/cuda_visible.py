@@ -1,0 +1,167 @@
+"""Which cards CUDA_VISIBLE_DEVICES shows and in which order, as CUDA itself reads it.
+
+The rules for odd values (spaces, capitals, numbers with a tail, repeated cards) are those that a
+driver of version 580 was seen to follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+
+_LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+_OLD_MIG_NAME = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A MIG instance by its names: the UUID, and the numbers that old drivers go by."""
+
+    uuid: str | None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card by its names; with MIG mode on, CUDA shows its instances and never the card."""
+
+    uuid: str | None
+    mig: bool = False
+    instances: tuple[Instance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in the list of cards, and in a card's instances where MIG mode is on."""
+
+    card: int
+    instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is visible, in CUDA's order; `problem` says why an entry of the variable was refused."""
+
+    places: tuple[Place, ...]
+    problem: str | None = None
+
+
+def counts_in_bus_order(environment: Mapping[str, str]) -> bool:
+    """Whether CUDA was told to number cards by PCI address, as NVML does."""
+    return environment.get(ORDER) == "PCI_BUS_ID"
+
+
+def names_by_uuid(value: str | None) -> bool:
+    """Whether the variable gives UUIDs, so that the numbering of cards plays no part."""
+    return value is not None and value.startswith(("GPU-", "MIG-"))
+
+
+def select(cards: Sequence[Card], value: str | None) -> Selection:
+    """The visible ones of `cards`, which are in CUDA's order; `value` is the variable's, if set.
+
+    The first entry that names nothing ends the list, and what stands before it stays. A card that
+    is named twice leaves none. Where a MIG instance is visible, it is the only device.
+
+    >>> cards = [Card("GPU-f425bb54"), Card("GPU-a0b1c2d3")]
+    >>> select(cards, "1,0").places
+    (Place(card=1, instance=None), Place(card=0, instance=None))
+    >>> select(cards, "GPU-f4,7").problem
+    '"7" is not a UUID like the first entry'
+    """
+    if value is None:
+        every = [_first_instance(index, card) for index, card in enumerate(cards)]
+        return Selection(_one_instance_at_most([place for place in every if place is not None]))
+    by_uuid = names_by_uuid(value)
+    places: list[Place] = []
+    for entry in value.split(","):
+        found = _by_uuid(entry, cards) if by_uuid else _by_index(entry, cards)
+        if isinstance(found, str):
+            return Selection(_one_instance_at_most(places), found)
+        if found in places:
+            return Selection((), f'"{entry.strip()}" names a card that is named before')
+        places.append(found)
+    return Selection(_one_instance_at_most(places))
+
+
+def _by_index(entry: str, cards: Sequence[Card]) -> Place | str:
+    # CUDA reads the leading number and passes over what follows it.
+    match = _LEADING_NUMBER.match(entry)
+    if match is None:
+        return f'"{entry.strip()}" is no number' if entry.strip() else "an entry is empty"
+    index = _as_c_int(int(match[1]))
+    if index < 0:
+        return f'"{entry.strip()}" ends the list'
+    if index >= len(cards):
+        return f'"{entry.strip()}" is past the last card, {len(cards) - 1}'
+    return _first_instance(index, cards[index]) or f"card {index} has MIG mode on and no instance"
+
+
+def _by_uuid(entry: str, cards: Sequence[Card]) -> Place | str:
+    if not names_by_uuid(entry):
+        return f'"{entry}" is not a UUID like the first entry'
+    old = _OLD_MIG_NAME.fullmatch(entry)
+    if old is not None:
+        return _by_old_name(entry, old, cards)
+    matching = [place for place, uuid in _names(cards) if _fits(entry, uuid)]
+    if not matching:
+        return f'no card has the UUID "{entry}"'
+    if len(matching) > 1:
+        return f'"{entry}" fits {len(matching)} cards'
+    place = matching[0]
+    if place.instance is not None:
+        return place
+    return _first_instance(place.card, cards[place.card]) or f'"{entry}" has no MIG instance'
+
+
+def _as_c_int(number: int) -> int:
+    # CUDA reads an unsigned 64-bit number, the largest where it overflows, and keeps 32 bits.
+    return -1 if abs(number) >= 2**64 else (number + 2**31) % 2**32 - 2**31
+
+
+def _fits(entry: str, uuid: str) -> bool:
+    # Capital digits, and characters after a whole UUID, make no difference to CUDA; and "MIG-"
+    # goes before the digits of a whole card too.
+    wanted, digits = entry[4:].lower(), uuid[4:].lower()
+    if entry.startswith("GPU-") and not uuid.startswith("GPU-"):
+        return False
+    return bool(wanted) and (digits.startswith(wanted) or wanted.startswith(digits))
+
+
+def _by_old_name(entry: str, old: re.Match[str], cards: Sequence[Card]) -> Place | str:
+    numbers = (int(old[2]), int(old[3]))
+    for index, card in enumerate(cards):
+        if card.uuid is None or card.uuid.lower() != old[1].lower():
+            continue
+        for number, instance in enumerate(card.instances):
+            if (instance.gpu_instance, instance.compute_instance) == numbers:
+                return Place(index, number)
+    return f'no MIG instance is "{entry}"'
+
+
+def _names(cards: Sequence[Card]) -> list[tuple[Place, str]]:
+    names = []
+    for index, card in enumerate(cards):
+        if card.uuid is not None:
+            names.append((Place(index), card.uuid))
+        for number, instance in enumerate(card.instances):
+            if instance.uuid is not None:
+                names.append((Place(index, number), instance.uuid))
+    return names
+
+
+def _first_instance(index: int, card: Card) -> Place | None:
+    if not card.mig:
+        return Place(index)
+    return Place(index, 0) if card.instances else None
+
+
+def _one_instance_at_most(places: list[Place]) -> tuple[Place, ...]:
+    for place in places:
+        if place.instance is not None:
+            return (place,)
+    return tuple(places)

@@ -1,0 +1,131 @@
+"""Why no AMD GPU can be used here, and what would mend it: each case its own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from anydevice.core.finding import Sighting, Stage
+from anydevice.hardware import pci
+from anydevice.hardware.kernel_files import exists, read_text
+from anydevice.hardware.rocm_software import folders
+
+JOIN_GROUPS = "sudo usermod -a -G render,video $USER"
+PASS_DEVICES = (
+    "docker run --device=/dev/kfd --device=/dev/dri --group-add video --group-add render …"
+)
+
+_LOAD = "sudo modprobe amdgpu"
+_INSTALL = {
+    "ubuntu": "sudo apt install linux-firmware linux-modules-extra-$(uname -r)",
+    "debian": "sudo apt install firmware-amd-graphics",
+    "fedora": "sudo dnf install kernel-modules amd-gpu-firmware",
+    "rhel": "sudo dnf install kernel-modules linux-firmware",
+    "suse": "sudo zypper install kernel-firmware-amdgpu",
+    "arch": "sudo pacman -S linux-firmware",
+}
+_CONTAINER_MARKS = ("docker", "kubepods", "containerd", "libpod", "lxc")
+_SYSTEMS = {"win32": "Windows", "darwin": "macOS"}
+
+
+def stopped(
+    reason: str, *, present: bool, stage: Stage = "driver", mend: str | None = None
+) -> Sighting:
+    """The sighting of a backend that stopped as a whole."""
+    return Sighting("rocm", present=present, stage=stage, reason=reason, mend=mend)
+
+
+def other_system(platform: str) -> Sighting:
+    """ROCm on a system that is not Linux."""
+    return stopped(f"ROCm needs Linux; this is {_SYSTEMS.get(platform, platform)}", present=False)
+
+
+def no_compute_driver(
+    cards: tuple[str, ...], root: Path, environment: Mapping[str, str]
+) -> Sighting:
+    """There is no /dev/kfd: which of the possible causes it is."""
+    if not cards:
+        if exists(root / "dev/dxg"):
+            return _under_wsl(root, environment)
+        return stopped("no AMD GPU on the PCI bus", present=False)
+    which = _named(cards)
+    if in_container(root, environment):
+        reason = f"{which} is in the machine, but this container has no /dev/kfd"
+        return stopped(reason, present=True, mend=PASS_DEVICES)
+    holder = pci.bound_driver(cards[0], root)
+    if holder not in (None, "amdgpu"):
+        reason = f"{which} is held by the driver {holder}, not by amdgpu"
+        return stopped(reason, present=True)
+    if exists(root / "sys/module/amdgpu"):
+        reason = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
+        return stopped(
+            reason, present=True, mend="sudo apt install amdgpu-dkms" if _apt(root) else None
+        )
+    reason = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
+    return stopped(reason, present=True, mend=_install_driver(root))
+
+
+def no_gpu_in_topology(
+    cards: tuple[str, ...], withheld: int, root: Path, environment: Mapping[str, str]
+) -> Sighting:
+    """There is a /dev/kfd, but its topology shows this process no GPU."""
+    if withheld:
+        reason = f"no permission to read {_count(withheld, 'node')} of the GPU topology"
+        mend = PASS_DEVICES if in_container(root, environment) else JOIN_GROUPS
+        return stopped(reason, present=True, mend=mend)
+    if not cards:
+        return stopped("/dev/kfd is there, but no AMD GPU is on the PCI bus", present=False)
+    reason = f"{_named(cards)} is on the PCI bus, but the compute driver did not take it"
+    mend = "sudo dmesg | grep -i -e amdgpu -e kfd"
+    return stopped(reason, present=True, stage="device", mend=mend)
+
+
+def in_container(root: Path, environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in a container, by the marks that the usual ones leave."""
+    if exists(root / ".dockerenv") or exists(root / "run/.containerenv"):
+        return True
+    if environment.get("container") or environment.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    groups = read_text(root / "proc/1/cgroup") or ""
+    return any(mark in groups for mark in _CONTAINER_MARKS)
+
+
+def _under_wsl(root: Path, environment: Mapping[str, str]) -> Sighting:
+    bridge = any(exists(folder / "lib/librocdxg.so") for folder in folders(root, environment))
+    if not bridge:
+        reason = (
+            "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
+        )
+        return stopped(reason, present=False)
+    reason = (
+        "ROCm under WSL reaches the GPU through /dev/dxg, which has no topology to read: "
+        "anydevice cannot tell what is there"
+    )
+    return stopped(reason, present=True, stage="device")
+
+
+def _named(cards: tuple[str, ...]) -> str:
+    others = f" (and {len(cards) - 1} more)" if len(cards) > 1 else ""
+    return f"the AMD GPU {cards[0]}{others}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _distributions(root: Path) -> list[str]:
+    entries: dict[str, str] = {}
+    for line in (read_text(root / "etc/os-release") or "").splitlines():
+        key, _, value = line.partition("=")
+        entries[key] = value.strip().strip("\"'")
+    names = f"{entries.get('ID', '')} {entries.get('ID_LIKE', '')}".lower()
+    return ["suse" if "suse" in name else name for name in names.split()]
+
+
+def _apt(root: Path) -> bool:
+    return any(name in ("ubuntu", "debian") for name in _distributions(root))
+
+
+def _install_driver(root: Path) -> str:
+    known = [_INSTALL[name] for name in _distributions(root) if name in _INSTALL]
+    return f"{known[0]} && {_LOAD}" if known else _LOAD

@@ -1,0 +1,99 @@
+"""A made-up machine for tests: any backend, any number of devices, any amount of memory.
+
+>>> from anydevice import device, devices, testing
+>>> with testing.fake_machine(cuda=2, memory="80GiB"):
+...     str(device("gpu")), len(devices("cuda"))
+('cuda:0', 2)
+
+Data sent to a fake device stays in the machine's own memory, in the arrays of the engine that the
+fake device is said to be served by, so code that places and computes runs as it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from anydevice.choose.discovery import discover, machine_from
+from anydevice.choose.report import Report
+from anydevice.core.backends import BACKENDS
+from anydevice.core.device import unknown_backend
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
+from anydevice.core.sizes import parse_size
+from anydevice.errors import ConfigurationError
+from anydevice.hardware import cpu
+
+
+@contextmanager
+def fake_machine(
+    *,
+    cuda: int = 0,
+    rocm: int = 0,
+    metal: int = 0,
+    tpu: int = 0,
+    opencl: int = 0,
+    memory: int | str = "16GiB",
+    free: int | str | Sequence[int | str] | None = None,
+    engines: Sequence[str] = ("numpy", "torch", "jax"),
+    sightings: Sequence[Sighting] = (),
+) -> Iterator[Report]:
+    """A block in which this machine has those devices, and the CPU; yields the report of it.
+
+    Each device has `memory`, of which `free` (one amount, or one a device) is free. `engines` are
+    said to drive them, as far as they are installed. `sightings` are taken as they are, for a
+    backend that fails: `Sighting("cuda", present=True, stage="driver", reason="…")`.
+    """
+    counts = {"cuda": cuda, "rocm": rocm, "metal": metal, "tpu": tpu, "opencl": opencl}
+    made = {
+        backend: fake_backend(backend, count, memory=memory, free=free, engines=engines)
+        for backend, count in counts.items()
+    }
+    made.update({sighting.backend: sighting for sighting in sightings})
+    made["cpu"] = cpu.look(1.0)
+    with machine_from(lambda limit: tuple(made.values())):
+        yield discover()
+
+
+def fake_backend(
+    backend: str,
+    count: int,
+    *,
+    memory: int | str = "16GiB",
+    free: int | str | Sequence[int | str] | None = None,
+    engines: Sequence[str] = ("numpy", "torch", "jax"),
+) -> Sighting:
+    """What a reader would say of `count` devices of a backend; absent where it is 0."""
+    if backend not in BACKENDS:
+        raise ConfigurationError(unknown_backend(backend))
+    if count == 0:
+        return Sighting(backend, present=False, stage="driver", reason="not in this fake machine")
+    row = BACKENDS[backend]
+    amounts = _amounts(free if free is not None else memory, count)
+    seen = tuple(
+        Seen(
+            index=index,
+            kind=row.kind,
+            facts=Facts(
+                name=f"fake {row.label} device",
+                uuid=f"FAKE-{backend}-{index}",
+                memory_kind="unified" if backend == "metal" else "dedicated",
+                total_memory=parse_size(memory),
+                usable_memory=parse_size(memory),
+                free_memory=amounts[index],
+                compute_capability="9.0" if backend == "cuda" else None,
+                driver_version="999.0",
+                runtime_version="13.0" if backend == "cuda" else None,
+                details={"fake": True},
+            ),
+        )
+        for index in range(count)
+    )
+    return Sighting(backend, present=True, devices=seen, engines=tuple(engines))
+
+
+def _amounts(free: int | str | Sequence[int | str], count: int) -> list[int]:
+    each = [free] * count if isinstance(free, int | str) else list(free)
+    if len(each) != count:
+        raise ConfigurationError(f"free= gives {len(each)} amounts for {count} devices")
+    return [parse_size(amount) for amount in each]

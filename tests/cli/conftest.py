@@ -1,0 +1,94 @@
+"""A user of its own for every test: settings, verdicts and working directory are made up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from anydevice.choose import discovery, scope, settings
+from anydevice.cli.main import main
+
+Result = tuple[int, str, str]
+Anydevice = Callable[..., Result]
+Process = Callable[..., subprocess.CompletedProcess[bytes]]
+
+_SWITCHES = (
+    "ANYDEVICE_DEVICE",
+    "ANYDEVICE_ENGINE",
+    "COLUMNS",
+    "CUDA_VISIBLE_DEVICES",
+    "FORCE_COLOR",
+    "LOCAL_RANK",
+    "NO_COLOR",
+    "PYTHONIOENCODING",
+    "SLURM_LOCALID",
+    "XLA_FLAGS",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+)
+
+
+def _forget() -> None:
+    discovery.forget_report()
+    scope.forget()
+    settings.forget_changes()
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The project's settings file, empty: no file above the working directory is looked at."""
+    for name in _SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    file = folder / "anydevice.toml"
+    file.touch()
+    _forget()
+    yield file
+    _forget()
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    """The user's settings file, not yet written."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return home / "anydevice.toml"
+
+
+@pytest.fixture
+def anydevice(capsys: pytest.CaptureFixture[str]) -> Anydevice:
+    """Run a command line in this process: `code, out, err = anydevice("devices", "--json")`."""
+
+    def run(*words: str) -> Result:
+        capsys.readouterr()
+        code = main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def process() -> Process:
+    """Run a real `python -m anydevice` with its output piped."""
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "anydevice", *words],
+            capture_output=True,
+            env={**os.environ, **environment},
+            timeout=60,
+            check=False,
+        )
+
+    return run

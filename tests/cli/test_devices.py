@@ -1,0 +1,105 @@
+"""`anydevice devices`: every fact that is known, and none that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from anydevice import testing
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
+
+Anydevice = Callable[..., tuple[int, str, str]]
+GIB = 2**30
+
+H200 = Facts(
+    "NVIDIA H200",
+    uuid="GPU-1",
+    pci_address="0000:18:00.0",
+    total_memory=140 * GIB,
+    usable_memory=139 * GIB,
+    free_memory=100 * GIB,
+    compute_capability="9.0",
+    driver_version="570.1",
+    runtime_version="12.8",
+    details={"mig": False, "ecc": True, "power": 512.5, "slot": None, "bus_width": 6144},
+)
+SEEN_TWICE = (
+    Sighting("cuda", True, (Seen(0, "gpu", H200),), engines=("torch",), notes=("ECC is on",)),
+    Sighting("opencl", True, (Seen(0, "gpu", H200),), engines=("opencl",)),
+    Sighting("rocm", True, stage="driver", reason="the driver is asleep", mend="sudo wake"),
+)
+
+
+def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
+    with testing.fake_machine(sightings=SEEN_TWICE):
+        code, out, err = anydevice("devices")
+    assert (code, err) == (0, "")
+    block = out.partition("✓ cuda:0")[2].partition("\n\n")[0].splitlines()
+    assert block[0] == "   NVIDIA H200"
+    rows = [line.split(maxsplit=1) for line in block[1:]]
+    facts = {line[4:24].strip(): line[24:] for line in block[1:]}
+    assert len(facts) == len(rows)
+    version = facts.pop("engines")
+    assert version.startswith("torch 2.")
+    assert facts == {
+        "kind": "gpu",
+        "tier": "stable (measured on an NVIDIA H200)",
+        "memory": "140.0 GiB dedicated, 139.0 GiB usable, 100.0 GiB free",
+        "compute capability": "9.0",
+        "driver": "570.1, CUDA 12.8",
+        "uuid": "GPU-1",
+        "pci address": "0000:18:00.0",
+        "mig": "no",
+        "ecc": "yes",
+        "power": "512.5",
+        "bus width": "6144",
+        "same card as": "opencl:0",
+    }
+    assert "  note on cuda: ECC is on\n" in out
+    assert "– metal, tpu: not in this machine\n" in out
+    assert out.endswith("\nRecommended: cuda\n")
+
+
+def test_what_stopped_a_backend_and_what_mends_it(anydevice: Anydevice) -> None:
+    with testing.fake_machine(sightings=SEEN_TWICE):
+        _, out, _ = anydevice("devices")
+    assert out.partition("✗ rocm")[2].partition("\n\n")[0].splitlines() == [
+        "   no device",
+        "    stopped at          driver",
+        "    reason              the driver is asleep",
+        "    mend                sudo wake",
+    ]
+
+
+def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> None:
+    with testing.fake_machine(
+        sightings=[Sighting("quantum", True, (Seen(0, "gpu", Facts("Q")),), engines=("numpy",))]
+    ):
+        _, out, _ = anydevice("devices")
+    assert "untested (from a probe)" in out
+    assert "kind                gpu" in out
+    assert "memory" not in out.partition("✓ quantum:0")[2].partition("\n\n")[0]
+
+
+def test_json_is_the_report(anydevice: Anydevice) -> None:
+    with testing.fake_machine(sightings=SEEN_TWICE) as report:
+        code, out, err = anydevice("devices", "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data == report.to_dict()
+    assert data["recommended"] == "cuda"
+    assert data["backends"][0]["devices"][0]["facts"]["uuid"] == "GPU-1"
+
+
+def test_a_broken_settings_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
+    project.write_text("[")
+    with testing.fake_machine():
+        code, out, err = anydevice("devices")
+        data = json.loads(anydevice("devices", "--json")[1])
+    assert code == 1
+    assert "✓ cpu" in out
+    assert f"anydevice: {project}, line 1" in err
+    assert f"{project}, line 1" in data["error"]
+    assert data["backends"]

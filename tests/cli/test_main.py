@@ -1,0 +1,135 @@
+"""Parsing, exit codes, and where errors and warnings go."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import anydevice as package
+from anydevice import testing
+from anydevice.cli import main as command_line
+from anydevice.cli import overview
+
+Anydevice = Callable[..., tuple[int, str, str]]
+COMMANDS = list(command_line.COMMANDS)
+
+
+@pytest.fixture
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Make the summary fail in a given way."""
+
+    def break_with(error: BaseException) -> None:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(overview, "discover", fail)
+
+    return break_with
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(anydevice: Anydevice, command: str) -> None:
+    code, out, err = anydevice(command, "--help")
+    assert (code, err) == (0, "")
+    assert "--json" in out
+    assert f"example:\n  anydevice {command}" in out
+
+
+def test_the_help_names_every_command(anydevice: Anydevice) -> None:
+    code, out, _ = anydevice("--help")
+    assert code == 0
+    assert all(f"\n    {command}" in out for command in COMMANDS)
+    assert "example:\n  anydevice --json" in out
+
+
+def test_the_version(anydevice: Anydevice) -> None:
+    assert anydevice("--version") == (0, f"anydevice {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dances"], "invalid choice: 'dances'"),
+        (["devices", "--loud"], "unrecognized arguments: --loud"),
+        (["prefer"], "one of the arguments DEVICE --clear is required"),
+        (["prefer", "cuda", "--clear"], "not allowed with"),
+        (["doctor", "--limit", "0"], "'0' is not a number of seconds above 0"),
+        (["doctor", "--limit", "soon"], "'soon' is not a number of seconds above 0"),
+        (["doctor", "--limit", "inf"], "'inf' is not a number of seconds above 0"),
+    ],
+)
+def test_a_command_written_wrongly(anydevice: Anydevice, words: list[str], message: str) -> None:
+    code, out, err = anydevice(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("usage: anydevice")
+    assert message in err.splitlines()[-1]
+    code, out, err = anydevice(*words, "--json")
+    assert (code, err) == (2, "")
+    assert message in json.loads(out)["error"]
+
+
+def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
+    with testing.fake_machine():
+        assert json.loads(anydevice("--json", "devices")[1])["recommended"] == "cpu"
+
+
+def test_an_error_of_ours_is_one_message_and_no_traceback(anydevice: Anydevice) -> None:
+    code, out, err = anydevice("prefer", "nvidia")
+    assert (code, out) == (1, "")
+    assert err.startswith("anydevice: ")
+    assert "did you mean 'cuda'?" in err
+    code, out, err = anydevice("prefer", "nvidia", "--json")
+    assert (code, err) == (1, "")
+    assert "did you mean 'cuda'?" in json.loads(out)["error"]
+
+
+def test_an_interruption_is_quiet(
+    anydevice: Anydevice, breaking: Callable[[BaseException], None]
+) -> None:
+    breaking(KeyboardInterrupt())
+    assert anydevice() == (130, "", "")
+
+
+def test_a_fault_of_ours_is_not_hidden(
+    anydevice: Anydevice, breaking: Callable[[BaseException], None]
+) -> None:
+    breaking(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        anydevice()
+
+
+def test_an_output_that_cannot_be_written_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    with testing.fake_machine():
+        assert command_line.main(["devices"]) == 1
+    assert capsys.readouterr().err == "anydevice: [Errno 28] No space left on device\n"
+
+
+def test_a_warning_is_one_line_and_said_once(anydevice: Anydevice, project: Path) -> None:
+    project.write_text("colour = true\n")
+    with testing.fake_machine():
+        code, out, err = anydevice("config", "--json")
+    assert code == 0
+    assert json.loads(out)
+    assert err.count("there is no setting 'colour'") == 1
+    assert err.startswith("warning: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_without_arguments_the_words_of_the_process_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["anydevice", "--version"])
+    assert command_line.main() == 0
+    assert capsys.readouterr().out.startswith("anydevice ")

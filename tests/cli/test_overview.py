@@ -1,0 +1,113 @@
+"""`anydevice` alone, against the page that says what its first minute should be like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anydevice import testing
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
+
+Anydevice = Callable[..., tuple[int, str, str]]
+GIB = 2**30
+
+A_CARD_WITHOUT_A_LIBRARY = Sighting(
+    "cuda",
+    present=True,
+    devices=(
+        Seen(
+            0,
+            "gpu",
+            Facts(
+                "NVIDIA RTX 4070",
+                total_memory=12 * GIB,
+                free_memory=int(11.3 * GIB),
+                compute_capability="8.9",
+                driver_version="560.35",
+                runtime_version="12.6",
+            ),
+        ),
+    ),
+)
+
+
+def test_the_first_minute(anydevice: Anydevice) -> None:
+    with testing.fake_machine(sightings=[A_CARD_WITHOUT_A_LIBRARY]):
+        code, out, err = anydevice()
+    assert (code, err) == (0, "")
+    expected = [
+        r"anydevice \d+\.\d+ · (Linux|macOS|Windows) · Python 3\.\d+ · \d+ ms",
+        r"",
+        r"✗ cuda:0   NVIDIA RTX 4070, sm 8\.9   12\.0 GiB, 11\.3 free   driver 560\.35 answers",
+        r"           stopped at: library",
+        r"             torch \S+ is a CPU-only build",
+        r"             jax \S+ has no CUDA plugin",
+        r"           mend: pip install .+",
+        r"✓ cpu      .+, \d+ cores?   [\d.]+ [MGT]iB, [\d.]+( \w+)? free   numpy \d+\.\d+, torch .+",
+        r"– rocm, metal, tpu, opencl",
+        r"",
+        r'Chosen: cpu, because cuda:0 stopped at "library"',
+        r"One command away from the RTX 4070\. Then: anydevice doctor",
+    ]
+    lines = out.rstrip("\n").split("\n")
+    assert len(lines) == len(expected), out
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
+
+
+def test_as_json(anydevice: Anydevice) -> None:
+    with testing.fake_machine(cuda=1) as report:
+        code, out, err = anydevice("--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == report.to_dict() | {
+        "chosen": "cuda:0",
+        "because": "it is the first usable one in the order of backends",
+    }
+
+
+@pytest.mark.parametrize("content", ["device = ", 'device = "quantum"', "time_limit = -1"])
+def test_a_broken_settings_file_hides_nothing(
+    anydevice: Anydevice, project: Path, content: str
+) -> None:
+    project.write_text(f"# mine\n{content}\n")
+    with testing.fake_machine():
+        code, out, err = anydevice()
+        code_json, out_json, _ = anydevice("--json")
+    assert (code, code_json) == (1, 1)
+    assert "✓ cpu" in out
+    assert "Recommended: cpu" in out
+    assert f"{project}, line 2" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    data = json.loads(out_json)
+    assert f"{project}, line 2" in data["error"]
+    assert data["recommended"] == "cpu"
+    assert data["chosen"] is None
+
+
+def test_a_wrong_variable_hides_nothing(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "quantum")
+    with testing.fake_machine():
+        code, out, err = anydevice()
+    assert code == 1
+    assert "✓ cpu" in out
+    assert err.startswith("anydevice: ANYDEVICE_DEVICE: there is no backend 'quantum'")
+
+
+def test_what_was_asked_for_and_is_not_here(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
+    with testing.fake_machine():
+        code, out, _ = anydevice()
+        data = json.loads(anydevice("--json")[1])
+    assert code == 0
+    assert "Chosen: nothing, because no device fits" in out
+    assert "asked for by ANYDEVICE_ENGINE" in out
+    assert data["chosen"] is None

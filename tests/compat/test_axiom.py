@@ -1,0 +1,167 @@
+"""Axiom.jl's rows: A1 A2 A5 A14 A15."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from anydevice import ConfigurationError, Device, DeviceNotFoundError, device, set_device
+from anydevice.compat.axiom import (
+    CPUBackend,
+    CUDABackend,
+    JuliaBackend,
+    MetalBackend,
+    ROCmBackend,
+    backend_synchronize,
+    backend_to_cpu,
+    backend_to_gpu,
+    cuda_available,
+    current_backend,
+    detect_gpu,
+    metal_available,
+    rocm_available,
+    set_backend,
+    with_backend,
+)
+from anydevice.core.finding import Sighting
+from anydevice.testing import fake_machine
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [({"cuda": 1, "rocm": 1}, CUDABackend), ({"rocm": 1, "metal": 1}, ROCmBackend),
+     ({"metal": 1, "tpu": 1, "opencl": 1}, MetalBackend)],
+)  # fmt: skip
+def test_the_gpu_is_detected(machine: dict[str, int], kind: type[Device]) -> None:
+    with fake_machine(**machine, engines=("numpy",)):
+        found = detect_gpu()
+    assert type(found) is kind
+    assert found.engine == "numpy"
+
+
+def test_without_a_gpu_nothing_is_detected() -> None:
+    with fake_machine():
+        assert detect_gpu() is None
+
+
+def test_the_current_backend_is_set_and_read() -> None:
+    with fake_machine(cuda=2, engines=("numpy",)):
+        assert set_backend(CUDABackend(1)) == Device("cuda:1")
+        assert current_backend() == CUDABackend(1)
+        assert type(current_backend()) is CUDABackend
+        assert device() == Device("cuda:1")
+        set_backend(JuliaBackend())
+        assert type(current_backend()) is CPUBackend
+
+
+def test_a_backend_that_is_not_usable_is_refused_and_the_former_one_stays() -> None:
+    with fake_machine(cuda=1, engines=("numpy",)):
+        set_backend(CUDABackend(0))
+        with pytest.raises(DeviceNotFoundError, match="this machine has no rocm:0"):
+            set_backend(ROCmBackend(0))
+        with pytest.raises(ConfigurationError, match="names no device|does not name a device"):
+            set_backend("")
+        assert current_backend() == CUDABackend(0)
+
+
+def test_a_device_that_axiom_has_no_name_for_can_be_current() -> None:
+    with fake_machine(tpu=1, engines=("numpy",)):
+        set_device("tpu")
+        assert current_backend() == Device("tpu:0")
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm", "metal"])
+def test_availability_is_told_for_each(backend: str) -> None:
+    with fake_machine(**{backend: 1}, engines=("numpy",)):
+        told = {"cuda": cuda_available(), "rocm": rocm_available(), "metal": metal_available()}
+    assert told == {name: name == backend for name in told}
+
+
+def test_hardware_that_no_library_drives_is_not_available() -> None:
+    unfit = Sighting("cuda", present=True, stage="library", reason="torch is a CPU-only build")
+    with fake_machine(sightings=[unfit]):
+        assert not cuda_available()
+
+
+def test_blocks_run_on_different_devices_and_data_is_carried_between_them() -> None:
+    raw = np.arange(6, dtype=np.float32).reshape(2, 3)
+    seen = []
+    with fake_machine(cuda=1, engines=("torch",)):
+        set_backend(CUDABackend(0))
+        with with_backend(JuliaBackend()) as cpu:
+            seen.append(current_backend())
+            preprocessed = cpu(raw) / raw.max()
+        with with_backend(CUDABackend(0)) as gpu:
+            seen.append(current_backend())
+            on_gpu = gpu(preprocessed)
+            predictions = on_gpu @ on_gpu.T
+        with with_backend("cpu"):
+            seen.append(current_backend())
+            results = backend_to_cpu(CUDABackend(0), predictions).argmax(axis=1)
+        assert current_backend() == CUDABackend(0)
+    assert [type(backend) for backend in seen] == [CPUBackend, CUDABackend, CPUBackend]
+    assert type(on_gpu).__module__ == "torch"
+    assert results.tolist() == [1, 1]
+
+
+def test_a_block_on_a_device_that_is_not_usable_is_not_entered() -> None:
+    with fake_machine(), pytest.raises(DeviceNotFoundError), with_backend(CUDABackend(0)):
+        pytest.fail("the block was entered")
+
+
+def test_a_function_can_be_bound_to_a_backend() -> None:
+    @with_backend(CPUBackend())
+    def where() -> Device:
+        return current_backend()
+
+    with fake_machine(cuda=1, engines=("numpy",)):
+        assert where() == CPUBackend()
+        assert current_backend() == CUDABackend(0)
+
+
+def test_data_is_moved_once_and_stays() -> None:
+    with fake_machine(cuda=2, engines=("torch",)):
+        x = backend_to_gpu(CUDABackend(0), np.ones(3, np.float32))
+        assert type(x).__module__ == "torch"
+        assert backend_to_gpu(CUDABackend(0), x) is x
+        backend_synchronize(CUDABackend(0))
+        backend_synchronize(current_backend())
+        there = CUDABackend(1)(backend_to_cpu(CUDABackend(0), {"x": x, "name": "layer"}))
+        assert there["name"] == "layer"
+        assert there["x"].tolist() == [1, 1, 1]
+
+
+def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
+    with fake_machine():
+        with pytest.warns(UserWarning, match="using the CPU: no accelerator is in this machine"):
+            set_backend(detect_gpu())
+        assert current_backend() == CPUBackend()
+    broken = Sighting("cuda", present=True, stage="driver", reason="driver mismatch", mend="reboot")
+    with fake_machine(sightings=[broken]):
+        with pytest.warns(UserWarning, match=r"driver mismatch \(mend: reboot\)"):
+            set_backend(None)
+        set_device(None)
+        with pytest.warns(UserWarning, match="driver mismatch"):
+            assert current_backend() == CPUBackend()
+
+
+@pytest.mark.usefixtures("site")
+def test_a_card_alone_is_not_a_backend(card: Sighting) -> None:
+    with fake_machine(sightings=[card]):
+        assert detect_gpu() is None
+
+
+@pytest.mark.usefixtures("cupy_for_cuda")
+def test_a_backend_appears_when_its_package_is_there(card: Sighting) -> None:
+    with fake_machine(sightings=[card]):
+        found = detect_gpu()
+    assert found == CUDABackend(0)
+    assert found.engine == "cupy"
+
+
+def test_a_backend_keeps_its_type_when_it_is_pickled() -> None:
+    again = pickle.loads(pickle.dumps(CUDABackend(1)))
+    assert type(again) is CUDABackend
+    assert (repr(again), repr(CPUBackend())) == ("CUDABackend(1)", "CPUBackend()")

@@ -1,0 +1,215 @@
+"""Lux.jl's rows: L1 L2 L3 L5 L6 L7 L8 L12."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anydevice import ConfigurationError, Device, DeviceNotFoundError, prefer, use_device
+from anydevice.choose.discovery import machine_from
+from anydevice.compat.lux import (
+    AbstractLuxGPUDevice,
+    LuxAMDGPUDevice,
+    LuxCPUDevice,
+    LuxCUDADevice,
+    LuxMetalDevice,
+    cpu_device,
+    functional,
+    gpu_backend,
+    gpu_device,
+    loaded,
+    reset_gpu_device,
+    supported_gpu_backends,
+)
+from anydevice.core.finding import Sighting
+from anydevice.testing import fake_backend, fake_machine
+
+GPUS = (LuxCUDADevice, LuxAMDGPUDevice, LuxMetalDevice)
+
+
+def test_supported_is_not_the_same_as_working() -> None:
+    with fake_machine():
+        assert supported_gpu_backends() == ("CUDA", "AMDGPU", "Metal")
+        assert [functional(name) for name in supported_gpu_backends()] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ({"metal": 1, "rocm": 1, "cuda": 1}, LuxCUDADevice),
+        ({"metal": 1, "rocm": 1}, LuxAMDGPUDevice),
+        ({"metal": 1, "opencl": 1, "tpu": 1}, LuxMetalDevice),
+    ],
+)
+def test_the_first_backend_that_works_is_chosen_in_the_order_of_the_supported(
+    machine: dict[str, int], expected: type[AbstractLuxGPUDevice]
+) -> None:
+    with fake_machine(**machine, engines=("numpy",)):
+        chosen = gpu_device()
+    assert type(chosen) is expected
+    assert chosen.chosen_by == "order of backends"
+
+
+def test_the_cpu_is_always_there_and_takes_data() -> None:
+    with fake_machine():
+        x = np.ones((3, 2), np.float32)
+        assert isinstance(cpu_device(), LuxCPUDevice)
+        assert functional(cpu_device())
+        assert loaded(LuxCPUDevice)
+        assert cpu_device()(x) is x
+
+
+def test_data_goes_to_the_gpu_and_comes_back() -> None:
+    with fake_machine(cuda=1, engines=("torch",)):
+        x = np.random.default_rng(0).standard_normal((3, 2), np.float32)
+        on_gpu = gpu_device()(x)
+        assert type(on_gpu).__module__ == "torch"
+        np.testing.assert_array_equal(np.asarray(cpu_device()(on_gpu)), x)
+
+
+def test_a_saved_preference_goes_before_the_order() -> None:
+    with fake_machine(cuda=1, rocm=1, engines=("numpy",)):
+        gpu_backend("AMDGPU")
+        chosen = gpu_device()
+    assert type(chosen) is LuxAMDGPUDevice
+    assert chosen.chosen_by == "preference"
+
+
+def test_a_saved_preference_that_does_not_work_is_passed_over_with_a_warning() -> None:
+    gpu_backend("Metal")
+    with (
+        fake_machine(cuda=1, engines=("numpy",)),
+        pytest.warns(UserWarning, match="using cuda:0, because metal is preferred but does not"),
+    ):
+        assert type(gpu_device()) is LuxCUDADevice
+
+
+def test_a_preferred_index_that_is_not_there_is_named() -> None:
+    prefer("cuda:3")
+    with (
+        fake_machine(cuda=1, engines=("numpy",)),
+        pytest.warns(UserWarning, match="this machine has no cuda:3"),
+    ):
+        assert gpu_device() == Device("cuda:0")
+
+
+def test_a_block_goes_before_a_file_and_what_is_no_gpu_does_not_count() -> None:
+    with fake_machine(cuda=2, engines=("numpy",)):
+        gpu_backend("CUDA")
+        with use_device("cuda:1"):
+            assert gpu_device() == Device("cuda:1")
+        with use_device("cpu"):
+            assert gpu_device() == Device("cuda:0")
+
+
+def test_without_a_gpu_it_is_the_cpu_with_a_warning() -> None:
+    with (
+        fake_machine(),
+        pytest.warns(UserWarning, match="using the CPU: no GPU works here: this machine has no"),
+    ):
+        assert gpu_device() == cpu_device()
+
+
+def test_a_forced_gpu_is_an_error_where_there_is_none() -> None:
+    with fake_machine():
+        with pytest.raises(DeviceNotFoundError, match="no GPU works here") as caught:
+            gpu_device(force_gpu_usage=True)
+        assert {finding.backend for finding in caught.value.findings} >= {"cuda", "rocm", "metal"}
+    with fake_machine(rocm=1, engines=("numpy",)):
+        assert gpu_device(force_gpu_usage=True) == Device("rocm:0")
+
+
+def test_the_preference_is_saved_replaced_and_deleted_in_a_local_file(home: Path) -> None:
+    file = home / "anydevice.toml"
+    gpu_backend("CUDA")
+    assert file.read_text() == 'device = "cuda"\n'
+    gpu_backend("amdgpu")
+    assert file.read_text() == 'device = "rocm"\n'
+    gpu_backend(LuxMetalDevice())
+    assert file.read_text() == 'device = "metal"\n'
+    gpu_backend("")
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_nothing_deletes_and_takes_effect_at_once(nothing: str | None) -> None:
+    with fake_machine(cuda=1, rocm=1, engines=("numpy",)):
+        gpu_backend("AMDGPU")
+        assert gpu_device() == Device("rocm:0")
+        gpu_backend(nothing)
+        assert gpu_device() == Device("cuda:0")
+        gpu_backend("AMDGPU")
+        gpu_backend()
+        assert gpu_device() == Device("cuda:0")
+
+
+@pytest.mark.parametrize("wrong", ["CUDNN", "cpu", LuxCPUDevice(), Device("tpu")])
+def test_a_wrong_name_is_refused_with_the_valid_ones(home: Path, wrong: str | Device) -> None:
+    with pytest.raises(ConfigurationError, match="the valid names are 'CUDA', 'AMDGPU', 'Metal'"):
+        gpu_backend(wrong)
+    assert not (home / "anydevice.toml").exists()
+
+
+def test_resetting_lets_the_choice_run_again() -> None:
+    machine = [fake_backend("rocm", 1, engines=("numpy",))]
+    with machine_from(lambda limit: machine):
+        assert gpu_device() == Device("rocm:0")
+        machine.append(fake_backend("cuda", 1, engines=("numpy",)))
+        assert gpu_device() == Device("rocm:0")
+        reset_gpu_device()
+        assert gpu_device() == Device("cuda:0")
+
+
+@pytest.mark.usefixtures("site")
+def test_hardware_that_no_library_drives_warns_with_what_to_install(card: Sighting) -> None:
+    with (
+        fake_machine(sightings=[card]),
+        pytest.warns(UserWarning, match=r"cuda stopped at library: .*\(mend: pip install "),
+    ):
+        assert gpu_device() == cpu_device()
+        assert not loaded("CUDA")
+
+
+@pytest.mark.usefixtures("cupy_for_cuda")
+def test_a_library_may_be_there_without_its_hardware() -> None:
+    with fake_machine():
+        assert [loaded(kind) for kind in GPUS] == [True, False, False]
+        assert [functional(kind) for kind in GPUS] == [False, False, False]
+
+
+def test_a_device_made_by_hand_is_what_it_names() -> None:
+    with fake_machine(cuda=2, engines=("numpy",)):
+        device = LuxCUDADevice(1)
+        assert device == Device("cuda:1")
+        assert (functional(device), loaded(device)) == (True, True)
+        assert not functional(LuxCUDADevice(2))
+        assert not functional(LuxAMDGPUDevice())
+        assert device(np.ones(2)).sum() == 2
+
+
+def test_all_gpus_have_one_type_and_the_cpu_has_another() -> None:
+    assert all(isinstance(kind(), AbstractLuxGPUDevice) for kind in GPUS)
+    assert not isinstance(LuxCPUDevice(), AbstractLuxGPUDevice)
+
+
+def test_the_tier_of_each_is_shown() -> None:
+    assert [kind().tier for kind in GPUS] == ["stable", "untested", "untested"]
+    assert LuxCPUDevice().tier == "stable"
+
+
+@pytest.mark.parametrize("device", [LuxCPUDevice(), LuxCUDADevice(1, engine="jax")])
+def test_a_device_keeps_its_type_when_it_is_pickled(device: Device) -> None:
+    again = pickle.loads(pickle.dumps(device))
+    assert type(again) is type(device)
+    assert (again, repr(again)) == (device, repr(device))
+
+
+def test_a_choice_that_is_met_is_silent() -> None:
+    with fake_machine(cuda=1, engines=("numpy",)), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gpu_backend("CUDA")
+        assert gpu_device().engine == "numpy"

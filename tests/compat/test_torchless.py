@@ -1,0 +1,141 @@
+"""Torchless's rows: T1 T2 T3, and of T5 the choice by free memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from anydevice import Device, DeviceNotFoundError, prefer
+from anydevice.compat.torchless import (
+    BackendPreference,
+    discover_backends,
+    init_backend,
+    init_backend_with_memory_check,
+    print_backend_summary,
+)
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
+from anydevice.testing import fake_machine
+
+GIB = 2**30
+BROKEN = Sighting(
+    "rocm", present=True, stage="driver", reason="/dev/kfd may not be opened", mend="usermod -aG"
+)
+
+
+@pytest.mark.parametrize(
+    ("preference", "name"),
+    [
+        (BackendPreference.CUDA, "CUDA"),
+        (BackendPreference.ROCM, "ROCm"),
+        (BackendPreference.METAL, "Metal"),
+        (BackendPreference.OPENCL, "OpenCL"),
+        (BackendPreference.CPU, "CPU"),
+    ],
+)
+def test_one_named_backend_is_initialised_or_a_typed_error(
+    preference: BackendPreference, name: str
+) -> None:
+    counts = {"cuda": 1, "rocm": 1, "metal": 1, "opencl": 1}
+    with fake_machine(**counts, engines=("numpy",)):
+        backend = init_backend(preference)
+        assert (backend.name(), backend.device.backend) == (name, preference.value)
+    if preference is not BackendPreference.CPU:
+        with fake_machine(), pytest.raises(DeviceNotFoundError, match=preference.value) as caught:
+            init_backend(preference)
+        assert caught.value.findings
+
+
+def test_the_seeds_own_spelling_is_the_same() -> None:
+    ours = ["AUTO", "CUDA", "ROCM", "METAL", "OPENCL", "CPU"]
+    theirs = ["Auto", "Cuda", "Rocm", "Metal", "OpenCL", "Cpu"]
+    assert [BackendPreference[name] for name in theirs] == [BackendPreference[n] for n in ours]
+    assert [preference.name for preference in BackendPreference] == ours
+
+
+def test_automatic_choice_goes_through_the_backends_in_order() -> None:
+    order = ["cuda", "rocm", "metal", "opencl"]
+    for at, name in enumerate(order):
+        with fake_machine(**dict.fromkeys(order[at:], 1), tpu=1, engines=("numpy",)):
+            assert init_backend(BackendPreference.AUTO).device.backend == name
+    with fake_machine():
+        assert init_backend().name() == "CPU"
+
+
+def test_an_opencl_device_that_is_the_cpu_is_not_chosen_unasked() -> None:
+    pocl = Sighting(
+        "opencl",
+        present=True,
+        devices=(Seen(0, "cpu", Facts("PoCL", free_memory=GIB)),),
+        engines=("numpy",),
+    )
+    with fake_machine(sightings=[pocl]):
+        assert init_backend(BackendPreference.AUTO).name() == "CPU"
+        assert init_backend(BackendPreference.OPENCL).name() == "OpenCL"
+
+
+def test_automatic_choice_follows_a_preference() -> None:
+    prefer("rocm")
+    with fake_machine(cuda=1, rocm=1, engines=("numpy",)):
+        assert init_backend(BackendPreference.AUTO).name() == "ROCm"
+        assert init_backend(BackendPreference.CUDA).name() == "CUDA"
+
+
+def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
+    with (
+        fake_machine(sightings=[BROKEN]),
+        pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*mend: usermod -aG"),
+    ):
+        assert init_backend(BackendPreference.AUTO).name() == "CPU"
+
+
+def test_only_a_device_with_the_room_is_taken() -> None:
+    with fake_machine(cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)):
+        backend = init_backend_with_memory_check(BackendPreference.AUTO, 4 * GIB)
+        assert backend.device == Device("cuda:1")
+
+
+def test_without_the_room_the_error_says_what_each_has() -> None:
+    with fake_machine(cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)):
+        with pytest.raises(DeviceNotFoundError) as caught:
+            init_backend_with_memory_check(BackendPreference.AUTO, 2**60)
+        said = str(caught.value)
+        assert "cuda:0: 1.0 GiB free of 16.0 GiB" in said
+        assert "cuda:1: 8.0 GiB free of 16.0 GiB" in said
+        assert "cpu: " in said
+        with pytest.raises(DeviceNotFoundError, match="cuda:1: 8.0 GiB free"):
+            init_backend_with_memory_check(BackendPreference.CUDA, 9 * GIB)
+
+
+def test_every_backend_is_discovered_in_order_usable_or_not() -> None:
+    with fake_machine(metal=1, engines=("numpy",)):
+        found = discover_backends()
+    assert [f.backend for f in found] == ["cuda", "rocm", "metal", "opencl", "cpu", "tpu"]
+    assert [f.backend for f in found if f.usable] == ["metal", "cpu"]
+
+
+def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    npu = Sighting(
+        "npu", present=True, devices=(Seen(0, "gpu", Facts("An NPU")),), engines=("numpy",)
+    )
+    silent = Sighting("tpu", present=False)
+    with fake_machine(
+        cuda=1,
+        metal=1,
+        memory="32GiB",
+        free="28.5GiB",
+        engines=("numpy",),
+        sightings=[BROKEN, npu, silent],
+    ):
+        print_backend_summary()
+    lines = capsys.readouterr().out.splitlines()
+    assert "✓ CUDA" in lines
+    assert "    [0] fake CUDA device: 32.0 GiB, 28.5 GiB free" in lines
+    assert "✗ ROCm (untested)" in lines
+    assert "    Error: /dev/kfd may not be opened (stage: driver)" in lines
+    assert "    Mend: usermod -aG" in lines
+    assert "✓ Metal (untested)" in lines
+    assert "    [0] fake Metal device: 32.0 GiB, 28.5 GiB free, unified memory" in lines
+    assert any(line.startswith("✓ CPU") for line in lines)
+    assert "    [0] An NPU: unknown" in lines
+    assert "    Error: not in this machine (stage: device)" in lines
+    assert lines[-1] == "Recommended: CUDA"

@@ -1,0 +1,60 @@
+"""What several folders of tests need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BuildLibrary = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def build_library(tmp_path: Path) -> BuildLibrary:
+    """Build a shared library from a few lines of C: `build_library("libcuda.so.1", source)`.
+
+    Returns the folder that holds it, to be put into `LD_LIBRARY_PATH`.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler: a faulty driver cannot be built here")
+
+    def build(name: str, source: str) -> Path:
+        folder = tmp_path / "drivers"
+        folder.mkdir(exist_ok=True)
+        text = folder / f"{name}.c"
+        text.write_text(source)
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / name), str(text)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return folder
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No settings, variables or choices of the person who runs the tests, nor of another test."""
+    from anydevice.choose import scope, settings
+
+    for name in [name for name in os.environ if name.startswith(("ANYDEVICE_", "LOCAL_RANK"))]:
+        if name != "ANYDEVICE_TEST_ENGINES":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
+    settings.forget_changes()
+    scope.forget()
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty home of its own, and a working directory without a project file."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("ANYDEVICE_HOME", str(folder))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return folder

@@ -1,0 +1,78 @@
+"""Every engine that runs here, on every device it has.
+
+`ANYDEVICE_TEST_ENGINES=torch,jax` names the engines that must run: one of them that cannot is a
+failure. Any other engine that cannot run is skipped, with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.engines import effects, registry
+from anydevice.errors import AnyDeviceError
+
+# Several devices to move between, on a machine that has only a CPU.
+os.environ["XLA_FLAGS"] = effects.merge_flags(
+    os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One engine and one of its devices."""
+
+    engine: Engine
+    device: Device
+
+
+@cache
+def _places() -> tuple[object, ...]:
+    required = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
+    unknown = [name for name in required if name not in registry.engine_names()]
+    if unknown:
+        raise pytest.UsageError(f"ANYDEVICE_TEST_ENGINES names no engine: {', '.join(unknown)}")
+    found: list[object] = []
+    for name in registry.engine_names():
+        places, reason = _of_engine(name)
+        found += [pytest.param(place, id=f"{name}-{place.device}") for place in places]
+        if not places:
+            marks = () if name in required else pytest.mark.skip(reason=reason)
+            found.append(pytest.param(reason, id=name, marks=marks))
+    return tuple(found)
+
+
+def _of_engine(name: str) -> tuple[list[Place], str]:
+    try:
+        engine = registry.load(name)
+    except AnyDeviceError as error:
+        return [], str(error)
+    return [Place(engine, device) for device in engine.devices()], f"{name} sees no device here"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "place" in metafunc.fixturenames:
+        metafunc.parametrize("place", _places(), indirect=True)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Place:
+    if isinstance(request.param, str):
+        pytest.fail(f"this engine was asked for and cannot run: {request.param}")
+    assert isinstance(request.param, Place)
+    return request.param
+
+
+@pytest.fixture
+def engine(place: Place) -> Engine:
+    return place.engine
+
+
+@pytest.fixture
+def device(place: Place) -> Device:
+    return place.device

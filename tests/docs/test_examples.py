@@ -1,0 +1,175 @@
+"""Every example of the documentation runs: Python, commands, and the examples in docstrings.
+
+A page is a session of its own, in a folder of its own. Its `python` blocks run one after the
+other, and a `text` block right after one is what it prints. In a `console` block every line that
+calls `anydevice` is run; the lines below it are what it prints, and a comment that says
+"exit code 1" is held to that ("exit code 1 if …" allows 0 as well). In all of them `…` stands for
+what differs from machine to machine.
+"""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {ROOT / "docs/coming-from.md"})
+"""coming-from.md holds two spellings side by side, and has its own test."""
+
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:anydevice|python -m anydevice)\b")
+EXIT = re.compile(r"# exit code (\d+)( if)?")
+
+RUN_BLOCKS = """
+import contextlib, io, json, sys
+page, blocks = json.load(sys.stdin)
+names, printed = {"__name__": "__main__"}, []
+for line, source in blocks:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile("\\n" * line + source, page, "exec"), names)
+    printed.append(out.getvalue())
+print(json.dumps(printed))
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its text, the line of its fence, and what comes after it."""
+
+    language: str
+    text: str
+    line: int
+    prints: str | None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of a console block, and what is said of it."""
+
+    line: str
+    prints: str
+    exit_codes: tuple[int, ...]
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    found = list(FENCE.finditer(page))
+    for match, following in zip_longest(found, found[1:]):
+        after = None
+        if (
+            following
+            and following[1] == "text"
+            and not page[match.end() : following.start()].strip()
+        ):
+            after = following[2]
+        yield Block(match[1], match[2], page[: match.start()].count("\n") + 1, after)
+
+
+def commands_of(text: str) -> Iterator[Command]:
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        if not COMMAND.match(line):
+            continue
+        said = EXIT.search(line)
+        codes = (0,) if said is None else (0, int(said[1])) if said[2] else (int(said[1]),)
+        yield Command(line, output, codes)
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether `printed` is what a page shows, with `…` for anything within a line or more."""
+    pattern = ".*".join(re.escape(part) for part in _trimmed(shown).split("…"))
+    return re.fullmatch(pattern, _trimmed(printed), re.DOTALL) is not None
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Variables of a user who has never used anydevice, in an empty folder."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
+    commands = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return {**ours, "PATH": commands, "ANYDEVICE_HOME": str(tmp_path / "home")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_blocks(page: Path, environment: dict[str, str]) -> None:
+    blocks = [b for b in blocks_of(page.read_text("utf-8")) if b.language == "python"]
+    # A machine without an accelerator may say so; every other warning is an error.
+    quiet = ["-W", "error", "-W", "ignore:using cpu"]
+    ended = subprocess.run(
+        [sys.executable, *quiet, "-c", RUN_BLOCKS],
+        input=json.dumps([name_of(page), [[block.line, block.text] for block in blocks]]),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for block, printed in zip(blocks, json.loads(ended.stdout.splitlines()[-1]), strict=True):
+        if block.prints is not None:
+            where = f"{name_of(page)}, line {block.line}, prints:\n{printed}"
+            assert matches(block.prints, printed), where
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_console_blocks(page: Path, environment: dict[str, str]) -> None:
+    for block in blocks_of(page.read_text("utf-8")):
+        for command in commands_of(block.text) if block.language == "console" else ():
+            ended = subprocess.run(
+                ["sh", "-c", command.line],
+                capture_output=True,
+                text=True,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                timeout=100,
+            )
+            said = f"$ {command.line}\n{ended.stdout}{ended.stderr}"
+            assert ended.returncode in command.exit_codes, said
+            if command.prints.strip():
+                assert matches(command.prints, ended.stdout), said
+
+
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if ">>> " in path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_docstrings(
+    path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_HOME", environment["ANYDEVICE_HOME"])
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    module = import_module(".".join(part for part in parts if part != "__init__"))
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_what_a_page_shows_is_compared() -> None:
+    assert matches("cuda:0 … free\n", "cuda:0   80.0 GiB free")
+    assert not matches("cuda:0", "cuda:0, and more")
+    page = "```python\nprint(1)\n```\n\n```text\n1\n```\n"
+    page += "```console\n$ anydevice x # exit code 2\n```\n"
+    python, _, console = blocks_of(page)
+    assert (python.prints, python.line) == ("1\n", 1)
+    assert [c.exit_codes for c in commands_of(console.text)] == [(2,)]

@@ -1,0 +1,141 @@
+"""What the README and the pages claim is true of the code; their examples run elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from anydevice import __version__
+from anydevice.choose.preferences import SETTINGS
+from anydevice.choose.scope import _LOCAL_RANKS
+from anydevice.choose.summary import ABSENT, UNUSABLE, USABLE
+from anydevice.core.backends import BACKENDS
+from anydevice.core.engine import Engine
+from anydevice.engines.registry import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+def rows(text: str, after: str) -> list[list[str]]:
+    """The cells of the first table below a line, without its head."""
+    table = re.search(r"^\|.*?(?=^[^|]|\Z)", text.partition(after)[2], re.MULTILINE | re.DOTALL)
+    assert table is not None, after
+    lines = table[0].strip().splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def test_the_table_of_backends_is_that_of_the_code() -> None:
+    shown = rows(README, "## Backends")
+    expected = [
+        [
+            f"`{row.name}`",
+            row.vendor,
+            ", ".join(row.platforms),
+            ", ".join(row.engines),
+            f"{row.tier}: {row.tier_note}",
+        ]
+        for row in BACKENDS.values()
+    ]
+    assert shown == expected
+
+
+def test_the_summary_in_the_readme_looks_like_the_real_one() -> None:
+    shown = README.partition("it prints:")[2].partition("```text\n")[2].partition("```")[0]
+    real = subprocess.run(
+        [sys.executable, "-m", "anydevice"], capture_output=True, text=True, check=True
+    ).stdout
+    for summary in (shown, real):
+        title, blank, *lines = summary.rstrip().splitlines()
+        short = ".".join(__version__.split(".")[:2])
+        assert re.fullmatch(rf"anydevice {short}\S* · \S+ · Python 3\.\S+ · \d+ ms", title)
+        assert blank == ""
+        marked = [line for line in lines if line.startswith((USABLE, UNUSABLE, ABSENT))]
+        assert marked
+        assert any(line.startswith("Chosen: ") for line in lines)
+
+
+def test_the_extras_that_it_names_exist() -> None:
+    sentences = README.partition("## Install")[2].partition("##")[0]
+    named = {word for words in re.findall(r"`([a-z ]+)`", sentences) for word in words.split()}
+    assert named == set(BUILT_IN) - {"numpy"} | set(BACKENDS) - {"cpu", "opencl"}
+    assert named <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_order_of_backends_on_the_page_is_that_of_the_code() -> None:
+    assert f"the order of backends: {', '.join(BACKENDS)}\n" in page("choosing.md")
+
+
+def test_every_setting_and_variable_is_on_the_page() -> None:
+    text = page("choosing.md")
+    settings = {name for cells in rows(text, "## Settings of a run") for name in _code(cells[0])}
+    assert settings == set(SETTINGS)
+    variables = {name for cells in rows(text, "## Environment") for name in _code(cells[0])}
+    assert {"ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME", *_LOCAL_RANKS} <= variables
+
+
+def test_the_protocol_on_the_page_is_that_of_the_code() -> None:
+    shown = {
+        _code(cells[0])[0].partition("(")[0] for cells in rows(page("architecture.md"), "in `eng")
+    }
+    methods = {name for name in vars(Engine) if not name.startswith("_")}
+    assert shown == methods
+
+
+@pytest.mark.parametrize("stage", ["Driver", "Device", "Library"])
+def test_what_troubleshooting_quotes_is_what_the_code_says(stage: str) -> None:
+    said = "\n".join(
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    for cells in rows(page("troubleshooting.md"), f"\n## {stage}\n"):
+        for part in re.split(r"…|\d+|=|\(|\)|/dev/", cells[0]):
+            assert part.strip("; ,") in said, f"{cells[0]}: {part!r}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
+    for target, anchor in re.findall(
+        r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", path.read_text("utf-8")
+    ):
+        there = path.parent / target if target else path
+        assert there.exists(), f"{path.name}: {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", there.read_text("utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert anchor in anchors, f"{path.name}: {target}#{anchor}"
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_demo_runs_and_says_that_all_went_well(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "demo/find_and_choose.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "every number came back as it was sent" in ended.stdout
+    assert "✗" not in ended.stdout.partition("Choose one")[2]
+
+
+def _code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.engines import registry
+from anydevice.errors import UnsupportedError
+
+cl = pytest.importorskip("pyopencl")
+HERE = Device("opencl")
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = registry.load("opencl")
+    if not engine.devices():
+        pytest.skip("no OpenCL driver is installed here")
+    return engine
+
+
+def test_native_is_a_pyopencl_device(engine: Engine) -> None:
+    assert engine.native(HERE) == cl.get_platforms()[0].get_devices()[0]
+
+
+def test_the_arrays_of_one_device_share_a_context(engine: Engine) -> None:
+    first, second = (engine.from_host(np.ones(3, np.float32), HERE) for _ in range(2))
+    assert first.context == second.context
+
+
+def test_an_array_made_elsewhere_is_read(engine: Engine) -> None:
+    context = cl.Context([engine.native(HERE)])
+    x = cl.array.to_device(cl.CommandQueue(context), np.arange(3, dtype=np.float32))
+    without_queue = x.with_queue(None)
+    assert engine.devices_of(without_queue) == (HERE,)
+    np.testing.assert_array_equal(engine.to_host(x), [0, 1, 2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_of_views(engine: Engine, dtype: str) -> None:
+    host = np.arange(24, dtype=dtype).reshape(4, 6)
+    placed = engine.from_host(host, HERE)
+    np.testing.assert_array_equal(engine.to_host(engine.matmul(placed, placed.T)), host @ host.T)
+    rest = engine.matmul(placed[1:], placed.T)
+    np.testing.assert_array_equal(engine.to_host(rest), host[1:] @ host.T)
+
+
+@pytest.mark.parametrize("shapes", [((0, 3), (3, 2)), ((2, 0), (0, 3))])
+def test_a_product_without_terms_is_zero(
+    engine: Engine, shapes: tuple[tuple[int, int], ...]
+) -> None:
+    a, b = (engine.from_host(np.ones(shape, np.float32), HERE) for shape in shapes)
+    product = engine.to_host(engine.matmul(a, b))
+    np.testing.assert_array_equal(product, np.zeros((shapes[0][0], shapes[1][1])))
+
+
+def test_shapes_that_do_not_fit_are_refused(engine: Engine) -> None:
+    a = engine.from_host(np.ones((2, 3), np.float32), HERE)
+    with pytest.raises(ValueError, match=r"\(2, 3\) cannot be multiplied by a matrix \(2, 3\)"):
+        engine.matmul(a, a)
+
+
+@pytest.mark.parametrize(("one", "two"), [("int32", "int32"), ("float32", "float64")])
+def test_numbers_that_it_does_not_multiply_are_refused(engine: Engine, one: str, two: str) -> None:
+    a, b = (engine.from_host(np.ones((2, 2), dtype), HERE) for dtype in (one, two))
+    with pytest.raises(UnsupportedError, match=f"multiplies no {one} by {two}; convert both"):
+        engine.matmul(a, b)
+
+
+def test_without_a_driver_it_sees_no_device(tmp_path) -> None:
+    driver = tmp_path / "none.icd"
+    driver.write_text("/no/such/driver.so")
+    program = "from anydevice.engines import registry; print(registry.load('opencl').devices())"
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"OCL_ICD_VENDORS": str(driver), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "()\n"

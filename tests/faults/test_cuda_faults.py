@@ -1,0 +1,217 @@
+"""The CUDA reader against real libraries that crash, hang, refuse or answer, through real children.
+
+Both libraries are always built, so that a machine with NVIDIA's own behaves the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anydevice.core.finding import Sighting
+from anydevice.hardware import cuda, cuda_surroundings
+from anydevice.hardware.cuda_errors import cuda_fault, nvml_fault
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the faulty libraries are ELF files found by LD_LIBRARY_PATH"
+)
+
+RECORDED = Path(__file__).parent.parent / "recorded" / "cuda"
+LIMIT = 2.0
+"""For what hangs; the rest gets the usual limit, so that a busy machine changes no answer."""
+USUAL_LIMIT = 5.0
+MIB, GIB = 2**20, 2**30
+
+HEALTHY_NVML = (RECORDED / "healthy_nvml.c").read_text()
+HEALTHY_DRIVER = (RECORDED / "healthy_driver.c").read_text()
+CRASHES = "volatile int *nowhere = 0; *nowhere = 1; return 0;"
+SLEEPS = "for (;;) sleep(1000); return 0;"
+
+Look = Callable[..., Sighting]
+BuildLibrary = Callable[[str, str], Path]
+
+
+def nvml_that(body: str) -> str:
+    return f"#include <unistd.h>\nint nvmlInitWithFlags(unsigned f) {{ {body} }}\n"
+
+
+def driver_that(body: str) -> str:
+    return (
+        "#include <unistd.h>\n"
+        "int cuDriverGetVersion(int *v) { *v = 13000; return 0; }\n"
+        f"int cuInit(unsigned f) {{ {body} }}\n"
+    )
+
+
+@pytest.fixture
+def look(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Look with these two libraries in place of NVIDIA's, within the time that was promised."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+    def look(nvml: str, driver: str, limit: float = USUAL_LIMIT) -> Sighting:
+        build_library("libnvidia-ml.so.1", nvml)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libcuda.so.1", driver)))
+        began = time.monotonic()
+        sighting = cuda.look(limit)
+        assert time.monotonic() - began <= limit + 1
+        return sighting
+
+    return look
+
+
+def test_two_healthy_cards(look: Look) -> None:
+    # The driver is there but not started: NVML's answer is enough, and takes a quarter of the time.
+    sighting = look(HEALTHY_NVML, driver_that(CRASHES))
+    assert (sighting.present, sighting.stage, sighting.notes) == (True, None, ())
+    assert [device.index for device in sighting.devices] == [0, 1]
+    facts = sighting.devices[1].facts
+    assert facts.uuid == "GPU-bbbbbbbb-0000-4000-8000-000000000002"
+    assert facts.pci_address == "0000:0b:00.0"
+    assert (facts.total_memory, facts.usable_memory) == (16384 * MIB, 16128 * MIB)
+    assert (facts.compute_capability, facts.architecture) == ("9.0", "Hopper")
+    assert (facts.driver_version, facts.runtime_version) == ("580.10.01", "13.0")
+
+
+def test_the_variable_reorders_real_answers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
+    sighting = look(HEALTHY_NVML, driver_that(CRASHES))
+    assert [device.facts.pci_address for device in sighting.devices] == [
+        "0000:0b:00.0",
+        "0000:0a:00.0",
+    ]
+
+
+def test_nvml_crashes_and_the_driver_answers(look: Look) -> None:
+    sighting = look(nvml_that(CRASHES), HEALTHY_DRIVER)
+    assert sighting.stage is None
+    assert sighting.notes == ("NVML crashed (SIGSEGV) in nvmlInit",)
+    (device,) = sighting.devices
+    assert device.facts.name == "NVIDIA Test 100"
+    assert device.facts.uuid == "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf"
+    assert (device.facts.total_memory, device.facts.free_memory) == (8 * GIB, 7 * GIB)
+    assert device.facts.details["source"] == "driver"
+
+
+def test_nvml_hangs_and_the_driver_answers(look: Look) -> None:
+    sighting = look(nvml_that(SLEEPS), HEALTHY_DRIVER, LIMIT)
+    assert sighting.stage is None
+    assert len(sighting.devices) == 1
+    assert "timed out" in sighting.notes[0]
+    assert "in nvmlInit" in sighting.notes[0]
+
+
+def test_a_context_that_crashes_costs_only_the_free_memory(look: Look) -> None:
+    crashing = HEALTHY_DRIVER.replace("*context = 0;", "*(volatile int *)0 = 1;")
+    sighting = look(nvml_that("return 9;"), crashing)
+    assert sighting.stage is None
+    assert sighting.devices[0].facts.free_memory is None
+    assert sighting.devices[0].facts.total_memory == 8 * GIB
+
+
+def test_both_crash(look: Look) -> None:
+    sighting = look(nvml_that(CRASHES), driver_that(CRASHES))
+    assert (sighting.present, sighting.stage, sighting.devices) == (True, "driver", ())
+    assert sighting.reason == (
+        "NVML crashed (SIGSEGV) in nvmlInit; the CUDA driver crashed (SIGSEGV) in cuInit"
+    )
+    assert sighting.mend == "reinstall the NVIDIA driver, then reboot"
+
+
+def test_both_hang(look: Look) -> None:
+    sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), LIMIT)
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    reason = sighting.reason or ""
+    assert reason.startswith("NVML timed out (no answer within 1.4 s) in nvmlInit")
+    assert "the CUDA driver timed out" in reason
+    assert "in cuInit" in reason
+
+
+def test_a_driver_that_leaves_the_process(look: Look) -> None:
+    sighting = look(nvml_that("_exit(3);"), driver_that("_exit(3);"))
+    assert sighting.stage == "driver"
+    assert "NVML crashed (exit code 3: no message) in nvmlInit" in (sighting.reason or "")
+
+
+@pytest.mark.parametrize("code", [4, 9, 15, 16, 18, 999])
+def test_an_error_of_nvml(look: Look, code: int) -> None:
+    sighting = look(nvml_that(f"return {code};"), driver_that("return 999;"))
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    assert f"({nvml_fault(code).symbol}, {code}) in nvmlInit" in (sighting.reason or "")
+    assert "(CUDA_ERROR_UNKNOWN, 999) in cuInit" in (sighting.reason or "")
+
+
+@pytest.mark.parametrize("code", [2, 3, 34, 35, 46, 100, 719, 802, 803, 804, 999])
+def test_an_error_of_the_driver(look: Look, code: int) -> None:
+    sighting = look(nvml_that("return 9;"), driver_that(f"return {code};"))
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    assert f"({cuda_fault(code).symbol}, {code}) in cuInit" in (sighting.reason or "")
+
+
+def test_a_library_without_the_function(look: Look) -> None:
+    sighting = look("int nothing;", "int nothing;")
+    assert sighting.stage == "driver"
+    assert "NVML_ERROR_FUNCTION_NOT_FOUND, 13" in (sighting.reason or "")
+    assert "undefined symbol: cuDriverGetVersion" in (sighting.reason or "")
+
+
+def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
+        (tmp_path / name).write_text("this is no library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    sighting = cuda.look(USUAL_LIMIT)
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    assert "NVML cannot be loaded" in (sighting.reason or "")
+    assert "the CUDA driver cannot be loaded" in (sighting.reason or "")
+
+
+def test_devices_that_a_variable_hides_from_the_driver(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obedient = HEALTHY_DRIVER.replace(
+        "int cuInit(unsigned flags) { return 0; }",
+        "#include <stdlib.h>\n"
+        'int cuInit(unsigned flags) { return getenv("CUDA_VISIBLE_DEVICES") ? 100 : 0; }',
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "nonsense")
+    sighting = look(nvml_that("return 9;"), obedient)
+    assert (sighting.present, sighting.stage) == (True, "device")
+    assert 'CUDA_VISIBLE_DEVICES="nonsense" hides every device' in (sighting.reason or "")
+    assert sighting.mend == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_without_nvidia_ml_py_the_driver_answers(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
+    sighting = look(HEALTHY_NVML, HEALTHY_DRIVER)
+    assert len(sighting.devices) == 1
+    assert sighting.notes == ("NVML cannot be loaded: nvidia-ml-py is not installed",)
+
+
+def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(name: str) -> None:
+        raise ValueError(f"{name}.__spec__ is None")
+
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", raises)
+    assert len(look(HEALTHY_NVML, HEALTHY_DRIVER).devices) == 1
+
+
+def test_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    sighting = cuda.look(USUAL_LIMIT)
+    assert (sighting.present, sighting.reason) == (False, "CUDA needs Linux or Windows")
+
+
+def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("odd machine")
+
+    monkeypatch.setattr(cuda_surroundings, "read", fails)
+    sighting = cuda.look(USUAL_LIMIT)
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    assert "RuntimeError: odd machine" in (sighting.reason or "")

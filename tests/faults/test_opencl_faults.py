@@ -1,0 +1,194 @@
+"""Real OpenCL drivers that crash or hang, registered beside the good one (PoCL)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anydevice.core.finding import Sighting
+from anydevice.hardware import opencl
+from anydevice.hardware.opencl_loaders import find_loaders, pyopencl_folder, this_machine
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the faulty drivers are Linux libraries"
+)
+
+BuildLibrary = Callable[[str, str], Path]
+
+# A driver whose platform list is `PLATFORMS` and whose device list is `DEVICES`.
+DRIVER = """
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+struct platform { void **functions; };
+static int platform_info(void *p, unsigned what, size_t room, void *out, size_t *size) {
+    const char *said = what == 0x0904 ? "cl_khr_icd" : what == 0x0900 ? "FULL_PROFILE" : "BAD";
+    if (size) *size = strlen(said) + 1;
+    if (out) memcpy(out, said, strlen(said) + 1);
+    return 0;
+}
+static int device_ids(void *p, unsigned long kind, unsigned room, void *out, unsigned *count) {
+    DEVICES
+}
+static int platform_ids(unsigned room, void **out, unsigned *count);
+static void *functions[200] = {(void *)platform_ids, (void *)platform_info, (void *)device_ids};
+static struct platform only = {functions};
+static int platform_ids(unsigned room, void **out, unsigned *count) {
+    PLATFORMS
+    if (count) *count = 1;
+    if (out) *out = &only;
+    return 0;
+}
+int clGetPlatformInfo(void *p, unsigned what, size_t room, void *out, size_t *size) {
+    return platform_info(p, what, room, out, size);
+}
+void *clGetExtensionFunctionAddress(const char *name) {
+    if (!strcmp(name, "clIcdGetPlatformIDsKHR")) return (void *)platform_ids;
+    if (!strcmp(name, "clGetPlatformInfo")) return (void *)platform_info;
+    return NULL;
+}
+"""
+CRASH = "raise(SIGSEGV);"
+HANG = "for (;;) pause();"
+NO_DEVICE = "return -1;"
+
+
+def driver(platforms: str = "", devices: str = NO_DEVICE) -> str:
+    return DRIVER.replace("PLATFORMS", platforms).replace("DEVICES", devices)
+
+
+@pytest.fixture
+def look_beside_pocl(
+    tmp_path: Path, build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, float], tuple[Sighting, float]]:
+    home = pyopencl_folder()
+    if home is None or not (home / ".libs" / "pocl.icd").is_file():
+        pytest.skip("PoCL's wheel is not installed, and so there is no good driver to stand beside")
+
+    def look(source: str, limit: float) -> tuple[Sighting, float]:
+        library = build_library("libbad.so", source) / "libbad.so"
+        vendors = tmp_path / "vendors"
+        vendors.mkdir()
+        (vendors / "bad.icd").write_text(f"{library}\n")
+        monkeypatch.setenv("OCL_ICD_VENDORS", str(vendors))
+        start = time.monotonic()
+        return opencl.look(limit), time.monotonic() - start
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "step"),
+    [
+        (driver(platforms=CRASH), "crashed (SIGSEGV)", "clGetPlatformIDs"),
+        (driver(platforms="_exit(3);"), "crashed (exit code 3: no message)", "clGetPlatformIDs"),
+        (driver(devices=CRASH), "crashed (SIGSEGV)", "clGetDeviceIDs of BAD"),
+        (driver(platforms=HANG), "timed out (no answer within 1.", "clGetPlatformIDs"),
+        (driver(devices=HANG), "timed out (no answer within 1.", "clGetDeviceIDs of BAD"),
+    ],
+    ids=["crash", "exit", "crash in devices", "hang", "hang in devices"],
+)
+def test_the_bad_driver_is_named_and_the_good_one_still_seen(
+    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+    tmp_path: Path,
+    source: str,
+    how: str,
+    step: str,
+) -> None:
+    sighting, took = look_beside_pocl(source, 3.0)
+    assert took <= 3.5
+    assert sighting.present
+    assert sighting.stage == "driver"
+    assert sighting.reason is not None
+    assert how in sighting.reason
+    assert f" in {step}; " in sighting.reason
+    bad = tmp_path / "vendors" / "bad.icd"
+    assert str(bad) in sighting.reason
+    assert "pocl" not in sighting.reason
+    assert sighting.mend == f"mv {bad} {bad}.off"
+    (device,) = sighting.devices
+    assert device.facts.details["platform"] == "Portable Computing Language"
+    assert device.reason is not None
+    assert "because of bad.icd" in device.reason
+    assert device.mend == sighting.mend
+
+
+def test_the_mend_mends(
+    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+) -> None:
+    sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
+    assert sighting.mend is not None
+    assert os.system(sighting.mend) == 0
+    after = opencl.look(5.0)
+    assert after.stage is None
+    assert [device.reason for device in after.devices] == [None]
+
+
+def test_a_driver_that_is_the_only_one_needs_no_second_try(
+    build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pyopencl_folder() is None:
+        pytest.skip("pyopencl is not installed, and its loader is the one asked here")
+    library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
+    sighting = opencl.look(5.0)
+    assert sighting.reason is not None
+    assert sighting.reason.startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
+    assert sighting.mend == "unset OCL_ICD_VENDORS"
+    assert sighting.devices == ()
+
+
+def test_no_time_left_to_ask_one_by_one(
+    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+) -> None:
+    sighting, took = look_beside_pocl(driver(platforms=HANG), 0.2)
+    assert took <= 0.7
+    assert sighting.stage == "driver"
+    assert sighting.reason is not None
+    assert "timed out (no answer within 0.12 s)" in sighting.reason
+    assert "bad.icd" in sighting.reason
+    assert "pocl.icd" in sighting.reason
+    assert sighting.devices == ()
+
+
+def test_no_disk_left_to_ask_one_by_one(
+    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+    sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
+    assert sighting.reason is not None
+    assert "crashed (SIGSEGV) in clGetPlatformIDs" in sighting.reason
+    assert "bad.icd" in sighting.reason
+
+
+def test_a_loader_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libOpenCL.so.1").write_text("not a library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    machine = this_machine()
+    sighting = opencl.look_through(find_loaders(machine, None), machine, 5.0)
+    assert sighting.stage == "driver"
+    assert sighting.present
+    assert sighting.reason is not None
+    assert "the OpenCL loader libOpenCL.so.1 does not work: failed (OSError: " in sighting.reason
+    assert sighting.reason.endswith("in loading libOpenCL.so.1")
+
+
+def test_a_loader_that_crashes_when_it_is_loaded(
+    build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "#include <signal.h>\n__attribute__((constructor)) void f(void) { raise(SIGABRT); }"
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libOpenCL.so.1", source)))
+    machine = this_machine()
+    sighting = opencl.look_through(find_loaders(machine, None), machine, 5.0)
+    assert sighting.stage == "driver"
+    assert sighting.reason is not None
+    assert "crashed (SIGABRT) in loading libOpenCL.so.1" in sighting.reason

@@ -1,0 +1,80 @@
+"""The commands of the Makefile: that CI runs the same ones, and what a bare machine is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ["bench", "check", "clean", "coverage", "demo", "docs", "help", "soak", "test"]
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
+    )
+
+
+def interpreter(folder: Path, body: str) -> Path:
+    """A stand-in for a `python3` that is not fit for use."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_ci_runs_check_and_test_and_nothing_else() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = [line for line in script.read_text("utf-8").splitlines() if line.strip()]
+    assert "set -euo pipefail" in lines
+    assert [line for line in lines if line.startswith("make")] == ["make check", "make test"]
+    rest = {line.split()[0] for line in lines if not line.startswith(("#", "make"))}
+    assert rest == {"set", "cd"}
+
+
+@needs_make
+def test_help_lists_every_command() -> None:
+    listed = re.findall(r"^  make (\w+) +\S", make("help").stdout, re.MULTILINE)
+    assert sorted(listed) == COMMANDS
+
+
+@needs_make
+def test_an_old_python_is_said_to_be_that(tmp_path: Path) -> None:
+    old = interpreter(tmp_path, "exit 1")
+    ended = make("demo", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}")
+    assert ended.returncode != 0
+    assert "needs Python 3.11 or newer" in ended.stderr
+    assert "make demo PYTHON=" in ended.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+@needs_make
+def test_a_python_without_venv_is_said_to_be_that(tmp_path: Path) -> None:
+    bare = interpreter(tmp_path, 'case "$2" in *venv*) exit 1 ;; esac')
+    ended = make("test", f"PYTHON={bare}", f"VENV={tmp_path / 'venv'}")
+    assert ended.returncode != 0
+    assert "has no venv module" in ended.stderr
+
+
+@needs_make
+def test_a_set_up_that_is_done_is_not_done_again(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    interpreter(venv / "bin", "echo ran $*")
+    for stamp in (".ready-base", ".ready-test"):
+        (venv / stamp).touch()
+    ended = make("demo", "PYTHON=/nowhere/python", f"VENV={venv}")
+    assert ended.stdout.splitlines() == ["ran demo/find_and_choose.py"]

@@ -1,0 +1,76 @@
+"""The public names are these; adding or losing one is a decision, and changes this file."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import anydevice
+
+NAMES = [
+    "__version__",
+    "AnyDeviceError",
+    "Config",
+    "ConfigurationError",
+    "Device",
+    "DeviceMismatchError",
+    "DeviceNotFoundError",
+    "Finding",
+    "OutOfMemoryError",
+    "Report",
+    "TransferError",
+    "UnsupportedError",
+    "VerificationError",
+    "configure",
+    "device",
+    "devices",
+    "discover",
+    "prefer",
+    "set_device",
+    "synchronize",
+    "to_device",
+    "to_numpy",
+    "use_device",
+    "compat",
+    "testing",
+]
+
+SOURCE = Path(anydevice.__file__).parent
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(anydevice.__all__) == sorted(NAMES)
+    assert dir(anydevice) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(anydevice, name)
+    assert name in ("__version__", "compat") or inspect.getdoc(value)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = anydevice.no_such_name
+
+
+def test_no_module_hides_a_public_function() -> None:
+    modules = {path.stem for path in SOURCE.iterdir()} - {"compat", "testing"}
+    assert modules.isdisjoint(NAMES)
+
+
+def test_a_type_checker_sees_every_public_name() -> None:
+    """What loads on first use is imported where only a type checker looks, with its real type."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
+    seen = {
+        alias.asname
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert seen == set(NAMES) - {"__version__"}

@@ -1,0 +1,88 @@
+"""The files of the project: how they are named, how long they are, and what they must not say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (".ci", "bench", "demo", "docs", "src", "tests")
+LONGEST = 400
+
+VAGUE = {"common", "helper", "helpers", "misc", "miscellaneous", "util", "utilities", "utils"}
+"""Names that say nothing of what is inside."""
+
+# Written so that this file does not hold what it looks for.
+PLACES = re.compile(
+    r"(?<![\w.$}>-])(?:/wo[r]k/|/ro[o]t/|/(?:ho[m]e|Us[e]rs)/(?!(?:me|user|you)\b)\w|/opt/(?:wh[e]els|py[p]i)|C:\\+Us[e]rs)"
+)
+"""Paths of somebody's machine; that of a user called me, user or you is nobody's."""
+
+
+def files() -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".coverage")
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def python_files(folder: str) -> list[Path]:
+    return [path for path in files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
+
+
+def test_no_file_or_folder_has_a_name_that_says_nothing() -> None:
+    vague = {
+        str(path.relative_to(ROOT))
+        for path in files()
+        for part in path.relative_to(ROOT).parts
+        if VAGUE & set(re.split(r"[^a-z]+", part.lower()))
+    }
+    assert not vague
+
+
+def test_no_file_holds_a_path_of_somebodys_machine() -> None:
+    found = []
+    for path in files():
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(lines, 1):
+            if PLACES.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line", ["see /wo" + "rk/x", '"/ro' + 'ot/.cache"', "/ho" + "me/ada/x", "/Us" + "ers/ada"]
+)
+def test_a_path_of_a_machine_would_be_found(line: str) -> None:
+    assert PLACES.search(line)
+
+
+@pytest.mark.parametrize("line", ["framework/x", "a/ro" + "ot/b", "$XDG/ho" + "me/x", "~/x"])
+def test_what_only_looks_like_one_is_left_alone(line: str) -> None:
+    assert not PLACES.search(line)
+
+
+def test_no_file_of_the_package_is_two_things() -> None:
+    long = {
+        str(path.relative_to(ROOT)): length
+        for path in python_files("src")
+        if (length := len(path.read_text("utf-8").splitlines())) > LONGEST
+    }
+    assert not long
+
+
+def test_the_inits_of_inner_packages_are_empty() -> None:
+    outer = ("anydevice", "compat")  # the two that users import from
+    filled = [
+        str(path.relative_to(ROOT))
+        for path in python_files("src/anydevice")
+        if path.name == "__init__.py" and path.parent.name not in outer and path.read_text("utf-8")
+    ]
+    assert not filled

@@ -1,0 +1,194 @@
+"""`configure` and `Config`: values, where they come from, and their effect."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import anydevice
+from anydevice import Config
+from anydevice.choose import settings
+from anydevice.choose.settings import current
+from anydevice.engines import effects
+from anydevice.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def clean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "TORCHDYNAMO_DISABLE", "XLA_FLAGS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    settings._applied.clear()
+
+
+@pytest.mark.parametrize(
+    ("memory", "fraction", "limit"),
+    [
+        ("conservative", 0.6, None),
+        ("Balanced", 0.75, None),
+        ("aggressive", 0.9, None),
+        (0.8, 0.8, None),
+        (1, 1.0, None),
+        ("20GiB", None, 20 * 2**30),
+        (8 * 2**30, None, 8 * 2**30),
+        (2**30 + 1, None, 2**30 + 1),
+    ],
+)
+def test_memory_is_a_share_or_an_amount(
+    memory: object, fraction: float | None, limit: int | None
+) -> None:
+    config = anydevice.configure(memory=memory)
+    assert (config.memory_fraction, config.memory_limit) == (fraction, limit)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory", "lots"),
+        ("memory", 0),
+        ("memory", -0.5),
+        ("memory", 300),
+        ("memory", True),
+        ("memory", None.__class__),
+        ("x64", 1),
+        ("jit", "no"),
+        ("mixed_precision", 0),
+        ("time_limit", 0),
+        ("time_limit", "5"),
+        ("time_limit", float("nan")),
+        ("order", ["nope"]),
+        ("order", 3),
+        ("order", [3]),
+        ("env", "A=1"),
+        ("env", {"A": 1}),
+        ("env", {"": "x"}),
+        ("nonsense", 1),
+    ],
+)
+def test_a_wrong_value_is_refused_and_changes_nothing(name: str, value: object) -> None:
+    before = anydevice.configure()
+    with pytest.raises(ConfigurationError, match=r"configure\(\): "):
+        anydevice.configure(time_limit=3.0, **({name: value} if name != "time_limit" else {}))
+        anydevice.configure(**{name: value})
+    assert anydevice.configure(time_limit=None) == before
+
+
+def test_defaults_and_back_to_them() -> None:
+    assert anydevice.configure() == Config()
+    assert anydevice.configure(order="cuda, cpu").order == ("cuda", "cpu")
+    assert anydevice.configure(order=None) == Config()
+
+
+def test_files_set_and_configure_wins(home: Path) -> None:
+    (home / "anydevice.toml").write_text('memory = "conservative"\nx64 = true\n')
+    Path("anydevice.toml").write_text("# project\nmemory = 0.5\n")
+    config, origins = current()
+    assert (config.memory, config.x64) == (0.5, True)
+    assert origins["memory"].startswith("project file")
+    assert origins["memory"].endswith("line 2")
+    assert origins["x64"].startswith("user file")
+    anydevice.configure(memory="aggressive")
+    config, origins = current()
+    assert (config.memory, origins["memory"]) == ("aggressive", "configure()")
+
+
+def test_x64_reaches_jax_before_and_after_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    anydevice.configure(x64=True)
+    assert os.environ["JAX_ENABLE_X64"] == "1"
+    assert jnp.zeros(1, "float64").dtype == "float64"
+    anydevice.configure(x64=False)
+    assert os.environ["JAX_ENABLE_X64"] == "0"
+    assert not jax.config.jax_enable_x64
+    monkeypatch.delitem(sys.modules, "jax")
+    anydevice.configure(x64=True)
+    assert os.environ["JAX_ENABLE_X64"] == "1"
+    assert not jax.config.jax_enable_x64
+
+
+def test_jit_reaches_jax_and_torch() -> None:
+    import jax
+    import torch._dynamo.config as dynamo
+
+    before = dynamo.disable
+    try:
+        anydevice.configure(jit=False)
+        assert os.environ["JAX_DISABLE_JIT"] == "1"
+        assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
+        assert jax.config.jax_disable_jit
+        assert dynamo.disable is True
+    finally:
+        anydevice.configure(jit=True)
+        assert not jax.config.jax_disable_jit
+        dynamo.disable = before
+
+
+def test_variables_are_set_and_flags_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_b=2")
+    monkeypatch.setenv("SOME_VARIABLE", "old")
+    monkeypatch.setattr(effects, "_READ_AT_START", ())
+    anydevice.configure(env={"XLA_FLAGS": "--xla_b=3", "SOME_VARIABLE": "new"})
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_b=3"
+    assert os.environ["SOME_VARIABLE"] == "new"
+
+
+def test_what_comes_too_late_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    jax.devices()
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    with pytest.warns(UserWarning, match="XLA_PYTHON_CLIENT_PREALLOCATE was set too late: JAX"):
+        anydevice.configure(env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+    anydevice.configure(env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})  # it is so already
+
+
+def test_whether_a_library_has_started_is_asked_without_importing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "jax._src.xla_bridge", raising=False)
+    monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
+    assert not effects.jax_started()
+    assert not effects.torch_cuda_started()
+    assert "torch.cuda" not in sys.modules
+
+
+def test_what_a_file_sets_takes_effect_when_a_device_is_chosen() -> None:
+    Path("anydevice.toml").write_text('x64 = true\n[env]\nSET_BY_A_FILE = "1"\n')
+    try:
+        anydevice.device("cpu")
+        assert os.environ["JAX_ENABLE_X64"] == "1"
+        assert os.environ.pop("SET_BY_A_FILE") == "1"
+        anydevice.device("cpu")
+        assert "SET_BY_A_FILE" not in os.environ
+    finally:
+        Path("anydevice.toml").unlink()
+        effects.set_x64(False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "count"),
+    [
+        ("XLA_FLAGS", "--a --xla_force_host_platform_device_count=8", 8),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=x", 1),
+        ("JAX_NUM_CPU_DEVICES", "4", 4),
+        ("JAX_NUM_CPU_DEVICES", "", 1),
+    ],
+)
+def test_virtual_cpus_are_counted_without_starting_jax(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, count: int
+) -> None:
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert effects.virtual_cpus() == count
+
+
+def test_as_plain_data() -> None:
+    plain = Config(order=("cuda",), env={"A": "1"}).to_dict()
+    assert plain["order"] == ["cuda"]
+    assert plain["env"] == {"A": "1"}
+    assert plain["memory_fraction"] == 0.75
