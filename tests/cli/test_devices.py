@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 from anydevice import testing
+from anydevice.choose.report import Report
+from anydevice.cli import devices
+from anydevice.cli.printing import Output
+from anydevice.core.device import Device
 from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.core.finding import Finding, Refusal, Seen, Sighting, Standing
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -38,9 +43,7 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
     assert (code, err) == (0, "")
     block = out.partition("✓ cuda:0")[2].partition("\n\n")[0].splitlines()
     assert block[0] == "   NVIDIA H200"
-    rows = [line.split(maxsplit=1) for line in block[1:]]
     facts = {line[4:24].strip(): line[24:] for line in block[1:]}
-    assert len(facts) == len(rows)
     version = facts.pop("engines")
     assert version.startswith("torch 2.")
     assert facts == {
@@ -74,11 +77,22 @@ def test_what_stopped_a_backend_and_what_mends_it(anydevice: Anydevice) -> None:
 
 
 def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> None:
-    with testing.fake_machine(
-        sightings=[Sighting("quantum", True, (Seen(0, "gpu", Facts("Q")),), engines=("numpy",))]
-    ):
+    refusals = (Refusal("jax", "jax 0.10.2 has no CUDA plugin"),)
+    device = Device.seen("cuda", 0, Standing("gpu", H200, ("torch",), refusals))
+    report = Report((Finding("cuda", True, True, "stable", (device,)),), "cuda")
+    page = io.StringIO()
+    devices._show(report, Output(page))
+    assert "    not by jax          jax 0.10.2 has no CUDA plugin\n" in page.getvalue()
+    assert "not in this machine" not in page.getvalue()
+
+
+def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
+    memory = Facts("Q", total_memory=GIB)
+    seen = (Seen(0, "gpu", Facts("Q")), Seen(1, "gpu", memory))
+    with testing.fake_machine(sightings=[Sighting("quantum", True, seen, engines=("numpy",))]):
         _, out, _ = anydevice("devices")
     assert "untested (from a probe)" in out
+    assert "    memory              1.0 GiB dedicated\n" in out
     assert "kind                gpu" in out
     assert "memory" not in out.partition("✓ quantum:0")[2].partition("\n\n")[0]
 

@@ -103,6 +103,13 @@ def test_a_fault_of_ours_is_not_hidden(
         anydevice()
 
 
+def test_a_reader_that_leaves_is_no_error(
+    anydevice: Anydevice, breaking: Callable[[BaseException], None]
+) -> None:
+    breaking(BrokenPipeError())
+    assert anydevice() == (141, "", "")
+
+
 def test_an_output_that_cannot_be_written_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,8 +124,8 @@ def test_an_output_that_cannot_be_written_is_said(
 
 
 def test_a_warning_is_one_line_and_said_once(anydevice: Anydevice, project: Path) -> None:
-    project.write_text("colour = true\n")
     with testing.fake_machine():
+        project.write_text("colour = true\n")
         code, out, err = anydevice("config", "--json")
     assert code == 0
     assert json.loads(out)

@@ -48,7 +48,7 @@ def test_the_first_minute(anydevice: Anydevice) -> None:
         r"             torch \S+ is a CPU-only build",
         r"             jax \S+ has no CUDA plugin",
         r"           mend: pip install .+",
-        r"✓ cpu      .+, \d+ cores?   [\d.]+ [MGT]iB, [\d.]+( \w+)? free   numpy \d+\.\d+, torch .+",
+        r"✓ cpu      .+, \d+ cores?   [\d.]+ \wiB, [\d.]+( \w+)? free   numpy \d+\.\d+, torch .+",
         r"– rocm, metal, tpu, opencl",
         r"",
         r'Chosen: cpu, because cuda:0 stopped at "library"',

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from anydevice import ConfigurationError, Device, DeviceNotFoundError, device, set_device
+from anydevice import Device, DeviceNotFoundError, device, set_device
 from anydevice.compat.axiom import (
     CPUBackend,
     CUDABackend,
@@ -61,8 +61,6 @@ def test_a_backend_that_is_not_usable_is_refused_and_the_former_one_stays() -> N
         set_backend(CUDABackend(0))
         with pytest.raises(DeviceNotFoundError, match="this machine has no rocm:0"):
             set_backend(ROCmBackend(0))
-        with pytest.raises(ConfigurationError, match="names no device|does not name a device"):
-            set_backend("")
         assert current_backend() == CUDABackend(0)
 
 

@@ -1,6 +1,9 @@
-"""Torchless's rows: T1 T2 T3, and of T5 the choice by free memory."""
+"""Torchless's rows: T1 T2 T3 T10, and of T5 the choice by free memory."""
 
 from __future__ import annotations
+
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -102,7 +105,7 @@ def test_without_the_room_the_error_says_what_each_has() -> None:
         assert "cuda:0: 1.0 GiB free of 16.0 GiB" in said
         assert "cuda:1: 8.0 GiB free of 16.0 GiB" in said
         assert "cpu: " in said
-        with pytest.raises(DeviceNotFoundError, match="cuda:1: 8.0 GiB free"):
+        with pytest.raises(DeviceNotFoundError, match=r"cuda:1: 8\.0 GiB free"):
             init_backend_with_memory_check(BackendPreference.CUDA, 9 * GIB)
 
 
@@ -139,3 +142,11 @@ def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
     assert "    [0] An NPU: unknown" in lines
     assert "    Error: not in this machine (stage: device)" in lines
     assert lines[-1] == "Recommended: CUDA"
+
+
+def test_every_backend_and_every_library_has_an_install_switch() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    assert {"cuda", "rocm", "metal", "opencl", "tpu"} <= set(extras)
+    assert {"torch", "jax", "mlx", "cupy", "opencl"} <= set(extras)
+    assert all(extras[backend] for backend in ("cuda", "rocm", "metal", "opencl", "tpu"))

@@ -23,7 +23,8 @@ PLACES = re.compile(
 
 
 def files() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".coverage")
+    top = (path for path in ROOT.iterdir() if not path.name.startswith(".coverage"))
+    yield from (path for path in top if path.is_file())
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,11 @@ def test_an_old_driver_has_the_first_form_of_the_uuid(healthy: Callable[..., str
     assert device["integrated"] is True
 
 
+def test_the_driver_tells_its_own_order(healthy: Callable[..., str]) -> None:
+    devices = ask_driver(healthy("driver", "TWO"))["devices"]
+    assert [device["uuid"][:8] for device in devices] == ["bbbbbbbb", "aaaaaaaa"]
+
+
 def test_a_driver_that_tells_no_details_still_shows_its_card(healthy: Callable[..., str]) -> None:
     answer = ask_driver(healthy("driver", "MUTE"), free_memory=True)
     (device,) = answer["devices"]
@@ -226,22 +231,38 @@ def loaded(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Call
         library = ctypes.CDLL(healthy("nvml", *defined))
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        monkeypatch.setattr(cuda, "_initialised_in", None)
         return library
 
     return load
 
 
-def test_free_memory_is_read_anew_and_nvml_started_once_a_process(
+def test_free_memory_leaves_nvml_shut_down(loaded: Callable[..., Any]) -> None:
+    library = loaded()
+    started, ended = (ctypes.c_int.in_dll(library, name) for name in ("inits", "shutdowns"))
+    before = (started.value, ended.value)
+    assert cuda.free_memory(0, CARD) == cuda.free_memory(0, CARD) == 16128 * MIB
+    assert (started.value, ended.value) == (before[0] + 2, before[1] + 2)
+    assert cuda.free_memory(0, replace(CARD, uuid="GPU-0")) is None
+    assert (started.value, ended.value) == (before[0] + 3, before[1] + 3)
+
+
+def test_free_memory_of_an_nvml_that_refuses(
+    loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, build_library: BuildLibrary
+) -> None:
+    loaded()
+    folder = build_library("librefusing.so.1", "int nvmlInitWithFlags(unsigned f) { return 18; }")
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(folder / "librefusing.so.1")))
+    assert cuda.free_memory(0, CARD) is None
+
+
+def test_free_memory_does_not_wait_for_ever_for_another_reader(
     loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = ctypes.c_int.in_dll(loaded(), "inits")
-    before = started.value
-    assert cuda.free_memory(0, CARD) == cuda.free_memory(0, CARD) == 16128 * MIB
-    assert started.value == before + 1
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    loaded()
+    monkeypatch.setattr(cuda, "_PATIENCE", 0.01)
+    with cuda._reading:
+        assert cuda.free_memory(0, CARD) is None
     assert cuda.free_memory(0, CARD) == 16128 * MIB
-    assert started.value == before + 2
 
 
 def test_free_memory_of_an_old_driver(loaded: Callable[..., Any]) -> None:
@@ -251,14 +272,13 @@ def test_free_memory_of_an_old_driver(loaded: Callable[..., Any]) -> None:
 
 def test_free_memory_of_a_card_that_is_gone(loaded: Callable[..., Any]) -> None:
     loaded()
-    gone = Facts(name="gone", uuid="GPU-0", details={"source": "nvml"})
-    assert cuda.free_memory(0, gone) is None
+    assert cuda.free_memory(0, replace(CARD, uuid="GPU-0")) is None
 
 
 def test_free_memory_where_the_library_is_gone(loaded: Callable[..., Any]) -> None:
     loaded()
     details = {"source": "nvml", "nvml_library": "/nowhere/libnvidia-ml.so.1"}
-    assert cuda.free_memory(0, Facts(name="x", uuid=CARD.uuid, details=details)) is None
+    assert cuda.free_memory(0, replace(CARD, details=details)) is None
 
 
 def test_free_memory_is_not_asked_of_nvml_that_never_answered() -> None:

@@ -46,7 +46,7 @@ def test_a_server_with_a_driver(tmp_path: Path) -> None:
     write(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
     write(tmp_path, "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
     write(tmp_path, "proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   64 kB\n")
-    assert read(tmp_path, "linux") == Surroundings(
+    assert read({}, tmp_path, "linux") == Surroundings(
         system="linux",
         cards=("0000:00:06.0",),
         holders=("nvidia",),
@@ -59,16 +59,16 @@ def test_a_server_with_a_driver(tmp_path: Path) -> None:
 
 def test_the_closed_module_has_a_version_too(tmp_path: Path) -> None:
     write(tmp_path, "proc/driver/nvidia/version", CLOSED_MODULE)
-    assert read(tmp_path, "linux").module == "470.57.02"
+    assert read({}, tmp_path, "linux").module == "470.57.02"
 
 
 def test_an_empty_tree_tells_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path, "linux") == Surroundings("linux")
+    assert read({}, tmp_path, "linux") == Surroundings("linux")
 
 
 def test_windows_has_no_such_files(tmp_path: Path) -> None:
     plug(tmp_path, "0000:00:06.0")
-    assert read(tmp_path, "win32") == Surroundings("win32")
+    assert read({}, tmp_path, "win32") == Surroundings("win32")
 
 
 def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
         "etc/nv_tegra_release",
         "# R36 (release), REVISION: 3.0, GCID: 36106755, BOARD: generic, EABI: aarch64\n",
     )
-    around = read(tmp_path, "linux")
+    around = read({}, tmp_path, "linux")
     assert around.tegra == "L4T 36.3.0"
     assert driver_libraries(around)[-1] == "/usr/lib/aarch64-linux-gnu/tegra/libcuda.so.1"
 
 
 def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
     write(tmp_path, "proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
-    around = read(tmp_path, "linux")
+    around = read({}, tmp_path, "linux")
     assert around.wsl
     assert nvml_libraries(around, {}) == [
         "libnvidia-ml.so.1",
@@ -92,18 +92,11 @@ def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        (".dockerenv", ""),
-        ("run/.containerenv", ""),
-        ("proc/1/cgroup", "0::/kubepods/besteffort/pod1\n"),
-    ],
-)
-def test_a_container_is_known(tmp_path: Path, file: str, text: str) -> None:
-    assert not read(tmp_path, "linux").container
-    write(tmp_path, file, text)
-    assert read(tmp_path, "linux").container
+def test_a_container_is_known_by_files_and_by_variables(tmp_path: Path) -> None:
+    assert not read({}, tmp_path, "linux").container
+    assert read({"container": "podman"}, tmp_path, "linux").container
+    write(tmp_path, ".dockerenv")
+    assert read({}, tmp_path, "linux").container
 
 
 def test_libraries_of_windows_and_plain_linux() -> None:
@@ -119,7 +112,7 @@ def test_libraries_of_windows_and_plain_linux() -> None:
 def test_a_card_that_no_driver_holds(tmp_path: Path) -> None:
     plug(tmp_path, "0000:00:06.0")
     assert pci.bound_driver("0000:00:06.0", tmp_path) is None
-    assert read(tmp_path, "linux").holders == ()
+    assert read({}, tmp_path, "linux").holders == ()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +123,7 @@ def test_a_card_that_no_driver_holds(tmp_path: Path) -> None:
         (("debian",), "install the NVIDIA driver: sudo apt install nvidia-driver"),
         (("fedora",), "install the NVIDIA driver: sudo dnf install akmod-nvidia"),
         (("arch",), "install the NVIDIA driver: sudo pacman -S nvidia-open"),
+        (("nixos",), "install the NVIDIA driver from https://www.nvidia.com/drivers"),
         ((), "install the NVIDIA driver from https://www.nvidia.com/drivers"),
     ],
 )
@@ -186,3 +180,20 @@ def test_how_to_update_the_driver(around: Surroundings, words: str) -> None:
 )
 def test_each_kind_of_help(remedy: cuda_mend.Remedy, around: Surroundings, words: str) -> None:
     assert words in cuda_mend.mend(remedy, around)
+
+
+def test_a_driver_that_is_only_slow_is_helped_without_a_reboot() -> None:
+    more_time = (
+        "give it more time: anydevice.configure(time_limit=20), or time_limit = 20 in"
+        " anydevice.toml; if it hangs all the same: reboot"
+    )
+    server = cuda_mend.after_no_answer(Surroundings("linux"))
+    assert server.startswith("many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or ")
+    assert more_time in server
+    for around in (
+        Surroundings("win32"),
+        Surroundings("linux", wsl=True),
+        Surroundings("linux", tegra="L4T 36.3.0"),
+    ):
+        # There is no persistence mode to switch on.
+        assert cuda_mend.after_no_answer(around).startswith(more_time)

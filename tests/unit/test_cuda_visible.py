@@ -8,8 +8,6 @@ from anydevice.hardware.cuda_visible import (
     Card,
     Instance,
     Place,
-    counts_in_bus_order,
-    names_by_uuid,
     select,
 )
 
@@ -153,16 +151,3 @@ def test_cards_and_instances_without_a_uuid_are_named_by_number_alone() -> None:
     assert select(nameless, "0").places == (Place(0),)
     assert select(nameless, f"MIG-{PARENT}/1/0").places == (Place(1, 0),)
     assert select(nameless, "MIG-1").places == ()
-
-
-def test_only_the_exact_word_asks_for_bus_order() -> None:
-    assert counts_in_bus_order({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    assert not counts_in_bus_order({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-    assert not counts_in_bus_order({})
-
-
-def test_numbers_and_uuids_are_told_apart() -> None:
-    assert names_by_uuid("GPU-f4")
-    assert names_by_uuid("MIG-f4")
-    assert not names_by_uuid("0,GPU-f4")
-    assert not names_by_uuid(None)

@@ -117,13 +117,14 @@ def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:
 
 
 def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.hardware import readers
+    from anydevice.hardware import cpu
 
     device = Device("cpu")
-    monkeypatch.setitem(readers._FREE_MEMORY, "cpu", lambda index, facts: 12345)
+    monkeypatch.setattr(cpu, "free_memory", lambda index, facts: 12345)
     assert device.facts.free_memory == 12345
-    monkeypatch.setitem(readers._FREE_MEMORY, "cpu", lambda index, facts: 54321)
-    assert device.facts.free_memory == 54321
+    monkeypatch.setattr(cpu, "free_memory", lambda index, facts: None)
+    assert device.standing is not None
+    assert device.facts == device.standing.facts
 
 
 def test_native_is_the_library_s_own_object() -> None:

@@ -93,6 +93,16 @@ def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemor
     return _automatically(request, findings, free_memory, steps)
 
 
+def recommend(findings: Sequence[Finding]) -> str:
+    """The backend that the order of backends gives, with the free memory of the report."""
+
+    def as_reported(device: Device) -> int | None:
+        return device.standing.facts.free_memory if device.standing else None
+
+    chosen = choose(Request(), findings, as_reported).device
+    return chosen.backend if chosen else "cpu"
+
+
 def _automatically(
     request: Request,
     findings: Sequence[Finding],
@@ -211,12 +221,15 @@ def _best(fit: list[Device], request: Request, free_memory: FreeMemory) -> Devic
         return same[0]
     if request.local_rank is not None:
         return same[request.local_rank % len(same)]
-    own = [device for device in same if device.standing and device.standing.facts.memory_kind == "dedicated"]
-    same = own or same
+    same = [device for device in same if _has_own_memory(device)] or same
     free = {device: free_memory(device) or 0 for device in same}
     most = max(free.values())
     # A desktop's few windows must not decide between two otherwise idle cards.
     return next(device for device in same if free[device] >= 0.98 * most)
+
+
+def _has_own_memory(device: Device) -> bool:
+    return device.standing is not None and device.standing.facts.memory_kind == "dedicated"
 
 
 def _served(device: Device, request: Request, source: str) -> Device:

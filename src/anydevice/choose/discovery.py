@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from anydevice.choose.choice import Request, choose, pick_engine
-from anydevice.choose.libraries import findings_of
 from anydevice.choose.probes import look_everywhere
 from anydevice.choose.report import Report
 from anydevice.choose.settings import Config, current
@@ -20,7 +18,7 @@ from anydevice.core.late import reach
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 
-Machine = Callable[[float], Sequence[Sighting]]
+Machine = Callable[[float], Iterable[Sighting]]
 """Where sightings come from: the real machine, or a made-up one in a test."""
 
 _SITUATION = (
@@ -104,6 +102,8 @@ def standing_of(device: Device) -> Standing | None:
 
 def engine_of(device: Device) -> str | None:
     """The engine that serves a device for which none was asked."""
+    from anydevice.choose.choice import pick_engine
+
     standing = device.standing
     if standing is None:
         return None
@@ -137,9 +137,13 @@ def machine_from(machine: Machine) -> Iterator[None]:
 
 def _look() -> Report:
     began = time.perf_counter()
-    findings = findings_of(_machine(_time_limit()))
-    findings = tuple(sorted(findings, key=_place_in_order))
-    return Report(findings, _recommended(findings), time.perf_counter() - began)
+    sightings = _machine(_time_limit())
+    # The drivers are being asked; loading what comes next takes about as long.
+    from anydevice.choose.choice import recommend
+    from anydevice.choose.libraries import findings_of
+
+    findings = tuple(sorted(findings_of(sightings), key=_place_in_order))
+    return Report(findings, recommend(findings), time.perf_counter() - began)
 
 
 def _time_limit() -> float:
@@ -154,14 +158,6 @@ def _place_in_order(finding: Finding) -> float:
     names = list(BACKENDS)
     known = finding.backend in BACKENDS
     return names.index(finding.backend) if known else names.index("cpu") - 0.5
-
-
-def _recommended(findings: Sequence[Finding]) -> str:
-    def as_reported(device: Device) -> int | None:
-        return device.standing.facts.free_memory if device.standing else None
-
-    chosen = choose(Request(), findings, as_reported).device
-    return chosen.backend if chosen else "cpu"
 
 
 def _new_lock_in_child() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +90,8 @@ def write_whole(path: Path, text: str) -> None:
         temporary = fixed
         descriptor = os.open(fixed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     else:
+        import tempfile
+
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         temporary = Path(name)
     try:

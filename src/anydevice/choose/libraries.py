@@ -58,7 +58,7 @@ def _standing(sighting: Sighting, seen: Seen, verdicts: Mapping[str, Verdict]) -
         )
     names, refusals = _drivers(sighting, seen.facts)
     known = [_verdict(sighting.backend, seen.facts, name, verdicts) for name in names]
-    said = tuple(verdict for verdict in known if verdict)
+    said = tuple(verdict for verdict in known if verdict is not None)
     condemned = {verdict.engine for verdict in said if not verdict.right}
     engines = tuple(name for name in names if name not in condemned)
     if engines:

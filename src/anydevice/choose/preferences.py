@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +100,8 @@ def split_wishes(text: str) -> tuple[str, ...]:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    import tomllib  # most machines have no such file, and need not wait for the parser
+
     try:
         return tomllib.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:

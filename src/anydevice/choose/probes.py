@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from anydevice.core.finding import Sighting
 from anydevice.core.late import load
 from anydevice.engines.installed import EntryPoint, entry_points
-from anydevice.hardware.readers import READERS
+from anydevice.hardware.readers import READERS, Look
 
 GROUP = "anydevice.probes"
 _GRACE = 0.75
 
-Look = Callable[[float], Sighting]
 
-
-def look_everywhere(limit: float) -> list[Sighting]:
+def look_everywhere(limit: float) -> Iterator[Sighting]:
     """A sighting for every backend, after at most `limit` seconds and a little.
 
-    A reader that fails or does not come back is a sighting that says so, and spoils no other. A
-    probe that another package adds under the entry point `anydevice.probes` is a callable that
-    takes the limit and returns a `Sighting`; where it speaks of a known backend it replaces our
-    own reader of it, unless the probe itself failed.
+    Looking begins at once; the caller waits only when it takes the first sighting. A reader that
+    fails or does not come back is a sighting that says so, and spoils no other. A probe that
+    another package adds under the entry point `anydevice.probes` is a callable that takes the
+    limit and returns a `Sighting`; where it speaks of a known backend it replaces our own reader
+    of it, unless the probe itself failed.
     """
-    added = {f"probe {point.name}": _loader(point) for point in entry_points(GROUP)}
-    seen = _run({**READERS, **added}, limit)
-    return merge(
-        {name: seen[name] for name in READERS}, {name: seen[name] for name in added}
-    )
+    own = _start(READERS, limit)
+    added = _start({f"probe {p.name}": _loader(p) for p in entry_points(GROUP)}, limit)
+
+    def wait() -> Iterator[Sighting]:
+        yield from merge(own(), added())
+
+    return wait()
 
 
 def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Sighting]:
@@ -58,7 +59,7 @@ def _loader(point: EntryPoint) -> Look:
     return look
 
 
-def _run(looks: Mapping[str, Look], limit: float) -> dict[str, Sighting]:
+def _start(looks: Mapping[str, Look], limit: float) -> Callable[[], dict[str, Sighting]]:
     results: dict[str, Sighting] = {}
 
     def work(name: str, look: Look) -> None:
@@ -74,12 +75,14 @@ def _run(looks: Mapping[str, Look], limit: float) -> dict[str, Sighting]:
     deadline = time.monotonic() + limit + _GRACE
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return {
-        name: results.get(name) or _stopped(name, f"timed out: no answer within {limit:g} s")
-        for name in looks
-    }
+
+    def finish() -> dict[str, Sighting]:
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        late = f"timed out: no answer within {limit:g} s"
+        return {name: results.get(name) or _stopped(name, late) for name in looks}
+
+    return finish
 
 
 def _stopped(name: str, reason: str) -> Sighting:

@@ -37,7 +37,8 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, Any
         tell(f"placing the {turn} matrices")
         left, right = engine.from_host(a, device), engine.from_host(b, device)
         tell(f"the {turn} multiplication")
-        product = engine.matmul(left, right)
+        with engine.default_scope(device):  # MLX picks its device by the operation
+            product = engine.matmul(left, right)
         engine.synchronize(device)
         tell(f"reading the {turn} product back")
         answer = engine.to_host(product)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -20,14 +19,21 @@ def key_of(backend: str, facts: Facts, engine: str, version: str | None) -> str:
 def read_verdicts() -> dict[str, Verdict]:
     """Every verdict that is kept; nothing where the file is missing or damaged."""
     try:
-        content = json.loads(verdicts_file().read_text("utf-8"))
-        return {key: Verdict(**value) for key, value in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        text = verdicts_file().read_text("utf-8")
+    except (OSError, ValueError):
+        return {}
+    import json  # most machines have no such file, and need not wait for the parser
+
+    try:
+        return {key: Verdict(**value) for key, value in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
         return {}
 
 
 def keep_verdict(key: str, verdict: Verdict) -> str | None:
     """Keep a verdict; where that cannot be done, a sentence that says why."""
+    import json
+
     path = verdicts_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         _show(report, output)
         if problem:
+            output.stream.flush()  # so that the error stands below where both go to one place
             complain(problem)
     return 1 if problem else 0
 

@@ -36,5 +36,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         output.say(text(report, choice=choice, paint=output.paint, width=output.width))
         if problem:
+            output.stream.flush()  # so that the error stands below where both go to one place
             complain(problem)
     return 1 if problem else 0

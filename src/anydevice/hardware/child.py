@@ -84,6 +84,10 @@ def run_asking(
         _kill(process)
         process.wait()
         raise
+    finally:
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
     heard = _read(said)
     if heard.how != "crashed":
         return heard

@@ -14,26 +14,27 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Sighting
 from anydevice.hardware import cuda_surroundings, cuda_visible
+from anydevice.hardware.asks import nvml as asked_of_nvml
 from anydevice.hardware.child import Outcome, ask
 from anydevice.hardware.cuda_sighting import Evidence, driver_needed, hidden_perhaps, interpret
 from anydevice.hardware.cuda_surroundings import Surroundings
 
-_SHARE_OF_NVML = 0.7
-_LEAST_FOR_DRIVER = 0.5
-_ENOUGH_FOR_ANOTHER = 0.3
+_SHARE_OF_NVML = 0.6
+_WORTH_ASKING = 0.1
+_PATIENCE = 1.0
 
 
 def look(limit: float) -> Sighting:
     """The CUDA backend of this machine, in at most about `limit` seconds. Never raises."""
     if sys.platform == "darwin":
         return Sighting("cuda", present=False, stage="driver", reason="CUDA needs Linux or Windows")
+    environment = dict(os.environ)
     try:
-        return interpret(gather(limit, cuda_surroundings.read(), dict(os.environ)))
+        return interpret(gather(limit, cuda_surroundings.read(environment), environment))
     except Exception as error:
         # Whatever an odd machine makes of our reading, the other backends must still be found.
         reason = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
@@ -41,7 +42,7 @@ def look(limit: float) -> Sighting:
 
 
 def gather(limit: float, around: Surroundings, environment: Mapping[str, str]) -> Evidence:
-    """Ask NVML, and the CUDA driver where NVML's answer is not enough."""
+    """Ask NVML, and the CUDA driver wherever it may be installed, for the time that is left."""
     end = time.monotonic() + limit
     libraries = cuda_surroundings.driver_libraries(around)
     nvml = ask(
@@ -53,19 +54,16 @@ def gather(limit: float, around: Surroundings, environment: Mapping[str, str]) -
         },
         limit=limit * _SHARE_OF_NVML,
     )
-    if not driver_needed(nvml, environment):
+    if not driver_needed(nvml):
         return Evidence(around, environment, nvml)
-    left = max(_LEAST_FOR_DRIVER, end - time.monotonic())
-    driver = ask("cuda_driver", {"libraries": libraries}, limit=left)
-    left = end - time.monotonic()
+    driver = _ask_driver({"libraries": libraries}, end)
     unhidden: Outcome | None = None
-    if left > _ENOUGH_FOR_ANOTHER and hidden_perhaps(nvml, driver, environment):
+    if hidden_perhaps(nvml, driver, environment):
         everything = {k: v for k, v in environment.items() if k != cuda_visible.VISIBLE}
-        unhidden = ask("cuda_driver", {"libraries": libraries}, limit=left, environment=everything)
-    elif left > _ENOUGH_FOR_ANOTHER and _lacks_free_memory(nvml, driver):
+        unhidden = _ask_driver({"libraries": libraries}, end, everything)
+    elif _lacks_free_memory(nvml, driver):
         # A child of its own: making a context can fail where all questions before were answered.
-        question = {"libraries": libraries, "free_memory": True}
-        told = ask("cuda_driver", question, limit=left)
+        told = _ask_driver({"libraries": libraries, "free_memory": True}, end)
         driver = told if told.how == "answered" else driver
     return Evidence(around, environment, nvml, driver, unhidden)
 
@@ -73,8 +71,10 @@ def gather(limit: float, around: Surroundings, environment: Mapping[str, str]) -
 def free_memory(index: int, facts: Facts) -> int | None:
     """Bytes free now on the device with these facts; `None` where nobody can tell.
 
-    Reads NVML in this process, which makes no CUDA context, and only where a child has shown that
-    NVML answers for this device.
+    Asks NVML in this process, which makes no CUDA context, and only where a child has shown that
+    NVML answers for this device. NVML is initialised and shut down again on every call, which
+    takes about 12 ms: while it is initialised, drivers such as 580 keep libcuda loaded and a
+    thread of their own in the process.
     """
     if facts.memory_kind == "unified":
         free = cuda_surroundings.available_memory(Path("/"))
@@ -82,6 +82,16 @@ def free_memory(index: int, facts: Facts) -> int | None:
     if facts.details.get("source") != "nvml" or facts.uuid is None:
         return None
     return _free_by_nvml(facts.uuid, facts.details.get("nvml_library"))
+
+
+def _ask_driver(
+    question: Mapping[str, object], end: float, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    left = end - time.monotonic()
+    if left < _WORTH_ASKING:
+        return Outcome("timed out", error="no time was left for it")
+    # Whole hundredths, because the limit is said in the reason.
+    return ask("cuda_driver", question, limit=round(left, 2), environment=environment)
 
 
 def _lacks_free_memory(nvml: Outcome, driver: Outcome) -> bool:
@@ -100,8 +110,7 @@ def _file_of_pynvml() -> str | None:
     return None if spec is None else spec.origin
 
 
-_initialised_in: int | None = None
-_initialising = threading.Lock()
+_reading = threading.Lock()
 
 
 def _free_by_nvml(uuid: str, library: object) -> int | None:
@@ -109,29 +118,21 @@ def _free_by_nvml(uuid: str, library: object) -> int | None:
         import pynvml
     except ImportError:
         return None
-    try:
-        _initialise(pynvml, library)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return _read_free(pynvml, handle)
-    except (pynvml.NVMLError, OSError):
+    # Not for ever: a process forked while another thread was reading never sees the lock released.
+    if not _reading.acquire(timeout=_PATIENCE):
         return None
-
-
-def _initialise(pynvml: Any, library: object) -> None:
-    global _initialised_in
-    with _initialising:
-        # What a process forked from an initialised one inherits does not count.
-        if _initialised_in == os.getpid():
-            return
+    try:
         if library is not None:
             # Once opened by its path it is found again under its plain name.
             ctypes.CDLL(str(library))
         pynvml.nvmlInit()
-        _initialised_in = os.getpid()
-
-
-def _read_free(pynvml: Any, handle: Any) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).free)
-    except pynvml.NVMLError:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            free: int | None = asked_of_nvml.memory(pynvml, handle)["free"]
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, OSError):
+        return None
+    finally:
+        _reading.release()
+    return free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anydevice.hardware import linux
 from anydevice.hardware.cuda_errors import Remedy
 from anydevice.hardware.cuda_surroundings import Surroundings
 
@@ -53,6 +54,19 @@ def mend(remedy: Remedy, around: Surroundings) -> str:
     )
 
 
+def after_no_answer(around: Surroundings) -> str:
+    """What helps where the driver did not answer in time: it may be slow, or it may hang."""
+    longer = (
+        "give it more time: anydevice.configure(time_limit=20), or time_limit = 20 in"
+        " anydevice.toml"
+    )
+    if around.system == "linux" and not (around.wsl or around.tegra):
+        longer = (
+            "many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or " + longer
+        )
+    return f"{longer}; if it hangs all the same: {_PLAIN['reboot']}"
+
+
 def lacks_nodes(around: Surroundings) -> bool:
     """Whether this is a container that was started without the machine's GPUs."""
     return around.container and not around.wsl and not around.nodes
@@ -96,10 +110,8 @@ def update_driver(around: Surroundings) -> str:
 
 
 def _with_command(around: Surroundings) -> str:
-    for name in around.distribution:
-        if name in _INSTALL:
-            return f": {_INSTALL[name]}"
-    return " from https://www.nvidia.com/drivers"
+    command = linux.fitting(_INSTALL, around.distribution)
+    return f": {command}" if command else " from https://www.nvidia.com/drivers"
 
 
 def _give_access(around: Surroundings) -> str:

@@ -29,7 +29,7 @@ OLDEST_CUDA = "12.0"
 class Evidence:
     """Everything that was learnt in one look.
 
-    `driver` is `None` where NVML's answer was enough. `unhidden` is the driver's answer without
+    `driver` is `None` where no driver is installed. `unhidden` is the driver's answer without
     CUDA_VISIBLE_DEVICES, where with it there was no device and NVML could not tell why.
     """
 
@@ -44,27 +44,15 @@ class Evidence:
         return self.environment.get(cuda_visible.VISIBLE)
 
 
-def driver_needed(nvml: Outcome, environment: Mapping[str, str]) -> bool:
-    """Whether NVML's answer leaves open what only the CUDA driver knows.
+def driver_needed(nvml: Outcome) -> bool:
+    """Whether the CUDA driver is to be asked too: wherever it may be installed.
 
-    Where a driver library may be there, that is so if NVML failed; if cards differ and CUDA
-    counts them "fastest first" by a rule of its own; if MIG mode is on; and if NVML tells no
-    memory because CPU and GPU share it.
+    NVML answers on many a machine on which `cuInit` fails or hangs, and only the driver knows in
+    which order it counts cards of different models.
     """
     if nvml.how != "answered":
         return True
-    if not (nvml.answer["driver_library"] or nvml.answer["driver_problem"]):
-        return False
-    cards = _cards(nvml)
-    if not cards:
-        return True
-    if any(card.names.mig or card.facts.total_memory is None for card in cards):
-        return True
-    return (
-        len({card.facts.name for card in cards}) > 1
-        and not cuda_visible.counts_in_bus_order(environment)
-        and not cuda_visible.names_by_uuid(environment.get(cuda_visible.VISIBLE))
-    )
+    return bool(nvml.answer["driver_library"] or nvml.answer["driver_problem"])
 
 
 def hidden_perhaps(nvml: Outcome, driver: Outcome, environment: Mapping[str, str]) -> bool:
@@ -92,31 +80,35 @@ def interpret(evidence: Evidence) -> Sighting:
 
 def _from_nvml(evidence: Evidence, cards: Sequence[Card], devices: tuple[Facts, ...]) -> Sighting:
     notes = lost_cards(evidence.nvml)
+    selection = cuda_visible.select([card.names for card in cards], evidence.visible)
+    selected = tuple(cards[place.card].at(place) for place in selection.places)
     if devices:
         shown = cuda_cards.in_order_of_driver(cards, devices)
-        return _sighting(evidence, shown, notes=(*notes, *_partly_hidden(evidence, shown, cards)))
-    selection = cuda_visible.select([card.names for card in cards], evidence.visible)
-    shown = tuple(cards[place.card].at(place) for place in selection.places)
-    if not shown and evidence.visible is not None:
-        return _hidden(evidence, _showable(cards), selection.problem, notes)
-    if not shown:
-        return Sighting(
-            "cuda",
-            present=True,
-            stage="device",
-            reason="MIG mode is on, and no MIG instance has been made",
-            mend="make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
-            notes=notes,
-        )
-    trouble = driver_trouble(evidence.driver, evidence.around) or driver_missing(
-        evidence.nvml, evidence.around
+        # Where the driver reads the variable in another way, our reason is not its own.
+        problem = selection.problem if len(shown) == len(selected) else None
+        notes = (*notes, *_partly_hidden(evidence, shown, cards, problem))
+        return _sighting(evidence, shown, notes=notes)
+    if not selected and driver_sees_none(evidence.driver):
+        return _none_shown(evidence, cards, selection.problem, notes)
+    around = evidence.around
+    trouble = driver_trouble(evidence.driver, around) or driver_missing(around)
+    notes = (*notes, *_partly_hidden(evidence, selected, cards, selection.problem))
+    return _sighting(evidence, selected, notes=notes, trouble=trouble)
+
+
+def _none_shown(
+    evidence: Evidence, cards: Sequence[Card], problem: str | None, notes: tuple[str, ...]
+) -> Sighting:
+    if evidence.visible is not None:
+        return _hidden(evidence, _showable(cards), problem, notes)
+    return Sighting(
+        "cuda",
+        present=True,
+        stage="device",
+        reason="MIG mode is on, and no MIG instance has been made",
+        mend="make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
+        notes=notes,
     )
-    if trouble is not None and evidence.driver is not None and evidence.driver.how == "timed out":
-        # A driver may be slow where many cards wake up; the cards themselves have answered.
-        notes = (*notes, f"{trouble.reason}; cards are counted by PCI address instead")
-        trouble = None
-    notes = (*notes, *_partly_hidden(evidence, shown, cards, selection.problem))
-    return _sighting(evidence, shown, notes=notes, trouble=trouble)
 
 
 def _sighting(

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from anydevice.hardware import pci
+from anydevice.hardware import linux, pci
+from anydevice.hardware.kernel_files import read_table, read_text
 
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 _TEGRA_LIBRARIES = "/usr/lib/aarch64-linux-gnu/tegra"
-_CONTAINER_WORDS = ("docker", "kubepods", "containerd", "libpod", "lxc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Surroundings:
 
     `system` is `sys.platform`; `cards` are PCI addresses and `holders` the kernel drivers that
     hold them; `nodes` are device files; `module` is the loaded kernel module's version; `tegra`
-    is a Jetson's release, "L4T 36.3.0"; `distribution` has the Linux's id and those it is like.
+    is a Jetson's release, "L4T 36.3.0"; `distribution` has the names of this Linux.
     """
 
     system: str
@@ -36,7 +36,9 @@ class Surroundings:
     available_memory: int | None = None
 
 
-def read(root: Path = Path("/"), system: str = sys.platform) -> Surroundings:
+def read(
+    environment: Mapping[str, str], root: Path = Path("/"), system: str = sys.platform
+) -> Surroundings:
     """The surroundings as the files under `root` tell them; on Windows they tell nothing."""
     if system != "linux":
         return Surroundings(system)
@@ -47,19 +49,18 @@ def read(root: Path = Path("/"), system: str = sys.platform) -> Surroundings:
         cards=cards,
         holders=tuple(sorted(holder for holder in holders if holder)),
         nodes=_nodes(root),
-        module=_module_version(_text(root / "proc/driver/nvidia/version")),
-        tegra=_tegra_release(_text(root / "etc/nv_tegra_release")),
-        container=_in_container(root),
-        wsl="microsoft" in _text(root / "proc/sys/kernel/osrelease").lower(),
-        distribution=_distribution(_text(root / "etc/os-release")),
+        module=_module_version(read_text(root / "proc/driver/nvidia/version") or ""),
+        tegra=_tegra_release(read_text(root / "etc/nv_tegra_release") or ""),
+        container=linux.in_container(root, environment),
+        wsl="microsoft" in (read_text(root / "proc/sys/kernel/osrelease") or "").lower(),
+        distribution=linux.distribution(root),
         available_memory=available_memory(root),
     )
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes of the machine's own memory that a program could still get; `None` if untold."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+    return read_table(root / "proc/meminfo").get("MemAvailable")
 
 
 def nvml_libraries(around: Surroundings, environment: Mapping[str, str]) -> list[str]:
@@ -105,22 +106,3 @@ def _module_version(text: str) -> str | None:
 def _tegra_release(text: str) -> str | None:
     match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
     return f"L4T {match[1]}.{match[2]}" if match else None
-
-
-def _in_container(root: Path) -> bool:
-    if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
-        return True
-    groups = _text(root / "proc/1/cgroup")
-    return any(word in groups for word in _CONTAINER_WORDS)
-
-
-def _distribution(text: str) -> tuple[str, ...]:
-    found = dict(re.findall(r'^(ID|ID_LIKE)="?([^"\n]*)"?$', text, re.MULTILINE))
-    return (*found.get("ID", "").split(), *found.get("ID_LIKE", "").split())
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -25,7 +25,7 @@ class Trouble:
 def nvml_trouble(outcome: Outcome, around: Surroundings) -> Trouble | None:
     """Why NVML showed no card; `None` where NVML is simply not installed."""
     if outcome.how != "answered":
-        return _no_answer("NVML", outcome)
+        return _no_answer("NVML", outcome, around)
     answer = outcome.answer
     if answer["library"] is None:
         return _cannot_open("NVML", answer["problem"], around)
@@ -37,11 +37,11 @@ def nvml_trouble(outcome: Outcome, around: Surroundings) -> Trouble | None:
 
 
 def driver_trouble(outcome: Outcome | None, around: Surroundings) -> Trouble | None:
-    """Why the CUDA driver showed no device; `None` where it was not asked or is not installed."""
+    """Why the CUDA driver showed no device; `None` where it is simply not installed."""
     if outcome is None:
         return None
     if outcome.how != "answered":
-        return _no_answer("the CUDA driver", outcome)
+        return _no_answer("the CUDA driver", outcome, around)
     answer = outcome.answer
     if answer["library"] is None:
         return _cannot_open("the CUDA driver", answer["problem"], around)
@@ -51,21 +51,16 @@ def driver_trouble(outcome: Outcome | None, around: Surroundings) -> Trouble | N
     return _coded("the CUDA driver", cuda_fault(error["code"]), error, around)
 
 
-def driver_missing(nvml: Outcome, around: Surroundings) -> Trouble | None:
-    """The trouble where NVML answers and the CUDA driver library beside it is missing or broken."""
-    if nvml.answer["driver_library"] is not None:
-        return None
-    problem = nvml.answer["driver_problem"]
-    if problem is not None:
-        return _cannot_open("the CUDA driver", problem, around)
+def driver_missing(around: Surroundings) -> Trouble:
+    """The trouble where NVML answers and there is no CUDA driver library beside it."""
     return Trouble(
         "NVML answers but there is no CUDA driver library", cuda_mend.add_compute(around)
     )
 
 
-def driver_sees_none(outcome: Outcome) -> bool:
+def driver_sees_none(outcome: Outcome | None) -> bool:
     """Whether the driver works, and shows this process no device."""
-    if outcome.how != "answered" or outcome.answer["library"] is None:
+    if outcome is None or outcome.how != "answered" or outcome.answer["library"] is None:
         return False
     error = outcome.answer["error"]
     if error is None:
@@ -110,10 +105,10 @@ def not_installed(around: Surroundings) -> Sighting:
     return Sighting("cuda", present=present, stage="driver", reason=reason, mend=mend)
 
 
-def _no_answer(who: str, outcome: Outcome) -> Trouble:
+def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Trouble:
     mends = {
         "crashed": "reinstall the NVIDIA driver, then reboot",
-        "timed out": "reboot; the kernel's messages may say more: sudo dmesg | grep -i nvrm",
+        "timed out": cuda_mend.after_no_answer(around),
         "failed": "reinstall the NVIDIA driver, then reboot",
         "not started": None,
     }

@@ -7,11 +7,10 @@ driver of version 580 was seen to follow.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER = "CUDA_DEVICE_ORDER"
 
 _LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
@@ -51,16 +50,6 @@ class Selection:
     problem: str | None = None
 
 
-def counts_in_bus_order(environment: Mapping[str, str]) -> bool:
-    """Whether CUDA was told to number cards by PCI address, as NVML does."""
-    return environment.get(ORDER) == "PCI_BUS_ID"
-
-
-def names_by_uuid(value: str | None) -> bool:
-    """Whether the variable gives UUIDs, so that the numbering of cards plays no part."""
-    return value is not None and value.startswith(("GPU-", "MIG-"))
-
-
 def select(cards: Sequence[Card], value: str | None) -> Selection:
     """The visible ones of `cards`, which are in CUDA's order; `value` is the variable's, if set.
 
@@ -76,7 +65,7 @@ def select(cards: Sequence[Card], value: str | None) -> Selection:
     if value is None:
         every = [_first_instance(index, card) for index, card in enumerate(cards)]
         return Selection(_one_instance_at_most([place for place in every if place is not None]))
-    by_uuid = names_by_uuid(value)
+    by_uuid = _is_uuid(value)
     places: list[Place] = []
     for entry in value.split(","):
         found = _by_uuid(entry, cards) if by_uuid else _by_index(entry, cards)
@@ -86,6 +75,10 @@ def select(cards: Sequence[Card], value: str | None) -> Selection:
             return Selection((), f'"{entry.strip()}" names a card that is named before')
         places.append(found)
     return Selection(_one_instance_at_most(places))
+
+
+def _is_uuid(entry: str) -> bool:
+    return entry.startswith(("GPU-", "MIG-"))
 
 
 def _by_index(entry: str, cards: Sequence[Card]) -> Place | str:
@@ -102,7 +95,7 @@ def _by_index(entry: str, cards: Sequence[Card]) -> Place | str:
 
 
 def _by_uuid(entry: str, cards: Sequence[Card]) -> Place | str:
-    if not names_by_uuid(entry):
+    if not _is_uuid(entry):
         return f'"{entry}" is not a UUID like the first entry'
     old = _OLD_MIG_NAME.fullmatch(entry)
     if old is not None:

@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from anydevice.hardware import pci
 from anydevice.hardware.kernel_files import exists, read_table, read_text
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
-PCI = "sys/bus/pci/devices"
 
 _FRAME_BUFFERS = (1, 2)  # heap types: memory of the GPU that the host sees, and that it does not
 
@@ -122,7 +122,7 @@ def pci_address(location: int, domain: int) -> str:
 
 def _address_on_bus(properties: dict[str, int], root: Path) -> str:
     address = pci_address(properties.get("location_id", 0), properties.get("domain", 0))
-    if exists(root / PCI / address):
+    if exists(root / pci.DEVICES / address):
         return address
     # A divided card counts its partitions in the function, though all of them are function 0.
     return f"{address[:-1]}0"

@@ -22,7 +22,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
-from anydevice.hardware import pci
+from anydevice.hardware import linux, pci
 
 FRAMEWORK = "/System/Library/Frameworks/OpenCL.framework"
 VENDORS = "/etc/OpenCL/vendors"
@@ -52,8 +52,7 @@ class Machine:
     @property
     def has_apt(self) -> bool:
         """Whether this is Debian or one of its descendants."""
-        words = _read(self.file("/etc/os-release")).decode("utf-8", "replace").lower()
-        return re.search(r"^id(_like)?=.*\b(debian|ubuntu)\b", words, re.MULTILINE) is not None
+        return linux.uses_apt(linux.distribution(self.root))
 
     def library(self, name: str) -> Path | None:
         """The file that the dynamic linker would take for `name`; `None` where there is none."""

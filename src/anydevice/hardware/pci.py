@@ -7,6 +7,9 @@ from pathlib import Path
 NVIDIA = 0x10DE
 AMD = 0x1002
 
+DEVICES = "sys/bus/pci/devices"
+"""The folder, below the root, that has a folder of files a device of the bus."""
+
 _DISPLAY = 0x03
 _PROCESSING_ACCELERATOR = 0x12
 
@@ -19,7 +22,7 @@ def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
     card, and where the system has no `sys/bus/pci/devices` under `root`.
     """
     try:
-        entries = list((root / "sys/bus/pci/devices").iterdir())
+        entries = list((root / DEVICES).iterdir())
     except OSError:
         return ()
     return tuple(sorted(entry.name for entry in entries if _is_card(entry, vendor)))
@@ -43,7 +46,7 @@ def _number(file: Path) -> int | None:
 def bound_driver(address: str, root: Path = Path("/")) -> str | None:
     """The kernel driver that holds a card, such as "nvidia" or "vfio-pci"; `None` for none."""
     try:
-        return (root / "sys/bus/pci/devices" / address / "driver").readlink().name
+        return (root / DEVICES / address / "driver").readlink().name
     except OSError:
         return None
 

@@ -131,8 +131,7 @@ def _stopped_with_devices(sighting: Sighting, reason: str, mend: str | None) -> 
 
 
 def _no_permission(file: str, place: _Place) -> tuple[str, str]:
-    contained = rocm_absent.in_container(place.root, place.environment)
-    mend = rocm_absent.PASS_DEVICES if contained else rocm_absent.JOIN_GROUPS
+    mend = rocm_absent.give_access(place.root, place.environment)
     return f"no permission to open {file}", mend
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anydevice.core.finding import Sighting, Stage
-from anydevice.hardware import pci
-from anydevice.hardware.kernel_files import exists, read_text
+from anydevice.hardware import linux, pci
+from anydevice.hardware.kernel_files import exists
 from anydevice.hardware.rocm_software import folders
 
-JOIN_GROUPS = "sudo usermod -a -G render,video $USER"
 PASS_DEVICES = (
     "docker run --device=/dev/kfd --device=/dev/dri --group-add video --group-add render …"
 )
 
+_JOIN_GROUPS = "sudo usermod -a -G render,video $USER"
 _LOAD = "sudo modprobe amdgpu"
 _INSTALL = {
     "ubuntu": "sudo apt install linux-firmware linux-modules-extra-$(uname -r)",
@@ -24,7 +24,6 @@ _INSTALL = {
     "suse": "sudo zypper install kernel-firmware-amdgpu",
     "arch": "sudo pacman -S linux-firmware",
 }
-_CONTAINER_MARKS = ("docker", "kubepods", "containerd", "libpod", "lxc")
 _SYSTEMS = {"win32": "Windows", "darwin": "macOS"}
 
 
@@ -49,7 +48,7 @@ def no_compute_driver(
             return _under_wsl(root, environment)
         return stopped("no AMD GPU on the PCI bus", present=False)
     which = _named(cards)
-    if in_container(root, environment):
+    if linux.in_container(root, environment):
         reason = f"{which} is in the machine, but this container has no /dev/kfd"
         return stopped(reason, present=True, mend=PASS_DEVICES)
     holder = pci.bound_driver(cards[0], root)
@@ -58,9 +57,9 @@ def no_compute_driver(
         return stopped(reason, present=True)
     if exists(root / "sys/module/amdgpu"):
         reason = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
-        return stopped(
-            reason, present=True, mend="sudo apt install amdgpu-dkms" if _apt(root) else None
-        )
+        has_apt = linux.uses_apt(linux.distribution(root))
+        mend = "sudo apt install amdgpu-dkms" if has_apt else None
+        return stopped(reason, present=True, mend=mend)
     reason = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
     return stopped(reason, present=True, mend=_install_driver(root))
 
@@ -71,8 +70,7 @@ def no_gpu_in_topology(
     """There is a /dev/kfd, but its topology shows this process no GPU."""
     if withheld:
         reason = f"no permission to read {_count(withheld, 'node')} of the GPU topology"
-        mend = PASS_DEVICES if in_container(root, environment) else JOIN_GROUPS
-        return stopped(reason, present=True, mend=mend)
+        return stopped(reason, present=True, mend=give_access(root, environment))
     if not cards:
         return stopped("/dev/kfd is there, but no AMD GPU is on the PCI bus", present=False)
     reason = f"{_named(cards)} is on the PCI bus, but the compute driver did not take it"
@@ -80,14 +78,9 @@ def no_gpu_in_topology(
     return stopped(reason, present=True, stage="device", mend=mend)
 
 
-def in_container(root: Path, environment: Mapping[str, str]) -> bool:
-    """Whether this process runs in a container, by the marks that the usual ones leave."""
-    if exists(root / ".dockerenv") or exists(root / "run/.containerenv"):
-        return True
-    if environment.get("container") or environment.get("KUBERNETES_SERVICE_HOST"):
-        return True
-    groups = read_text(root / "proc/1/cgroup") or ""
-    return any(mark in groups for mark in _CONTAINER_MARKS)
+def give_access(root: Path, environment: Mapping[str, str]) -> str:
+    """What lets this process open the device files that are closed to it."""
+    return PASS_DEVICES if linux.in_container(root, environment) else _JOIN_GROUPS
 
 
 def _under_wsl(root: Path, environment: Mapping[str, str]) -> Sighting:
@@ -113,19 +106,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _distributions(root: Path) -> list[str]:
-    entries: dict[str, str] = {}
-    for line in (read_text(root / "etc/os-release") or "").splitlines():
-        key, _, value = line.partition("=")
-        entries[key] = value.strip().strip("\"'")
-    names = f"{entries.get('ID', '')} {entries.get('ID_LIKE', '')}".lower()
-    return ["suse" if "suse" in name else name for name in names.split()]
-
-
-def _apt(root: Path) -> bool:
-    return any(name in ("ubuntu", "debian") for name in _distributions(root))
-
-
 def _install_driver(root: Path) -> str:
-    known = [_INSTALL[name] for name in _distributions(root) if name in _INSTALL]
-    return f"{known[0]} && {_LOAD}" if known else _LOAD
+    command = linux.fitting(_INSTALL, linux.distribution(root))
+    return f"{command} && {_LOAD}" if command else _LOAD

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 from anydevice.core.facts import Detail, MemoryKind
+from anydevice.hardware import pci
 from anydevice.hardware.kernel_files import read_number, read_table
-from anydevice.hardware.kfd import PCI, Gpu
+from anydevice.hardware.kfd import Gpu
 from anydevice.hardware.rocm_targets import MI300A, TARGETS
 
 Pool = Literal["carve-out", "gtt", "carve-out and gtt", "system memory"]
@@ -55,7 +56,7 @@ class Counters:
 
 def counters(pci_address: str, root: Path = Path("/")) -> Counters:
     """Read them anew; what cannot be read is `None`."""
-    device = root / PCI / pci_address
+    device = root / pci.DEVICES / pci_address
     system = read_table(root / "proc/meminfo")
     return Counters(
         vram=read_number(device / "mem_info_vram_total"),

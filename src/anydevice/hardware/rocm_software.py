@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anydevice.core.facts import version_numbers
+from anydevice.hardware import pci
 from anydevice.hardware.kernel_files import exists, read_text
-from anydevice.hardware.kfd import PCI, Gpu
+from anydevice.hardware.kfd import Gpu
 from anydevice.hardware.rocm_targets import PRODUCTS
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
@@ -46,7 +47,7 @@ def driver_version(root: Path) -> str | None:
 
 def product_name(gpu: Gpu, root: Path) -> str | None:
     """What the card calls itself, or the name that libdrm's table has for it."""
-    device = root / PCI / gpu.pci_address
+    device = root / pci.DEVICES / gpu.pci_address
     own = (read_text(device / "product_name") or "").strip()
     return own or _name_in_table(gpu, (read_text(device / "revision") or "").strip(), root)
 

@@ -94,10 +94,12 @@ def look(
     """
     del limit
     if not system.startswith("linux"):
-        return Sighting("tpu", present=False)
+        return Sighting("tpu", present=False, stage="driver", reason="TPUs are only on Linux")
     chips = _chips_on_pci(root) or _chips_by_type(root, environment)
     if not chips:
-        return Sighting("tpu", present=False)
+        return Sighting(
+            "tpu", present=False, stage="driver", reason="no TPU on the PCI bus nor in /dev"
+        )
     notes = _holders(root)
     with_node = [chip for chip in chips if chip.node is not None]
     if not with_node:

@@ -1,5 +1,6 @@
-/* A CUDA driver with one card, or an integrated one with INTEGRATED defined; with OLD defined it
-   lacks the second form of the UUID question; with MUTE defined it refuses every detail. */
+/* A CUDA driver with one card, or an integrated one with INTEGRATED defined; with TWO defined it
+   has the two cards of healthy_nvml.c, the second of them first; with OLD defined it lacks the
+   second form of the UUID question; with MUTE defined it refuses every detail. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +13,11 @@
 
 int cuInit(unsigned flags) { return 0; }
 int cuDriverGetVersion(int *version) { *version = 12040; return ANSWER; }
+#ifdef TWO
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+#else
 int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+#endif
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *text, int size, int device) {
   snprintf(text, size, "NVIDIA Test 100");
@@ -23,7 +28,16 @@ static int fill(unsigned char *bytes, unsigned char first) {
   return ANSWER;
 }
 int cuDeviceGetUuid(unsigned char *bytes, int device) { return fill(bytes, 0x10); }
-#ifndef OLD
+#ifdef TWO
+int cuDeviceGetUuid_v2(unsigned char *bytes, int device) {
+  memset(bytes, 0, 16);
+  memset(bytes, device == 0 ? 0xbb : 0xaa, 4);
+  bytes[6] = 0x40;
+  bytes[8] = 0x80;
+  bytes[15] = device == 0 ? 2 : 1;
+  return 0;
+}
+#elif !defined(OLD)
 int cuDeviceGetUuid_v2(unsigned char *bytes, int device) { return fill(bytes, 0xa0); }
 #endif
 int cuDeviceGetPCIBusId(char *text, int size, int device) {

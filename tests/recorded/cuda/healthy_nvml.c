@@ -25,11 +25,11 @@ static Card parts[] = {
     {2, 1, "NVIDIA Test 100 MIG 1g.5gb", "MIG-cccccccc-0000-4000-8000-000000000003", "", 5120},
     {3, 1, "NVIDIA Test 100 MIG 1g.5gb", "MIG-dddddddd-0000-4000-8000-000000000004", "", 5120},
 };
-int inits = 0;
+int inits = 0, shutdowns = 0;
 
 int nvmlInitWithFlags(unsigned flags) { inits++; return SUCCESS; }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) { return SUCCESS; }
+int nvmlShutdown(void) { shutdowns++; return SUCCESS; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) {
   snprintf(text, size, "580.10.01");
   return SUCCESS;

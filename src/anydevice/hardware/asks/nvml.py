@@ -92,7 +92,7 @@ def _card(nvml: Any, index: int) -> Answer:
         "cuda_cores": _if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
         "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
         "instances": _instances(nvml, handle) if mig and mig[0] else [],
-        **_memory(nvml, handle),
+        **memory(nvml, handle),
     }
 
 
@@ -110,13 +110,14 @@ def _instances(nvml: Any, card: Any) -> list[Answer]:
                 "gpu_instance": _if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
                 "compute_instance": _if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
                 "multiprocessors": attributes and attributes.multiprocessorCount,
-                **_memory(nvml, handle),
+                **memory(nvml, handle),
             }
         )
     return instances
 
 
-def _memory(nvml: Any, handle: Any) -> Answer:
+def memory(nvml: Any, handle: Any) -> Answer:
+    """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
     told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if told is not None:
         return {"total": told.total, "free": told.free, "reserved": told.reserved}

@@ -1,0 +1,70 @@
+"""`anydevice backends`: the table has everything, at 80 columns too."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from argparse import Namespace
+from collections.abc import Callable
+
+import pytest
+
+from anydevice import testing
+from anydevice.cli import backends
+from anydevice.cli.printing import Output
+from anydevice.core.backends import BACKENDS
+from anydevice.engines.registry import BUILT_IN
+
+Anydevice = Callable[..., tuple[int, str, str]]
+
+
+def words(text: str) -> set[str]:
+    """All words of a text: cells are broken into lines, words are not."""
+    return set(re.findall(r"[\w'+.-]+", text))
+
+
+def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
+    with testing.fake_machine():
+        code, out, err = anydevice("backends")
+    assert (code, err) == (0, "")
+    printed = words(out)
+    for row in BACKENDS.values():
+        cells = (row.vendor, *row.platforms, row.blas, row.runtime_compiler, row.best_for)
+        cells += (row.requires, row.tier, row.tier_note, *row.engines)
+        wanted = words(" ".join(cells))
+        assert wanted <= printed, wanted - printed
+    for engine in BUILT_IN.values():
+        for absent in engine.lacks.values():
+            assert words(str(absent)) <= printed, absent
+    assert all(len(line) <= 80 for line in out.splitlines()), "readable at 80 columns"
+    assert not any(line != line.rstrip() for line in out.splitlines())
+    assert re.search(r"SIMD level: \S+.*threads: \d+", out)
+    assert re.search(r"✓ +cpu ", out)
+    assert re.search(r"– +cuda ", out)
+
+
+def test_as_json(anydevice: Anydevice) -> None:
+    with testing.fake_machine(cuda=1):
+        code, out, err = anydevice("backends", "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    rows = {row["name"]: row for row in data["backends"]}
+    assert list(rows) == list(BACKENDS)
+    assert rows["cuda"]["usable"] is True
+    assert rows["rocm"]["present"] is False
+    assert rows["metal"]["tier_note"] == BACKENDS["metal"].tier_note
+    engines = {engine["engine"]: engine for engine in data["engines"]}
+    assert engines["opencl"]["lacks"]["autodiff"] == "OpenCL has no autodiff; train on torch or jax"
+    assert engines["cupy"]["version"] is None
+    assert data["cpu"]["threads"] >= 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_it_fits_the_terminal(width: int) -> None:
+    page = io.StringIO()
+    with testing.fake_machine():
+        backends.run(Namespace(json=False), Output(page, colour=True, width=width))
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in page.getvalue().splitlines()]
+    assert "\x1b[1mcuda" in page.getvalue()
+    assert all(len(line) <= width for line in lines[:-1])

@@ -1,0 +1,129 @@
+"""`anydevice config`: every setting with its origin, every file, every step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anydevice import testing
+from anydevice.cli import config as command
+
+Anydevice = Callable[..., tuple[int, str, str]]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Settings by name: their value and their origin."""
+    block = text.partition("Settings\n")[2].partition("\n\n")[0]
+    parts = [line.split("  ") for line in block.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in parts]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> None:
+    with testing.fake_machine():
+        code, out, err = anydevice("config")
+    assert (code, err) == (0, "")
+    assert rows(out) == {
+        "device": ["automatic", "default"],
+        "engine": ["automatic", "default"],
+        "order": ["the order of backends", "default"],
+        "memory": ["balanced (75 %)", "default"],
+        "x64": ["off", "default"],
+        "jit": ["on", "default"],
+        "mixed_precision": ["off", "default"],
+        "time_limit": ["5 s", "default"],
+        "env": ["none", "default"],
+    }
+    home = tmp_path / "home"
+    assert out.partition("Looked at\n")[2].splitlines() == [
+        "  ANYDEVICE_DEVICE  not set",
+        "  ANYDEVICE_ENGINE  not set",
+        f"  ANYDEVICE_HOME    {home}",
+        f"  project file      {project}",
+        f"  user file         {home / 'anydevice.toml'} (does not exist)",
+        f"  past checks       {home / 'verdicts.json'} (does not exist)",
+    ]
+
+
+def test_every_origin(
+    anydevice: Anydevice, project: Path, user_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_file.write_text('memory = "20GiB"\nx64 = false\nenv = { A = "1" }\n')
+    project.write_text(
+        'device = ["cuda", "cpu"]\nengine = "numpy"\norder = ["opencl"]\nx64 = true\n'
+    )
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
+    with testing.fake_machine():
+        _, out, _ = anydevice("config")
+    table = rows(out)
+    assert table["memory"] == ["20GiB", f"user file {user_file}, line 1"]
+    assert table["env"] == ["A=1", f"user file {user_file}, line 3"]
+    assert table["order"] == ["opencl", f"project file {project}, line 3"]
+    assert table["x64"] == ["on", f"project file {project}, line 4"]
+    assert table["engine"] == ["numpy", "project file"]
+    assert [line.split()[1:3] for line in out.splitlines() if line.startswith("  device")] == [
+        ["cpu", "environment"],
+        ["cuda,", "cpu"],
+    ]
+    assert "  ANYDEVICE_DEVICE  cpu\n" in out
+
+
+def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
+    project.write_text('device = "tpu"\n')
+    with testing.fake_machine():
+        code, out, _ = anydevice("config", "--why")
+    assert code == 0
+    assert out.partition("Steps of the choice\n")[2].splitlines() == [
+        "✗ project file        tpu   this machine has no tpu",
+        "✓ order of backends   cpu   cpu is usable",
+        "",
+        "Chosen: cpu, because no accelerator is in this machine",
+    ]
+
+
+def test_a_choice_of_nothing(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
+    with testing.fake_machine():
+        _, out, _ = anydevice("config", "--why")
+        data = json.loads(anydevice("config", "--why", "--json")[1])
+    assert out.endswith("Chosen: nothing, because no device fits\n")
+    assert (data["chosen"], data["because"]) == (None, "")
+    assert data["environment"]["ANYDEVICE_ENGINE"] == "cupy"
+
+
+def test_as_json(anydevice: Anydevice, project: Path) -> None:
+    project.write_text('device = "cuda"\ntime_limit = 2\n')
+    with testing.fake_machine(cuda=1):
+        data = json.loads(anydevice("config", "--json")[1])
+        with_steps = json.loads(anydevice("config", "--why", "--json")[1])
+    assert data["settings"]["time_limit"] == 2.0
+    assert data["origins"] == {"time_limit": f"project file {project}, line 2"}
+    assert data["wishes"] == [
+        {"source": "project file", "detail": str(project), "devices": ["cuda"]}
+    ]
+    assert [(f["file"], f["exists"]) for f in data["files"]] == [
+        ("project file", True),
+        ("user file", False),
+    ]
+    assert "steps" not in data
+    assert with_steps["chosen"] == "cuda:0"
+    assert [step["taken"] for step in with_steps["steps"]] == [True]
+
+
+def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
+    project.write_text("x64 = 3\n")
+    code, out, err = anydevice("config")
+    assert (code, out) == (1, "")
+    assert f"{project}, line 1" in err
+
+
+def test_no_project_file(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "project_file", lambda: None)
+    with testing.fake_machine():
+        _, out, _ = anydevice("config")
+        data = json.loads(anydevice("config", "--json")[1])
+    assert "  project file      none here or in a folder above\n" in out
+    assert data["files"][0] == {"file": "project file", "path": None, "exists": False}

@@ -1,0 +1,202 @@
+"""`anydevice doctor`: real computations in real children, on a machine that is partly made up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+
+from anydevice import testing
+from anydevice.choose import checking, examination
+from anydevice.cli import doctor
+from anydevice.cli.printing import Output
+from anydevice.core.device import Device
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting, Verdict
+from anydevice.errors import DeviceNotFoundError
+
+Anydevice = Callable[..., tuple[int, str, str]]
+
+NO_DRIVER = Sighting(
+    "cuda",
+    present=True,
+    stage="driver",
+    reason="an NVIDIA card is at 0000:18:00.0 but no NVIDIA driver is installed",
+    mend="sudo ubuntu-drivers install",
+)
+NO_LIBRARY = Sighting("cuda", True, (Seen(0, "gpu", Facts("NVIDIA RTX 4070")),))
+
+
+def test_a_healthy_machine(anydevice: Anydevice) -> None:
+    with testing.fake_machine():
+        code, out, err = anydevice("doctor", "--engine", "numpy")
+    assert (code, err) == (0, "")
+    first = out.splitlines()[0]
+    assert first.startswith("✓ cpu")
+    assert "numpy" in first
+    assert "right" in first
+    assert "first call" in first
+    assert "– cuda     not in this fake machine" in out
+    assert out.endswith("\n1 of 1 computations were right.\n")
+
+
+def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
+    with testing.fake_machine():
+        code, out, err = anydevice("doctor", "cpu", "--engine", "numpy", "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data["healthy"] is True
+    assert [(c["device"], c["engine"], c["right"]) for c in data["checks"]] == [
+        ("cpu", "numpy", True)
+    ]
+    assert data["checks"][0]["second_call"] > 0
+    assert data["not_usable"] == data["explanations"] == []
+
+
+def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice) -> None:
+    with testing.fake_machine(sightings=[NO_DRIVER]):
+        code, out, _ = anydevice("doctor", "--engine", "numpy")
+    assert code == 1
+    assert "✗ cuda     stopped at: driver\n" in out
+    explained = out.partition("What is wrong, and what to do")[2]
+    assert "  cuda: no driver\n" in explained
+    assert NO_DRIVER.reason in explained
+    assert "    → sudo ubuntu-drivers install\n" in explained
+    assert out.endswith("1 of 1 computations were right; not usable: cuda.\n")
+
+
+def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
+    with testing.fake_machine(sightings=[NO_LIBRARY]):
+        code, out, _ = anydevice("doctor", "cuda", "--json")
+    data = json.loads(out)
+    assert code == 1
+    assert data["checks"] == []
+    assert data["not_usable"][0]["place"] == "cuda:0"
+    assert data["explanations"][0]["cause"] == "library built without this backend"
+    assert data["explanations"][0]["advice"].startswith("pip install")
+
+
+def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
+    anydevice: Anydevice,
+) -> None:
+    with testing.fake_machine(cuda=1, engines=["numpy"]):  # NumPy in the child knows no cuda:0
+        code, out, _ = anydevice("doctor", "gpu")
+        assert code == 1
+        assert out.startswith("✗ cuda:0   numpy")
+        assert "cuda:0 with numpy: " in out.partition("What is wrong")[2]
+        assert "0 of 1 computations were right." in out
+        assert not Device("cuda:0").usable
+        again = json.loads(anydevice("doctor", "gpu", "--json")[1])
+    assert [c["right"] for c in again["checks"]] == [False], "stopped at compute: checked anew"
+    assert [e["subject"] for e in again["explanations"]] == ["cuda:0 with numpy"]
+
+
+def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
+    with testing.fake_machine():
+        code, out, _ = anydevice("doctor", "--engine", "numpy", "--limit", "0.001")
+    assert code == 1
+    assert "✗ cpu" in out
+    assert "timed out (no answer within 0.001 s)" in out
+    assert "no answer in time" in out
+
+
+def test_only_what_is_named_is_examined() -> None:
+    with testing.fake_machine(cuda=2, engines=["numpy", "torch"]) as report:
+        everything = examination.prepare(report)
+        one = examination.prepare(report, ["CUDA:1"], "torch")
+        both = examination.prepare(report, ["gpu"], "numpy")
+        mixed = examination.prepare(report, ["cuda:0", "cpu"], "numpy")
+    places = [(str(device), engine) for device, engine in everything.pairs]
+    assert places[:4] == [
+        ("cuda:0", "numpy"),
+        ("cuda:0", "torch"),
+        ("cuda:1", "numpy"),
+        ("cuda:1", "torch"),
+    ]
+    assert {place for place, _ in places[4:]} == {"cpu"}
+    assert [(str(device), engine) for device, engine in one.pairs] == [("cuda:1", "torch")]
+    assert [str(device) for device, _ in both.pairs] == ["cuda:0", "cuda:1"]
+    assert [str(device) for device, _ in mixed.pairs] == ["cuda:0", "cpu"]
+    assert [finding.backend for finding in one.report] == ["cuda"]
+
+
+def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
+    with testing.fake_machine() as report:
+        usual = examination.prepare(report, [], "jax")
+        named = examination.prepare(report, ["cpu:2"], "jax")
+    assert [str(device) for device, _ in usual.pairs] == ["cpu"]
+    assert [str(device) for device, _ in named.pairs] == ["cpu:2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rocm"], "this machine has no rocm: not in this fake machine"),
+        (["cuda:7"], "this machine has no cuda:7"),
+        (["tpu"], "this machine has no tpu"),
+        (["quantum"], "there is no backend 'quantum'"),
+        (["--engine", "tensorflow"], "there is no engine 'tensorflow'"),
+        (["cpu", "--engine", "opencl"], "opencl drives none of cpu"),
+    ],
+)
+def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message: str) -> None:
+    with testing.fake_machine(cuda=1):
+        code, out, err = anydevice("doctor", *words)
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
+    with (
+        testing.fake_machine(sightings=[NO_LIBRARY]) as report,
+        pytest.raises(
+            DeviceNotFoundError, match=r"torch drives none of cuda:0: cuda:0: torch .*CPU"
+        ),
+    ):
+        examination.prepare(report, ["cuda"], "torch")
+
+
+def test_a_slow_first_call_and_held_memory_are_explained(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(device: Device, engine: str, *, limit: float) -> Verdict:
+        return Verdict(str(device), engine, True, None, 3.0, 2.5, 0.001)
+
+    monkeypatch.setattr(doctor, "check", slow)
+    with testing.fake_machine(cuda=1, engines=["jax"]):
+        code, out, _ = anydevice("doctor", "cuda")
+    assert code == 0
+    knowing = out.partition("Worth knowing")[2]
+    assert "memory held by preallocation" in knowing
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in knowing
+    assert "the first call took 2.5 s, the second 1.0 ms" in knowing
+    assert "warm up" in knowing
+
+
+def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import io
+
+    page = io.StringIO()
+    page.isatty = lambda: True  # type: ignore[method-assign]
+    output = Output(page, colour=False, width=60)
+    with testing.fake_machine(sightings=[NO_DRIVER]) as report:
+        doctor._show(examination.prepare(report, [], "numpy"), 60, output)
+    shown = page.getvalue()
+    assert "cpu with numpy (1 of 1)" in shown
+    explained = shown.partition("What is wrong")[2]
+    long = [line for line in explained.splitlines() if len(line) > 60]
+    assert all("→" in line for line in long), "only commands may be longer than the terminal"
+    assert "    an NVIDIA card is at 0000:18:00.0 but no NVIDIA driver\n" in explained
+
+
+def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    assert checking._environment()["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ

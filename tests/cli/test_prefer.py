@@ -1,0 +1,114 @@
+"""`anydevice prefer`: what is written, where, and what it comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anydevice import testing
+from anydevice.core.finding import Sighting
+
+Anydevice = Callable[..., tuple[int, str, str]]
+NO_DRIVER = Sighting("rocm", True, stage="driver", reason="no driver", mend="sudo modprobe amdgpu")
+
+
+def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
+    project.write_text("# mine\n")
+    with testing.fake_machine(cuda=1):
+        code, out, err = anydevice("prefer", "CPU")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"Preferred from now on: cpu, written to {project}",
+        "✓ cpu is usable now",
+        "Chosen: cpu, because the project's anydevice.toml asks for it",
+    ]
+    assert project.read_text() == '# mine\ndevice = "cpu"\n'
+
+
+def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) -> None:
+    with testing.fake_machine(sightings=[NO_DRIVER]):
+        code, out, _ = anydevice("prefer", "rocm", "--engine", "torch")
+    assert code == 0
+    assert out.splitlines() == [
+        f"Preferred from now on: rocm with torch, written to {project}",
+        "✗ rocm is not usable now: this machine has no rocm",
+        "  mend: sudo modprobe amdgpu",
+        "  It is passed over until it is.",
+        'Chosen: cpu, because rocm stopped at "driver"',
+    ]
+    assert project.read_text() == 'device = "rocm"\nengine = "torch"\n'
+
+
+def test_a_kind_without_a_mend(anydevice: Anydevice) -> None:
+    with testing.fake_machine():
+        code, out, _ = anydevice("prefer", "gpu")
+    assert code == 0
+    assert "✗ gpu is not usable now: this machine has no gpu" in out
+    assert "mend:" not in out
+
+
+def test_forgetting(anydevice: Anydevice, project: Path) -> None:
+    project.write_text('device = "cuda"\nengine = "torch"\nx64 = true\n')
+    with testing.fake_machine():
+        code, out, _ = anydevice("prefer", "--clear")
+    assert code == 0
+    assert f"The preference is forgotten, in {project}" in out
+    assert project.read_text() == "x64 = true\n"
+
+
+def test_forgetting_where_nothing_was_preferred(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.cli import prefer
+
+    monkeypatch.setattr(prefer, "prefer", lambda device, engine: None)
+    with testing.fake_machine():
+        code, out, _ = anydevice("prefer", "--clear")
+        data = json.loads(anydevice("prefer", "--clear", "--json")[1])
+    assert code == 0
+    assert out.startswith("There is no preference to forget.\n")
+    assert (data["file"], data["usable"], data["chosen"]) == (None, None, "cpu")
+
+
+def test_as_json(anydevice: Anydevice, project: Path) -> None:
+    with testing.fake_machine(cuda=2):
+        data = json.loads(anydevice("prefer", "cuda:1", "--engine", "torch", "--json")[1])
+        missing = json.loads(anydevice("prefer", "tpu", "--json")[1])
+    assert data == {
+        "device": "cuda:1",
+        "engine": "torch",
+        "file": str(project),
+        "usable": True,
+        "reason": None,
+        "chosen": "cuda:1",
+    }
+    assert missing["usable"] is False
+    assert missing["reason"] == "this machine has no tpu"
+    assert missing["chosen"] == "cuda:0"
+
+
+def test_auto_is_what_would_be_chosen_anyway(anydevice: Anydevice, project: Path) -> None:
+    with testing.fake_machine(cuda=1):
+        _, out, _ = anydevice("prefer", "auto")
+    assert "✓ cuda:0 is usable now" in out
+    assert project.read_text() == 'device = "auto"\n'
+
+
+def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: Path) -> None:
+    code, _, err = anydevice("prefer", "--clear", "--engine", "torch")
+    assert code == 1
+    assert "leave --engine out" in err
+    assert project.read_text() == ""
+
+
+def test_what_cannot_be_met_at_all_is_said(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
+    with testing.fake_machine():
+        _, out, _ = anydevice("prefer", "cpu")
+    assert "✓ cpu is usable now" in out
+    assert "Chosen" not in out

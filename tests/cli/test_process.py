@@ -1,0 +1,136 @@
+"""The real command in a real process: pipes, a terminal, other encodings, a reader that leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+COMMAND = [sys.executable, "-m", "anydevice"]
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are for POSIX")
+
+
+def on_a_terminal(*words: str, **environment: str) -> tuple[int, str]:
+    """Run the command with a pseudo-terminal for its output; its exit code and what was shown."""
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=secondary,
+        stderr=secondary,
+        env={**os.environ, **environment},
+    )
+    os.close(secondary)
+    shown = b""
+    while True:
+        ready, _, _ = select.select([primary], [], [], 60)
+        assert ready, "the command says nothing"
+        try:
+            part = os.read(primary, 65536)
+        except OSError:  # the other side is closed
+            part = b""
+        if not part:
+            break
+        shown += part
+    os.close(primary)
+    return process.wait(60), shown.decode("utf-8")
+
+
+def test_piped_it_has_no_colours_and_marks(process: Process) -> None:
+    ended = process(PYTHONUTF8="1")
+    assert ended.returncode == 0, ended.stderr
+    text = ended.stdout.decode("utf-8")
+    assert "\x1b" not in text
+    assert "✓ cpu" in text
+    assert "\nChosen: " in text
+
+
+@pytest.mark.parametrize("command", ["devices", "backends", "config"])
+def test_json_parses_and_is_all_there_is(process: Process, command: str) -> None:
+    ended = process(command, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert isinstance(json.loads(ended.stdout), dict)
+
+
+def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
+    code, shown = on_a_terminal(TERM="xterm", PYTHONUTF8="1")
+    assert code == 0
+    assert "\x1b[32m✓\x1b[0m" in shown
+    code, shown = on_a_terminal(TERM="xterm", NO_COLOR="1", PYTHONUTF8="1")
+    assert (code, "\x1b" in shown) == (0, False)
+
+
+def test_the_doctor_shows_progress_on_a_terminal() -> None:
+    code, shown = on_a_terminal("doctor", "cpu", "--engine", "numpy", TERM="xterm", PYTHONUTF8="1")
+    assert code == 0
+    assert "cpu with numpy (1 of 1)" in shown
+    assert "right" in shown
+
+
+def test_an_output_without_unicode(process: Process) -> None:
+    ended = process(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert ended.returncode == 0, ended.stderr
+    text = ended.stdout.decode("ascii")
+    assert "+ cpu" in text
+    assert " - Python 3." in text
+
+
+@pytest.mark.parametrize("words", [[], ["devices", "--json"], ["backends"]])
+def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(
+            [*COMMAND, *words], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(write)
+    assert ended.stderr == b""
+    assert ended.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*COMMAND, "config"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode().splitlines() == ["anydevice: [Errno 28] No space left on device"]
+
+
+def test_an_interruption_while_computing_is_quiet() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "doctor", "cpu"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline(), "the first check is over, the second one runs"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, noise = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert noise == b""
+
+
+def test_nothing_heavy_is_imported_for_a_list_of_devices() -> None:
+    code = (
+        "import sys; from anydevice.cli.main import main; main(['devices', '--json']); "
+        "print(sorted({'numpy', 'torch', 'jax', 'rich', 'tomlkit', 'platformdirs', 'optree', "
+        "'anydevice.choose.summary'} & set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=True
+    )
+    assert ended.stderr.decode().strip() == "[]"

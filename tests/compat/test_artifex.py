@@ -1,0 +1,515 @@
+"""Artifex's rows: X1 X2 X3 X4 X5 X6 X7 X8 X9 X11, and where X12's causes are told."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anydevice import ConfigurationError, DeviceNotFoundError, configure, device, discover
+from anydevice.choose.discovery import machine_from
+from anydevice.compat.artifex import (
+    CUDADetector,
+    DeviceCapabilities,
+    DeviceConfiguration,
+    DeviceDetector,
+    DeviceManager,
+    DeviceType,
+    JAXDeviceManager,
+    MachineDetector,
+    MemoryStrategy,
+    configure_for_generative_models,
+    get_default_device,
+    get_device_manager,
+    has_gpu,
+    print_device_info,
+)
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
+from anydevice.testing import fake_backend, fake_machine
+
+JAX = ("jax", "numpy")
+
+
+def gpu(backend: str = "cuda", engines: tuple[str, ...] = JAX, **facts: object) -> Sighting:
+    """One GPU that JAX drives, with these facts."""
+    every = {"name": "a card", "details": {"fake": True}, **facts}
+    seen = Seen(0, "gpu", Facts(**every))  # type: ignore[arg-type]
+    return Sighting(backend, present=True, devices=(seen,), engines=engines)
+
+
+class FourCards:
+    """A detector that counts how often it is asked."""
+
+    asked = 0
+
+    def detect_capabilities(self) -> DeviceCapabilities:
+        self.asked += 1
+        return DeviceCapabilities(DeviceType.GPU, 4, 80_000, "8.0", supports_mixed_precision=True)
+
+
+# --- X1, X5: the manager and the capabilities ---------------------------------------------------
+
+
+def test_a_manager_on_a_machine_without_a_gpu() -> None:
+    with fake_machine():
+        manager = DeviceManager()
+        assert (manager.has_gpu, manager.gpu_count) == (False, 0)
+        assert manager.device_count == len(manager.jax_manager.cpu_devices)
+        info = manager.get_device_info()
+    assert (info["backend"], info["default_device"]) == ("cpu", "cpu")
+    assert info["why_no_gpu"] == ["no accelerator is in this machine"]
+
+
+def test_a_manager_on_a_machine_with_two_gpus() -> None:
+    with fake_machine(cuda=2, memory="80GiB", engines=JAX):
+        manager = DeviceManager()
+        assert (manager.has_gpu, manager.device_count, manager.gpu_count) == (True, 2, 2)
+        assert isinstance(manager.config, DeviceConfiguration)
+        assert isinstance(manager.jax_manager, JAXDeviceManager)
+        info = manager.get_device_info()
+    assert (info["backend"], info["default_device"]) == ("gpu", "cuda:0")
+    assert (info["gpu_count"], info["why_no_gpu"]) == (2, [])
+    assert info["jax_version"] == jax.__version__
+
+
+def test_the_capabilities_of_gpus_have_every_field() -> None:
+    with fake_machine(cuda=2, memory="80GiB", engines=JAX):
+        assert DeviceManager().capabilities == DeviceCapabilities(
+            device_type=DeviceType.GPU,
+            device_count=2,
+            total_memory_mb=80 * 1024,
+            compute_capability="9.0",
+            cuda_version="13.0",
+            driver_version="999.0",
+            supports_mixed_precision=True,
+            supports_distributed=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "mixed"),
+    [("cuda", "6.1", False), ("cuda", "7.0", True), ("cuda", None, False), ("rocm", None, True)],
+)
+def test_mixed_precision_is_for_gpus_that_are_quick_in_16_bits(
+    backend: str, capability: str | None, mixed: bool
+) -> None:
+    with fake_machine(sightings=[gpu(backend, compute_capability=capability)]):
+        found = DeviceManager().capabilities
+    assert found.supports_mixed_precision is mixed
+    assert (found.supports_distributed, found.total_memory_mb) == (False, None)
+    assert found.cuda_version is None
+
+
+def test_the_capabilities_of_other_kinds() -> None:
+    with fake_machine(tpu=4, engines=JAX):
+        manager = DeviceManager()
+        assert manager.capabilities.device_type is DeviceType.TPU
+        assert (manager.device_count, manager.gpu_count, manager.has_gpu) == (4, 0, False)
+    with fake_machine():
+        found = DeviceManager().capabilities
+    assert (found.device_type, found.total_memory_mb) == (DeviceType.CPU, None)
+    assert not found.supports_mixed_precision
+
+
+@pytest.mark.usefixtures("site")
+def test_without_jax_the_cpu_is_all_there_is() -> None:
+    with fake_machine():
+        assert DeviceManager().capabilities == DeviceCapabilities(DeviceType.CPU, 1)
+        assert DeviceManager().get_device_info()["default_device"] is None
+        with pytest.raises(DeviceNotFoundError, match="jax is not installed"):
+            get_default_device()
+
+
+# --- X2, X6: devices and data -------------------------------------------------------------------
+
+
+def test_the_default_device_goes_into_jaxs_own_calls() -> None:
+    with fake_machine(cuda=2, engines=JAX):
+        chosen = get_default_device()
+        assert isinstance(chosen, jax.Device)
+        assert jax.device_put(jnp.ones(3), chosen).device == chosen
+        with jax.default_device(DeviceManager().jax_manager.gpu_devices[1]):
+            assert jnp.zeros(2).device == DeviceManager().jax_manager.gpu_devices[1]
+
+
+def test_the_default_device_may_be_the_cpu_with_a_warning() -> None:
+    with fake_machine(), pytest.warns(UserWarning, match="using cpu: no accelerator"):
+        assert get_default_device().platform == "cpu"
+
+
+def test_all_devices_gpus_and_cpus() -> None:
+    with fake_machine(cuda=2, engines=JAX):
+        manager = DeviceManager().jax_manager
+        assert len(manager.gpu_devices) == 2
+        assert manager.cpu_devices == jax.devices("cpu")
+        assert manager.devices == [*manager.gpu_devices, *manager.cpu_devices]
+        assert all(isinstance(one, jax.Device) for one in manager.devices)
+
+
+def test_a_gpu_that_jax_does_not_drive_is_not_among_them() -> None:
+    with fake_machine(cuda=1, engines=("torch",)):
+        manager = DeviceManager()
+        assert (manager.has_gpu, manager.jax_manager.gpu_devices) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "expected"),
+    [(128, 2, [64, 64]), (10, 3, [4, 3, 3]), (2, 3, [1, 1]), (0, 3, [0]), (7, 1, [7])],
+)
+def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: list[int]) -> None:
+    data = jnp.arange(rows * 2).reshape(rows, 2)
+    with fake_machine(cuda=devices, engines=JAX):
+        manager = DeviceManager().jax_manager
+        shards = manager.distribute_data(data)
+        assert [shard.device for shard in shards] == manager.gpu_devices[: len(expected)]
+    assert [len(shard) for shard in shards] == expected
+    np.testing.assert_array_equal(np.concatenate(shards), data)
+
+
+def test_data_is_divided_among_chosen_devices_and_in_nests() -> None:
+    batch = {"x": np.ones((5, 3), np.float32), "y": np.arange(5, dtype=np.int32)}
+    with fake_machine(cuda=3, engines=JAX):
+        manager = DeviceManager().jax_manager
+        shards = manager.distribute_data(batch, target_devices=manager.gpu_devices[1:])
+        assert [s["y"].device for s in shards] == manager.gpu_devices[1:]
+    assert [s["y"].tolist() for s in shards] == [[0, 1, 2], [3, 4]]
+    assert [s["x"].shape for s in shards] == [(3, 3), (2, 3)]
+
+
+def test_without_gpus_data_is_divided_among_tpus_or_cpus() -> None:
+    data = jnp.ones((16, 2))
+    with fake_machine(tpu=2, engines=JAX):
+        assert len(DeviceManager().jax_manager.distribute_data(data)) == 2
+    with fake_machine():
+        manager = DeviceManager().jax_manager
+        assert len(manager.distribute_data(data)) == len(manager.cpu_devices)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"x": np.ones((5, 3)), "y": np.ones(4)}, r"the shapes are \(5, 3\), \(4,\)"),
+        (np.float32(1), r"the shapes are \(\)"),
+        (3, r"the shapes are \(\)"),
+        ({}, "there is no array"),
+    ],
+)
+def test_data_that_cannot_be_divided_is_refused(data: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        JAXDeviceManager().distribute_data(data)
+
+
+def test_an_empty_list_of_devices_is_refused_with_the_reason() -> None:
+    with fake_machine():
+        manager = DeviceManager().jax_manager
+        with pytest.raises(DeviceNotFoundError, match=r"is empty.*no accelerator is in this"):
+            manager.distribute_data(jnp.ones(4), target_devices=manager.gpu_devices[:2])
+
+
+# --- X3, X4, X8, X9: settings -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fraction"),
+    [
+        (MemoryStrategy.CONSERVATIVE, 0.60),
+        (MemoryStrategy.BALANCED, 0.75),
+        (MemoryStrategy.AGGRESSIVE, 0.90),
+    ],
+)
+def test_a_strategy_is_a_share_and_an_explicit_fraction_wins(
+    strategy: MemoryStrategy, fraction: float
+) -> None:
+    with fake_machine():
+        manager = DeviceManager(DeviceConfiguration(memory_strategy=strategy))
+        assert manager.get_device_info()["memory_fraction"] == fraction
+        assert (configure().memory, configure().memory_fraction) == (strategy.value, fraction)
+        DeviceManager(DeviceConfiguration(memory_strategy=strategy, memory_fraction=0.5))
+        assert configure().memory_fraction == 0.5
+
+
+def test_a_custom_strategy_is_its_fraction() -> None:
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy.CUSTOM, memory_fraction=0.8)
+    assert DeviceManager(config).config.effective_memory_fraction == 0.8
+    assert configure().memory == 0.8
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (DeviceConfiguration(MemoryStrategy.CUSTOM), "give memory_fraction too"),
+        (DeviceConfiguration(memory_fraction=80), "memory_fraction=80 is not a share"),
+        (DeviceConfiguration(memory_fraction=0), "memory_fraction=0 is not a share"),
+        (DeviceConfiguration(platform_priority=["mps"]), "did you mean 'metal'"),
+        (DeviceConfiguration(enable_x64="yes"), "neither True nor False"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_setting_is_refused_and_nothing_changes(
+    config: DeviceConfiguration, words: str
+) -> None:
+    before = configure()
+    with pytest.raises(ConfigurationError, match=words):
+        DeviceManager(config)
+    assert configure() == before
+
+
+def test_64_bits_and_compiling_reach_jax() -> None:
+    DeviceManager(DeviceConfiguration(enable_x64=True, enable_jit=False))
+    assert jnp.ones(1, np.float64).dtype == np.float64
+    assert jax.config.jax_disable_jit
+    assert (os.environ["JAX_ENABLE_X64"], os.environ["JAX_DISABLE_JIT"]) == ("1", "1")
+    DeviceManager(DeviceConfiguration())
+    assert jnp.ones(1).dtype == np.float32
+    assert not jax.config.jax_disable_jit
+
+
+@pytest.mark.parametrize(
+    ("priority", "expected"),
+    [(["rocm", "cuda"], "rocm:0"), (["cpu"], "cpu"), (["gpu", "cpu"], "cuda:0"), (None, "cuda:0")],
+)
+def test_the_priority_of_platforms_decides(priority: list[str] | None, expected: str) -> None:
+    with fake_machine(cuda=1, rocm=1, engines=JAX):
+        manager = DeviceManager(DeviceConfiguration(platform_priority=priority))
+        assert manager.get_device_info()["default_device"] == expected
+        assert str(device()) == expected
+
+
+def test_environment_variables_are_set_and_flags_merged() -> None:
+    os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_a=1 --xla_b=2"
+    jax.devices()
+    config = DeviceConfiguration(
+        environment_variables={"MY_VARIABLE": "1", "XLA_FLAGS": "--xla_b=3"}
+    )
+    with pytest.warns(UserWarning, match="XLA_FLAGS was set too late: JAX has already started"):
+        DeviceManager(config)
+    assert os.environ["MY_VARIABLE"] == "1"
+    assert os.environ["XLA_FLAGS"].endswith("--xla_a=1 --xla_b=3")
+
+
+def test_without_a_configuration_a_manager_shows_what_is_in_force() -> None:
+    configure(memory="conservative", x64=True, order=["cpu"], mixed_precision=True)
+    config = DeviceManager().config
+    assert config == DeviceConfiguration(
+        MemoryStrategy.CONSERVATIVE,
+        enable_x64=True,
+        platform_priority=["cpu"],
+        enable_mixed_precision=True,
+    )
+    configure(memory=0.8)
+    assert DeviceConfiguration.in_force().effective_memory_fraction == 0.8
+    configure(memory="20GiB")
+    assert DeviceConfiguration.in_force().memory_strategy is MemoryStrategy.CUSTOM
+    assert DeviceConfiguration.in_force().effective_memory_fraction is None
+
+
+def test_a_configuration_may_be_changed_and_used_again() -> None:
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE)
+    DeviceManager(config)
+    config.memory_strategy = MemoryStrategy.BALANCED
+    assert configure().memory == "conservative"
+    assert DeviceManager(config).config is config
+    assert configure().memory == "balanced"
+
+
+AGGRESSIVE = DeviceConfiguration(memory_strategy=MemoryStrategy.AGGRESSIVE)
+
+
+def test_aggressive_on_a_shared_gpu_warns() -> None:
+    with (
+        fake_machine(cuda=1, memory="16GiB", free="4GiB", engines=JAX),
+        pytest.warns(UserWarning, match=r"90% of cuda:0, but only 4.0 GiB of its 16.0 GiB"),
+    ):
+        DeviceManager(AGGRESSIVE)
+    shared = gpu("rocm", memory_kind="unified")
+    with (
+        fake_machine(sightings=[shared]),
+        pytest.warns(UserWarning, match="90% of rocm:0, but its memory is the machine's"),
+    ):
+        DeviceManager(AGGRESSIVE)
+
+
+def test_aggressive_on_a_gpu_of_ones_own_is_silent() -> None:
+    with fake_machine(cuda=1, memory="16GiB", free="15GiB", engines=JAX):
+        DeviceManager(AGGRESSIVE)
+    with fake_machine(cuda=1, memory="16GiB", free="4GiB", engines=JAX):
+        DeviceManager(DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE))
+        DeviceManager(DeviceConfiguration(MemoryStrategy.AGGRESSIVE, memory_fraction=0.2))
+    with fake_machine(sightings=[gpu(total_memory=2**34)]):  # nobody can tell what is free
+        DeviceManager(AGGRESSIVE)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_settings_for_generative_models(mixed: bool) -> None:
+    with fake_machine():
+        manager = configure_for_generative_models(
+            memory_strategy=MemoryStrategy.CONSERVATIVE, enable_mixed_precision=mixed
+        )
+        assert manager is get_device_manager()
+        assert manager.get_device_info()["mixed_precision"] is mixed
+        assert configure().mixed_precision is mixed
+        assert configure().memory == "conservative"
+        assert (configure().x64, configure().jit) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "strategy"),
+    [
+        (0, MemoryStrategy.CONSERVATIVE),
+        (999_999, MemoryStrategy.CONSERVATIVE),
+        (1_000_000, MemoryStrategy.BALANCED),
+        (99_999_999, MemoryStrategy.BALANCED),
+        (100_000_000, MemoryStrategy.AGGRESSIVE),
+    ],
+)
+def test_the_strategy_follows_from_the_size_of_the_model(
+    parameters: int, strategy: MemoryStrategy
+) -> None:
+    config = DeviceConfiguration(memory_fraction=0.5, enable_jit=False)
+    optimal = DeviceManager(config).optimize_for_model_size(parameters)
+    assert (optimal.memory_strategy, optimal.memory_fraction) == (strategy, None)
+    assert optimal.enable_jit is False
+    assert config.memory_fraction == 0.5
+
+
+# --- X7: the global manager ---------------------------------------------------------------------
+
+
+def test_there_is_one_global_manager_and_it_is_made_anew_on_demand() -> None:
+    first = get_device_manager()
+    assert get_device_manager() is first
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE)
+    with pytest.warns(UserWarning, match="pass force_reinit=True"):
+        assert get_device_manager(config) is first
+    second = get_device_manager(config, force_reinit=True)
+    assert second is not first
+    assert get_device_manager(config) is second
+
+
+def test_has_gpu_follows_the_machine() -> None:
+    with fake_machine():
+        assert not has_gpu()
+    with fake_machine(cuda=1, engines=JAX):
+        assert has_gpu()
+
+
+def test_the_information_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_machine(cuda=2, memory="80GiB", engines=JAX):
+        print_device_info()
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "backend: gpu",
+        "default device: cuda:0",
+        "device type: gpu",
+        "device count: 2",
+        "gpu count: 2",
+        "memory strategy: balanced",
+        "memory fraction: 0.75",
+        "cuda version: 13.0",
+        "driver version: 999.0",
+        "compute capability: 9.0",
+        f"jax version: {jax.__version__}",
+    ):
+        assert line in lines
+
+
+# --- X11: a user's own detector -----------------------------------------------------------------
+
+
+def test_a_detector_of_ones_own_says_what_the_manager_has() -> None:
+    detector = FourCards()
+    assert isinstance(detector, DeviceDetector)
+    with fake_machine():
+        manager = DeviceManager(detector=detector)
+        assert (manager.has_gpu, manager.gpu_count, manager.device_count) == (True, 4, 4)
+        assert manager.capabilities.total_memory_mb == 80_000
+        assert detector.asked == 1
+        discover(refresh=True)
+        assert manager.device_count == 4
+        assert detector.asked == 2
+
+
+def test_a_detector_that_says_something_else_is_refused() -> None:
+    class Wrong:
+        def detect_capabilities(self) -> DeviceCapabilities:
+            return {"device_count": 4}  # type: ignore[return-value]
+
+    with pytest.raises(ConfigurationError, match=r"Wrong.detect_capabilities\(\) returned"):
+        _ = DeviceManager(detector=Wrong()).capabilities
+
+
+def test_the_detector_of_cuda_sees_only_cuda() -> None:
+    assert isinstance(CUDADetector(), DeviceDetector)
+    with fake_machine(cuda=2, rocm=1, engines=JAX):
+        assert CUDADetector().detect_capabilities().device_count == 2
+    with fake_machine(rocm=1, engines=JAX):
+        assert CUDADetector().detect_capabilities().device_type is DeviceType.CPU
+        assert MachineDetector().detect_capabilities().device_type is DeviceType.GPU
+        assert not DeviceManager(detector=CUDADetector()).has_gpu
+
+
+def test_a_probe_by_entry_point_counts_for_every_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "my_npu-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-npu\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[anydevice.probes]\nnpu = my_npu_probe:look\n")
+    (tmp_path / "my_npu_probe.py").write_text(
+        "from anydevice.testing import fake_backend\n"
+        "from dataclasses import replace\n"
+        "def look(limit):\n"
+        "    made = fake_backend('cuda', 1, engines=('jax',))\n"
+        "    return replace(made, backend='npu')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    discover(refresh=True)
+    assert str(device("npu")) == "npu:0"
+    assert "npu" in {finding.backend for finding in discover()}
+    sys.modules.pop("my_npu_probe", None)
+
+
+# --- X12: why there is no GPU -------------------------------------------------------------------
+
+
+def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Sighting("cuda", present=True, stage="driver", reason="no driver", mend="install it")
+    with fake_machine(sightings=[broken]):
+        assert DeviceManager().get_device_info()["why_no_gpu"] == [
+            "cuda stopped at driver: no driver (mend: install it)"
+        ]
+        print_device_info()
+    assert "no GPU: cuda stopped at driver" in capsys.readouterr().out
+
+
+def test_a_gpu_for_other_libraries_is_told_apart() -> None:
+    with fake_machine(metal=1, engines=("numpy",)):
+        assert DeviceManager().get_device_info()["why_no_gpu"] == [
+            "metal:0 is usable, but JAX does not drive metal"
+        ]
+
+
+@pytest.mark.usefixtures("cupy_for_cuda")
+def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
+    with fake_machine(sightings=[card]):
+        said = DeviceManager().get_device_info()["why_no_gpu"]
+    assert len(said) == 1
+    assert said[0].startswith("cuda:0 is usable, but not by JAX: jax is not installed")
+    assert "(mend: pip install" in said[0]
+
+
+def test_the_machine_may_change_under_a_manager() -> None:
+    machine = [fake_backend("cpu", 1, engines=JAX)]
+    with machine_from(lambda limit: machine):
+        manager = DeviceManager()
+        assert not manager.has_gpu
+        machine.append(fake_backend("cuda", 1, engines=JAX))
+        discover(refresh=True)
+        assert manager.has_gpu

@@ -1,0 +1,470 @@
+"""Every Python example of Artifex's document of its device manager, with the import changed.
+
+Block by block, in the document's order and with its calls; each runs on a machine without a GPU
+and on one with two fake GPUs, except where the example itself needs a GPU. What the document
+leaves undefined (a model, a step of training, `jnp`) is supplied. One of its 30 blocks is not
+here: `MLP` with gradient checkpointing belongs to the models, not to the device manager. In one
+call JAX has changed since: `shard.device()` is `shard.device` today.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from anydevice import configure
+from anydevice.compat.artifex import (
+    DeviceCapabilities,
+    DeviceConfiguration,
+    DeviceDetector,
+    DeviceManager,
+    DeviceType,
+    MemoryStrategy,
+    configure_for_generative_models,
+    get_default_device,
+    get_device_manager,
+    has_gpu,
+    print_device_info,
+)
+from anydevice.testing import fake_machine
+
+FLAX = "flax is not installed: the document's models are flax's"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that an example runs on."""
+
+    gpus: int
+
+    def chooses(self) -> AbstractContextManager[Any]:
+        """A block that asks for the default device: it warns where that is the CPU."""
+        return nullcontext() if self.gpus else pytest.warns(UserWarning, match="using cpu: no acc")
+
+
+@pytest.fixture(params=[0, 2], ids=["no GPU", "two GPUs"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    with fake_machine(cuda=request.param, memory="80GiB", engines=("jax", "numpy")):
+        yield Machine(request.param)
+
+
+@pytest.fixture
+def two_gpus() -> Iterator[None]:
+    with fake_machine(cuda=2, memory="80GiB", engines=("jax", "numpy")):
+        yield
+
+
+def too_late() -> AbstractContextManager[Any]:
+    """A block that sets variables which JAX reads when it starts, which it has."""
+    jax.devices()
+    return pytest.warns(UserWarning, match="was set too late: JAX has already started")
+
+
+# --- Quick start --------------------------------------------------------------------------------
+
+
+def test_basic_usage(machine: Machine) -> None:
+    device_manager = DeviceManager()
+    print(device_manager.has_gpu, device_manager.device_count, device_manager.gpu_count)
+    info = device_manager.get_device_info()
+    print(info["backend"], info["default_device"])
+    assert device_manager.gpu_count == machine.gpus
+    assert info["backend"] == ("gpu" if machine.gpus else "cpu")
+
+
+def test_getting_the_default_device(machine: Machine) -> None:
+    with machine.chooses():
+        device = get_default_device()
+    print(device)
+    x = jax.device_put(jnp.ones((100, 100)), device)
+    assert x.device == device
+
+
+# --- DeviceConfiguration ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_basic_configuration() -> None:
+    config = DeviceConfiguration(
+        memory_strategy=MemoryStrategy.CONSERVATIVE, enable_x64=False, enable_jit=True
+    )
+    device_manager = DeviceManager(config)
+    assert device_manager.config is config
+    assert configure().memory_fraction == 0.6
+
+
+@pytest.mark.usefixtures("machine")
+def test_custom_memory_fraction() -> None:
+    config = DeviceConfiguration(
+        memory_strategy=MemoryStrategy.CUSTOM, memory_fraction=0.8, enable_x64=False
+    )
+    device_manager = DeviceManager(config)
+    assert device_manager.get_device_info()["memory_fraction"] == 0.8
+
+
+def test_platform_priority(machine: Machine) -> None:
+    config = DeviceConfiguration(
+        platform_priority=["cuda", "cpu"], memory_strategy=MemoryStrategy.BALANCED
+    )
+    device_manager = DeviceManager(config)
+    expected = "cuda:0" if machine.gpus else "cpu"
+    assert device_manager.get_device_info()["default_device"] == expected
+
+
+@pytest.mark.usefixtures("machine")
+def test_environment_variables() -> None:
+    config = DeviceConfiguration(
+        environment_variables={
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_FLAGS": "--xla_gpu_cuda_data_dir=/usr/local/cuda",
+        }
+    )
+    with too_late():
+        DeviceManager(config)
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert "--xla_gpu_cuda_data_dir=/usr/local/cuda" in os.environ["XLA_FLAGS"].split()
+
+
+def test_environment_variables_in_a_process_that_has_not_started_jax() -> None:
+    code = """
+from anydevice.compat.artifex import DeviceConfiguration, DeviceManager
+config = DeviceConfiguration(
+    environment_variables={
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
+    }
+)
+device_manager = DeviceManager(config)
+print(len(device_manager.jax_manager.cpu_devices))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.stdout.strip(), ended.returncode) == ("3", 0), ended.stderr
+
+
+# --- DeviceCapabilities -------------------------------------------------------------------------
+
+
+def test_capabilities(machine: Machine) -> None:
+    device_manager = DeviceManager()
+    capabilities = device_manager.capabilities
+    print(capabilities.device_type, capabilities.device_count, capabilities.total_memory_mb)
+    print(capabilities.cuda_version, capabilities.compute_capability)
+    print(capabilities.supports_mixed_precision, capabilities.supports_distributed)
+    kind = DeviceType.GPU if machine.gpus else DeviceType.CPU
+    assert capabilities.device_type is kind
+
+
+# --- JAXDeviceManager ---------------------------------------------------------------------------
+
+
+def test_getting_devices(machine: Machine) -> None:
+    device_manager = DeviceManager()
+    jax_manager = device_manager.jax_manager
+    all_devices = jax_manager.devices
+    gpu_devices = jax_manager.gpu_devices
+    cpu_devices = jax_manager.cpu_devices
+    with machine.chooses():
+        default_device = jax_manager.get_default_device()
+    print(all_devices, gpu_devices, cpu_devices, default_device)
+    assert len(gpu_devices) == machine.gpus
+    assert default_device in all_devices
+
+
+def test_data_distribution(machine: Machine) -> None:
+    jax_manager = DeviceManager().jax_manager
+    data = jnp.ones((128, 224, 224, 3))
+    distributed_data = jax_manager.distribute_data(data)
+    print(data.shape, len(distributed_data))
+    for i, shard in enumerate(distributed_data):
+        print(i, shard.shape, shard.device)
+    assert len(distributed_data) == (machine.gpus or len(jax_manager.cpu_devices))
+    assert sum(len(shard) for shard in distributed_data) == 128
+
+
+def test_the_call_that_jax_itself_no_longer_has() -> None:
+    """If this fails, JAX has it again: then write `shard.device()` above, as the document does."""
+    with pytest.raises(TypeError, match="not callable"):
+        jnp.ones(3).device()
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_custom_device_selection() -> None:
+    jax_manager = DeviceManager().jax_manager
+    data = jnp.ones((128, 2))
+    target_devices = jax_manager.gpu_devices[:2]
+    distributed = jax_manager.distribute_data(data, target_devices=target_devices)
+    assert [shard.device for shard in distributed] == target_devices
+
+
+# --- Convenience functions ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_global_device_manager() -> None:
+    dm = get_device_manager()
+    assert dm.config.memory_strategy is MemoryStrategy.BALANCED
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy.AGGRESSIVE)
+    dm = get_device_manager(config, force_reinit=True)
+    assert dm.config.memory_strategy is MemoryStrategy.AGGRESSIVE
+
+
+def test_check_gpu_availability(machine: Machine) -> None:
+    found = "a GPU" if has_gpu() else "the CPU"
+    assert found == ("a GPU" if machine.gpus else "the CPU")
+
+
+def test_use_the_default_device(machine: Machine) -> None:
+    with machine.chooses():
+        device = get_default_device()
+    with jax.default_device(device):
+        assert jnp.ones((100, 100)).device == device
+
+
+def test_print_device_information(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    print_device_info()
+    printed = capsys.readouterr().out
+    assert f"gpu count: {machine.gpus}" in printed
+    assert "memory fraction: 0.75" in printed
+
+
+# --- Optimized configurations -------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_for_generative_models() -> None:
+    dm = configure_for_generative_models(
+        memory_strategy=MemoryStrategy.BALANCED, enable_mixed_precision=True
+    )
+    assert dm is get_device_manager()
+    assert configure().mixed_precision
+
+
+@pytest.mark.usefixtures("machine")
+def test_for_model_size() -> None:
+    device_manager = DeviceManager()
+    model_params = 150_000_000
+    optimal_config = device_manager.optimize_for_model_size(model_params)
+    assert optimal_config.memory_strategy is MemoryStrategy.AGGRESSIVE
+
+
+# --- Common patterns ----------------------------------------------------------------------------
+
+
+def test_pattern_training_setup(machine: Machine) -> None:
+    def setup_training_environment(model_size: int) -> DeviceManager:
+        config = DeviceConfiguration(
+            memory_strategy=MemoryStrategy.BALANCED,
+            enable_jit=True,
+            platform_priority=["cuda", "cpu"],
+        )
+        dm = DeviceManager(config)
+        optimal_config = dm.optimize_for_model_size(model_size)
+        dm = DeviceManager(optimal_config)
+        print(dm.jax_manager.get_default_device())
+        print(dm.gpu_count, dm.config.memory_strategy.value)
+        return dm
+
+    dm = setup_training_environment(model_size=50_000_000)
+    assert dm.gpu_count == machine.gpus
+    assert dm.config.memory_strategy is MemoryStrategy.BALANCED
+    assert dm.config.platform_priority == ["cuda", "cpu"]
+
+
+def test_pattern_multi_gpu_data_parallel(machine: Machine) -> None:
+    nnx = pytest.importorskip("flax.nnx", reason=FLAX)
+
+    def setup_data_parallel(model: Any, batch_size: int) -> tuple[list[Any], int]:
+        dm = DeviceManager()
+        if dm.gpu_count > 1:
+            per_device_batch_size = batch_size // dm.gpu_count
+
+            def replicate_model(model: Any) -> list[Any]:
+                replicated = []
+                for device in dm.jax_manager.gpu_devices:
+                    model_copy = jax.device_put(model, device)
+                    replicated.append(model_copy)
+                return replicated
+
+            return replicate_model(model), per_device_batch_size
+        return [model], batch_size
+
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    models, batch_size = setup_data_parallel(model, 32)
+    assert (len(models), batch_size) == ((2, 16) if machine.gpus else (1, 32))
+    if machine.gpus:
+        places = [copy.kernel[...].device for copy in models]
+        assert places == DeviceManager().jax_manager.gpu_devices
+
+
+def test_pattern_mixed_precision_training(machine: Machine) -> None:
+    def setup_mixed_precision() -> DeviceManager:
+        dm = DeviceManager()
+        if dm.capabilities.supports_mixed_precision:
+            config = DeviceConfiguration(
+                memory_strategy=MemoryStrategy.AGGRESSIVE,
+                enable_x64=False,
+            )
+            return DeviceManager(config)
+        return dm
+
+    aggressive = setup_mixed_precision().config.memory_strategy is MemoryStrategy.AGGRESSIVE
+    assert aggressive == bool(machine.gpus)
+
+
+def test_pattern_graceful_cpu_fallback(machine: Machine) -> None:
+    def create_model_with_fallback(
+        model_cls: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        dm = DeviceManager()
+        if dm.has_gpu:
+            print("on the GPU")
+            device = dm.jax_manager.gpu_devices[0]
+        else:
+            print("on the CPU")
+            device = dm.jax_manager.cpu_devices[0]
+        with jax.default_device(device):
+            model = model_cls(*args, **kwargs)
+        return model, device
+
+    model, device = create_model_with_fallback(jnp.full, (3, 4), fill_value=2.0)
+    assert model.device == device
+    assert DeviceManager().has_gpu == bool(machine.gpus)
+
+
+# --- Performance tips ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_memory_optimization() -> None:
+    training_successful = True
+    config = DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE)
+    dm = DeviceManager(config)
+    assert configure().memory_fraction == 0.6
+    if training_successful:
+        config.memory_strategy = MemoryStrategy.BALANCED
+        dm = DeviceManager(config)
+    assert configure().memory_fraction == 0.75
+    assert dm.config.effective_memory_fraction == 0.75
+
+
+@pytest.mark.usefixtures("machine")
+def test_jit_compilation() -> None:
+    config = DeviceConfiguration(enable_jit=True, memory_strategy=MemoryStrategy.BALANCED)
+    dm = DeviceManager(config)
+    assert not jax.config.jax_disable_jit
+    config.enable_jit = False
+    assert dm.config.enable_jit is False
+    DeviceManager(config)
+    assert jax.config.jax_disable_jit
+
+
+def test_environment_tuning() -> None:
+    config = DeviceConfiguration(
+        environment_variables={
+            "XLA_FLAGS": " ".join(
+                [
+                    "--xla_gpu_enable_fast_min_max=true",
+                    "--xla_gpu_enable_triton_softmax_fusion=true",
+                    "--xla_gpu_triton_gemm_any=True",
+                ]
+            )
+        }
+    )
+    assert len(config.environment_variables["XLA_FLAGS"].split()) == 3
+
+
+# --- Troubleshooting ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_out_of_memory_reduce_the_fraction() -> None:
+    config = DeviceConfiguration(
+        memory_strategy=MemoryStrategy.CONSERVATIVE,
+        memory_fraction=0.5,
+    )
+    DeviceManager(config)
+    assert configure().memory_fraction == 0.5
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_out_of_memory_reduce_the_batch() -> None:
+    dm = DeviceManager()
+    batch_size = 32 // dm.gpu_count
+    assert batch_size == 16
+
+
+@pytest.mark.usefixtures("machine")
+def test_memory_held_by_preallocation() -> None:
+    config = DeviceConfiguration(
+        environment_variables={
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }
+    )
+    with too_late():
+        DeviceManager(config)
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def test_no_gpu_detected(machine: Machine) -> None:
+    dm = DeviceManager()
+    if not dm.has_gpu:
+        print(*dm.get_device_info()["why_no_gpu"], sep="\n")
+    assert dm.has_gpu == bool(machine.gpus)
+    try:
+        result = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60)
+        print(result.stdout)
+    except FileNotFoundError:
+        print("nvidia-smi is not installed")
+
+
+@pytest.mark.usefixtures("machine")
+def test_slow_first_iteration() -> None:
+    nnx = pytest.importorskip("flax.nnx", reason=FLAX)
+    model = nnx.Linear(1, 4, rngs=nnx.Rngs(0))
+    training_data = [jnp.ones((2, 28, 28, 1))] * 2
+
+    def train_step(model: Any, batch: Any) -> Any:
+        return model(batch).sum()
+
+    @nnx.jit
+    def warmup(model: Any, x: Any) -> Any:
+        return model(x)
+
+    dummy_input = jnp.ones((1, 28, 28, 1))
+    assert warmup(model, dummy_input).shape == (1, 28, 28, 4)
+    for batch in training_data:
+        loss = train_step(model, batch)
+    assert jnp.isfinite(loss)
+
+
+# --- Advanced: custom detector ------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("machine")
+def test_custom_detector() -> None:
+    class CustomDetector:
+        def detect_capabilities(self) -> DeviceCapabilities:
+            return DeviceCapabilities(
+                device_type=DeviceType.GPU,
+                device_count=4,
+                total_memory_mb=80000,
+                compute_capability="8.0",
+                supports_mixed_precision=True,
+                supports_distributed=True,
+            )
+
+    detector = CustomDetector()
+    dm = DeviceManager(detector=detector)
+    assert isinstance(detector, DeviceDetector)
+    assert (dm.gpu_count, dm.capabilities.compute_capability) == (4, "8.0")

@@ -1,0 +1,111 @@
+"""The page for people who come from another library: its examples run, its rows are complete.
+
+Each section is a session of its own, in an empty folder, in which warnings are errors. A `text`
+block right after a `python` block is what it prints, with `…` for what differs between machines.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/coming-from.md").read_text("utf-8")
+SECTIONS = {
+    part.partition("\n")[0]: part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+}
+SEEDS = ("Lux.jl", "Torchless", "Axiom.jl", "Artifex")
+MODULES = dict(zip(SEEDS, ("lux", "torchless", "axiom", "artifex"), strict=True))
+ROWS = [
+    *("L1", "L2", "L3", "L5", "L6", "L7", "L8", "L12"),
+    *("T1", "T2", "T3", "T5", "T9", "T10", "T11"),
+    *("A1", "A2", "A5", "A14", "A15"),
+    *("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X11", "X12"),
+]
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
+
+RUN = """
+import contextlib, io, json, sys
+names, printed = {"__name__": "__main__"}, []
+for number, source in enumerate(json.load(sys.stdin), 1):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(source, f"example {number}", "exec"), names)
+    printed.append(out.getvalue())
+print(json.dumps(printed))
+"""
+
+
+def rows() -> dict[str, str]:
+    lines = (line for line in SECTIONS["Row by row"].splitlines() if line.startswith("| "))
+    return {line.split("|")[1].strip(): line for line in lines if not line.startswith("| row")}
+
+
+def shows(text: str, printed: str) -> bool:
+    pattern = ".*".join(re.escape(part) for part in text.strip().split("…"))
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("section", SEEDS)
+def test_the_examples_of_a_section_run_and_print_what_they_show(
+    section: str, tmp_path: Path
+) -> None:
+    if section == "Artifex":
+        pytest.importorskip("jax", reason="Artifex is made for JAX, which is not installed")
+    blocks = BLOCK.findall(SECTIONS[section])
+    assert blocks
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
+    flags = "--xla_force_host_platform_device_count=8"
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN],
+        input=json.dumps([source for source, _ in blocks]),
+        capture_output=True,
+        text=True,
+        cwd=work,
+        env={**ours, "ANYDEVICE_HOME": str(home), "XLA_FLAGS": flags},
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    printed = json.loads(ended.stdout.splitlines()[-1])
+    for (source, shown), said in zip(blocks, printed, strict=True):
+        assert shows(shown, said), f"{source}\nprints:\n{said}"
+
+
+@pytest.mark.parametrize("section", SEEDS)
+def test_every_public_name_of_a_module_is_in_its_section(section: str) -> None:
+    path = ROOT / f"src/anydevice/compat/{MODULES[section]}.py"
+    tree = ast.parse(path.read_text("utf-8"))
+    names = {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    } - {"AbstractLuxDevice", "AbstractBackend", "Backend"}
+    public = {name for name in names if not name.startswith("_")}
+    told = SECTIONS[section] + SECTIONS["Row by row"]
+    assert {name for name in public if name not in told} == set()
+
+
+def test_every_row_is_there_once() -> None:
+    assert list(rows()) == ROWS
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_tests_that_a_row_names_exist(row: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", rows()[row])
+    assert named
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
+
+
+def test_what_a_block_shows_is_compared() -> None:
+    assert shows("a … c\n", "a b c")
+    assert not shows("a", "a b")
+    assert BLOCK.findall("```python\nprint(1)\n```\n\n```text\n1\n```\n") == [("print(1)\n", "1\n")]

@@ -1,0 +1,136 @@
+"""Checking a device in a child: right, wrong, crashing and hanging engines, and the verdict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import anydevice
+from anydevice.choose import checking, trial
+from anydevice.choose.verdicts import read_verdicts
+from anydevice.core.finding import Verdict
+from anydevice.errors import DeviceNotFoundError, UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def own_home(home: Path) -> None:
+    pass
+
+
+def test_every_engine_of_the_cpu_multiplies_right() -> None:
+    device = anydevice.device("cpu")
+    verdict = device.check()
+    assert verdict
+    assert (verdict.device, verdict.engine, verdict.reason) == ("cpu", "numpy", None)
+    assert verdict.seconds > 0
+    assert verdict.first_call is not None
+    assert list(read_verdicts().values()) == [verdict]
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])
+def test_the_trial_itself(engine: str) -> None:
+    steps: list[str] = []
+    before = list(sys.path)
+    answer = trial.ask(steps.append, {"path": before, "engine": engine, "device": "cpu"})
+    assert answer["right"]
+    assert answer["largest_error"] == 0
+    assert f"importing {engine}" in steps
+    assert "the second multiplication" in steps
+
+
+def test_opencl_is_checked_too() -> None:
+    if not anydevice.devices("opencl"):
+        pytest.skip("no OpenCL driver is installed")
+    assert anydevice.device("opencl").check()
+
+
+def test_an_engine_that_does_not_drive_it_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="cupy does not drive cpu"):
+        anydevice.device("cpu").check("cupy")
+    with pytest.raises(DeviceNotFoundError, match="cannot be checked"):
+        anydevice.Device("cuda:9").check()
+
+
+FAULTY = """
+import numpy
+from contextlib import nullcontext
+from anydevice.core.device import Device
+
+class Faulty:
+    name = "faulty"
+    def devices(self): return (Device("cpu"),)
+    def native(self, device): return None
+    def owns(self, x): return isinstance(x, numpy.ndarray)
+    def devices_of(self, x): return (Device("cpu"),)
+    def from_host(self, x, device): return numpy.array(x)
+    def to_host(self, x): return x
+    def move(self, x, device): return x
+    def synchronize(self, device): pass
+    def default_scope(self, device): return nullcontext()
+    def matmul(self, a, b):
+        {body}
+
+from anydevice.engines.registry import EngineRow
+ENGINE = Faulty()
+ROW = EngineRow("faulty", "Faulty", "faulty_library", "faulty_library:ENGINE", ("faulty",), ("cpu",))
+"""
+
+BODIES = {
+    "wrong": ("return a @ b + 1", "wrong answer: off by 1"),
+    "raises": ("raise RuntimeError('no kernel image')", "RuntimeError: no kernel image"),
+    "crashes": ("import os; os.kill(os.getpid(), 11)", "crashed (SIGSEGV) in the first mult"),
+    "hangs": ("import time; time.sleep(60)", "timed out (no answer within 2 s) in the first mult"),
+    "exits": ("import os; os._exit(7)", "exit code 7"),
+}
+
+
+@pytest.fixture
+def faulty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An engine of another package, found by its entry point, whose product goes wrong."""
+    body, said = BODIES[request.param]
+    site = tmp_path / "site"
+    info = site / "faulty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anydevice.engines]\nfaulty = faulty_library:ROW\n")
+    (site / "faulty_library.py").write_text(FAULTY.replace("{body}", body))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "faulty_library", raising=False)
+    return said
+
+
+@pytest.mark.parametrize("faulty", list(BODIES), indirect=True)
+def test_a_bad_answer_is_a_verdict_that_counts(faulty: str) -> None:
+    device = anydevice.discover(refresh=True)["cpu"].devices[0]
+    assert "faulty" in checking.engines_to_check(device)
+    verdict = device.check("faulty", limit=2.0)
+    assert not verdict
+    assert verdict.reason is not None
+    assert faulty in verdict.reason
+    again = anydevice.discover(refresh=True)["cpu"].devices[0]
+    assert again.standing is not None
+    assert "faulty" not in again.standing.engines
+    assert "faulty" in checking.engines_to_check(again)
+    assert again.usable
+    with pytest.raises(DeviceNotFoundError):
+        anydevice.device("cpu", engine="faulty")
+    sys.modules.pop("faulty_library", None)
+    anydevice.discover(refresh=True)
+
+
+def test_a_full_card_is_not_a_bad_one() -> None:
+    full = Verdict("cuda:0", "torch", False, "failed (OutOfMemoryError: CUDA out of memory)")
+    assert not checking._worth_keeping(full)
+    assert checking._worth_keeping(Verdict("cuda:0", "torch", False, "wrong answer: off by 1"))
+
+
+def test_a_verdict_that_cannot_be_kept_warns(home: Path) -> None:
+    (home / "verdicts.json").mkdir()
+    with pytest.warns(UserWarning, match="could not be kept"):
+        assert anydevice.device("cpu").check()
+
+
+def test_nothing_can_be_checked_where_nothing_is() -> None:
+    assert checking.engines_to_check(anydevice.Device("cuda:9")) == ()
