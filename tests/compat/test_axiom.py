@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import jax
 import numpy as np
 import pytest
 
@@ -129,6 +130,13 @@ def test_data_is_moved_once_and_stays() -> None:
         there = CUDABackend(1)(backend_to_cpu(CUDABackend(0), {"x": x, "name": "layer"}))
         assert there["name"] == "layer"
         assert there["x"].tolist() == [1, 1, 1]
+
+
+def test_data_comes_back_to_the_cpu() -> None:
+    with fake_machine(cuda=2, engines=("jax",)):  # each fake GPU is a CPU device of its own in JAX
+        there = backend_to_gpu(CUDABackend(1), {"x": np.ones(3, np.float32)})
+        back = backend_to_cpu(CUDABackend(1), there)
+    assert (there["x"].device, back["x"].device) == (jax.devices()[1], jax.devices()[0])
 
 
 def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:

@@ -5,6 +5,7 @@ Both libraries are always built, so that a machine with NVIDIA's own behaves the
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from anydevice.choose.libraries import findings_of
 from anydevice.core.finding import Sighting
 from anydevice.hardware import cuda, cuda_surroundings
 from anydevice.hardware.cuda_errors import cuda_fault, nvml_fault
@@ -58,18 +60,19 @@ def look(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> Look:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library("libcuda.so.1", driver)))
         began = time.monotonic()
         sighting = cuda.look(limit)
-        assert time.monotonic() - began <= limit + 1
+        assert time.monotonic() - began <= limit + 0.5
         return sighting
 
     return look
 
 
-def test_two_healthy_cards(look: Look) -> None:
-    # The driver is there but not started: NVML's answer is enough, and takes a quarter of the time.
-    sighting = look(HEALTHY_NVML, driver_that(CRASHES))
+def test_two_healthy_cards_in_the_order_of_the_driver(look: Look) -> None:
+    sighting = look(HEALTHY_NVML, "#define TWO 1\n" + HEALTHY_DRIVER)
     assert (sighting.present, sighting.stage, sighting.notes) == (True, None, ())
     assert [device.index for device in sighting.devices] == [0, 1]
-    facts = sighting.devices[1].facts
+    assert [device.reason for device in sighting.devices] == [None, None]
+    facts, second = (device.facts for device in sighting.devices)
+    assert second.uuid == "GPU-aaaaaaaa-0000-4000-8000-000000000001"
     assert facts.uuid == "GPU-bbbbbbbb-0000-4000-8000-000000000002"
     assert facts.pci_address == "0000:0b:00.0"
     assert (facts.total_memory, facts.usable_memory) == (16384 * MIB, 16128 * MIB)
@@ -77,9 +80,49 @@ def test_two_healthy_cards(look: Look) -> None:
     assert (facts.driver_version, facts.runtime_version) == ("580.10.01", "13.0")
 
 
+@pytest.mark.parametrize(
+    ("body", "reason", "mend"),
+    [
+        (CRASHES, "the CUDA driver crashed (SIGSEGV) in cuInit", "reinstall the NVIDIA driver"),
+        ("return 802;", "(CUDA_ERROR_SYSTEM_NOT_READY, 802) in cuInit", "nvidia-fabricmanager"),
+        ("return 999;", "(CUDA_ERROR_UNKNOWN, 999) in cuInit", "nvidia_uvm"),
+    ],
+)
+def test_nvml_answers_and_the_driver_fails(look: Look, body: str, reason: str, mend: str) -> None:
+    sighting = look(HEALTHY_NVML, driver_that(body))
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    assert reason in (sighting.reason or "")
+    assert mend in (sighting.mend or "")
+    assert [device.facts.pci_address for device in sighting.devices] == [
+        "0000:0a:00.0",
+        "0000:0b:00.0",
+    ]
+    (finding,) = findings_of([sighting])
+    assert [device.usable for device in finding.devices] == [False, False]
+
+
+def test_nvml_answers_and_the_driver_hangs(look: Look) -> None:
+    sighting = look(HEALTHY_NVML, driver_that(SLEEPS), LIMIT)
+    assert (sighting.present, sighting.stage, len(sighting.devices)) == (True, "driver", 2)
+    told = re.fullmatch(
+        r"the CUDA driver timed out \(no answer within (\d\.\d{1,2}|\d) s\) in cuInit",
+        sighting.reason or "",
+    )
+    assert told is not None
+    assert LIMIT * 0.4 <= float(told[1]) < LIMIT
+    assert "anydevice.configure(time_limit=20)" in (sighting.mend or "")
+
+
+def test_nvml_answers_and_there_is_no_driver(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_surroundings, "driver_libraries", lambda around: ["libno-such.so.1"])
+    sighting = look(HEALTHY_NVML, driver_that(CRASHES))
+    assert (sighting.present, sighting.stage, len(sighting.devices)) == (True, "driver", 2)
+    assert sighting.reason == "NVML answers but there is no CUDA driver library"
+
+
 def test_the_variable_reorders_real_answers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,GPU-aa")
-    sighting = look(HEALTHY_NVML, driver_that(CRASHES))
+    sighting = look(HEALTHY_NVML, driver_that("return 999;"))
     assert [device.facts.pci_address for device in sighting.devices] == [
         "0000:0b:00.0",
         "0000:0a:00.0",
@@ -126,9 +169,16 @@ def test_both_hang(look: Look) -> None:
     sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), LIMIT)
     assert (sighting.present, sighting.stage) == (True, "driver")
     reason = sighting.reason or ""
-    assert reason.startswith("NVML timed out (no answer within 1.4 s) in nvmlInit")
+    assert reason.startswith("NVML timed out (no answer within 1.2 s) in nvmlInit")
     assert "the CUDA driver timed out" in reason
     assert "in cuInit" in reason
+    assert "anydevice.configure(time_limit=20)" in (sighting.mend or "")
+
+
+def test_no_time_is_left_for_the_driver(look: Look) -> None:
+    sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), 0.1)
+    assert (sighting.present, sighting.stage) == (True, "driver")
+    assert "the CUDA driver timed out (no time was left for it)" in (sighting.reason or "")
 
 
 def test_a_driver_that_leaves_the_process(look: Look) -> None:
@@ -208,7 +258,7 @@ def test_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
+    def fails(environment: object) -> None:
         raise RuntimeError("odd machine")
 
     monkeypatch.setattr(cuda_surroundings, "read", fails)

@@ -188,7 +188,9 @@ def test_a_driver_that_is_only_slow_is_helped_without_a_reboot() -> None:
         " anydevice.toml; if it hangs all the same: reboot"
     )
     server = cuda_mend.after_no_answer(Surroundings("linux"))
-    assert server.startswith("many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or ")
+    assert server.startswith(
+        "many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or "
+    )
     assert more_time in server
     for around in (
         Surroundings("win32"),

@@ -54,7 +54,11 @@ def test_an_empty_tree_is_no_container_and_no_distribution(tmp_path: Path) -> No
     [
         ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n', ("ubuntu", "debian"), True),
         ("ID=debian\n", ("debian",), True),
-        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', ("rocky", "rhel", "centos", "fedora"), False),
+        (
+            'ID="rocky"\nID_LIKE="rhel centos fedora"\n',
+            ("rocky", "rhel", "centos", "fedora"),
+            False,
+        ),
         ("ID='opensuse-leap'\nID_LIKE='suse opensuse'\n", ("suse", "suse", "suse"), False),
         ("ID=Arch\nVARIANT_ID=debian\n", ("arch",), False),
         ("no such thing\n", (), False),

@@ -1,0 +1,142 @@
+"""Everything that needs a real NVIDIA card, in one call, with a short table last.
+
+    PYTHONPATH=src python bench/h200.py
+
+Runs the contract tests on the card, compares what discovery says with `nvidia-smi`, checks the
+card with every library, uses CUDA in a forked child after discovery, and measures how long finding
+takes. Exits with 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "bench")]
+
+import discovery as discovery_bench  # noqa: E402
+
+import anydevice  # noqa: E402
+from anydevice.choose.checking import engines_to_check  # noqa: E402
+
+Row = tuple[str, str, bool]
+
+
+def smi(*fields: str) -> list[str]:
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [part.strip() for part in text.splitlines()[0].split(",")]
+
+
+def facts_against_smi() -> list[Row]:
+    name, uuid, bus, total, free, capability, driver = smi(
+        "name", "uuid", "pci.bus_id", "memory.total", "memory.free", "compute_cap", "driver_version"
+    )
+    facts = anydevice.Device("cuda:0").facts
+    mebibytes = [round((size or 0) / 2**20) for size in (facts.total_memory, facts.free_memory)]
+    return [
+        ("name", facts.name, facts.name == name),
+        ("UUID", str(facts.uuid), facts.uuid == uuid),
+        ("PCI", str(facts.pci_address), bus.lower().endswith(str(facts.pci_address))),
+        ("total memory", f"{mebibytes[0]} MiB", mebibytes[0] == int(total)),
+        ("free memory", f"{mebibytes[1]} MiB", abs(mebibytes[1] - int(free)) <= 64),
+        ("capability", str(facts.compute_capability), facts.compute_capability == capability),
+        ("driver", str(facts.driver_version), facts.driver_version == driver),
+    ]
+
+
+def checks() -> list[Row]:
+    rows = []
+    for place in ("cuda:0", "opencl"):
+        cards = [d for d in anydevice.devices(place.split(":")[0]) if d.kind == "gpu"]
+        if not cards:
+            rows.append((f"check {place}", str(anydevice.discover()["opencl"].reason), False))
+            continue
+        for engine in engines_to_check(cards[0]):
+            verdict = cards[0].check(engine)
+            said = verdict.reason or f"right, {verdict.seconds:.1f} s"
+            rows.append((f"check {cards[0]} {engine}", said, bool(verdict)))
+    return rows
+
+
+def one_card() -> list[Row]:
+    cards = [[str(device) for device in card] for card in anydevice.discover().cards]
+    linked = [card for card in cards if "cuda:0" in card]
+    return [("cards", str(cards), len(linked) == 1 and len(linked[0]) == 2)]
+
+
+FORK = """
+import os, sys, threading, anydevice
+anydevice.discover(); chosen = anydevice.device(); chosen.facts
+print("threads after:", len(os.listdir("/proc/self/task")), file=sys.stderr)
+assert str(chosen) == "cuda:0", chosen
+assert "torch" not in sys.modules
+pid = os.fork()
+if pid == 0:
+    import torch
+    x = torch.ones(1000, device="cuda").sum().item()
+    os._exit(0 if x == 1000 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def fork_after_discovery() -> list[Row]:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", FORK], capture_output=True, text=True)
+    said = (done.stderr.strip().splitlines() or ["works"])[-1]
+    return [("CUDA in a forked child", said[:70], done.returncode == 0)]
+
+
+def contract_tests() -> list[Row]:
+    environment = {**os.environ, "ANYDEVICE_TEST_ENGINES": "numpy,torch,jax,cupy,opencl"}
+    command = [sys.executable, "-m", "pytest", "tests/contract", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    print(done.stdout[-3000:], done.stderr[-1000:])
+    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+    return [("contract tests", last.strip("= "), done.returncode == 0)]
+
+
+def speed() -> list[Row]:
+    figures = discovery_bench.measure(5)
+    took = f"{figures['anydevice_devices_s'] * 1000:.0f} ms"
+    against = f"{figures['import_torch_s'] * 1000:.0f} ms for torch"
+    ratio = figures["times_faster"]
+    imported = figures["import_anydevice_ms"]
+    return [
+        ("anydevice devices", f"{took}, {against}: {ratio:.1f} × (bar 10)", ratio >= 10),
+        ("import anydevice", f"{imported:.1f} ms (bar 15)", imported <= 15),
+    ]
+
+
+PARTS: tuple[Callable[[], list[Row]], ...] = (
+    facts_against_smi,
+    one_card,
+    checks,
+    fork_after_discovery,
+    contract_tests,
+    speed,
+)
+
+
+def main() -> None:
+    print(anydevice.discover())
+    rows: list[Row] = []
+    for part in PARTS:
+        began = time.perf_counter()
+        try:
+            rows += part()
+        except Exception as error:
+            rows.append((part.__name__, f"{type(error).__name__}: {error}", False))
+        print(f"{part.__name__}: {time.perf_counter() - began:.1f} s", flush=True)
+    print()
+    for name, said, right in rows:
+        print(f"{'✓' if right else '✗'} {name:<28} {said}")
+    sys.exit(0 if all(right for _, _, right in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()
