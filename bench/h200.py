@@ -86,7 +86,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def fork_after_discovery() -> list[Row]:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", FORK], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORK], capture_output=True, text=True
+    )
     said = (done.stderr.strip().splitlines() or ["works"])[-1]
     return [("CUDA in a forked child", said[:70], done.returncode == 0)]
 

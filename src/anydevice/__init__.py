@@ -12,6 +12,33 @@ from __future__ import annotations
 
 from anydevice.core.late import load
 
+TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
+if TYPE_CHECKING:
+    from anydevice import compat as compat
+    from anydevice import testing as testing
+    from anydevice.choose.discovery import devices as devices
+    from anydevice.choose.discovery import discover as discover
+    from anydevice.choose.preferences import prefer as prefer
+    from anydevice.choose.report import Report as Report
+    from anydevice.choose.scope import device as device
+    from anydevice.choose.scope import set_device as set_device
+    from anydevice.choose.scope import use_device as use_device
+    from anydevice.choose.settings import Config as Config
+    from anydevice.choose.settings import configure as configure
+    from anydevice.core.device import Device as Device
+    from anydevice.core.finding import Finding as Finding
+    from anydevice.errors import AnyDeviceError as AnyDeviceError
+    from anydevice.errors import ConfigurationError as ConfigurationError
+    from anydevice.errors import DeviceMismatchError as DeviceMismatchError
+    from anydevice.errors import DeviceNotFoundError as DeviceNotFoundError
+    from anydevice.errors import OutOfMemoryError as OutOfMemoryError
+    from anydevice.errors import TransferError as TransferError
+    from anydevice.errors import UnsupportedError as UnsupportedError
+    from anydevice.errors import VerificationError as VerificationError
+    from anydevice.transfer.moving import synchronize as synchronize
+    from anydevice.transfer.moving import to_device as to_device
+    from anydevice.transfer.moving import to_numpy as to_numpy
+
 __version__ = "0.1.0"
 
 _PUBLIC = {

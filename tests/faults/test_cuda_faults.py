@@ -237,7 +237,7 @@ def test_devices_that_a_variable_hides_from_the_driver(
 def test_without_nvidia_ml_py_the_driver_answers(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cuda, "find_spec", lambda name: None)
     sighting = look(HEALTHY_NVML, HEALTHY_DRIVER)
     assert len(sighting.devices) == 1
     assert sighting.notes == ("NVML cannot be loaded: nvidia-ml-py is not installed",)
@@ -247,7 +247,7 @@ def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.Monk
     def raises(name: str) -> None:
         raise ValueError(f"{name}.__spec__ is None")
 
-    monkeypatch.setattr(cuda.importlib.util, "find_spec", raises)
+    monkeypatch.setattr(cuda, "find_spec", raises)
     assert len(look(HEALTHY_NVML, HEALTHY_DRIVER).devices) == 1
 
 

@@ -181,9 +181,7 @@ def test_64_threads_and_8_processes_write_at_once(home: Path) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [
-        threading.Thread(target=write, args=(("cuda", "cpu")[i % 2],)) for i in range(64)
-    ]
+    threads = [threading.Thread(target=write, args=(("cuda", "cpu")[i % 2],)) for i in range(64)]
     for thread in threads:
         thread.start()
     while any(process.poll() is None for process in processes):

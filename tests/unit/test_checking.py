@@ -74,7 +74,8 @@ class Faulty:
 
 from anydevice.engines.registry import EngineRow
 ENGINE = Faulty()
-ROW = EngineRow("faulty", "Faulty", "faulty_library", "faulty_library:ENGINE", ("faulty",), ("cpu",))
+TARGET = "faulty_library:ENGINE"
+ROW = EngineRow("faulty", "Faulty", "faulty_library", TARGET, ("faulty",), ("cpu",))
 """
 
 BODIES = {

@@ -57,7 +57,9 @@ def test_an_absent_backend_is_no_step() -> None:
 
 
 def test_a_binding_wish_that_is_not_met_is_nothing() -> None:
-    choice = pick(Request((Wish("argument", ("cuda",), binding=True),)), finding("cuda", BROKEN), CPU)
+    choice = pick(
+        Request((Wish("argument", ("cuda",), binding=True),)), finding("cuda", BROKEN), CPU
+    )
     assert choice.device is None
     assert "CPU-only build" in choice.steps[-1].outcome
 

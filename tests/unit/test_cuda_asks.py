@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anydevice.core.facts import Facts
+from anydevice.core.record import replace
 from anydevice.hardware import cuda, cuda_surroundings
 from anydevice.hardware.asks import cuda_driver, nvml
 from anydevice.hardware.asks.shared_library import open_first
@@ -224,66 +223,61 @@ CARD = Facts(
 
 
 @pytest.fixture
-def loaded(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """nvidia-ml-py in this process, on top of a library of ours."""
+def installed(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A library of ours in the place of NVML, which nobody has asked before."""
 
-    def load(*defined: str) -> Any:
-        library = ctypes.CDLL(healthy("nvml", *defined))
-        monkeypatch.setattr(pynvml, "nvmlLib", library)
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        return library
+    def install(*defined: str) -> None:
+        library = healthy("nvml", *defined)
+        monkeypatch.setattr(cuda_surroundings, "nvml_libraries", lambda *_: [library])
+        monkeypatch.setattr(cuda, "_last_reading", (0.0, {}))
 
-    return load
+    return install
 
 
-def test_free_memory_leaves_nvml_shut_down(loaded: Callable[..., Any]) -> None:
-    library = loaded()
-    started, ended = (ctypes.c_int.in_dll(library, name) for name in ("inits", "shutdowns"))
-    before = (started.value, ended.value)
-    assert cuda.free_memory(0, CARD) == cuda.free_memory(0, CARD) == 16128 * MIB
-    assert (started.value, ended.value) == (before[0] + 2, before[1] + 2)
+def test_free_memory_is_read_in_a_child(installed: Callable[..., None]) -> None:
+    installed()
+    assert cuda.free_memory(0, CARD) == 16128 * MIB
     assert cuda.free_memory(0, replace(CARD, uuid="GPU-0")) is None
-    assert (started.value, ended.value) == (before[0] + 3, before[1] + 3)
+    assert pynvml.nvmlLib is None
 
 
-def test_free_memory_of_an_nvml_that_refuses(
-    loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, build_library: BuildLibrary
+def test_free_memory_of_every_card_takes_one_child(
+    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded()
-    folder = build_library("librefusing.so.1", "int nvmlInitWithFlags(unsigned f) { return 18; }")
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(folder / "librefusing.so.1")))
-    assert cuda.free_memory(0, CARD) is None
-
-
-def test_free_memory_does_not_wait_for_ever_for_another_reader(
-    loaded: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded()
-    monkeypatch.setattr(cuda, "_PATIENCE", 0.01)
-    with cuda._reading:
-        assert cuda.free_memory(0, CARD) is None
+    installed()
+    cuda.free_memory(0, CARD)
+    monkeypatch.setattr(cuda, "start", lambda *_: pytest.fail("asked again at once"))
     assert cuda.free_memory(0, CARD) == 16128 * MIB
 
 
-def test_free_memory_of_an_old_driver(loaded: Callable[..., Any]) -> None:
-    loaded("OLD")
+def test_free_memory_is_read_anew_after_a_moment(
+    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed()
+    monkeypatch.setattr(cuda, "_ONE_MOMENT", 0.0)
+    cuda.free_memory(0, CARD)
+    monkeypatch.setattr(cuda_surroundings, "nvml_libraries", lambda *_: ["libno-such.so.1"])
+    assert cuda.free_memory(0, CARD) is None
+
+
+def test_free_memory_of_an_nvml_that_crashes(
+    installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, build_library: BuildLibrary
+) -> None:
+    installed()
+    source = "int nvmlInitWithFlags(unsigned f) { *(volatile int *)0 = 0; return 0; }"
+    library = str(build_library("libcrashing.so.1", source) / "libcrashing.so.1")
+    monkeypatch.setattr(cuda_surroundings, "nvml_libraries", lambda *_: [library])
+    assert cuda.free_memory(0, CARD) is None
+
+
+def test_free_memory_of_an_old_driver(installed: Callable[..., None]) -> None:
+    installed("OLD")
     assert cuda.free_memory(0, CARD) == 15360 * MIB
-
-
-def test_free_memory_where_the_library_is_gone(loaded: Callable[..., Any]) -> None:
-    loaded()
-    details = {"source": "nvml", "nvml_library": "/nowhere/libnvidia-ml.so.1"}
-    assert cuda.free_memory(0, replace(CARD, details=details)) is None
 
 
 def test_free_memory_is_not_asked_of_nvml_that_never_answered() -> None:
     assert cuda.free_memory(0, Facts(name="x", uuid="GPU-0", details={"source": "driver"})) is None
     assert cuda.free_memory(0, Facts(name="x", details={"source": "nvml"})) is None
-
-
-def test_free_memory_without_nvidia_ml_py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert cuda.free_memory(0, CARD) is None
 
 
 def test_free_memory_that_is_shared_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

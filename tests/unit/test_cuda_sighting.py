@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anydevice.core.finding import Sighting
+from anydevice.core.record import replace
 from anydevice.hardware.child import Outcome
 from anydevice.hardware.cuda_errors import cuda_fault, nvml_fault
 from anydevice.hardware.cuda_sighting import Evidence, driver_needed, hidden_perhaps, interpret

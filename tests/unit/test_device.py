@@ -31,13 +31,15 @@ def test_a_name_is_read_and_written(written: str, backend: str, index: int, name
 
 def test_the_index_may_be_given_apart() -> None:
     assert Device("cuda", 3) == Device("cuda:3")
-    with pytest.raises(ConfigurationError, match="names index 1, but index=2"):
+    with pytest.raises(ConfigurationError, match="names index 1, but index=2 is"):
         Device("cuda:1", 2)
     with pytest.raises(ConfigurationError, match="0 or more"):
         Device("cuda", -1)
 
 
-@pytest.mark.parametrize("wrong", ["", "cuda:", "cuda:-1", "cuda:x", ":1", "cuda 1", "cuda:1:2", "🎉"])
+@pytest.mark.parametrize(
+    "wrong", ["", "cuda:", "cuda:-1", "cuda:x", ":1", "cuda 1", "cuda:1:2", "🎉"]
+)
 def test_what_names_no_device_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="does not name a device"):
         Device(wrong)

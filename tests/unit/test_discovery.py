@@ -89,7 +89,11 @@ def test_a_device_that_stops_at_its_library_says_what_mends_it() -> None:
 def test_a_whole_backend_that_stopped_takes_its_devices_along() -> None:
     stopped = sighting(H200, stage="driver", reason="driver too old", mend="update it")
     (finding,) = findings_of([stopped])
-    assert (finding.stage, finding.reason, finding.mend) == ("driver", "driver too old", "update it")
+    assert (finding.stage, finding.reason, finding.mend) == (
+        "driver",
+        "driver too old",
+        "update it",
+    )
     assert finding.devices[0].why_not == "driver too old"
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Sighting
-from anydevice.hardware import opencl
+from anydevice.hardware import opencl, opencl_sighting
 from anydevice.hardware.asks import opencl as child
 from anydevice.hardware.child import Outcome
 from anydevice.hardware.identity import same_card
@@ -109,7 +109,7 @@ def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
 
 LOOK = """
 import sys
-from anydevice.hardware import opencl
+from anydevice.hardware import opencl, opencl_sighting
 assert opencl.look(10.0).backend == "opencl"
 with open("/proc/self/maps") as maps:
     loaded = maps.read()
@@ -486,7 +486,7 @@ def test_platforms_without_devices(tmp_path: Path) -> None:
 
 def test_a_child_that_does_not_start(tmp_path: Path) -> None:
     outcome = Outcome("not started", error="no interpreter")
-    sighting = opencl.read_outcome(outcome, LOADER, Machine("linux", root=tmp_path))
+    sighting = opencl_sighting.read_outcome(outcome, LOADER, Machine("linux", root=tmp_path))
     assert not sighting.present
     assert sighting.reason is not None
     assert sighting.reason.endswith("no child process started: no interpreter")
@@ -494,7 +494,9 @@ def test_a_child_that_does_not_start(tmp_path: Path) -> None:
 
 def test_a_crash_that_cannot_be_taken_apart(tmp_path: Path) -> None:
     crashed = Outcome("crashed", step="clGetPlatformIDs", error="SIGSEGV")
-    sighting = opencl.read_breakdown(crashed, (), (), LOADER, Machine("win32", root=tmp_path))
+    sighting = opencl_sighting.read_breakdown(
+        crashed, (), (), LOADER, Machine("win32", root=tmp_path)
+    )
     assert (sighting.present, sighting.stage, sighting.mend) == (True, "driver", None)
     assert sighting.reason == (
         "the OpenCL loader libOpenCL.so.1 crashed (SIGSEGV) in clGetPlatformIDs; "
@@ -506,7 +508,7 @@ def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     old = json.loads((RECORDED / "opencl-1.1.json").read_text())
     drivers = (Driver("liba.so"), Driver("libb.so"))
-    sighting = opencl.read_breakdown(
+    sighting = opencl_sighting.read_breakdown(
         Outcome("timed out", error="no answer within 3 s"),
         drivers,
         (Outcome("answered", answer=answer), Outcome("answered", answer=old)),
@@ -528,12 +530,12 @@ def test_drivers_of_variables_are_hidden_by_variables(tmp_path: Path) -> None:
     machine = Machine("linux", root=tmp_path, environment=settings)
     drivers = [Driver(name, variable="OCL_ICD_FILENAMES") for name in ("/a/liba.so", "/b/libb.so")]
     crashed, fine = Outcome("crashed", error="SIGSEGV"), Outcome("answered", answer=NOTHING)
-    one = opencl.read_breakdown(crashed, drivers, (crashed, fine), LOADER, machine)
+    one = opencl_sighting.read_breakdown(crashed, drivers, (crashed, fine), LOADER, machine)
     assert one.mend == "export OCL_ICD_FILENAMES=/b/libb.so"
-    both = opencl.read_breakdown(crashed, drivers, (crashed, crashed), LOADER, machine)
+    both = opencl_sighting.read_breakdown(crashed, drivers, (crashed, crashed), LOADER, machine)
     assert both.mend == "unset OCL_ICD_FILENAMES"
     only = Machine("linux", environment={"OCL_ICD_FILENAMES": "/a/liba.so"})
-    assert opencl.read_breakdown(crashed, drivers[:1], (), LOADER, only).mend == (
+    assert opencl_sighting.read_breakdown(crashed, drivers[:1], (), LOADER, only).mend == (
         "unset OCL_ICD_FILENAMES"
     )
 
@@ -543,7 +545,7 @@ def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
     nothing = read_answer(NOTHING, Loader("_cl.so", home=tmp_path), machine)
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     system = Loader(f"{FRAMEWORK}/OpenCL")
-    sighting = opencl.add_seen_elsewhere(
+    sighting = opencl_sighting.add_seen_elsewhere(
         nothing, Outcome("answered", answer=answer), system, machine
     )
     (card,) = sighting.devices
@@ -555,7 +557,7 @@ def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
     assert card.mend is not None
     assert "--no-binary" in card.mend
     for outcome in (Outcome("crashed"), Outcome("answered", answer=NOTHING)):
-        assert opencl.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
+        assert opencl_sighting.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
 
 
 def test_the_system_loader_is_asked_where_the_first_shows_nothing(

@@ -58,7 +58,9 @@ def test_asking_for_the_cpu_warns_of_nothing() -> None:
         assert str(anydevice.device("cpu")) == "cpu"
 
 
-@pytest.mark.parametrize("asked", ["gpu", "cuda", "cuda:1", "tpu", ["tpu", "rocm"], Device("cuda:1")])
+@pytest.mark.parametrize(
+    "asked", ["gpu", "cuda", "cuda:1", "tpu", ["tpu", "rocm"], Device("cuda:1")]
+)
 def test_what_is_asked_for_is_met_or_an_error(asked: object) -> None:
     with (
         testing.fake_machine(sightings=[NO_LIBRARY]),
@@ -271,6 +273,10 @@ def test_why_gives_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "rocm")
     with testing.fake_machine(sightings=[NO_LIBRARY]):
         steps = why().steps
-    assert [step.source for step in steps] == ["environment", "order of backends", "order of backends"]
+    assert [step.source for step in steps] == [
+        "environment",
+        "order of backends",
+        "order of backends",
+    ]
     assert steps[-1].taken
     assert why("tpu").device is None

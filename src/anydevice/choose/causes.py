@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from anydevice.choose.report import Report
 from anydevice.core.finding import Finding, Stage, Standing, Verdict
+from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Record):
     """One cause that a device is not usable for: how reasons show it, and what helps."""
 
     name: str
@@ -24,8 +23,7 @@ class Cause:
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Record):
     """What is the matter with `subject`: the cause, what was seen, what it means, what to do."""
 
     subject: str

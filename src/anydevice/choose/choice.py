@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Standing
+from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
 
 FreeMemory = Callable[[Device], int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Record):
     """Device names from one source, first choice first.
 
     A `binding` wish is met or it is an error; any other is passed over where it cannot be met.
@@ -29,8 +28,7 @@ class Wish:
         return ", ".join(self.names)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Record):
     """Everything a choice rests on besides the findings."""
 
     wishes: tuple[Wish, ...] = ()
@@ -42,14 +40,17 @@ class Request:
     loaded: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of a choice: who asked for what, and what came of it."""
+class Step(Record):
+    """One step of a choice: who asked for what, and what came of it.
+
+    A step is `left_out` where the rules do not choose the backend unasked, usable or not.
+    """
 
     source: str
     asked: str
     outcome: str
     taken: bool = False
+    left_out: bool = False
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -60,8 +61,7 @@ class Step:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Record):
     """The device, or `None` where a binding wish could not be met, and how it came about."""
 
     device: Device | None
@@ -70,7 +70,7 @@ class Choice:
     @property
     def passed_over(self) -> tuple[Step, ...]:
         """The steps that asked for something and did not get it."""
-        return tuple(step for step in self.steps if not step.taken)
+        return tuple(step for step in self.steps if not step.taken and not step.left_out)
 
 
 def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
@@ -82,7 +82,8 @@ def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemor
     for wish in request.wishes:
         reasons = []
         for name in wish.names:
-            picked, why = _pick(_named(name, findings), name, request, free_memory)
+            named = _named(name, findings)
+            picked, why = _pick(named, name, findings, request, free_memory)
             if picked:
                 steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
                 return Choice(_served(picked, request, wish.source), tuple(steps))
@@ -119,9 +120,9 @@ def _automatically(
             continue
         held_back = None if name in request.order else _hold_back(finding, findings)
         if held_back:
-            steps.append(Step(source, name, held_back))
+            steps.append(Step(source, name, held_back, left_out=True))
             continue
-        picked, why = _pick(finding.devices, name, request, free_memory)
+        picked, why = _pick(finding.devices, name, findings, request, free_memory)
         if picked:
             steps.append(Step(source, name, f"{picked} is usable", taken=True))
             return Choice(_served(picked, request, source), tuple(steps))
@@ -167,7 +168,11 @@ def _by_kind(device: Device, kind: str) -> bool:
 
 
 def _pick(
-    candidates: Iterable[Device], name: str, request: Request, free_memory: FreeMemory
+    candidates: Iterable[Device],
+    name: str,
+    findings: Sequence[Finding],
+    request: Request,
+    free_memory: FreeMemory,
 ) -> tuple[Device | None, str]:
     fit: list[Device] = []
     reasons: list[str] = []
@@ -178,18 +183,38 @@ def _pick(
         else:
             reasons.append(f"{device}: {why}")
     if not fit:
-        return None, "; ".join(reasons) or _nothing_named(name)
+        return None, "; ".join(reasons) or _nothing_named(name, findings)
     return _best(fit, request, free_memory), ""
 
 
-def _nothing_named(name: str) -> str:
-    return f"this machine has no {name}"
+def _nothing_named(name: str, findings: Sequence[Finding]) -> str:
+    """Why no device has that name: the backend stopped before it could show one, or is not here."""
+    if name in KINDS:
+        concerned = [
+            f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == name
+        ]
+    else:
+        concerned = [f for f in findings if f.backend == parse_place(name)[0]]
+    stopped = [_stopped(f) for f in concerned if f.present and not f.devices]
+    return "; ".join(stopped) or f"this machine has no {name}"
+
+
+def accelerators_passed_over(findings: Sequence[Finding]) -> list[str]:
+    """A sentence for every accelerator that is here and not usable, with what mends it."""
+    here = (finding for finding in findings if finding.present and not finding.usable)
+    return [_stopped(finding) for finding in here if finding.backend != "cpu"]
+
+
+def _stopped(finding: Finding) -> str:
+    mend = f" (mend: {finding.mend})" if finding.mend else ""
+    return f"{finding.backend} stopped at {finding.stage}: {finding.reason}{mend}"
 
 
 def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> str | None:
     standing = device.standing
     if standing is None or not standing.usable:
-        return device.why_not
+        mend = f" (mend: {standing.mend})" if standing and standing.mend else ""
+        return f"{device.why_not}{mend}"
     if request.engine and request.engine not in standing.engines:
         asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
         return f"{_refusal(standing, request.engine)}{asked_by}"
@@ -239,9 +264,7 @@ def _served(device: Device, request: Request, source: str) -> Device:
     return device.served_by(engine, source)
 
 
-def pick_engine(
-    device: Device, engines: Sequence[str], loaded: frozenset[str] | set[str]
-) -> str | None:
+def pick_engine(device: Device, engines: Sequence[str], loaded: Collection[str]) -> str | None:
     """Who serves a device: an engine that is imported already before one only installed.
 
     On the CPU it is NumPy, the neutral form, unless something else is asked for.
@@ -250,15 +273,3 @@ def pick_engine(
         return "numpy"
     imported = [engine for engine in engines if engine in loaded]
     return next(iter([*imported, *engines]), None)
-
-
-def accelerators_passed_over(findings: Sequence[Finding]) -> list[str]:
-    """A sentence for every accelerator that is here and not usable, with what mends it."""
-    sentences = []
-    for finding in findings:
-        row = BACKENDS.get(finding.backend)
-        if finding.usable or not finding.present or (row and row.kind == "cpu"):
-            continue
-        mend = f" (mend: {finding.mend})" if finding.mend else ""
-        sentences.append(f"{finding.backend} stopped at {finding.stage}: {finding.reason}{mend}")
-    return sentences

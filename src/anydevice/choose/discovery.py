@@ -17,6 +17,7 @@ from anydevice.core.finding import Finding, Sighting, Standing
 from anydevice.core.late import reach
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
+from anydevice.hardware.child import reap
 
 Machine = Callable[[float], Iterable[Sighting]]
 """Where sightings come from: the real machine, or a made-up one in a test."""
@@ -70,11 +71,13 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
     >>> import anydevice
     >>> [str(device) for device in anydevice.devices("cpu")][0]
     'cpu'
+
+    "cpu" means the CPU itself; an OpenCL driver's view of it is among `devices("opencl")`.
     """
     usable = tuple(device for device in discover().devices if device.usable)
     if kind is None:
         return usable
-    if kind in KINDS:
+    if kind in KINDS and kind not in BACKENDS:
         return tuple(device for device in usable if device.kind == kind)
     backend, index = parse_place(kind)
     if index is not None:
@@ -143,6 +146,7 @@ def _look() -> Report:
     from anydevice.choose.libraries import findings_of
 
     findings = tuple(sorted(findings_of(sightings), key=_place_in_order))
+    reap()
     return Report(findings, recommend(findings), time.perf_counter() - began)
 
 

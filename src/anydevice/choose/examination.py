@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 
 from anydevice.choose import causes
 from anydevice.choose.checking import engines_to_check
@@ -12,11 +11,11 @@ from anydevice.choose.report import Report
 from anydevice.core.backends import KINDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Verdict
+from anydevice.core.record import Record, as_dict, replace
 from anydevice.errors import DeviceNotFoundError
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Record):
     """Something that is here and so far from usable that nothing can be computed on it."""
 
     place: str
@@ -24,8 +23,7 @@ class Trouble:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Record):
     """The part of a report that is examined, and each device with each library to check it with."""
 
     report: Report
@@ -37,8 +35,7 @@ class Plan:
         return tuple(_troubles(self.report))
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
+class Conclusion(Record):
     """What an examination came to; `healthy` where all that is here is usable and right."""
 
     verdicts: tuple[Verdict, ...]
@@ -54,8 +51,8 @@ class Conclusion:
         """The same as plain data, ready for JSON."""
         return {
             "healthy": self.healthy,
-            "checks": [asdict(verdict) for verdict in self.verdicts],
-            "not_usable": [asdict(trouble) for trouble in self.troubles],
+            "checks": [as_dict(verdict) for verdict in self.verdicts],
+            "not_usable": [as_dict(trouble) for trouble in self.troubles],
             "explanations": [explanation.to_dict() for explanation in self.explanations],
             "worth_knowing": [explanation.to_dict() for explanation in self.worth_knowing],
         }

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anydevice.choose.files import alone_in, project_file, user_file, write_whole
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
+from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
 
 SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
 _KEYS = ("device", "engine", *SETTINGS)
 
 
-@dataclass(frozen=True, slots=True)
-class FileSettings:
+class FileSettings(Record):
     """One settings file as it was read. `wishes` are device names, first choice first."""
 
     path: Path
@@ -32,7 +31,7 @@ def prefer(device: str | Device | None = None, *, engine: str | None = None) -> 
 
     Writes the project's `anydevice.toml` if there is one at or above the working directory, else
     the user's, and returns the file. Comments and other settings in it are kept. `prefer(None)`
-    or `prefer("")` forgets the preference. A name that no backend has is refused with the valid
+    or `prefer("")` forgets both. A name that no backend has is refused with the valid
     ones; a device that is not usable now may be preferred, and is passed over until it is.
 
     Raises `ConfigurationError` where the file cannot be read or written; it is then unchanged.
@@ -43,9 +42,7 @@ def prefer(device: str | Device | None = None, *, engine: str | None = None) -> 
     if engine is not None:
         check_engine(engine, "prefer()")
     path = project_file() or user_file()
-    changes: dict[str, str | None] = {"device": wish or None}
-    if engine is not None or not wish:
-        changes["engine"] = engine
+    changes = {"device": wish or None, "engine": engine}
     if not path.exists() and not any(changes.values()):
         return None
     _change(path, changes)
@@ -140,9 +137,7 @@ def _interpret(path: Path, content: dict[str, Any]) -> FileSettings:
 
 def _wishes(value: object, source: str) -> tuple[str, ...]:
     names = value if isinstance(value, list) else [value]
-    wishes = tuple(
-        wish for name in names for wish in split_wishes(_text("device", name, source))
-    )
+    wishes = tuple(wish for name in names for wish in split_wishes(_text("device", name, source)))
     for wish in wishes:
         check_wish(wish, source)
     return wishes

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from anydevice.core.finding import Sighting
 from anydevice.core.late import load
+from anydevice.core.record import replace
 from anydevice.engines.installed import EntryPoint, entry_points
-from anydevice.hardware.readers import READERS, Look
+from anydevice.hardware.readers import READERS, Begin, Look
 
 GROUP = "anydevice.probes"
 _GRACE = 0.75
@@ -49,17 +49,17 @@ def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Si
     return list(found.values())
 
 
-def _loader(point: EntryPoint) -> Look:
+def _loader(point: EntryPoint) -> Begin:
     def look(limit: float) -> Sighting:
         sighting = load(point.target)(limit)
         if not isinstance(sighting, Sighting):
             raise TypeError(f"it returned {sighting!r} instead of a Sighting")
         return sighting
 
-    return look
+    return lambda: look
 
 
-def _start(looks: Mapping[str, Look], limit: float) -> Callable[[], dict[str, Sighting]]:
+def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str, Sighting]]:
     results: dict[str, Sighting] = {}
 
     def work(name: str, look: Look) -> None:
@@ -68,11 +68,12 @@ def _start(looks: Mapping[str, Look], limit: float) -> Callable[[], dict[str, Si
         except Exception as error:
             results[name] = _stopped(name, f"reading it failed: {type(error).__name__}: {error}")
 
+    deadline = time.monotonic() + limit + _GRACE
+    looks = {name: begin() for name, begin in readers.items()}
     threads = [
         threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
         for pair in looks.items()
     ]
-    deadline = time.monotonic() + limit + _GRACE
     for thread in threads:
         thread.start()
 

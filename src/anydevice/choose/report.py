@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from anydevice.core.device import Device, unknown_backend
 from anydevice.core.finding import Finding
 from anydevice.core.late import reach
+from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
 from anydevice.hardware.identity import same_card
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """What `discover()` found: iterate over it, or ask it for one backend by name.
 
     >>> import anydevice

@@ -1,4 +1,4 @@
-"""The device of this process (`set_device`), of a block (`use_device`), and of a call (`device`)."""
+"""The device of a call (`device`), of a block (`use_device`) and of the process (`set_device`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from anydevice.choose import settings
-from anydevice.choose.choice import Choice, Request, Wish, accelerators_passed_over, choose
+from anydevice.choose.choice import Choice, Request, Wish, choose
 from anydevice.choose.discovery import discover, free_memory
 from anydevice.choose.files import project_file, user_file
 from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
@@ -24,6 +24,7 @@ _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
 
+_UNASKED = ("configure", "order of backends")
 _LOCAL_RANKS = (
     "LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -76,9 +77,7 @@ def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
 
 
 @contextmanager
-def use_device(
-    spec: Spec, *, engine: str | None = None, native: bool = False
-) -> Iterator[Device]:
+def use_device(spec: Spec, *, engine: str | None = None, native: bool = False) -> Iterator[Device]:
     """A block, or a decorated function, in which `device()` is this one, per thread and task.
 
     >>> import anydevice
@@ -115,7 +114,7 @@ def make_request(
     if engine is not None:
         check_engine(engine, "engine=")
         engines.append((engine, "argument"))
-    if spec is not None:
+    if spec is not None and spec != "auto":
         wishes.append(_argument(spec, engines))
     else:
         for held, source in ((_block.get(), "use_device"), (_process, "set_device")):
@@ -141,8 +140,6 @@ def make_request(
 def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
     assert spec is not None
     named = [spec] if isinstance(spec, str | Device) else list(spec)
-    if not named:
-        raise ConfigurationError("an empty list names no device; leave it out for the best one")
     for one in named:
         if not isinstance(one, str | Device):
             raise ConfigurationError(
@@ -151,6 +148,8 @@ def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
     if isinstance(named[0], Device) and len(named) == 1 and named[0].engine:
         engines.append((named[0].engine, "argument"))
     names = tuple(name for one in named for name in split_wishes(str(one)))
+    if not names:
+        raise ConfigurationError(f"{spec!r} names no device; leave it out for the best one")
     for name in names:
         check_wish(name, "device()")
     return Wish("argument", names, binding=True)
@@ -201,19 +200,18 @@ def _not_found(choice: Choice) -> str:
 def _warn_if_passed_over(choice: Choice) -> None:
     """One warning where a preference was not met, or an automatic choice ended at the CPU."""
     assert choice.device is not None
+    at_the_end = choice.device.kind == "cpu" and choice.steps[-1].source == "order of backends"
     unmet = [
-        f"{step.source} asks for {step.asked}: {step.outcome}"
+        f"the {step.source} asks for {step.asked}: {step.outcome}"
+        if step.source not in _UNASKED
+        else step.outcome
         for step in choice.passed_over
-        if step.source not in ("configure", "order of backends")
+        if at_the_end or step.source not in _UNASKED
     ]
-    automatic = choice.steps[-1].source == "order of backends"
-    if choice.device.kind == "cpu" and automatic:
-        here = accelerators_passed_over(discover().findings)
-        unmet += here or ["no accelerator is in this machine"]
-    if not unmet:
-        return
+    if at_the_end and not unmet:
+        unmet = ["no accelerator is in this machine"]
     text = f"using {choice.device}: " + "; ".join(unmet)
-    if text not in _said:
+    if unmet and text not in _said:
         _said.add(text)
         warnings.warn(text, stacklevel=3)
 

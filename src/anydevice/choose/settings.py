@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from anydevice.choose.files import project_file, user_file
 from anydevice.choose.preferences import SETTINGS, line_of_setting, read_settings
 from anydevice.core.device import parse_place
+from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.sizes import format_size, parse_size
 from anydevice.engines import effects
 from anydevice.errors import ConfigurationError
@@ -21,8 +21,7 @@ STRATEGIES: Mapping[str, float] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Record):
     """The settings in force; `anydevice config` prints them with where each came from.
 
     - `order`: backends in the order to try, before anydevice's own order.
@@ -44,7 +43,7 @@ class Config:
     jit: bool = True
     mixed_precision: bool = False
     time_limit: float = 5.0
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = NOTHING
 
     @property
     def memory_fraction(self) -> float | None:
@@ -122,7 +121,7 @@ def current() -> tuple[Config, dict[str, str]]:
 def apply_files() -> None:
     """Let what the files set take effect, once for each value: they are read, not called."""
     config, origins = current()
-    pending = {}
+    pending: dict[str, Any] = {}
     for name in ("env", "x64", "jit"):
         value = getattr(config, name)
         if name in origins and origins[name] != "configure()" and _applied.get(name) != value:

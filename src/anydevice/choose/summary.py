@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import anydevice
@@ -16,6 +15,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Finding, Standing
+from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
 from anydevice.engines import registry
 
@@ -27,8 +27,7 @@ _SYSTEMS = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
 _NARROWEST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Record):
     """One device, or a backend without any: its mark, name, facts, and what stopped it."""
 
     mark: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from anydevice.choose.files import alone_in, verdicts_file, write_whole
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Verdict
+from anydevice.core.record import as_dict
 
 
 def key_of(backend: str, facts: Facts, engine: str, version: str | None) -> str:
@@ -38,8 +38,8 @@ def keep_verdict(key: str, verdict: Verdict) -> str | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone_in(path.parent):
-            kept: dict[str, Any] = {k: asdict(v) for k, v in read_verdicts().items()}
-            kept[key] = asdict(verdict)
+            kept: dict[str, Any] = {k: as_dict(v) for k, v in read_verdicts().items()}
+            kept[key] = as_dict(verdict)
             write_whole(path, json.dumps(kept, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         return f"the verdict could not be kept in {path}: {error.strerror}"

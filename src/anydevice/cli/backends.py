@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from io import StringIO
 
 from anydevice.choose.discovery import discover
@@ -14,6 +13,7 @@ from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
 from anydevice.core.facts import Detail
 from anydevice.core.finding import Finding
+from anydevice.core.record import as_dict
 from anydevice.engines import registry
 from anydevice.engines.registry import EngineRow
 
@@ -59,7 +59,7 @@ def _as_data(report: Report) -> dict[str, object]:
     return {
         "backends": [
             {
-                **asdict(row),
+                **as_dict(row),
                 "engines": list(registry.engines_for(row.name)),
                 "present": row.name in report and report[row.name].present,
                 "usable": row.name in report and report[row.name].usable,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from anydevice.choose.because import because
@@ -15,14 +14,14 @@ from anydevice.choose.marks import UNUSABLE, USABLE
 from anydevice.choose.scope import make_request, why
 from anydevice.choose.settings import Config, current
 from anydevice.cli.printing import Output
+from anydevice.core.record import Record
 
 EXAMPLE = "anydevice config --why"
 
 _VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Record):
     """One setting in words, and where it came from."""
 
     name: str

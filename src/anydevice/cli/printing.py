@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TextIO
+
+from anydevice.core.record import Record
 
 _COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "mend": "36"}
 
@@ -19,8 +20,7 @@ _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 """Variables of Windows terminals that show colours; the old console prints the codes instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Record):
     """A stream with what it can show. `width` is the terminal's, `None` where there is none."""
 
     stream: TextIO

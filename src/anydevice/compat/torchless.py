@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from anydevice.choose.choice import accelerators_passed_over
@@ -21,6 +20,7 @@ from anydevice.choose.scope import device, make_request, why
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding
+from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
 
 _ORDER = ("cuda", "rocm", "metal", "opencl", "cpu")
@@ -44,8 +44,7 @@ class BackendPreference(Enum):
     Cpu = CPU
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Record):
     """A backend that is ready for use; `device` is the device of it to put data on."""
 
     device: Device

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from anydevice.core.finding import Kind, Tier
+from anydevice.core.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Record):
     """A kind of hardware with its driver, and what a user wants to know before choosing it."""
 
     name: str

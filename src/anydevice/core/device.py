@@ -46,7 +46,9 @@ class Device:
     ) -> None:
         backend, written = parse_place(str(place))
         if written is not None and index is not None and written != index:
-            raise ConfigurationError(f"{place!r} names index {written}, but index={index} was given")
+            raise ConfigurationError(
+                f"{place!r} names index {written}, but index={index} was given"
+            )
         number = written if written is not None else index
         if number is not None and (isinstance(number, bool) or number < 0):
             raise ConfigurationError(f"a device's index is 0 or more, not {index!r}")
@@ -211,7 +213,9 @@ class Device:
         return f'Device("{self}"{served})'
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Device does not change; make another one instead of setting {name}")
+        raise AttributeError(
+            f"a Device does not change; make another one instead of setting {name}"
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (str(self), self._engine, self._chosen_by)

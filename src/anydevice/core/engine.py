@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from anydevice.core.record import Record
 from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from anydevice.core.device import Device
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Record):
     """Something an engine cannot do, as data: the sentence, and what to use instead.
 
     >>> str(Absent("OpenCL has no autodiff", instead="train on torch or jax"))

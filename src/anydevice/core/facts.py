@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Literal
+
+from anydevice.core.record import NOTHING, Record, as_dict
 
 MemoryKind = Literal["dedicated", "unified", "host"]
 Detail = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Record):
     """One device in figures. Memory is in bytes; `None` means that nobody could tell.
 
     `memory_kind` is "dedicated" for a card's own memory, "unified" where CPU and GPU share one
@@ -36,13 +36,11 @@ class Facts:
     architecture: str | None = None
     driver_version: str | None = None
     runtime_version: str | None = None
-    details: Mapping[str, Detail] = field(default_factory=dict)
+    details: Mapping[str, Detail] = NOTHING
 
     def to_dict(self) -> dict[str, object]:
         """The same as plain data, ready for JSON."""
-        plain: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
-        plain["details"] = dict(self.details)
-        return plain
+        return {**as_dict(self), "details": dict(self.details)}
 
     def __reduce__(self) -> tuple[object, ...]:
         plain = self.to_dict()

@@ -7,10 +7,10 @@ Discovery adds the installed libraries and the verdicts of past checks, and make
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from anydevice.core.facts import Facts
+from anydevice.core.record import Record
 
 if TYPE_CHECKING:
     from anydevice.core.device import Device
@@ -22,8 +22,7 @@ Kind = Literal["cpu", "gpu", "tpu"]
 Tier = Literal["stable", "experimental", "untested"]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Record):
     """One device as its driver shows it; with a `reason` where it is not fit for use."""
 
     index: int
@@ -33,8 +32,7 @@ class Seen:
     mend: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Record):
     """What the hardware layer, or a user's own probe, says of one backend.
 
     `present` tells "here but not usable" from "not in this machine". `stage`, `reason` and `mend`
@@ -52,8 +50,7 @@ class Sighting:
     engines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Record):
     """Why one engine cannot drive one device, and the command that would mend it."""
 
     engine: str
@@ -61,8 +58,7 @@ class Refusal:
     mend: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record):
     """The outcome of a small computation on a device through one engine; true if it was right."""
 
     device: str
@@ -77,8 +73,7 @@ class Verdict:
         return self.right
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Record):
     """One device with all that discovery knows of it.
 
     `engines` can drive it, in order of choice; `refusals` says why the others cannot. Where no
@@ -99,8 +94,7 @@ class Standing:
         return self.stage is None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Record):
     """What discovery says of one backend.
 
     `usable` is true where at least one of `devices` is. Where it is false, `stage` says how far it
@@ -116,7 +110,7 @@ class Finding:
     stage: Stage | None = None
     reasons: tuple[str, ...] = ()
     mend: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str | None:

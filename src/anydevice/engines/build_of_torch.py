@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import mmap
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from anydevice.core.record import Record
 
 _LIBRARIES = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
 _ONE = rb"(?:sm_\d{2,3}[af]?|compute_\d{2,3}[af]?|gfx[0-9a-f]+(?:-[0-9a-z]+)*(?::[a-z0-9+-]+)*)"
@@ -25,8 +26,7 @@ _MARKS = (
 _REACH = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class TorchVersion:
+class TorchVersion(Record):
     """The contents of `torch/version.py`; `None` where a build leaves a backend out."""
 
     version: str

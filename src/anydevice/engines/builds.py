@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from anydevice.core.facts import version_numbers
+from anydevice.core.record import NOTHING, Record, replace
 from anydevice.engines.build_of_torch import read_architectures, read_version
 from anydevice.engines.installed import distributions, package_folder
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(Record):
     """One array library as it is installed here; `version` is `None` where it is not.
 
     `runtimes` has an entry for every accelerator that this build can drive, with the version of
@@ -26,8 +25,8 @@ class Build:
     library: str
     version: str | None = None
     folder: Path | None = None
-    runtimes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    faults: Mapping[str, str] = field(default_factory=dict, hash=False)
+    runtimes: Mapping[str, str] = NOTHING
+    faults: Mapping[str, str] = NOTHING
     broken: str | None = None
 
     @property

@@ -10,15 +10,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
+from anydevice.core.record import Record
 
-@dataclass(frozen=True, slots=True)
-class EntryPoint:
+
+class EntryPoint(Record):
     """One line of an installed package that adds something: `name = module:object`."""
 
     distribution: str
@@ -26,8 +26,7 @@ class EntryPoint:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Distribution:
+class _Distribution(Record):
     name: str
     version: str
     folder: Path
@@ -125,14 +124,20 @@ def _entry_points_in(folder: str, changed: int, group: str) -> tuple[EntryPoint,
 
 
 def _entries(folder: Path, group: str) -> Iterator[tuple[str, str]]:
-    try:
-        text = (folder / "entry_points.txt").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return
     section = None
-    for line in map(str.strip, text.splitlines()):
+    for line in map(str.strip, _own_entry_points(folder).splitlines()):
         if line.startswith("["):
             section = line.strip("[] ")
         elif section == group and "=" in line and not line.startswith(("#", ";")):
             name, _, target = line.partition("=")
             yield name.strip(), target.split("[")[0].strip()
+
+
+@lru_cache(maxsize=4096)
+def _own_entry_points(folder: Path) -> str:
+    """The file of entry points of a distribution that adds something to anydevice, else nothing."""
+    try:
+        text = (folder / "entry_points.txt").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return text if "[anydevice." in text else ""

@@ -11,9 +11,9 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from anydevice.core.facts import Facts, compare_versions, version_numbers
+from anydevice.core.record import Record
 from anydevice.engines.builds import Build
 from anydevice.engines.installed import distributions
 
@@ -24,8 +24,7 @@ _BOTH = ("x86-64", "arm64")
 _SAFE_CUDA = 12  # every driver that anydevice supports runs what was made for CUDA 12
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Record):
     """What decides which packages of the index fit."""
 
     system: str
@@ -33,8 +32,7 @@ class Machine:
     python: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Record):
     """One requirement that brings a backend to an engine, and where it fits.
 
     `runtime` is the major release of CUDA or ROCm it was made for, `oldest_card` the oldest

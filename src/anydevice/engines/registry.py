@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +16,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.late import load as load_by_name
+from anydevice.core.record import NOTHING, Record
 from anydevice.engines.builds import Build, read_build
 from anydevice.engines.installed import EntryPoint, entry_points
 from anydevice.engines.places import place_of
@@ -25,8 +25,7 @@ from anydevice.errors import ConfigurationError, DeviceNotFoundError, Unsupporte
 GROUP = "anydevice.engines"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRow:
+class EngineRow(Record):
     """One array library: how it is found, what it can drive, and what it cannot do.
 
     `module` is what a user imports, `target` our file for it, `libraries` the distributions that
@@ -39,7 +38,7 @@ class EngineRow:
     target: str
     libraries: tuple[str, ...]
     backends: tuple[str, ...]
-    lacks: Mapping[str, Absent] = field(default_factory=dict, hash=False)
+    lacks: Mapping[str, Absent] = NOTHING
 
 
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-7-0", "cupy-rocm-5-0", "cupy")

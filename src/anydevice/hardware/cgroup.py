@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from anydevice.core.record import Record
 from anydevice.hardware.kernel_files import (
     as_cpu_set,
     as_number,
@@ -36,8 +36,7 @@ _UNLIMITED = 2**60
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(Record):
     """A limit on memory, in bytes, and the file that sets it.
 
     `free` is what is left of it now, page cache that can be given back included; `None` where the
@@ -49,8 +48,7 @@ class MemoryLimit:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Record):
     """What all control groups together leave to this process; `None` where they set no limit.
 
     `memory` is the tightest limit, `memory_free` the least that any group has left. `cores` is the
@@ -166,8 +164,7 @@ def _processors(trees: _Trees) -> frozenset[int] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Record):
     version: int
     controllers: frozenset[str]
     subtree: str
@@ -191,8 +188,7 @@ class _Mount:
                 yield folder
 
 
-@dataclass(frozen=True, slots=True)
-class _Trees:
+class _Trees(Record):
     """Where this process stands in the trees of control groups."""
 
     groups: dict[str, str]

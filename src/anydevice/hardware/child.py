@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import marshal
 import os
+import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from anydevice.core.record import Record
+
 _ASKS = Path(__file__).parent / "asks"
+_TIME_TO_END = 0.5
+
+_leaving: set[int] = set()
+"""Children that have answered and were still ending when nobody waited for them any longer."""
 
 How = Literal["answered", "failed", "crashed", "timed out", "not started"]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Record):
     """How a question ended: the answer, or what went wrong and in which step."""
 
     how: How
@@ -38,6 +44,80 @@ class Outcome:
         return f"{self.how}{detail}{during}"
 
 
+class Asking:
+    """A question on its way: the child is at work, and `finish` waits for what it says."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, problem: str | None = None) -> None:
+        self._process = process
+        self._problem = problem
+        self._began = time.monotonic()
+
+    def finish(self, limit: float) -> Outcome:
+        """What came of it, at most `limit` seconds after it was started.
+
+        Returns as soon as the answer is there: a process that has used a GPU takes longer to end
+        than many a driver takes to answer, and nobody has to wait for that.
+        """
+        if self._process is None:
+            return Outcome("not started", error=self._problem)
+        process = self._process
+        try:
+            said, noise = _hear(process, self._began + limit)
+            heard = _read(said)
+            if heard.how != "crashed":
+                return heard
+            code = process.wait(timeout=_TIME_TO_END)
+            return Outcome("crashed", step=heard.step, error=_cause(code, noise))
+        except (TimeoutError, subprocess.TimeoutExpired) as late:
+            _kill(process)
+            said = late.args[0] if isinstance(late, TimeoutError) else said
+            error = f"no answer within {limit:g} s"
+            return Outcome("timed out", step=_read(said).step, error=error)
+        except BaseException:
+            _kill(process)
+            raise
+        finally:
+            _let_go(process)
+
+
+def start(
+    name: str,
+    arguments: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    site: bool = False,
+) -> Asking:
+    """Put question `name` to a child.
+
+    The name is that of a module in `asks/`, or a path without its `.py`. `site` gives the child
+    the installed packages, which costs it a few milliseconds.
+    """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return Asking(None, "this program has no Python interpreter to start")
+    flags = ["-I"] if site else ["-I", "-S"]
+    question = marshal.dumps(dict(arguments or {})).hex()
+    command = [sys.executable, *flags, str(_ASKS / "entry.py"), str(_ASKS / name), question]
+    return start_command(command, environment)
+
+
+def start_command(command: list[str], environment: Mapping[str, str] | None = None) -> Asking:
+    """Start a command that answers as `asks/entry.py` does."""
+    reap()
+    try:
+        return Asking(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if environment is None else dict(environment),
+                start_new_session=True,
+            )
+        )
+    except OSError as error:
+        return Asking(None, str(error))
+
+
 def ask(
     name: str,
     arguments: Mapping[str, object] | None = None,
@@ -46,52 +126,52 @@ def ask(
     environment: Mapping[str, str] | None = None,
     site: bool = False,
 ) -> Outcome:
-    """Put question `name` to a child, for at most `limit` seconds.
+    """Put question `name` to a child and wait for what comes of it, at most `limit` seconds."""
+    return start(name, arguments, environment=environment, site=site).finish(limit)
 
-    The name is that of a module in `asks/`, or a path without its `.py`. `site` gives the child
-    the installed packages, which costs it a few milliseconds.
+
+def reap() -> None:
+    """Collect the children that have ended since they answered; waits for none."""
+    for pid in tuple(_leaving):
+        try:
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # a forked copy of this process: they are not its children
+            ended = pid
+        if ended:
+            _leaving.discard(pid)
+
+
+def _hear(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+    """What the child says until its answer is complete or it ends, and what its driver prints.
+
+    Raises `TimeoutError` with what was said so far.
     """
-    if getattr(sys, "frozen", False) or not sys.executable:
-        return Outcome("not started", error="this program has no Python interpreter to start")
-    flags = ["-I"] if site else ["-I", "-S"]
-    question = marshal.dumps(dict(arguments or {})).hex()
-    command = [sys.executable, *flags, str(_ASKS / "entry.py"), str(_ASKS / name), question]
-    return run_asking(command, limit=limit, environment=environment)
+    if os.name != "posix":  # there, pipes cannot be waited for together
+        try:
+            return process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as late:
+            raise TimeoutError(late.stdout or b"") from None
+    heard = {process.stdout: bytearray(), process.stderr: bytearray()}
+    said, noise = heard.values()
+    with selectors.DefaultSelector() as pipes:
+        for pipe in heard:
+            assert pipe is not None
+            pipes.register(pipe, selectors.EVENT_READ)
+        while pipes.get_map() and not _is_complete(said):
+            ready = pipes.select(max(0.0, deadline - time.monotonic()))
+            if not ready and time.monotonic() >= deadline:
+                raise TimeoutError(bytes(said))
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                heard[key.fileobj].extend(chunk)  # type: ignore[index]
+                if not chunk:
+                    pipes.unregister(key.fileobj)
+    return bytes(said), bytes(noise)
 
 
-def run_asking(
-    command: list[str], *, limit: float, environment: Mapping[str, str] | None = None
-) -> Outcome:
-    """Run a command that answers as `asks/entry.py` does, and read what it said."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=None if environment is None else dict(environment),
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Outcome("not started", error=str(error))
-    try:
-        said, noise = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        said, noise = _what_is_left(process)
-        return Outcome("timed out", step=_read(said).step, error=f"no answer within {limit:g} s")
-    except BaseException:
-        _kill(process)
-        process.wait()
-        raise
-    finally:
-        for stream in (process.stdout, process.stderr):
-            if stream:
-                stream.close()
-    heard = _read(said)
-    if heard.how != "crashed":
-        return heard
-    return Outcome("crashed", step=heard.step, error=_cause(process.returncode, noise))
+def _is_complete(said: bytearray) -> bool:
+    last = said.rfind(b"\n", 0, -1) + 1
+    return said.endswith(b"\n") and said.startswith((b"answer ", b"error "), last)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -103,12 +183,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-def _what_is_left(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    # A child in uninterruptible sleep does not die at once; discovery goes on without it.
-    try:
-        return process.communicate(timeout=0.5)
-    except subprocess.TimeoutExpired:
-        return b"", b""
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
+    if process.poll() is not None:
+        return
+    if os.name != "posix":  # it was killed, and ends at once
+        process.wait(timeout=_TIME_TO_END)
+        return
+    _leaving.add(process.pid)
+    process.returncode = 0  # from here on it is ours to collect, not the Popen's
 
 
 def _read(said: bytes) -> Outcome:

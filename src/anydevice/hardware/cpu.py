@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anydevice.core.facts import Detail, Facts, MemoryKind
 from anydevice.core.finding import Seen, Sighting
+from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
 from anydevice.hardware import cgroup, cpu_model
 from anydevice.hardware.cpu_model import Processor
@@ -98,8 +98,7 @@ def _psutil() -> Any:
     return psutil
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
+class _Share(Record):
     """How much of the machine this process may use, and why if it is not all."""
 
     processors: int

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from anydevice.core.record import Record
 from anydevice.hardware.kernel_files import as_cpu_set, as_number, read_text
 
 # Level by level, what the x86-64 psABI asks for, in the words of /proc/cpuinfo.
@@ -136,8 +136,7 @@ _NOISE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(Record):
     """What a CPU is, apart from how much of it this process may use.
 
     `cores` has the processors (hardware threads) of each physical core; it is empty where the

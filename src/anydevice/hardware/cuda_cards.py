@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from anydevice.core.facts import Detail, Facts
+from anydevice.core.record import Record, replace
 from anydevice.hardware import cuda_visible
 from anydevice.hardware.cuda_surroundings import Surroundings
 from anydevice.hardware.cuda_visible import Place
@@ -29,8 +29,7 @@ _ARCHITECTURES = {
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Record):
     """One card as NVML shows it: its facts, its names, and the facts of its MIG instances."""
 
     facts: Facts

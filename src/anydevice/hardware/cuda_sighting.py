@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from anydevice.core.facts import Facts, compare_versions
 from anydevice.core.finding import Seen, Sighting
+from anydevice.core.record import Record
 from anydevice.hardware import cuda_cards, cuda_mend, cuda_visible
 from anydevice.hardware.child import Outcome
 from anydevice.hardware.cuda_cards import Card
@@ -25,8 +25,7 @@ OLDEST_CAPABILITY = (5, 0)
 OLDEST_CUDA = "12.0"
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Record):
     """Everything that was learnt in one look.
 
     `driver` is `None` where no driver is installed. `unhidden` is the driver's answer without

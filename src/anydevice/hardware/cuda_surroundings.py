@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from anydevice.core.record import Record
 from anydevice.hardware import linux, pci
 from anydevice.hardware.kernel_files import read_table, read_text
 
@@ -15,8 +15,7 @@ _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 _TEGRA_LIBRARIES = "/usr/lib/aarch64-linux-gnu/tegra"
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Record):
     """The platform, and the traces that NVIDIA hardware and drivers leave in its files.
 
     `system` is `sys.platform`; `cards` are PCI addresses and `holders` the kernel drivers that

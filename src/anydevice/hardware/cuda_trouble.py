@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from anydevice.core.finding import Sighting
+from anydevice.core.record import Record
 from anydevice.hardware import cuda_mend
 from anydevice.hardware.child import Outcome
 from anydevice.hardware.cuda_errors import INVALID_DEVICE, NO_DEVICE, Fault, cuda_fault, nvml_fault
 from anydevice.hardware.cuda_surroundings import Surroundings
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Record):
     """What went wrong and what helps; `coded` where the driver itself named the error."""
 
     reason: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from anydevice.core.record import Record
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -16,8 +17,7 @@ _LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Record):
     """A MIG instance by its names: the UUID, and the numbers that old drivers go by."""
 
     uuid: str | None
@@ -25,8 +25,7 @@ class Instance:
     compute_instance: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Record):
     """A card by its names; with MIG mode on, CUDA shows its instances and never the card."""
 
     uuid: str | None
@@ -34,16 +33,14 @@ class Card:
     instances: tuple[Instance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Record):
     """A position in the list of cards, and in a card's instances where MIG mode is on."""
 
     card: int
     instance: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Record):
     """What is visible, in CUDA's order; `problem` says why an entry of the variable was refused."""
 
     places: tuple[Place, ...]

@@ -6,9 +6,9 @@ Only files are read: the driver is not opened and no context is made.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from anydevice.core.record import Record, replace
 from anydevice.hardware import pci
 from anydevice.hardware.kernel_files import exists, read_table, read_text
 
@@ -17,8 +17,7 @@ NODES = "sys/class/kfd/kfd/topology/nodes"
 _FRAME_BUFFERS = (1, 2)  # heap types: memory of the GPU that the host sees, and that it does not
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Record):
     """One GPU of the topology.
 
     `pool` is how many bytes the driver offers as the GPU's memory; `partitions` is in how many
@@ -36,8 +35,7 @@ class Gpu:
     partitions: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Record):
     """Every GPU in the order in which ROCm numbers them, and how many nodes were withheld.
 
     A node is withheld where the device rules of a container or a job do not let this process read

@@ -10,8 +10,8 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from anydevice.core.record import Record
 from anydevice.hardware.kernel_files import as_number
 
 Run = Callable[[Sequence[str]], str | None]
@@ -41,8 +41,7 @@ _UNITS = {"MB": 2**20, "GB": 2**30}
 _MAKERS_OF_CARDS = ("amd", "_ati", "0x1002", "nvidia", "0x10de", "radeon", "geforce")
 
 
-@dataclass(frozen=True, slots=True)
-class Graphics:
+class Graphics(Record):
     """One entry of the system's list of graphics hardware; `memory` in bytes."""
 
     name: str

@@ -17,11 +17,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
+from anydevice.core.record import NOTHING, Record
 from anydevice.hardware import linux, pci
 
 FRAMEWORK = "/System/Library/Frameworks/OpenCL.framework"
@@ -31,13 +31,12 @@ _COMPILED_FOLDER = re.compile(rb"(/[\x21-\x7e]{1,500}/OpenCL/vendors)/?\0")
 _BUNDLED = (".libs", ".dylibs", "../pyopencl.libs", ".")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Record):
     """What decides where loaders and drivers are; `root` is where its files begin."""
 
     system: str
     architecture: str = "x86_64"
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = NOTHING
     root: Path = Path("/")
     is_superuser: bool = False
 
@@ -83,8 +82,7 @@ def this_machine() -> Machine:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Record):
     """A library that shows the machine's OpenCL platforms.
 
     `path` is what to open: for pyopencl its extension module, which brings the loader that it was
@@ -149,8 +147,7 @@ def _loader_of_pyopencl(machine: Machine, home: Path, system: Loader | None) -> 
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(Record):
     """A driver that a loader will load: by its `.icd` file, or named by a variable."""
 
     library: str

@@ -6,27 +6,43 @@ Loading them takes longer than most of them look, and can be done while a driver
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Sighting
 from anydevice.core.late import load
+from anydevice.core.record import replace
 
 Look = Callable[[float], Sighting]
 """A reader: looks at the machine for at most so many seconds, and never raises."""
 
+Begin = Callable[[], Look]
+"""Starts what a reader can start, and returns the rest of it."""
 
-def _reader(backend: str) -> Look:
+
+def _asking_children(backend: str) -> Begin:
+    def begin() -> Look:
+        look: Look = load(f"anydevice.hardware.{backend}:begin")()
+        return look
+
+    return begin
+
+
+def _reading_files(backend: str) -> Begin:
     def look(limit: float) -> Sighting:
         sighting: Sighting = load(f"anydevice.hardware.{backend}:look")(limit)
         return sighting
 
-    return look
+    return lambda: look
 
 
 # Those that ask a child come first, so that it works while the others load.
-READERS: dict[str, Look] = {
-    backend: _reader(backend) for backend in ("opencl", "cuda", "cpu", "rocm", "tpu", "metal")
+READERS: dict[str, Begin] = {
+    "opencl": _asking_children("opencl"),
+    "cuda": _asking_children("cuda"),
+    "cpu": _reading_files("cpu"),
+    "rocm": _reading_files("rocm"),
+    "tpu": _reading_files("tpu"),
+    "metal": _reading_files("metal"),
 }
 
 _TELL_FREE_MEMORY = ("cuda", "rocm", "metal", "cpu")

@@ -24,7 +24,6 @@ _INSTALL = {
     "suse": "sudo zypper install kernel-firmware-amdgpu",
     "arch": "sudo pacman -S linux-firmware",
 }
-_SYSTEMS = {"win32": "Windows", "darwin": "macOS"}
 
 
 def stopped(
@@ -34,19 +33,12 @@ def stopped(
     return Sighting("rocm", present=present, stage=stage, reason=reason, mend=mend)
 
 
-def other_system(platform: str) -> Sighting:
-    """ROCm on a system that is not Linux."""
-    return stopped(f"ROCm needs Linux; this is {_SYSTEMS.get(platform, platform)}", present=False)
-
-
 def no_compute_driver(
     cards: tuple[str, ...], root: Path, environment: Mapping[str, str]
 ) -> Sighting:
     """There is no /dev/kfd: which of the possible causes it is."""
     if not cards:
-        if exists(root / "dev/dxg"):
-            return _under_wsl(root, environment)
-        return stopped("no AMD GPU on the PCI bus", present=False)
+        return _under_wsl(root, environment)
     which = _named(cards)
     if linux.in_container(root, environment):
         reason = f"{which} is in the machine, but this container has no /dev/kfd"

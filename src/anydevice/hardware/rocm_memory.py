@@ -16,11 +16,11 @@ that figure and never more than `MemTotal`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from anydevice.core.facts import Detail, MemoryKind
+from anydevice.core.record import Record
 from anydevice.hardware import pci
 from anydevice.hardware.kernel_files import read_number, read_table
 from anydevice.hardware.kfd import Gpu
@@ -31,8 +31,7 @@ Pool = Literal["carve-out", "gtt", "carve-out and gtt", "system memory"]
 _SMALLEST_CARD = 2 * 2**30  # no card of an architecture that ROCm carries has less
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Record):
     """Bytes of one GPU, `None` where unknown; `details` goes into its facts."""
 
     kind: MemoryKind
@@ -42,8 +41,7 @@ class Memory:
     details: dict[str, Detail]
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(Record):
     """The figures of the driver and of the system at one moment."""
 
     vram: int | None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from anydevice.core.record import Record
 
 Support = Literal["supported", "experimental"]
 
 _NAME = re.compile(r"gfx(\d{1,2})([0-9a-f])([0-9a-f])")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Record):
     """One architecture: its generation, how far ROCm supports it, whether it is inside a CPU."""
 
     generation: str

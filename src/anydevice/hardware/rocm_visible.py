@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from anydevice.core.record import Record
 
 Pick = Callable[[str, Sequence[str | None]], tuple[list[int], str | None]]
 """How a runtime reads its list: the chosen indices, and the entry that ended it early."""
@@ -25,8 +26,7 @@ _NUMBER = re.compile(r"([+-]?)(?:0X([0-9A-F]+)|(0[0-7]*)|([1-9][0-9]*))")
 _SHORTEST, _LONGEST = len("GPU-") + 1, len("GPU-") + 16
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(Record):
     """The GPUs that are left, as positions in the list that was given, in the order of programs.
 
     Where nothing is left, `reason` and `mend` say which variable did that.

@@ -11,20 +11,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting
+from anydevice.core.record import Record
 from anydevice.hardware.kernel_files import exists, read_text
 
 _GOOGLE = "0x1ae0"
 _MEMORY_SOURCE = "by generation"
 
 
-@dataclass(frozen=True, slots=True)
-class _Generation:
+class _Generation(Record):
     """A kind of chip: memory is that of one device, in GiB; `None` where it is not public."""
 
     name: str
@@ -67,8 +66,7 @@ _BY_TYPE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Chip:
+class _Chip(Record):
     generation: _Generation
     pci_address: str | None
     node: Path | None

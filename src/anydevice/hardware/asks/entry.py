@@ -35,7 +35,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
 
-    def write(kind: str, content: object) -> None:
+    def write(kind: str, content: Any) -> None:
         os.write(answers, f"{kind} {marshal.dumps(content).hex()}\n".encode())
 
     try:

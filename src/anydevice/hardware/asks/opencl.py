@@ -7,12 +7,15 @@ The order is the loader's own: devices counted over the platforms in turn have t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
 
-Tell = Callable[[str], None]
-Info = Callable[[int], bytes]
-"""The bytes that a device or platform answers to a number; empty where it does not know it."""
+TYPE_CHECKING = False  # `import typing` would take longer than most of the questions
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Tell = Callable[[str], None]
+    # The bytes that a device or platform answers to a number; empty where it does not know it.
+    Info = Callable[[int], bytes]
 
 _ALL_TYPES = 0xFFFFFFFF
 _NOTHING_FOUND = (-1, -1001)

@@ -1,0 +1,85 @@
+"""Records: small immutable values with named fields, written like dataclasses.
+
+The standard library's dataclasses take more than a millisecond each to be made, and their module
+ten more to load. Looking at a machine passes through some fifty of them, and would spend longer on
+making the classes than on asking the drivers. These take a few microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
+
+R = TypeVar("R", bound="Record")
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""The default of a field that is a mapping: empty, and nobody can put anything into it."""
+
+
+@dataclass_transform(frozen_default=True)
+class Record:
+    """A frozen value: its fields are the annotations of its class, in their order.
+
+    >>> class Point(Record):
+    ...     x: int
+    ...     y: int = 0
+    >>> Point(1), Point(1) == Point(1, y=0), replace(Point(1), y=2)
+    (Point(x=1, y=0), True, Point(x=1, y=2))
+
+    A field with a value in the class is optional. Two records are equal if they are of one class
+    and their fields are; they can be hashed if their fields can.
+    """
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        own = vars(cls).get("__annotations__", ())
+        cls._fields = (*cls._fields, *own)
+        cls._defaults = {**cls._defaults, **{n: vars(cls)[n] for n in own if n in vars(cls)}}
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        given = {**dict(zip(self._fields, values, strict=False)), **named}
+        given = {**self._defaults, **given}
+        if len(values) + len(named) > len(self._fields) or given.keys() != set(self._fields):
+            raise TypeError(self._misuse(values, named))
+        self.__dict__.update({name: given[name] for name in self._fields})
+
+    def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
+        known = {*self._fields[: len(values)], *named, *self._defaults}
+        missing = [name for name in self._fields if name not in known]
+        unknown = [name for name in named if name not in self._fields]
+        signature = f"{type(self).__name__}({', '.join(self._fields)})"
+        return f"{signature}: missing {missing}, unknown {unknown}, {len(values)} without a name"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} does not change: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} does not change: {name} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({shown})"
+
+    def __replace__(self, **changes: Any) -> Self:
+        return type(self)(**{**self.__dict__, **changes})
+
+
+def replace(record: R, **changes: Any) -> R:
+    """The same record with some fields changed."""
+    return record.__replace__(**changes)
+
+
+def as_dict(record: Record) -> dict[str, Any]:
+    """The fields of a record by name; what they hold is shared, not copied."""
+    return dict(vars(record))
