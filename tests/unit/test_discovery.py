@@ -270,7 +270,7 @@ def test_a_reader_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(limit: float) -> Sighting:
         raise OSError("sysfs is gone")
 
-    monkeypatch.setitem(probes.READERS, "rocm", broken)
+    monkeypatch.setitem(probes.READERS, "rocm", lambda: broken)
     finding = anydevice.discover(refresh=True)["rocm"]
     assert (finding.present, finding.stage) == (True, "driver")
     assert finding.reason == "reading it failed: OSError: sysfs is gone"

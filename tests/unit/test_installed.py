@@ -79,9 +79,9 @@ def test_the_same_distribution_twice_offers_its_entries_once(site, tmp_path, mon
     for folder, target in ((site.folder, "old:ROW"), (tmp_path / "first", "new:ROW")):
         info = folder / "tool-1.0.dist-info"
         info.mkdir(parents=True)
-        (info / "entry_points.txt").write_text(f"[group]\ntool = {target}\n")
+        (info / "entry_points.txt").write_text(f"[anydevice.group]\ntool = {target}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), *sys.path])
-    assert [entry.target for entry in entry_points("group")] == ["new:ROW"]
+    assert [entry.target for entry in entry_points("anydevice.group")] == ["new:ROW"]
 
 
 def test_a_package_is_found_without_being_imported(site) -> None:

@@ -36,7 +36,7 @@ def test_without_a_wish_the_first_of_the_order() -> None:
 
 def test_it_ends_at_the_cpu_with_one_warning_that_gives_every_reason() -> None:
     with testing.fake_machine(sightings=[NO_LIBRARY]):
-        with pytest.warns(UserWarning, match="using cpu: cuda stopped at device: too old") as said:
+        with pytest.warns(UserWarning, match="using cpu: cuda:0: too old") as said:
             assert str(anydevice.device()) == "cpu"
         assert len(said) == 1
         assert "mend: buy another" in str(said[0].message)

@@ -76,16 +76,21 @@ def chips_of(sighting: Sighting) -> list[object]:
 
 
 def test_a_machine_without_a_tpu(machine: Machine) -> None:
-    assert machine.look() == Sighting("tpu", present=False)
+    sighting = machine.look()
+    assert (sighting.present, sighting.stage) == (False, "driver")
+    assert sighting.reason == "no TPU on the PCI bus nor in /dev"
     machine.pci("0000:00:05.0", "0x0042")  # Google's network card
     machine.pci("0000:00:06.0", "0x1eb8", vendor="0x10de")
     machine.write("dev/accel0")  # another vendor's accelerator
-    assert machine.look() == Sighting("tpu", present=False)
+    sighting = machine.look()
+    assert (sighting.present, sighting.stage) == (False, "driver")
+    assert sighting.reason == "no TPU on the PCI bus nor in /dev"
 
 
 def test_this_machine_and_other_systems() -> None:
-    assert tpu.look(1.0, system="win32") == Sighting("tpu", present=False)
-    assert tpu.look(1.0, system="darwin") == Sighting("tpu", present=False)
+    sighting = tpu.look(1.0, system="win32")
+    assert (sighting.present, sighting.reason) == (False, "TPUs are only on Linux")
+    assert not tpu.look(1.0, system="darwin").present
     assert tpu.look(1.0).backend == "tpu"
 
 

@@ -27,7 +27,7 @@ def because(report: Report, choice: Choice) -> str:
         return _ASKED.get(source, f"{source} asks for it")
     if source == "configure":
         return "it is the first usable one in the configured order"
-    passed = [step for step in choice.passed_over if step.source in _AUTOMATIC]
+    passed = [step for step in choice.steps if not step.taken and step.source in _AUTOMATIC]
     reasons = [reason for step in passed for reason in _passed_over(step, report)]
     if device.backend == "cpu":
         return joined(reasons) or "no accelerator is in this machine"

@@ -145,11 +145,11 @@ def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
             raise ConfigurationError(
                 f"{one!r} does not name a device; write a backend and an index, such as 'cuda:0'"
             )
-    if isinstance(named[0], Device) and len(named) == 1 and named[0].engine:
-        engines.append((named[0].engine, "argument"))
     names = tuple(name for one in named for name in split_wishes(str(one)))
     if not names:
         raise ConfigurationError(f"{spec!r} names no device; leave it out for the best one")
+    if isinstance(named[0], Device) and len(named) == 1 and named[0].engine:
+        engines.append((named[0].engine, "argument"))
     for name in names:
         check_wish(name, "device()")
     return Wish("argument", names, binding=True)

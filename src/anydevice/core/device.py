@@ -47,7 +47,7 @@ class Device:
         backend, written = parse_place(str(place))
         if written is not None and index is not None and written != index:
             raise ConfigurationError(
-                f"{place!r} names index {written}, but index={index} was given"
+                f"{place!r} names index {written}, but index={index} is given"
             )
         number = written if written is not None else index
         if number is not None and (isinstance(number, bool) or number < 0):

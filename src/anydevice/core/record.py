@@ -40,18 +40,19 @@ class Record:
         cls._defaults = {**cls._defaults, **{n: vars(cls)[n] for n in own if n in vars(cls)}}
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        given = {**dict(zip(self._fields, values, strict=False)), **named}
-        given = {**self._defaults, **given}
-        if len(values) + len(named) > len(self._fields) or given.keys() != set(self._fields):
-            raise TypeError(self._misuse(values, named))
+        by_place = dict(zip(self._fields, values, strict=False))
+        given = {**self._defaults, **by_place, **named}
+        count = len(values) + len(named)
+        if count != len(by_place | named) or given.keys() != set(self._fields):
+            raise TypeError(self._misuse(len(values), named))
         self.__dict__.update({name: given[name] for name in self._fields})
 
-    def _misuse(self, values: tuple[Any, ...], named: dict[str, Any]) -> str:
-        known = {*self._fields[: len(values)], *named, *self._defaults}
-        missing = [name for name in self._fields if name not in known]
-        unknown = [name for name in named if name not in self._fields]
+    def _misuse(self, by_place: int, named: dict[str, Any]) -> str:
+        first = self._fields[:by_place]
+        missing = [n for n in self._fields if n not in (*first, *named, *self._defaults)]
+        wrong = [name for name in named if name not in self._fields or name in first]
         signature = f"{type(self).__name__}({', '.join(self._fields)})"
-        return f"{signature}: missing {missing}, unknown {unknown}, {len(values)} without a name"
+        return f"{signature}: missing {missing}, unknown or twice {wrong}, {by_place} by place"
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a {type(self).__name__} does not change: {name} cannot be set")
