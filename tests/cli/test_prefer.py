@@ -34,8 +34,7 @@ def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) ->
     assert code == 0
     assert out.splitlines() == [
         f"Preferred from now on: rocm with torch, written to {project}",
-        "✗ rocm is not usable now: this machine has no rocm",
-        "  mend: sudo modprobe amdgpu",
+        "✗ rocm is not usable now: rocm stopped at driver: no driver (mend: sudo modprobe amdgpu)",
         "  It is passed over until it is.",
         'Chosen: cpu, because rocm stopped at "driver"',
     ]

@@ -463,7 +463,7 @@ def test_a_probe_by_entry_point_counts_for_every_choice(
     (metadata / "entry_points.txt").write_text("[anydevice.probes]\nnpu = my_npu_probe:look\n")
     (tmp_path / "my_npu_probe.py").write_text(
         "from anydevice.testing import fake_backend\n"
-        "from dataclasses import replace\n"
+        "from anydevice.core.record import replace\n"
         "def look(limit):\n"
         "    made = fake_backend('cuda', 1, engines=('jax',))\n"
         "    return replace(made, backend='npu')\n"

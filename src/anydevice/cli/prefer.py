@@ -63,11 +63,6 @@ def _say_whether_usable(wish: str, met: Choice, output: Output) -> None:
         output.say(f"{output.paint(USABLE, 'good')} {met.device} is usable now")
         return
     output.say(f"{output.paint(UNUSABLE, 'bad')} {wish} is not usable now: {_reasons(met)}")
-    report = discover()
-    backend = wish.partition(":")[0]
-    mend = report[backend].mend if backend in report else None
-    if mend:
-        output.say(f"  {output.paint(f'mend: {mend}', 'mend')}")
     output.say("  It is passed over until it is.")
 
 

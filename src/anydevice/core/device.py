@@ -46,9 +46,7 @@ class Device:
     ) -> None:
         backend, written = parse_place(str(place))
         if written is not None and index is not None and written != index:
-            raise ConfigurationError(
-                f"{place!r} names index {written}, but index={index} is given"
-            )
+            raise ConfigurationError(f"{place!r} names index {written}, but index={index} is given")
         number = written if written is not None else index
         if number is not None and (isinstance(number, bool) or number < 0):
             raise ConfigurationError(f"a device's index is 0 or more, not {index!r}")
