@@ -206,7 +206,7 @@ def test_a_library_without_the_function(look: Look) -> None:
     sighting = look("int nothing;", "int nothing;")
     assert sighting.stage == "driver"
     assert "NVML_ERROR_FUNCTION_NOT_FOUND, 13" in (sighting.reason or "")
-    assert "undefined symbol: cuDriverGetVersion" in (sighting.reason or "")
+    assert "undefined symbol: cuInit" in (sighting.reason or "")
 
 
 def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,16 @@ def test_nvml_that_refuses_to_start(build_library: BuildLibrary) -> None:
     assert steps[-2] == "nvmlInit"
 
 
+@pytest.mark.parametrize(("code", "error"), [(0, "nvmlDeviceGetCount"), (18, "nvmlInit")])
+def test_an_old_nvml_starts_without_flags(
+    build_library: BuildLibrary, code: int, error: str
+) -> None:
+    source = f"int nvmlInit_v2(void) {{ return {code}; }}"
+    name = f"libold{code}.so.1"
+    answer, _ = ask_nvml(str(build_library(name, source) / name))
+    assert answer["error"] == {"call": error, "code": code or 13}
+
+
 def test_without_nvml_the_driver_is_only_opened(healthy: Callable[..., str]) -> None:
     library = healthy("driver")
     answer, steps = ask_nvml(MISSING, driver_libraries=[library])

@@ -30,7 +30,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
         return {"library": None, "problem": problem}
     answer: Answer = {"library": name, "error": None, "cuda_version": None, "devices": []}
     tell("cuDriverGetVersion")
-    answer["cuda_version"] = _number(driver.cuDriverGetVersion)
+    answer["cuda_version"] = _number(getattr(driver, "cuDriverGetVersion", None))
     tell("cuInit")
     code = driver.cuInit(0)
     if code:
@@ -91,7 +91,7 @@ def _attribute(driver: Any, attribute: int, device: ctypes.c_int) -> int | None:
 
 def _number(function: Any) -> int | None:
     value = ctypes.c_int()
-    return None if function(ctypes.byref(value)) else value.value
+    return None if function is None or function(ctypes.byref(value)) else value.value
 
 
 def _free_memory(driver: Any, device: ctypes.c_int) -> int | None:

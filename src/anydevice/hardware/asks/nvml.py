@@ -56,7 +56,7 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
     call = "nvmlInit"
     try:
         tell(call)
-        nvml.nvmlInit()
+        _initialise(nvml)
         tell("nvmlSystemGetDriverVersion")
         answer["driver_version"] = _if_told(nvml, nvml.nvmlSystemGetDriverVersion)
         answer["cuda_version"] = _if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -70,6 +70,19 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
         tell(f"reading card {index}")
         answer["cards"].append(_card(nvml, index))
     return answer
+
+
+def _initialise(nvml: Any) -> None:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        # Drivers before 384 have only the form without flags.
+        without_flags = getattr(nvml.nvmlLib, "nvmlInit_v2", None)
+        if error.value != nvml.NVML_ERROR_FUNCTION_NOT_FOUND or without_flags is None:
+            raise
+        code = without_flags()
+        if code:
+            raise nvml.NVMLError(code) from None
 
 
 def _card(nvml: Any, index: int) -> Answer:
