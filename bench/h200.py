@@ -9,6 +9,7 @@ takes. Exits with 1 where anything is wrong.
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def one_card() -> list[Row]:
 FORK = """
 import os, sys, threading, anydevice
 anydevice.discover(); chosen = anydevice.device(); chosen.facts
-print("threads after:", len(os.listdir("/proc/self/task")), file=sys.stderr)
+assert len(os.listdir("/proc/self/task")) == 1, "discovery left a thread behind"
 assert str(chosen) == "cuda:0", chosen
 assert "torch" not in sys.modules
 pid = os.fork()
@@ -89,8 +90,8 @@ def fork_after_discovery() -> list[Row]:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORK], capture_output=True, text=True
     )
-    said = (done.stderr.strip().splitlines() or ["works"])[-1]
-    return [("CUDA in a forked child", said[:70], done.returncode == 0)]
+    said = (done.stderr.strip().splitlines() or ["works, no thread left behind"])[-1]
+    return [("CUDA in a forked child", said[:90], done.returncode == 0)]
 
 
 def contract_tests() -> list[Row]:
@@ -103,6 +104,8 @@ def contract_tests() -> list[Row]:
 
 
 def speed() -> list[Row]:
+    # An installed package comes compiled; a checkout on a machine that writes no caches does not.
+    compileall.compile_dir(ROOT / "src", quiet=1)
     figures = discovery_bench.measure(5)
     took = f"{figures['anydevice_devices_s'] * 1000:.0f} ms"
     against = f"{figures['import_torch_s'] * 1000:.0f} ms for torch"

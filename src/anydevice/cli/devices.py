@@ -91,7 +91,7 @@ def _pairs(device: Device, standing: Standing, finding: Finding) -> Iterator[tup
     facts = standing.facts
     yield "kind", device.kind
     yield "tier", _tier(finding)
-    yield "engines", ", ".join(_with_version(engine) for engine in standing.engines)
+    yield "engines", ", ".join(map(registry.with_version, standing.engines))
     for refusal in standing.refusals if standing.usable else ():
         yield f"not by {refusal.engine}", refusal.reason
     yield "memory", _memory(facts)
@@ -125,11 +125,6 @@ def _driver(backend: str, facts: Facts) -> str:
     runtime = f"{_RUNTIMES.get(backend, 'runtime')} {facts.runtime_version}"
     parts = (facts.driver_version, runtime if facts.runtime_version else None)
     return ", ".join(part for part in parts if part)
-
-
-def _with_version(engine: str) -> str:
-    version = registry.version_of(engine)
-    return f"{engine} {version}" if version else engine
 
 
 def _written(value: object) -> str:

@@ -60,7 +60,7 @@ def _show(plan: Plan, limit: float, output: Output) -> Conclusion:
     places = [finding.backend for finding in plan.report]
     places += [str(device) for device in plan.report.devices]
     column = max(map(len, places)) + 3
-    libraries = max((len(_library(engine)) for _, engine in plan.pairs), default=0) + 3
+    libraries = max((len(registry.with_version(engine)) for _, engine in plan.pairs), default=0) + 3
     verdicts = []
     for number, (device, engine) in enumerate(plan.pairs, 1):
         with _progress(f"{device} with {engine} ({number} of {len(plan.pairs)})", output):
@@ -85,17 +85,13 @@ def _show(plan: Plan, limit: float, output: Output) -> Conclusion:
 def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
     mark, style = (USABLE, "good") if verdict.right else (UNUSABLE, "bad")
     place = output.paint(verdict.device.ljust(column), "strong")
-    library = _library(verdict.engine).ljust(libraries)
+    library = registry.with_version(verdict.engine).ljust(libraries)
     words = "right" if verdict.right else verdict.reason or "wrong"
     times = f"{seconds_in_words(verdict.seconds)} in all"
     if verdict.first_call is not None and verdict.second_call is not None:
         times += f", first call {seconds_in_words(verdict.first_call)}"
         times += f", second {seconds_in_words(verdict.second_call)}"
     return f"{output.paint(mark, style)} {place}{library}{words}   {output.paint(times, 'dim')}"
-
-
-def _library(engine: str) -> str:
-    return f"{engine} {registry.version_of(engine) or ''}".strip()
 
 
 def _result(conclusion: Conclusion) -> str:
@@ -137,7 +133,8 @@ def _progress(doing: str, output: Output) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(file=output.stream, no_color=not output.colour)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    # "line" is the spinner that a terminal without Unicode can show as well.
+    columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         progress.add_task(doing, total=None)
         yield

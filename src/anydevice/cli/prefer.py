@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the preference; say in which file, whether it can be met now, and what is chosen."""
-    if arguments.clear and arguments.engine:
-        raise ConfigurationError("--clear forgets the engine too: leave --engine out")
-    wish = None if arguments.clear else arguments.device.strip().lower()
+    wish = (arguments.device or "").strip().lower() or None  # "" forgets, as in `prefer("")`
     file = prefer(wish, engine=arguments.engine)
     met = why(None if wish in (None, "auto") else wish, engine=arguments.engine)
     now = why()

@@ -15,9 +15,11 @@ import mlx.core as mx
 import numpy as np
 
 from anydevice.core.device import Device
-from anydevice.core.engine import Absent, Engine
+from anydevice.core.engine import Engine
+from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
 
+_LACKS = BUILT_IN["mlx"].lacks
 _TYPES = {"metal": mx.gpu, "cpu": mx.cpu}
 
 
@@ -45,13 +47,11 @@ class MlxEngine:
         self.native(device)
         plain = np.array(x, order="C")  # MLX refuses negative strides
         if plain.dtype == np.complex128:
-            raise Absent("MLX has no complex128", instead="convert the array to complex64").error()
+            raise _LACKS["complex128"].error()
         if plain.dtype != np.float64:
             return mx.array(plain)
         if device.backend != "cpu":
-            raise Absent(
-                "MLX has no float64 on a GPU", instead="convert the array to float32"
-            ).error()
+            raise _LACKS["float64"].error()
         return mx.array(plain, dtype=mx.float64)
 
     def to_host(self, x: Any) -> Any:

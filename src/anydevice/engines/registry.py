@@ -29,7 +29,8 @@ class EngineRow(Record):
     """One array library: how it is found, what it can drive, and what it cannot do.
 
     `module` is what a user imports, `target` our file for it, `libraries` the distributions that
-    may provide it, the usual one first. `lacks` names what no build of it can do.
+    may provide it, the usual one first. `lacks` says what it cannot do, on all of its devices or
+    on those that the sentence names.
     """
 
     name: str
@@ -66,6 +67,9 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.torch:ENGINE",
             libraries=("torch",),
             backends=("cuda", "rocm", "metal", "cpu"),
+            lacks={
+                "float64": Absent("PyTorch has no float64 on Metal", "use float32, or the CPU"),
+            },
         ),
         EngineRow(
             name="jax",
@@ -74,6 +78,11 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.jax:ENGINE",
             libraries=("jax",),
             backends=("cuda", "rocm", "tpu", "cpu"),
+            lacks={
+                "float64": Absent(
+                    "JAX has no 64-bit numbers unless told so", "call configure(x64=True) first"
+                ),
+            },
         ),
         EngineRow(
             name="mlx",
@@ -84,6 +93,7 @@ BUILT_IN: dict[str, EngineRow] = {
             backends=("metal", "cpu"),
             lacks={
                 "float64": Absent("MLX has no float64 on a GPU", "use float32, or the CPU"),
+                "complex128": Absent("MLX has no complex128", "use complex64"),
                 "collectives": Absent("MLX knows one GPU", "use torch or jax for several"),
             },
         ),
@@ -149,6 +159,12 @@ def installed(name: str) -> Build:
 def version_of(name: str) -> str | None:
     """The installed version of an engine's library."""
     return installed(name).version
+
+
+def with_version(name: str) -> str:
+    """An engine and its version as a list shows them: "torch 2.13.0+cpu"."""
+    version = version_of(name)
+    return f"{name} {version}" if version else name
 
 
 def loaded(name: str) -> bool:

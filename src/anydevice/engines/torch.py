@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from anydevice.core.device import Device
-from anydevice.core.engine import Absent, Engine
+from anydevice.core.engine import Engine
+from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
 
+_LACKS = BUILT_IN["torch"].lacks
 _GPU = "rocm" if torch.version.hip else "cuda"
 _TYPES = {"cpu": "cpu", _GPU: "cuda", "metal": "mps"}
 _BACKENDS = {kind: backend for backend, kind in _TYPES.items()}
@@ -52,7 +54,7 @@ class TorchEngine:
     def from_host(self, x: Any, device: Device) -> Any:
         target = self.native(device)
         if device.backend == "metal" and x.dtype == np.float64:
-            raise Absent("Metal has no float64", instead="convert the array to float32").error()
+            raise _LACKS["float64"].error()
         # A private copy in C order: PyTorch refuses negative strides and warns of read-only memory.
         private = np.array(x, order="C")
         if private.dtype == ml_dtypes.bfloat16:
