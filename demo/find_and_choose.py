@@ -55,7 +55,7 @@ def main() -> int:
         print(f"  ✗ these came back changed: {', '.join(wrong)}")
         return 1
     print("  ✓ every number came back as it was sent")
-    print("\nAll went well. Next: anydevice doctor, or README.md")
+    print("\nAll went well. Next: .venv/bin/anydevice doctor, or README.md")
     return 0
 
 

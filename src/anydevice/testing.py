@@ -49,8 +49,8 @@ def fake_machine(
         backend: fake_backend(backend, count, memory=memory, free=free, engines=engines)
         for backend, count in counts.items()
     }
-    made.update({sighting.backend: sighting for sighting in sightings})
     made["cpu"] = cpu.look(1.0)
+    made.update({sighting.backend: sighting for sighting in sightings})
     with machine_from(lambda limit: tuple(made.values())):
         yield discover()
 
@@ -65,7 +65,7 @@ def fake_backend(
 ) -> Sighting:
     """What a reader would say of `count` devices of a backend; absent where it is 0."""
     if backend not in BACKENDS:
-        raise ConfigurationError(unknown_backend(backend))
+        raise ConfigurationError(unknown_backend(backend), repr(backend))
     if count == 0:
         return Sighting(backend, present=False, stage="driver", reason="not in this fake machine")
     row = BACKENDS[backend]
@@ -95,5 +95,5 @@ def fake_backend(
 def _amounts(free: int | str | Sequence[int | str], count: int) -> list[int]:
     each = [free] * count if isinstance(free, int | str) else list(free)
     if len(each) != count:
-        raise ConfigurationError(f"free= gives {len(each)} amounts for {count} devices")
+        raise ConfigurationError(f"free= gives {len(each)} amounts for {count} devices", "free=")
     return [parse_size(amount) for amount in each]

@@ -14,6 +14,7 @@ from anydevice import testing
 from anydevice.cli import backends
 from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS
+from anydevice.core.finding import Sighting
 from anydevice.engines.registry import BUILT_IN
 
 Anydevice = Callable[..., tuple[int, str, str]]
@@ -42,6 +43,23 @@ def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
     assert re.search(r"SIMD level: \S+.*threads: \d+", out)
     assert re.search(r"✓ +cpu ", out)
     assert re.search(r"– +cuda ", out)
+
+
+def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
+    broken = Sighting("cpu", present=True, stage="driver", reason="timed out")
+    with testing.fake_machine(sightings=[broken]):
+        code, out, _ = anydevice("backends")
+    assert code == 0
+    assert "SIMD level: unknown   threads: unknown" in out
+
+
+def test_an_engine_that_could_not_be_taken_up_is_said(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends.registry, "notes", lambda: ("the engine 'mine' failed",))
+    with testing.fake_machine():
+        out = anydevice("backends")[1]
+    assert out.endswith("\nnote: the engine 'mine' failed\n")
 
 
 def test_as_json(anydevice: Anydevice) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from anydevice import testing
 from anydevice.cli import config as command
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -84,14 +87,32 @@ def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
     ]
 
 
-def test_a_choice_of_nothing(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_asked_for_is_not_marked_as_failed(anydevice: Anydevice) -> None:
+    pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
+    with testing.fake_machine(sightings=[pocl]):
+        _, out, _ = anydevice("config", "--why")
+    assert "– order of backends   opencl   an OpenCL device that is the CPU" in out
+
+
+def test_an_engine_that_cannot_be_had_is_a_step(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with testing.fake_machine():
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])
+    assert re.search(r"✗ ANYDEVICE_ENGINE +cupy +cpu: .*cupy", out)
+    assert data["chosen"] == "cpu"
+    assert data["environment"]["ANYDEVICE_ENGINE"] == "cupy"
+
+
+def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
+    broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
+    with testing.fake_machine(sightings=[broken]):
+        _, out, _ = anydevice("config", "--why")
+        data = json.loads(anydevice("config", "--why", "--json")[1])
     assert out.endswith("Chosen: nothing, because no device fits\n")
     assert (data["chosen"], data["because"]) == (None, "")
-    assert data["environment"]["ANYDEVICE_ENGINE"] == "cupy"
 
 
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
@@ -116,8 +137,14 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
 def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
     project.write_text("x64 = 3\n")
     code, out, err = anydevice("config")
-    assert (code, out) == (1, "")
+    assert code == 1
+    assert f"  project file      {project}\n" in out
     assert f"{project}, line 1" in err
+    code, out, _ = anydevice("config", "--why", "--json")
+    assert code == 1
+    data = json.loads(out)
+    assert f"{project}, line 1" in data["error"]
+    assert data["files"][0]["path"] == str(project)
 
 
 def test_no_project_file(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:

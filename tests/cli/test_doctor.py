@@ -81,7 +81,10 @@ def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
 def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
     anydevice: Anydevice,
 ) -> None:
-    with testing.fake_machine(cuda=1, engines=["numpy"]):  # NumPy in the child knows no cuda:0
+    card = Sighting(
+        "cuda", True, (Seen(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
+    )
+    with testing.fake_machine(sightings=[card]):  # NumPy in the child knows no cuda:0
         code, out, _ = anydevice("doctor", "gpu")
         assert code == 1
         assert out.startswith("✗ cuda:0   numpy")
@@ -200,3 +203,16 @@ def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     assert checking._environment()["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
+
+
+def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "nonsense")
+    code, out, err = anydevice("doctor", "cpu", "--engine", "numpy")
+    assert code == 1
+    assert "1 of 1 computations were right" in out
+    assert "ANYDEVICE_DEVICE" in err
+    code, out, _ = anydevice("doctor", "cpu", "--engine", "numpy", "--json")
+    assert code == 1
+    assert "ANYDEVICE_DEVICE" in json.loads(out)["error"]

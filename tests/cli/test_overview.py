@@ -108,6 +108,16 @@ def test_what_was_asked_for_and_is_not_here(
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 0
+    assert "ANYDEVICE_ENGINE asks for cupy, which cannot be had now" in out
+    assert data["chosen"] == "cpu"
+
+
+def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
+    broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
+    with testing.fake_machine(sightings=[broken]):
+        code, out, _ = anydevice()
+        data = json.loads(anydevice("--json")[1])
+    assert code == 1
     assert "Chosen: nothing, because no device fits" in out
-    assert "asked for by ANYDEVICE_ENGINE" in out
+    assert "reading it failed" in out
     assert data["chosen"] is None

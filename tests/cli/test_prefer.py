@@ -58,6 +58,15 @@ def test_forgetting(anydevice: Anydevice, project: Path) -> None:
     assert project.read_text() == "x64 = true\n"
 
 
+def test_an_empty_name_forgets_too(anydevice: Anydevice, project: Path) -> None:
+    project.write_text('device = "cuda"\n')
+    with testing.fake_machine():
+        code, out, err = anydevice("prefer", "")
+    assert (code, err) == (0, "")
+    assert out.startswith("The preference is forgotten")
+    assert project.read_text() == ""
+
+
 def test_forgetting_where_nothing_was_preferred(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,11 +112,9 @@ def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: 
     assert project.read_text() == ""
 
 
-def test_what_cannot_be_met_at_all_is_said(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
-    with testing.fake_machine():
+def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None:
+    broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
+    with testing.fake_machine(sightings=[broken]):
         _, out, _ = anydevice("prefer", "cpu")
-    assert "✓ cpu is usable now" in out
+    assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out
     assert "Chosen" not in out

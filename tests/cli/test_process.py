@@ -79,6 +79,14 @@ def test_the_doctor_shows_progress_on_a_terminal() -> None:
     assert "right" in shown
 
 
+def test_the_doctor_shows_progress_on_a_terminal_without_unicode() -> None:
+    code, shown = on_a_terminal(
+        "doctor", "cpu", "--engine", "numpy", TERM="xterm", PYTHONIOENCODING="ascii", PYTHONUTF8="0"
+    )
+    assert code == 0, shown
+    assert "cpu with numpy (1 of 1)" in shown
+
+
 def test_an_output_without_unicode(process: Process) -> None:
     ended = process(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert ended.returncode == 0, ended.stderr
@@ -134,3 +142,9 @@ def test_nothing_heavy_is_imported_for_a_list_of_devices() -> None:
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=True
     )
     assert ended.stderr.decode().strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("devices",)])
+def test_without_any_output_it_ends_in_peace(words: tuple[str, ...]) -> None:
+    command = " ".join([*COMMAND, *words, ">&-", "2>&-"])
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0

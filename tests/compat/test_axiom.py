@@ -153,6 +153,14 @@ def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
             assert current_backend() == CPUBackend()
 
 
+def test_no_backend_where_there_is_one_is_told_apart_from_no_gpu() -> None:
+    with (
+        fake_machine(cuda=1, engines=("numpy",)),
+        pytest.warns(UserWarning, match="no backend was given, although there is cuda:0"),
+    ):
+        assert set_backend(None) == CPUBackend()
+
+
 @pytest.mark.usefixtures("site")
 def test_a_card_alone_is_not_a_backend(card: Sighting) -> None:
     with fake_machine(sightings=[card]):

@@ -97,6 +97,23 @@ def test_a_preferred_index_that_is_not_there_is_named() -> None:
         assert gpu_device() == Device("cuda:0")
 
 
+def test_the_engine_that_is_asked_for_serves_it_if_it_can() -> None:
+    prefer("cuda", engine="jax")
+    with fake_machine(cuda=1, engines=("torch", "jax")):
+        assert gpu_device().engine == "jax"
+    with (
+        fake_machine(cuda=1, engines=("torch",)),
+        pytest.warns(UserWarning, match="using cuda:0 with torch: user file asks for jax, but"),
+    ):
+        assert gpu_device().engine == "torch"
+    with (
+        fake_machine(cuda=1, engines=("torch",)),
+        use_device("cpu", engine="numpy"),
+        pytest.warns(UserWarning, match="no GPU works here: cuda:0: numpy does not drive it"),
+    ):
+        assert gpu_device() == cpu_device()
+
+
 def test_a_block_goes_before_a_file_and_what_is_no_gpu_does_not_count() -> None:
     with fake_machine(cuda=2, engines=("numpy",)):
         gpu_backend("CUDA")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,36 @@ def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
         pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*mend: usermod -aG"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
+
+
+def test_a_cpu_that_was_asked_for_is_no_reason_to_warn() -> None:
+    prefer("cpu")
+    with fake_machine(sightings=[BROKEN]), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert init_backend(BackendPreference.AUTO).name() == "CPU"
+
+
+def test_what_was_asked_for_and_passed_over_is_said() -> None:
+    prefer("metal")
+    with (
+        fake_machine(cuda=1, engines=("numpy",)),
+        pytest.warns(UserWarning, match="using cuda:0: this machine has no metal"),
+    ):
+        assert init_backend(BackendPreference.AUTO).name() == "CUDA"
+
+
+def test_automatic_choice_takes_the_engine_that_is_asked_for() -> None:
+    prefer("cuda", engine="jax")
+    with fake_machine(cuda=1, engines=("torch", "jax")):
+        assert init_backend(BackendPreference.AUTO).device.engine == "jax"
+
+
+def test_a_gpu_without_the_room_is_passed_over_with_a_warning() -> None:
+    with (
+        fake_machine(cuda=1, memory="16GiB", free="1GiB", engines=("numpy",)),
+        pytest.warns(UserWarning, match=r"using cpu: cuda:0: 1\.0 GiB free of 16\.0 GiB"),
+    ):
+        assert init_backend_with_memory_check(BackendPreference.AUTO, 2 * GIB).name() == "CPU"
 
 
 def test_only_a_device_with_the_room_is_taken() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.choose.files import user_file
+from anydevice.choose.files import project_file, user_file
 from anydevice.errors import ConfigurationError
 
 GARBAGE = {
@@ -30,6 +30,7 @@ GARBAGE = {
     "wrong engine type": ("engine = true\n", "line 1"),
     "wrong order": ('order = ["cuda", "nope"]\n', "line 1"),
     "wrong memory": ('# c\nmemory = "lots"\n', "line 2"),
+    "memory without end": ("memory = inf\n", "line 1"),
     "wrong switch": ('x64 = "yes"\n', "line 1"),
     "wrong table": ('env = "A=1"\n', "line 1"),
 }
@@ -78,6 +79,50 @@ def test_a_folder_in_the_file_s_place_is_passed_over_with_a_warning(home: Path) 
         assert anydevice.device("cpu").backend == "cpu"
     with pytest.raises(ConfigurationError, match="cannot be written"):
         anydevice.prefer("cpu")
+
+
+def test_a_home_that_nobody_has_is_only_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANYDEVICE_HOME", "~nobody-of-that-name/anydevice")
+    assert anydevice.discover(refresh=True)["cpu"].usable
+    assert anydevice.device("cpu").backend == "cpu"
+
+
+def test_a_project_s_file_of_another_user_is_passed_over_with_a_warning(home: Path) -> None:
+    project = Path("anydevice.toml")
+    project.write_text('device = "cpu"\n')
+    try:
+        os.chown(project, 65534, -1)
+    except (OSError, AttributeError):
+        pytest.skip("only root can give a file to another user")
+    with pytest.warns(UserWarning, match="belongs to another user and is not obeyed"):
+        assert project_file() is None
+
+
+def test_without_locks_a_writer_has_a_hidden_file_of_its_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError("this file system has no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    replaced: list[str] = []
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (replaced.append(a.name), real(a, b)))
+    anydevice.prefer("cpu")
+    assert str(os.getpid()) in replaced[0]
+    assert [p.name for p in home.iterdir()] == ["anydevice.toml"]
+
+
+def test_the_ends_of_lines_are_kept(home: Path) -> None:
+    user_file().write_bytes(b"# mine\r\nx64 = false\r\n")
+    anydevice.prefer("cpu")
+    assert user_file().read_bytes().startswith(b"# mine\r\nx64 = false\r\n")
+    assert anydevice.device().chosen_by == "user file"
 
 
 def as_nobody(code: str, home: Path) -> str:
@@ -202,9 +247,7 @@ def test_64_threads_and_8_processes_write_at_once(home: Path) -> None:
 def kill_writers(home: Path, times: int) -> None:
     user_file().write_text('# keep me\nx64 = false\ndevice = "cpu"\n')
     for turn in range(times):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, "1000000"], stdout=subprocess.PIPE
-        )
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, "1000000"], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"
         time.sleep(0.0007 * (turn % 97))  # somewhere in its many writes

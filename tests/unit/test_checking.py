@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import anydevice
+from anydevice import testing
 from anydevice.choose import checking, trial
 from anydevice.choose.verdicts import read_verdicts
 from anydevice.core.finding import Verdict
 from anydevice.errors import DeviceNotFoundError, UnsupportedError
+from anydevice.hardware.child import Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def test_the_trial_itself(engine: str) -> None:
     steps: list[str] = []
     before = list(sys.path)
     answer = trial.ask(steps.append, {"path": before, "engine": engine, "device": "cpu"})
-    assert answer["right"]
+    assert "cpu" in answer["where"]
     assert answer["largest_error"] == 0
     assert f"importing {engine}" in steps
     assert "the second multiplication" in steps
@@ -47,10 +49,12 @@ def test_opencl_is_checked_too() -> None:
 
 
 def test_an_engine_that_does_not_drive_it_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="cupy does not drive cpu"):
+    with pytest.raises(UnsupportedError, match="cupy does not drive cpu") as refused:
         anydevice.device("cpu").check("cupy")
-    with pytest.raises(DeviceNotFoundError, match="cannot be checked"):
+    assert refused.value.absent is not None
+    with pytest.raises(DeviceNotFoundError, match="cannot be checked") as missing:
         anydevice.Device("cuda:9").check()
+    assert {finding.backend for finding in missing.value.findings} >= {"cuda", "cpu"}
 
 
 FAULTY = """
@@ -121,9 +125,27 @@ def test_a_bad_answer_is_a_verdict_that_counts(faulty: str) -> None:
     anydevice.discover(refresh=True)
 
 
-def test_a_full_card_is_not_a_bad_one() -> None:
-    full = Verdict("cuda:0", "torch", False, "failed (OutOfMemoryError: CUDA out of memory)")
+def test_a_fake_device_is_checked_where_its_data_lies_and_no_verdict_is_kept() -> None:
+    with testing.fake_machine(cuda=1):
+        verdict = anydevice.device("cuda").check("torch")
+    assert verdict, verdict.reason
+    assert verdict.device == "cuda:0"
+    assert read_verdicts() == {}
+
+
+def test_an_answer_from_another_device_is_not_right() -> None:
+    answer = {"largest_error": 0.0, "where": ["cpu"], "first_call": 0.1, "second_call": 0.1}
+    outcome = Outcome("answered", answer=answer)
+    verdict = checking._judge(anydevice.Device("cuda:0"), "torch", "cuda:0", outcome, 1.0)
+    assert (verdict.right, verdict.reason) == (False, "it computed on cpu instead")
+
+
+@pytest.mark.parametrize("said", ["OutOfMemoryError: CUDA out of memory", "CL_OUT_OF_MEMORY"])
+def test_a_full_card_is_not_a_bad_one(said: str) -> None:
+    full = Verdict("cuda:0", "torch", False, f"failed ({said})")
     assert not checking._worth_keeping(full)
+    unasked = Verdict("cuda:0", "torch", False, "not started (no memory for a process)")
+    assert not checking._worth_keeping(unasked)
     assert checking._worth_keeping(Verdict("cuda:0", "torch", False, "wrong answer: off by 1"))
 
 

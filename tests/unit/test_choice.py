@@ -162,6 +162,49 @@ def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
     assert str(asked.device) == "opencl:0"
 
 
+def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
+    both = finding("opencl", standing("cpu", ("opencl",)), standing("gpu", ("opencl",)))
+    only_numpy = finding("cpu", standing("cpu", ("numpy",)))
+    assert str(pick(Request(), both, only_numpy).device) == "opencl:1"
+    asked = Request((Wish("argument", ("opencl",), binding=True),))
+    assert str(pick(asked, both, only_numpy).device) == "opencl:1"
+    too_much = pick(Request(min_free=10 * GIB), both, only_numpy)
+    assert "opencl:0" not in str(too_much.steps)
+
+
+def test_min_free_goes_by_the_whole_memory_where_nobody_tells_what_is_free() -> None:
+    card = finding("opencl", standing("gpu", ("opencl",), free=None))
+    wish = Wish("argument", ("opencl",), binding=True)
+    assert pick(Request((wish,), min_free=20 * GIB), card, CPU).device is None
+    assert str(pick(Request((wish,), min_free=10 * GIB), card, CPU).device) == "opencl:0"
+
+
+def test_auto_ends_a_list() -> None:
+    for binding in (True, False):
+        wish = Wish("argument", ("tpu", "auto", "nowhere"), binding)
+        choice = pick(Request((wish,)), finding("cuda", standing()), CPU)
+        assert choice.device is not None
+        assert (str(choice.device), choice.device.chosen_by) == ("cuda:0", "order of backends")
+        assert choice.steps[0].outcome == "this machine has no tpu; left to the order of backends"
+        assert choice.passed_over == ()
+
+
+def test_an_engine_that_is_only_preferred_is_given_up_where_it_drives_nothing() -> None:
+    request = Request(engine="cupy", engine_source="user file", engine_binding=False)
+    choice = pick(request, CPU)
+    assert choice.device is not None
+    assert (str(choice.device), choice.device.engine) == ("cpu", "numpy")
+    assert choice.passed_over[0].source == "user file"
+    assert "cpu: cupy does not drive it" in choice.passed_over[0].outcome
+    assert pick(Request(engine="cupy"), CPU).device is None
+
+
+def test_configured_order_decides_between_gpus_too() -> None:
+    both = (finding("cuda", standing()), finding("rocm", standing()), CPU)
+    wish = Wish("argument", ("gpu",), binding=True)
+    assert str(pick(Request((wish,), order=("rocm",)), *both).device) == "rocm:0"
+
+
 def test_configured_order_goes_before_ours() -> None:
     findings = (finding("cuda", standing()), finding("rocm", standing()), CPU)
     choice = pick(Request(order=("rocm", "cpu")), *findings)

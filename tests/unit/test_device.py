@@ -8,6 +8,8 @@ import pytest
 
 import anydevice
 from anydevice import Device, testing
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 
@@ -69,6 +71,14 @@ def test_it_survives_pickling_with_its_engine() -> None:
     assert (copy.engine, copy.chosen_by) == ("jax", "argument")
     seen = anydevice.devices("cpu")[0]
     assert pickle.loads(pickle.dumps(seen)) == seen
+
+
+def test_one_of_an_added_backend_can_be_unpickled_where_nobody_knows_it() -> None:
+    npu = Sighting("npu", True, (Seen(0, "gpu", Facts(name="N1")),), engines=("numpy",))
+    with testing.fake_machine(sightings=[npu]):
+        pickled = pickle.dumps(anydevice.device("npu"))
+    assert str(pickle.loads(pickled)) == "npu:0"
+    assert not pickle.loads(pickled).usable
 
 
 def test_it_does_not_change() -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from anydevice.choose.verdicts import keep_verdict, key_of, read_verdicts
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting, Verdict
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 H200 = Facts(
     name="NVIDIA H200",
@@ -200,6 +201,14 @@ def a_probe_that_fails(limit: float) -> Sighting:
     raise RuntimeError("no luck")
 
 
+def a_probe_that_exits(limit: float) -> Sighting:
+    sys.exit("no licence")
+
+
+def a_probe_of_an_unknown_engine(limit: float) -> Sighting:
+    return Sighting("npu", True, (Seen(0, "gpu", Facts(name="N1")),), engines=("nowhere",))
+
+
 def a_probe_that_lies(limit: float) -> object:
     return "everything is fine"
 
@@ -239,7 +248,7 @@ def test_a_users_own_probe_adds_a_backend(probe, home: Path) -> None:  # type: i
     assert str(anydevice.device()) == "npu:0"
     assert anydevice.device("npu:1").kind == "gpu"
     assert str(anydevice.device("gpu")) == "npu:0"
-    with pytest.raises(ConfigurationError, match="no backend 'mpu'"):
+    with pytest.raises(ConfigurationError, match=r"no backend 'mpu'; the backends are .*cpu, npu"):
         anydevice.Device("mpu")
 
 
@@ -252,6 +261,7 @@ def test_a_users_probe_may_replace_our_reader(probe) -> None:  # type: ignore[no
     ("name", "said"),
     [
         ("a_probe_that_fails", "RuntimeError: no luck"),
+        ("a_probe_that_exits", "SystemExit: no licence"),
         ("a_probe_that_lies", "instead of a Sighting"),
         ("a_probe_that_hangs", "timed out"),
     ],
@@ -264,6 +274,79 @@ def test_a_probe_that_fails_spoils_nothing(probe, name: str, said: str) -> None:
     assert time.monotonic() - began < 2.5
     assert any(said in note for note in report["cpu"].notes)
     assert report["cpu"].usable
+
+
+def test_a_sighting_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ignore[no-untyped-def]
+    probe("a_probe_of_an_unknown_engine")
+    report = anydevice.discover(refresh=True)
+    assert not report["npu"].usable
+    assert "there is no engine 'nowhere'" in (report["npu"].reason or "")
+    assert report["cpu"].usable
+
+
+def test_an_added_backend_that_shows_no_device_is_a_finding() -> None:
+    silent = Sighting("npu", present=True, stage="driver", reason="its driver is asleep")
+    with testing.fake_machine(sightings=[silent]) as report:
+        assert report["npu"].reason == "its driver is asleep"
+        with pytest.raises(DeviceNotFoundError, match="npu stopped at driver: its driver is asl"):
+            anydevice.device("npu:0")
+
+
+def test_two_packages_may_call_their_probes_alike(
+    probe: Callable[[str], None], tmp_path: Path
+) -> None:
+    probe("a_probe")
+    other = tmp_path / "site" / "other_probe-1.0.dist-info"
+    other.mkdir()
+    (other / "entry_points.txt").write_text("[anydevice.probes]\nneural = nowhere:probe\n")
+    report = anydevice.discover(refresh=True)
+    assert report["npu"].usable
+    assert any(note.startswith("probe neural of other-probe") for note in report["cpu"].notes)
+
+
+def test_a_reader_that_cannot_even_begin_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> probes.Look:
+        raise OSError("the list of drivers is gone")
+
+    monkeypatch.setitem(probes.READERS, "opencl", broken)
+    finding = anydevice.discover(refresh=True)["opencl"]
+    assert finding.reason == "reading it failed: OSError: the list of drivers is gone"
+    monkeypatch.undo()
+    anydevice.discover(refresh=True)
+
+
+def test_a_made_up_machine_that_fails_leaves_the_real_one() -> None:
+    def broken(limit: float) -> tuple[Sighting, ...]:
+        raise RuntimeError("not today")
+
+    with pytest.raises(RuntimeError, match="not today"), discovery.machine_from(broken):
+        pass
+    assert anydevice.discover()["cpu"].usable
+
+
+def test_the_report_may_be_forgotten_while_others_ask_for_it() -> None:
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                anydevice.discover()
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    with testing.fake_machine():
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            discovery.forget_report()
+            time.sleep(0.002)
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
 
 
 def test_a_reader_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+from anydevice import Config
 from anydevice.core.record import NOTHING, Record, as_dict, replace
 
 
@@ -69,3 +70,5 @@ def test_it_survives_pickling_and_copying() -> None:
     card = Card("a", 3, ("x",))
     assert pickle.loads(pickle.dumps(card)) == card
     assert copy.deepcopy(card) == card
+    config = Config()  # one of its fields is a read-only view
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config

@@ -89,6 +89,16 @@ def test_min_free_lists_what_each_has() -> None:
             anydevice.device("cuda", min_free="plenty")
 
 
+def test_where_nothing_fits_nobody_is_said_to_have_asked_for_the_cpu() -> None:
+    with (
+        testing.fake_machine(cuda=1, free="4GiB"),
+        pytest.raises(DeviceNotFoundError, match="no device of this machine fits") as caught,
+    ):
+        anydevice.device(min_free="999TiB")
+    assert "cuda:0: 4.0 GiB free of 16.0 GiB" in str(caught.value)
+    assert "cpu: cpu: " in str(caught.value)
+
+
 def test_an_engine_is_asked_for_by_name() -> None:
     assert anydevice.device("cpu", engine="jax").engine == "jax"
     with pytest.raises(ConfigurationError, match="there is no engine 'tensorflow'"):
@@ -214,6 +224,24 @@ def test_the_engine_comes_down_the_chain_too(monkeypatch: pytest.MonkeyPatch, ho
         anydevice.device()
 
 
+def test_a_preferred_engine_that_drives_nothing_is_passed_over_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
+    with (
+        testing.fake_machine(),
+        pytest.warns(UserWarning, match="ANYDEVICE_ENGINE asks for cupy: cpu: cupy does not drive"),
+    ):
+        assert (str(anydevice.device()), anydevice.device().engine) == ("cpu", "numpy")
+
+
+def test_auto_after_other_names_leaves_it_to_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    with testing.fake_machine(cuda=1):
+        assert str(anydevice.device(["tpu", "auto"])) == "cuda:0"
+        monkeypatch.setenv("ANYDEVICE_DEVICE", "tpu, auto")
+        assert str(anydevice.device()) == "cuda:0"
+
+
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
 def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "2")
@@ -221,6 +249,8 @@ def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, varia
         assert str(anydevice.device()) == "cuda:2"
         assert str(anydevice.device("gpu")) == "cuda:2"
         assert str(anydevice.device("cuda:1")) == "cuda:1"
+        monkeypatch.setenv(variable, " ")
+        assert str(anydevice.device()) == "cuda:0"
     monkeypatch.setenv(variable, "two")
     with pytest.raises(ConfigurationError, match=variable):
         anydevice.device()

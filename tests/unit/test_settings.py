@@ -35,6 +35,7 @@ def clean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("20GiB", None, 20 * 2**30),
         (8 * 2**30, None, 8 * 2**30),
         (2**30 + 1, None, 2**30 + 1),
+        (1500 * 2**30, None, 1500 * 2**30),
     ],
 )
 def test_memory_is_a_share_or_an_amount(
@@ -51,6 +52,9 @@ def test_memory_is_a_share_or_an_amount(
         ("memory", 0),
         ("memory", -0.5),
         ("memory", 300),
+        ("memory", "0.5"),
+        ("memory", float("inf")),
+        ("memory", float("nan")),
         ("memory", True),
         ("memory", None.__class__),
         ("x64", 1),
@@ -62,6 +66,7 @@ def test_memory_is_a_share_or_an_amount(
         ("order", ["nope"]),
         ("order", 3),
         ("order", [3]),
+        ("order", ["cuda:1"]),
         ("env", "A=1"),
         ("env", {"A": 1}),
         ("env", {"": "x"}),

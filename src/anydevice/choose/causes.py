@@ -46,7 +46,8 @@ class Explanation(Record):
 CAUSES = (
     Cause(
         "out of memory",
-        r"out of memory|MemoryError|RESOURCE_EXHAUSTED|no memory left",
+        r"out of memory|OUT_OF_MEMORY|MemoryError|RESOURCE_EXHAUSTED|no memory left"
+        r"|ALLOC_FAILED|ALLOCATION_FAILURE",
         "The device has no memory left: another process, or another library in this one, holds it.",
         "end what holds it (nvidia-smi and rocm-smi list the processes), or ask for less",
     ),

@@ -9,11 +9,14 @@ import warnings
 from pathlib import Path
 
 from anydevice.choose import discovery
+from anydevice.choose.causes import cause_of
 from anydevice.choose.verdicts import keep_verdict, key_of
 from anydevice.core.device import Device
+from anydevice.core.engine import Absent
 from anydevice.core.finding import Verdict
 from anydevice.engines import registry
-from anydevice.errors import DeviceNotFoundError, UnsupportedError
+from anydevice.engines.places import place_of
+from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.child import Outcome
 from anydevice.hardware.child import ask as ask_child
 
@@ -28,25 +31,26 @@ def check(device: Device, engine: str | None = None, *, limit: float = 120.0) ->
     """
     standing = device.standing
     if standing is None or standing.stage not in (None, "compute"):
-        raise DeviceNotFoundError(f"{device} cannot be checked: {device.why_not}")
+        raise DeviceNotFoundError(
+            f"{device} cannot be checked: {device.why_not}", tuple(discovery.discover())
+        )
     candidates = engines_to_check(device)
     chosen = engine or device.engine or candidates[0]
     if chosen not in candidates:
-        reasons = [r.reason for r in standing.refusals if r.engine == chosen]
-        raise UnsupportedError(
-            f"{chosen} does not drive {device}"
-            + (f": {reasons[0]}" if reasons else f"; {', '.join(candidates)} do")
-        )
+        reasons = [f": {r.reason}" for r in standing.refusals if r.engine == chosen]
+        what = f"{chosen} does not drive {device}{''.join(reasons[:1])}"
+        raise Absent(what, instead=f"check it with {' or '.join(candidates)}").error()
+    place = str(place_of(device.served_by(chosen)))
     began = time.perf_counter()
     outcome = ask_child(
         _TRIAL,
-        {"path": _search_path(), "engine": chosen, "device": str(device)},
+        {"path": _search_path(), "engine": chosen, "device": place},
         limit=limit,
         environment=_environment(),
         site=True,
     )
-    verdict = _judge(device, chosen, outcome, time.perf_counter() - began)
-    if _worth_keeping(verdict):
+    verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
+    if _worth_keeping(verdict) and place == str(device):  # what is elsewhere is a fake
         version = registry.version_of(chosen)
         problem = keep_verdict(key_of(device.backend, standing.facts, chosen, version), verdict)
         if problem:
@@ -73,15 +77,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def _judge(device: Device, engine: str, outcome: Outcome, seconds: float) -> Verdict:
+def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:
     if outcome.how != "answered":
         return Verdict(str(device), engine, False, outcome.sentence, round(seconds, 3))
     answer = outcome.answer
+    reason = None
+    if answer["largest_error"] != 0:
+        reason = f"wrong answer: off by {answer['largest_error']:g}"
+    elif place not in answer["where"]:
+        reason = f"it computed on {', '.join(answer['where']) or 'no known device'} instead"
     return Verdict(
         device=str(device),
         engine=engine,
-        right=answer["right"],
-        reason=None if answer["right"] else f"wrong answer: off by {answer['largest_error']:g}",
+        right=reason is None,
+        reason=reason,
         seconds=round(seconds, 3),
         first_call=round(answer["first_call"], 6),
         second_call=round(answer["second_call"], 6),
@@ -90,5 +99,6 @@ def _judge(device: Device, engine: str, outcome: Outcome, seconds: float) -> Ver
 
 def _worth_keeping(verdict: Verdict) -> bool:
     # A card that is full at this moment is not a card that computes wrongly.
-    reason = (verdict.reason or "").lower()
-    return not any(words in reason for words in ("out of memory", "memoryerror", "not started"))
+    reason = verdict.reason or ""
+    full = cause_of(reason, "compute").name == "out of memory"
+    return not full and not reason.startswith("not started")

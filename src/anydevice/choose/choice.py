@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from anydevice.core.backends import BACKENDS, KINDS
-from anydevice.core.device import Device, parse_place
+from anydevice.core.backends import AUTO, BACKENDS, KINDS
+from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Standing
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.core.sizes import format_size
 
 FreeMemory = Callable[[Device], int | None]
@@ -17,6 +17,7 @@ class Wish(Record):
     """Device names from one source, first choice first.
 
     A `binding` wish is met or it is an error; any other is passed over where it cannot be met.
+    The name "auto" ends it: from there on the order of backends decides.
     """
 
     source: str
@@ -29,11 +30,15 @@ class Wish(Record):
 
 
 class Request(Record):
-    """Everything a choice rests on besides the findings."""
+    """Everything a choice rests on besides the findings.
+
+    An engine that is not `engine_binding` is given up where it drives nothing that is usable.
+    """
 
     wishes: tuple[Wish, ...] = ()
     engine: str | None = None
     engine_source: str | None = None
+    engine_binding: bool = True
     min_free: int = 0
     order: tuple[str, ...] = ()
     local_rank: int | None = None
@@ -43,7 +48,8 @@ class Request(Record):
 class Step(Record):
     """One step of a choice: who asked for what, and what came of it.
 
-    A step is `left_out` where the rules do not choose the backend unasked, usable or not.
+    A step is `left_out` where nobody misses what was asked: the rules do not choose the backend
+    unasked, usable or not, or "auto" was the next name.
     """
 
     source: str
@@ -78,11 +84,27 @@ def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemor
 
     `free_memory` tells the free bytes of a device; it is asked only where they decide.
     """
+    choice = _follow(request, findings, free_memory)
+    if choice.device or request.engine is None or request.engine_binding:
+        return choice
+    without = _follow(replace(request, engine=None), findings, free_memory)
+    if without.device is None:
+        return choice
+    reasons = "; ".join(step.outcome for step in choice.passed_over)
+    given_up = Step(request.engine_source or "engine", request.engine, reasons)
+    return Choice(without.device, (given_up, *without.steps))
+
+
+def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
     steps: list[Step] = []
     for wish in request.wishes:
-        reasons = []
+        reasons: list[str] = []
         for name in wish.names:
-            named = _named(name, findings)
+            if name == AUTO:
+                outcome = "; ".join((*reasons, "left to the order of backends"))
+                steps.append(Step(wish.source, str(wish), outcome, left_out=True))
+                return _automatically(request, findings, free_memory, steps)
+            named = _named(name, findings, request.order)
             picked, why = _pick(named, name, findings, request, free_memory)
             if picked:
                 steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
@@ -122,7 +144,8 @@ def _automatically(
         if held_back:
             steps.append(Step(source, name, held_back, left_out=True))
             continue
-        picked, why = _pick(finding.devices, name, findings, request, free_memory)
+        unasked = (d for d in finding.devices if name in request.order or not _is_a_cpu_again(d))
+        picked, why = _pick(unasked, name, findings, request, free_memory)
         if picked:
             steps.append(Step(source, name, f"{picked} is usable", taken=True))
             return Choice(_served(picked, request, source), tuple(steps))
@@ -134,7 +157,7 @@ def _hold_back(finding: Finding, findings: Sequence[Finding]) -> str | None:
     """Why a backend is not chosen unasked although its devices may be usable."""
     if finding.backend != "opencl" or not finding.usable:
         return None
-    if not any(device.usable and device.kind != "cpu" for device in finding.devices):
+    if all(_is_a_cpu_again(device) for device in finding.devices if device.usable):
         return "an OpenCL device that is the CPU is only chosen by name"
     preferring = [
         engine
@@ -150,21 +173,24 @@ def _hold_back(finding: Finding, findings: Sequence[Finding]) -> str | None:
     return None
 
 
-def _named(name: str, findings: Sequence[Finding]) -> tuple[Device, ...]:
+def _is_a_cpu_again(device: Device) -> bool:
+    """Whether it is the machine's processor, seen once more through a driver such as PoCL."""
+    return device.kind == "cpu" and device.backend != "cpu"
+
+
+def _named(name: str, findings: Sequence[Finding], order: Sequence[str]) -> tuple[Device, ...]:
     every = tuple(device for finding in findings for device in finding.devices)
     if name in KINDS:
-        return tuple(device for device in every if device.kind == name and _by_kind(device, name))
-    backend, index = parse_place(name)
+        rank = {backend: place for place, backend in enumerate(order)}
+        kin = (d for d in every if d.kind == name and not _is_a_cpu_again(d))
+        return tuple(sorted(kin, key=lambda device: rank.get(device.backend, len(rank))))
+    # Not parse_place(): whoever made the wish has checked it, and that one looks at the machine.
+    backend, _, index = name.partition(":")
     return tuple(
         device
         for device in every
-        if device.backend == backend and (index is None or device.index == index)
+        if device.backend == backend and (not index or device.index == int(index))
     )
-
-
-def _by_kind(device: Device, kind: str) -> bool:
-    # "cpu" means the CPU backend; PoCL's view of the same cores is asked for as "opencl".
-    return kind != "cpu" or device.backend == "cpu"
 
 
 def _pick(
@@ -194,7 +220,7 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> str:
             f for f in findings if f.backend in BACKENDS and BACKENDS[f.backend].kind == name
         ]
     else:
-        concerned = [f for f in findings if f.backend == parse_place(name)[0]]
+        concerned = [f for f in findings if f.backend == name.partition(":")[0]]
     stopped = [_stopped(f) for f in concerned if f.present and not f.devices]
     return "; ".join(stopped) or f"this machine has no {name}"
 
@@ -219,10 +245,11 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> str | N
         asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
         return f"{_refusal(standing, request.engine)}{asked_by}"
     if request.min_free:
-        free = free_memory(device)
-        if free is not None and free < request.min_free:
+        free, total = free_memory(device), standing.facts.total_memory
+        most = next((m for m in (free, standing.facts.usable_memory, total) if m is not None), None)
+        if most is not None and most < request.min_free:
             return (
-                f"{format_size(free)} free of {format_size(standing.facts.total_memory)}, "
+                f"{format_size(free)} free of {format_size(total)}, "
                 f"{format_size(request.min_free)} needed"
             )
     return None
@@ -239,9 +266,10 @@ def _best(fit: list[Device], request: Request, free_memory: FreeMemory) -> Devic
     """Of the first backend: the launcher's index, else the one with the most free memory.
 
     A card with memory of its own goes before graphics that share the machine's: those may well
-    show more of it free.
+    show more of it free. The processor seen through OpenCL comes last.
     """
     same = [device for device in fit if device.backend == fit[0].backend]
+    same = [device for device in same if not _is_a_cpu_again(device)] or same
     if len(same) == 1 or same[0].kind == "cpu":
         return same[0]
     if request.local_rank is not None:

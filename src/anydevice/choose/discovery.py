@@ -28,10 +28,16 @@ _SITUATION = (
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "HSA_OVERRIDE_GFX_VERSION",
+    "ROCM_PATH",
     "TPU_VISIBLE_CHIPS",
     "TPU_VISIBLE_DEVICES",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_HOST_BOUNDS",
+    "TPU_ACCELERATOR_TYPE",
     "OCL_ICD_VENDORS",
     "OCL_ICD_FILENAMES",
+    "OPENCL_VENDOR_PATH",
+    "LD_LIBRARY_PATH",
     "XLA_FLAGS",
     "JAX_NUM_CPU_DEVICES",
     "ANYDEVICE_HOME",
@@ -81,7 +87,9 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
         return tuple(device for device in usable if device.kind == kind)
     backend, index = parse_place(kind)
     if index is not None:
-        raise ConfigurationError(f"devices() takes a kind or a backend; device({kind!r}) is one")
+        raise ConfigurationError(
+            f"devices() takes a kind or a backend; device({kind!r}) is one", "devices()"
+        )
     return tuple(device for device in usable if device.backend == backend)
 
 
@@ -121,7 +129,8 @@ def free_memory(device: Device) -> int | None:
 def forget_report() -> None:
     """Look at the machine again when the report is next asked for."""
     global _kept
-    _kept = None
+    with _lock:
+        _kept = None
 
 
 @contextmanager
@@ -129,8 +138,8 @@ def machine_from(machine: Machine) -> Iterator[None]:
     """A block in which discovery reads a made-up machine, for tests."""
     global _machine
     before, _machine = _machine, machine
-    discover(refresh=True)
     try:
+        discover(refresh=True)
         yield
     finally:
         _machine = before

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +23,8 @@ def user_file() -> Path:
 def project_file(start: Path | None = None) -> Path | None:
     """The nearest `anydevice.toml` in the working directory or above it; `None` without one.
 
-    A file that belongs to another user (but not to root) is not ours to obey: anyone may put one
-    into a shared folder such as `/tmp`.
+    A file that belongs to another user (but not to root) is passed over with a warning: anyone
+    may put one into a shared folder such as `/tmp`.
     """
     try:
         folder = (start or Path.cwd()).resolve()
@@ -31,15 +33,23 @@ def project_file(start: Path | None = None) -> Path | None:
     mine = user_file()
     for place in (folder, *folder.parents):
         candidate = place / FILE_NAME
-        if candidate != mine and os.path.lexists(candidate) and _is_ours(candidate):
+        if candidate != mine and _is_ours(candidate):
             return candidate
     return None
 
 
 def _is_ours(path: Path) -> bool:
-    if os.name != "posix":
+    try:
+        owner = path.lstat().st_uid
+    except OSError:  # there is none, or its folder may not be entered
+        return False
+    if os.name != "posix" or owner in (os.geteuid(), 0):
         return True
-    return path.lstat().st_uid in (os.geteuid(), 0)
+    warnings.warn(
+        f"{path} belongs to another user and is not obeyed; to use it, make it yours",
+        stacklevel=2,
+    )
+    return False
 
 
 def verdicts_file() -> Path:
@@ -50,56 +60,55 @@ def verdicts_file() -> Path:
 def _home(kind: str) -> Path:
     own = os.environ.get("ANYDEVICE_HOME")
     if own:
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     import platformdirs
 
     return Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """A block that only one thread of one process is in, for each folder.
+def writing(path: Path) -> Iterator[Callable[[str], None]]:
+    """A block that reads a file, changes it and writes it with the function that it is given.
 
-    Where the folder cannot be locked (Windows, some network file systems) the block runs all the
-    same: a file is then still whole, and of two writers the later one wins.
+    Only one thread of one process is in it, for each folder. Where the folder cannot be locked
+    (Windows, NFS) the block runs all the same: of two writers the later one wins.
+
+    Every reader, at any moment, sees the whole old file or the whole new one. A writer that is
+    killed leaves a hidden file beside it, which the next one replaces wherever it has the lock.
+    A link stays a link: the file that it points to is written.
     """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
     if os.name != "posix":
-        yield
+        yield lambda text: _write_whole(target, text, _own_name(target))
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            temporary = target.with_name(f".{target.name}.new")
         except OSError:
-            pass
-        yield
+            temporary = _own_name(target)
+        yield lambda text: _write_whole(target, text, temporary)
     finally:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Put `text` at `path` so that every reader, at any moment, sees the old or the new file.
+def _own_name(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.new")
 
-    A writer that is killed leaves at most one hidden file beside it, which the next one replaces.
-    A link stays a link: the file that it points to is written.
-    """
-    target = Path(os.path.realpath(path))
-    mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-    fixed = target.with_name(f".{target.name}.new")
-    if os.name == "posix":  # alone_in() holds the folder: one name is enough
-        temporary = fixed
-        descriptor = os.open(fixed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    else:
-        import tempfile
 
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        temporary = Path(name)
+def _write_whole(target: Path, text: str, temporary: Path) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(temporary, flags, 0o666)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        # Without translation: a file of Windows comes with its own ends of lines.
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
+        if target.exists():
+            os.chmod(temporary, target.stat().st_mode & 0o777)
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -15,9 +15,22 @@ from anydevice.engines.refusals import refusal
 
 
 def findings_of(sightings: Iterable[Sighting]) -> tuple[Finding, ...]:
-    """A finding for every sighting: its devices with who can drive them, or why nobody can."""
+    """A finding for every sighting: its devices with who can drive them, or why nobody can.
+
+    A sighting that makes no sense, as a user's own probe may give one, is a finding that says so.
+    """
     verdicts = read_verdicts()
-    return tuple(_finding(sighting, verdicts) for sighting in sightings)
+    return tuple(_sensible(sighting, verdicts) for sighting in sightings)
+
+
+def _sensible(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
+    try:
+        return _finding(sighting, verdicts)
+    except Exception as error:
+        reason = f"what its probe says cannot be used: {type(error).__name__}: {error}"
+        return Finding(
+            str(sighting.backend), True, False, "untested", stage="device", reasons=(reason,)
+        )
 
 
 def _finding(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:

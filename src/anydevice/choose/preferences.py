@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
-from anydevice.choose.files import alone_in, project_file, user_file, write_whole
-from anydevice.core.backends import BACKENDS, KINDS
+from anydevice.choose.files import project_file, user_file, writing
+from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
@@ -18,12 +19,15 @@ _KEYS = ("device", "engine", *SETTINGS)
 
 
 class FileSettings(Record):
-    """One settings file as it was read. `wishes` are device names, first choice first."""
+    """One settings file as it was read. `wishes` are device names, first choice first.
+
+    `settings` are the other keys, each with its value and with the file and line that says so.
+    """
 
     path: Path
     wishes: tuple[str, ...] = ()
     engine: str | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any, str], ...] = ()
 
 
 def prefer(device: str | Device | None = None, *, engine: str | None = None) -> Path | None:
@@ -43,7 +47,7 @@ def prefer(device: str | Device | None = None, *, engine: str | None = None) -> 
         check_engine(engine, "prefer()")
     path = project_file() or user_file()
     changes = {"device": wish or None, "engine": engine}
-    if not path.exists() and not any(changes.values()):
+    if not os.path.exists(path) and not any(changes.values()):
         return None
     _change(path, changes)
     return path
@@ -67,12 +71,12 @@ def read_settings(path: Path | None) -> FileSettings | None:
             stacklevel=2,
         )
         return None
-    return _interpret(path, _parse(path, text))
+    return _interpret(path, text)
 
 
 def check_wish(wish: str, source: str) -> None:
     """Refuse what can never name a device: raises `ConfigurationError` with the valid names."""
-    if wish in KINDS or wish == "auto":
+    if wish in KINDS or wish == AUTO:
         return
     try:
         parse_place(wish)
@@ -114,19 +118,19 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         ) from None
 
 
-def _interpret(path: Path, content: dict[str, Any]) -> FileSettings:
-    settings: list[tuple[str, Any]] = []
+def _interpret(path: Path, text: bytes) -> FileSettings:
+    settings: list[tuple[str, Any, str]] = []
     wishes: tuple[str, ...] = ()
     engine: str | None = None
-    for key, value in content.items():
-        source = f"{path}, line {_line_of(path, key)}"
+    for key, value in _parse(path, text).items():
+        source = f"{path}, line {_line_of(key, text)}"
         if key == "device":
             wishes = _wishes(value, source)
         elif key == "engine":
             engine = _text(key, value, source)
             check_engine(engine, source)
         elif key in SETTINGS:
-            settings.append((key, value))
+            settings.append((key, value, source))
         else:
             warnings.warn(
                 f"{source}: there is no setting {key!r}; the settings are {', '.join(_KEYS)}",
@@ -153,14 +157,9 @@ def _text(key: str, value: object, source: str) -> str:
     return value.strip().lower()
 
 
-def line_of_setting(path: Path, key: str) -> str:
-    """`"FILE, line N"`: where a file says `key`."""
-    return f"{path}, line {_line_of(path, key)}"
-
-
-def _line_of(path: Path, key: str) -> int:
+def _line_of(key: str, text: bytes) -> int:
     pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
-    lines = path.read_text("utf-8", "replace").splitlines()
+    lines = text.decode("utf-8").splitlines()
     return next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 1)
 
 
@@ -168,8 +167,7 @@ def _change(path: Path, changes: dict[str, str | None]) -> None:
     import tomlkit
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(path.parent):
+        with writing(path) as write:
             old = path.read_bytes() if path.exists() else b""
             _parse(path, old)
             document = tomlkit.parse(old.decode("utf-8"))
@@ -178,7 +176,7 @@ def _change(path: Path, changes: dict[str, str | None]) -> None:
                     document.pop(key, None)
                 else:
                     document[key] = value
-            write_whole(path, tomlkit.dumps(document))
+            write(tomlkit.dumps(document))
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be written ({error.strerror}); nothing was changed. "

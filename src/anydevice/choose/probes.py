@@ -26,7 +26,8 @@ def look_everywhere(limit: float) -> Iterator[Sighting]:
     of it, unless the probe itself failed.
     """
     own = _start(READERS, limit)
-    added = _start({f"probe {p.name}": _loader(p) for p in entry_points(GROUP)}, limit)
+    points = entry_points(GROUP)
+    added = _start({f"probe {p.name} of {p.distribution}": _loader(p) for p in points}, limit)
 
     def wait() -> Iterator[Sighting]:
         yield from merge(own(), added())
@@ -65,11 +66,11 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
     def work(name: str, look: Look) -> None:
         try:
             results[name] = look(limit)
-        except Exception as error:
-            results[name] = _stopped(name, f"reading it failed: {type(error).__name__}: {error}")
+        except BaseException as error:  # sys.exit() in a probe is a failure like any other
+            results[name] = _failed(name, error)
 
     deadline = time.monotonic() + limit + _GRACE
-    looks = {name: begin() for name, begin in readers.items()}
+    looks = {name: _begun(name, begin) for name, begin in readers.items()}
     threads = [
         threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
         for pair in looks.items()
@@ -84,6 +85,18 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
         return {name: results.get(name) or _stopped(name, late) for name in looks}
 
     return finish
+
+
+def _begun(name: str, begin: Begin) -> Look:
+    try:
+        return begin()
+    except Exception as error:
+        failed = _failed(name, error)
+        return lambda limit: failed
+
+
+def _failed(name: str, error: BaseException) -> Sighting:
+    return _stopped(name, f"reading it failed: {type(error).__name__}: {error}")
 
 
 def _stopped(name: str, reason: str) -> Sighting:

@@ -41,7 +41,7 @@ class Report(Record):
         for finding in self.findings:
             if finding.backend == backend:
                 return finding
-        raise ConfigurationError(unknown_backend(backend))
+        raise ConfigurationError(unknown_backend(backend), repr(backend))
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -13,6 +13,7 @@ from anydevice.choose.choice import Choice, Request, Wish, choose
 from anydevice.choose.discovery import discover, free_memory
 from anydevice.choose.files import project_file, user_file
 from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
+from anydevice.core.backends import AUTO
 from anydevice.core.device import Device
 from anydevice.core.sizes import parse_size
 from anydevice.engines import registry
@@ -25,6 +26,7 @@ _process: Device | None = None
 _said: set[str] = set()
 
 _UNASKED = ("configure", "order of backends")
+_INSISTING = ("argument", "use_device", "set_device")
 _LOCAL_RANKS = (
     "LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -114,7 +116,7 @@ def make_request(
     if engine is not None:
         check_engine(engine, "engine=")
         engines.append((engine, "argument"))
-    if spec is not None and spec != "auto":
+    if spec is not None and spec != AUTO:
         wishes.append(_argument(spec, engines))
     else:
         for held, source in ((_block.get(), "use_device"), (_process, "set_device")):
@@ -130,6 +132,7 @@ def make_request(
         wishes=tuple(wishes),
         engine=chosen,
         engine_source=asked_by,
+        engine_binding=asked_by in _INSISTING,
         min_free=parse_size(min_free) if min_free is not None else 0,
         order=config.order,
         local_rank=_local_rank(environment),
@@ -143,11 +146,14 @@ def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
     for one in named:
         if not isinstance(one, str | Device):
             raise ConfigurationError(
-                f"{one!r} does not name a device; write a backend and an index, such as 'cuda:0'"
+                f"{one!r} does not name a device; write a backend and an index, such as 'cuda:0'",
+                "device()",
             )
     names = tuple(name for one in named for name in split_wishes(str(one)))
     if not names:
-        raise ConfigurationError(f"{spec!r} names no device; leave it out for the best one")
+        raise ConfigurationError(
+            f"{spec!r} names no device; leave it out for the best one", "device()"
+        )
     if isinstance(named[0], Device) and len(named) == 1 and named[0].engine:
         engines.append((named[0].engine, "argument"))
     for name in names:
@@ -161,7 +167,7 @@ def _from_environment(
     names = split_wishes(environment.get("ANYDEVICE_DEVICE", ""))
     for name in names:
         check_wish(name, "ANYDEVICE_DEVICE")
-    if names and names != ("auto",):
+    if names and names != (AUTO,):
         wishes.append(Wish("environment", names, detail="ANYDEVICE_DEVICE"))
     engine = environment.get("ANYDEVICE_ENGINE", "").strip().lower()
     if engine:
@@ -172,7 +178,7 @@ def _from_environment(
 def _from_files(wishes: list[Wish], engines: list[tuple[str, str]]) -> None:
     for source, path in (("project file", project_file()), ("user file", user_file())):
         file = read_settings(path)
-        if file and file.wishes and file.wishes != ("auto",):
+        if file and file.wishes and file.wishes != (AUTO,):
             wishes.append(Wish(source, file.wishes, detail=str(file.path)))
         if file and file.engine:
             engines.append((file.engine, source))
@@ -180,18 +186,20 @@ def _from_files(wishes: list[Wish], engines: list[tuple[str, str]]) -> None:
 
 def _local_rank(environment: Mapping[str, str]) -> int | None:
     for name in _LOCAL_RANKS:
-        text = environment.get(name)
-        if text is None:
+        text = environment.get(name, "").strip()
+        if not text:
             continue
-        if not text.strip().isdigit():
+        if not text.isdecimal():
             raise ConfigurationError(f"{name}={text!r} is not the number of a process", name)
         return int(text)
     return None
 
 
 def _not_found(choice: Choice) -> str:
-    asked = next((step for step in reversed(choice.steps) if step.asked), None)
-    lines = [f"no usable device matches {asked.asked!r}" if asked else "no device is usable"]
+    asked = [step.asked for step in choice.steps[-1:] if step.source not in _UNASKED]
+    lines = [
+        f"no usable device matches {asked[0]!r}" if asked else "no device of this machine fits"
+    ]
     lines += [f"  {step.source}: {step.asked}: {step.outcome}" for step in choice.steps]
     lines.append("  anydevice doctor explains each; anydevice.devices() lists what is usable")
     return "\n".join(lines)

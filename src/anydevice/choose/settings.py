@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from anydevice.choose.files import project_file, user_file
-from anydevice.choose.preferences import SETTINGS, line_of_setting, read_settings
+from anydevice.choose.preferences import SETTINGS, read_settings
 from anydevice.core.device import parse_place
 from anydevice.core.record import NOTHING, Record, replace
-from anydevice.core.sizes import format_size, parse_size
+from anydevice.core.sizes import parse_size
 from anydevice.engines import effects
 from anydevice.errors import ConfigurationError
 
@@ -107,9 +107,7 @@ def current() -> tuple[Config, dict[str, str]]:
     config, origins = Config(), {}
     for label, path in (("user file", user_file()), ("project file", project_file())):
         file = read_settings(path)
-        for name, value in file.settings if file else ():
-            assert file is not None
-            source = line_of_setting(file.path, name)
+        for name, value, source in file.settings if file else ():
             config = replace(config, **{name: _check(name, value, source)})
             origins[name] = f"{label} {source}"
     for name, value in dict(_changes).items():
@@ -161,27 +159,28 @@ def _order(value: object) -> tuple[str, ...]:
 def _backend(name: object) -> str:
     if not isinstance(name, str):
         raise ConfigurationError(f"{name!r} is not the name of a backend")
-    return parse_place(name)[0]
+    backend, index = parse_place(name)
+    if index is not None:
+        raise ConfigurationError(f"{name!r} is one device; the order is one of backends")
+    return backend
 
 
 def _memory(value: object) -> str | float:
     if isinstance(value, str) and value.strip().lower() in STRATEGIES:
         return value.strip().lower()
-    if isinstance(value, float | int) and not isinstance(value, bool):
-        if 0 < value <= 1:
-            return float(value)
-        if value < 2**20:
-            raise ConfigurationError(
-                f"{value!r} is neither a fraction (above 0, at most 1) nor an amount; "
-                "write amounts with their unit, such as '20GiB'"
-            )
-        return format_size(int(value)) if value % 2**30 == 0 else f"{int(value)}B"
-    if isinstance(value, str):
-        parse_size(value)
-        return value
-    raise ConfigurationError(
-        f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
-    )
+    if isinstance(value, bool) or not isinstance(value, float | int | str):
+        raise ConfigurationError(
+            f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
+        )
+    if not isinstance(value, str) and 0 < value <= 1:
+        return float(value)
+    amount = parse_size(value)
+    if amount < 2**20:
+        raise ConfigurationError(
+            f"{value!r} is neither a fraction (above 0, at most 1) nor an amount; "
+            "write amounts with their unit, such as '20GiB'"
+        )
+    return value if isinstance(value, str) else f"{amount}B"
 
 
 def _switch(value: object) -> bool:

@@ -15,10 +15,9 @@ SIZE = 96
 
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Multiply on one device through one engine; says whether the answer was right."""
+    """Multiply on one device through one engine: how far off the product is, and where it is."""
     sys.path[:] = arguments["path"]
     name, place = arguments["engine"], arguments["device"]
-    began = time.perf_counter()
     tell(f"importing {name}")
     import numpy
 
@@ -27,7 +26,6 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, Any
 
     engine = registry.load(name)
     device = Device(place)
-    imported = time.perf_counter() - began
     numbers = numpy.random.default_rng(SIZE)
     a = numbers.integers(-4, 5, (SIZE, SIZE)).astype(numpy.float32)
     b = numbers.integers(-4, 5, (SIZE, SIZE)).astype(numpy.float32)
@@ -45,10 +43,8 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, Any
         seconds.append(time.perf_counter() - began)
     error = float(numpy.max(numpy.abs(answer - a.astype(numpy.float64) @ b)))
     return {
-        "right": error == 0.0,
         "largest_error": error,
         "where": [str(d) for d in engine.devices_of(product)],
-        "import": imported,
         "first_call": seconds[0],
         "second_call": seconds[1],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice.choose.files import alone_in, verdicts_file, write_whole
+from anydevice.choose.files import verdicts_file, writing
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Verdict
 from anydevice.core.record import as_dict
@@ -36,11 +36,10 @@ def keep_verdict(key: str, verdict: Verdict) -> str | None:
 
     path = verdicts_file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(path.parent):
+        with writing(path) as write:
             kept: dict[str, Any] = {k: as_dict(v) for k, v in read_verdicts().items()}
             kept[key] = as_dict(verdict)
-            write_whole(path, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+            write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         return f"the verdict could not be kept in {path}: {error.strerror}"
     return None

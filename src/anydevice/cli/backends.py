@@ -11,7 +11,7 @@ from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
 from anydevice.choose.report import Report
 from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
-from anydevice.core.facts import Detail
+from anydevice.core.facts import Detail, Facts
 from anydevice.core.finding import Finding
 from anydevice.core.record import as_dict
 from anydevice.engines import registry
@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output,
     )
     output.say(output.paint("This CPU", "strong"), f"  {_cpu_in_words(report)}")
+    for note in registry.notes():
+        output.say("", f"note: {note}")
     return 0
 
 
@@ -106,9 +108,9 @@ def _engine(row: EngineRow) -> tuple[str, ...]:
 
 
 def _cpu(report: Report) -> dict[str, Detail]:
-    standing = report["cpu"].devices[0].standing
-    assert standing is not None
-    facts = standing.facts
+    seen = report["cpu"].devices
+    standing = seen[0].standing if seen else None
+    facts = standing.facts if standing else Facts("unknown")
     known = {name: facts.details.get(name) for name in _CPU_DETAILS}
     return {"name": facts.name, "architecture": facts.architecture, **known}
 
@@ -118,7 +120,7 @@ def _cpu_in_words(report: Report) -> str:
     parts = (
         cpu["name"],
         f"SIMD level: {cpu['simd'] or 'unknown'}",
-        f"threads: {cpu['threads']}",
+        f"threads: {cpu['threads'] or 'unknown'}",
         f"cores: {cpu['physical_cores']}" if cpu["physical_cores"] else None,
     )
     return "   ".join(str(part) for part in parts if part)

@@ -7,14 +7,15 @@ import os
 from pathlib import Path
 
 from anydevice.choose.because import because
-from anydevice.choose.choice import Choice, Request
+from anydevice.choose.choice import Choice, Request, Step
 from anydevice.choose.discovery import discover
 from anydevice.choose.files import project_file, user_file, verdicts_file
-from anydevice.choose.marks import UNUSABLE, USABLE
+from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
 from anydevice.choose.scope import make_request, why
 from anydevice.choose.settings import Config, current
-from anydevice.cli.printing import Output
+from anydevice.cli.printing import Output, complain
 from anydevice.core.record import Record
+from anydevice.errors import AnyDeviceError
 
 EXAMPLE = "anydevice config --why"
 
@@ -38,19 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the settings, the files that were looked at and, if asked, the steps of the choice."""
-    config, origins = current()
-    request = make_request(None, engine=None, min_free=None)
-    choice = why() if arguments.why else None
+    try:
+        config, origins = current()
+        request = make_request(None, engine=None, min_free=None)
+        choice = why() if arguments.why else None
+    except AnyDeviceError as error:
+        return _show_problem(error, arguments, output)
     if arguments.json:
         output.json(_as_data(config, origins, request, choice))
         return 0
     _show_settings([*_wishes(request), *_settings(config, origins)], output)
-    output.say("", output.paint("Looked at", "strong"))
-    for name, words in _places():
-        output.say(f"  {name.ljust(18)}{words}")
+    _show_places(output)
     if choice is not None:
         _show_steps(choice, output)
     return 0
+
+
+def _show_problem(error: AnyDeviceError, arguments: argparse.Namespace, output: Output) -> int:
+    """Where settings are wrong: everything that was looked at, and the error."""
+    if arguments.json:
+        output.json({**_looked_at(), "error": str(error)})
+        return 1
+    _show_places(output)
+    output.stream.flush()  # so that the error stands below where both go to one place
+    complain(error)
+    return 1
+
+
+def _show_places(output: Output) -> None:
+    output.say("", output.paint("Looked at", "strong"))
+    for name, words in _places():
+        output.say(f"  {name.ljust(18)}{words}")
 
 
 def _as_data(
@@ -65,17 +84,23 @@ def _as_data(
         ],
         "engine": request.engine,
         "engine_source": request.engine_source,
-        "files": [
-            {"file": name, "path": None if path is None else str(path), "exists": _exists(path)}
-            for name, path in _files()
-        ],
-        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        **_looked_at(),
     }
     if choice is not None:
         data["steps"] = [step.to_dict() for step in choice.steps]
         data["chosen"] = None if choice.device is None else str(choice.device)
         data["because"] = because(discover(), choice)
     return data
+
+
+def _looked_at() -> dict[str, object]:
+    return {
+        "files": [
+            {"file": name, "path": None if path is None else str(path), "exists": _exists(path)}
+            for name, path in _files()
+        ],
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
 
 
 def _wishes(request: Request) -> list[Setting]:
@@ -135,12 +160,19 @@ def _show_settings(settings: list[Setting], output: Output) -> None:
         output.say(f"  {setting.name.ljust(names)}{setting.value.ljust(values)}{origin}")
 
 
+def _mark(step: Step) -> tuple[str, str]:
+    if step.taken:
+        return USABLE, "good"
+    # What is left out may well be usable: nobody asked for it.
+    return (ABSENT, "dim") if step.left_out else (UNUSABLE, "bad")
+
+
 def _show_steps(choice: Choice, output: Output) -> None:
     output.say("", output.paint("Steps of the choice", "strong"))
     sources = max((len(step.source) for step in choice.steps), default=0) + 3
     asked = max((len(step.asked) for step in choice.steps), default=0) + 3
     for step in choice.steps:
-        mark, style = (USABLE, "good") if step.taken else (UNUSABLE, "bad")
+        mark, style = _mark(step)
         words = f"{step.source.ljust(sources)}{step.asked.ljust(asked)}{step.outcome}"
         output.say(f"{output.paint(mark, style)} {words}")
     if choice.device is None:

@@ -12,9 +12,11 @@ from anydevice.choose.checking import check
 from anydevice.choose.discovery import discover
 from anydevice.choose.examination import Conclusion, Plan, conclude, prepare
 from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
-from anydevice.cli.printing import Output
+from anydevice.choose.scope import why
+from anydevice.cli.printing import Output, complain
 from anydevice.core.finding import Verdict
 from anydevice.engines import registry
+from anydevice.errors import AnyDeviceError
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
 
@@ -35,15 +37,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Check, print, and give 1 where anything that is here is not usable or computes wrongly."""
+    """Check, print, and give 1 where anything that is here is not usable or computes wrongly.
+
+    Settings that no device can be chosen with are wrong too.
+    """
     plan = prepare(discover(), arguments.devices, arguments.engine)
+    problem = _problem_of_settings()
     if arguments.json:
         verdicts = [check(device, engine, limit=arguments.limit) for device, engine in plan.pairs]
         conclusion = conclude(plan, verdicts, os.environ)
-        output.json(conclusion.to_dict())
+        output.json(conclusion.to_dict() | ({"error": str(problem)} if problem else {}))
     else:
         conclusion = _show(plan, arguments.limit, output)
-    return 0 if conclusion.healthy else 1
+        if problem:
+            output.stream.flush()  # so that the error stands below where both go to one place
+            complain(problem)
+    return 0 if conclusion.healthy and not problem else 1
+
+
+def _problem_of_settings() -> AnyDeviceError | None:
+    try:
+        why()
+    except AnyDeviceError as error:
+        return error
+    return None
 
 
 def _limit(text: str) -> float:
@@ -135,6 +152,9 @@ def _progress(doing: str, output: Output) -> Iterator[None]:
     console = Console(file=output.stream, no_color=not output.colour)
     # "line" is the spinner that a terminal without Unicode can show as well.
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(doing, total=None)
-        yield
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            progress.add_task(doing, total=None)
+            yield
+    finally:
+        console.show_cursor()  # an interruption while the line starts or stops would leave it hidden

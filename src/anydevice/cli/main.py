@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, TextIO, cast
 
 import anydevice
 from anydevice.cli.printing import Output, complain, output_on
@@ -62,6 +62,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, `sys.argv` unless another is given, and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    sys.stdout = sys.stdout or _nowhere()  # closed by whoever started this
+    sys.stderr = sys.stderr or _nowhere()
     output = output_on(sys.stdout)
     try:
         code = _run(words, output)
@@ -154,6 +156,10 @@ def _say_error(error: Exception, as_json: Output | None, usage: str = "") -> Non
     if usage:
         sys.stderr.write(usage)
     complain(error)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
 
 
 def _drop(output: Output) -> None:

@@ -38,4 +38,4 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if problem:
             output.stream.flush()  # so that the error stands below where both go to one place
             complain(problem)
-    return 1 if problem else 0
+    return 1 if choice is None or choice.device is None else 0

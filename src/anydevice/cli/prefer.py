@@ -21,12 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("device", nargs="?", metavar="DEVICE", help='"cuda", "cuda:1" or "gpu"')
     which.add_argument("--clear", action="store_true", help="forget the preference")
-    parser.add_argument("--engine", help="the array library to use it with, such as torch")
+    parser.add_argument(
+        "--engine",
+        help="the array library to use it with, such as torch; left out, a saved one is forgotten",
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the preference; say in which file, whether it can be met now, and what is chosen."""
     wish = (arguments.device or "").strip().lower() or None  # "" forgets, as in `prefer("")`
+    if wish is None and arguments.engine:
+        raise ConfigurationError("forgetting forgets the engine too: leave --engine out")
     file = prefer(wish, engine=arguments.engine)
     met = why(None if wish in (None, "auto") else wish, engine=arguments.engine)
     now = why()

@@ -155,7 +155,9 @@ def _spelled(chosen: Device) -> Device:
 
 def _why_no_gpu() -> str:
     stopped = accelerators_passed_over(tuple(discover()))
-    return "; ".join(stopped) or "no accelerator is in this machine"
+    usable = [str(found) for found in devices() if found.kind != "cpu"]
+    others = [f"no backend was given, although there is {', '.join(usable)}"] if usable else []
+    return "; ".join((*stopped, *others)) or "no accelerator is in this machine"
 
 
 def _rebuild(kind: type[AbstractBackend], index: int, engine: str | None) -> AbstractBackend:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import warnings
 
-from anydevice.choose.choice import accelerators_passed_over
-from anydevice.choose.discovery import devices, discover
+from anydevice.choose.choice import Request, Wish, accelerators_passed_over, choose
+from anydevice.choose.discovery import devices, discover, free_memory
 from anydevice.choose.preferences import prefer
 from anydevice.choose.scope import make_request, why
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Tier
+from anydevice.core.record import replace
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
@@ -113,13 +114,17 @@ def cpu_device() -> LuxCPUDevice:
 def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
     """The GPU to use: the preferred one if it works, else the first backend that works.
 
+    An engine that the environment or a file asks for serves it if it can.
     Without a GPU that works it is the CPU, with a warning that says for each backend what is wrong
     and what to install; with `force_gpu_usage` it is a `DeviceNotFoundError` that says the same.
     """
-    preferred = _preferred()
-    chosen = why([*preferred, *_BACKENDS]).device
+    request = make_request(None, engine=None, min_free=None)
+    preferred = _preferred(request)
+    wish = Wish("preference", (*preferred, *_BACKENDS), binding=True)
+    choice = choose(replace(request, wishes=(wish,)), discover().findings, free_memory)
+    chosen = choice.device
     if chosen is None:
-        reasons = f"no GPU works here: {_reasons(tuple(_BACKENDS))}"
+        reasons = f"no GPU works here: {_reasons(tuple(_BACKENDS), request.engine)}"
         if force_gpu_usage:
             raise DeviceNotFoundError(reasons, tuple(discover()))
         warnings.warn(f"using the CPU: {reasons}", stacklevel=2)
@@ -128,7 +133,10 @@ def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
     if preferred and not met:
         asked = ", ".join(preferred)
         text = f"using {chosen}, because {asked} is preferred but does not work"
-        warnings.warn(f"{text}: {_reasons(preferred)}", stacklevel=2)
+        warnings.warn(f"{text}: {_reasons(preferred, request.engine)}", stacklevel=2)
+    for step in choice.passed_over:  # an engine that had to be given up
+        text = f"using {chosen} with {chosen.engine}: {step.source} asks for {step.asked}"
+        warnings.warn(f"{text}, but {step.outcome}", stacklevel=2)
     source = "preference" if met else "order of backends"
     return _BACKENDS[chosen.backend](chosen.index, engine=chosen.engine, chosen_by=source)
 
@@ -185,17 +193,23 @@ def _refused(backend: object) -> ConfigurationError:
     )
 
 
-def _preferred() -> tuple[str, ...]:
+def _preferred(request: Request) -> tuple[str, ...]:
     """The GPUs that a block, the environment or a file asks for, first choice first."""
-    wishes = make_request(None, engine=None, min_free=None).wishes
-    names = (name for wish in wishes for name in wish.names)
+    names = (name for wish in request.wishes for name in wish.names)
     return tuple(name for name in names if name.partition(":")[0] in _BACKENDS)
 
 
-def _reasons(names: tuple[str, ...]) -> str:
-    backends = {name.partition(":")[0] for name in names}
-    stopped = accelerators_passed_over([f for f in discover() if f.backend in backends])
-    return "; ".join(stopped) or f"this machine has no {' or '.join(names)}"
+def _reasons(names: tuple[str, ...], engine: str | None) -> str:
+    """Why none of these can be had; what is simply not here is said only where nothing else is."""
+    report = discover()
+    backends = {name: name.partition(":")[0] for name in names}
+    stopped = accelerators_passed_over([f for f in report if f.backend in backends.values()])
+    refused = [
+        why(name, engine=engine).steps[0].outcome
+        for name, backend in backends.items()
+        if backend in report and report[backend].usable
+    ]
+    return "; ".join((*stopped, *refused)) or f"this machine has no {' or '.join(names)}"
 
 
 def _rebuild(

@@ -14,14 +14,15 @@ import warnings
 from collections.abc import Iterator
 from enum import Enum
 
-from anydevice.choose.choice import accelerators_passed_over
-from anydevice.choose.discovery import devices, discover
-from anydevice.choose.scope import device, make_request, why
+from anydevice.choose.choice import Choice, choose
+from anydevice.choose.discovery import devices, discover, free_memory
+from anydevice.choose.scope import device, make_request
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.core.sizes import format_size
+from anydevice.errors import DeviceNotFoundError
 
 _ORDER = ("cuda", "rocm", "metal", "opencl", "cpu")
 
@@ -58,8 +59,8 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Back
     """The backend that is asked for.
 
     `AUTO` takes what a block, the environment or a file asks for if it is usable, else the first
-    usable one of CUDA, ROCm, Metal, OpenCL and CPU. If that is the CPU although an accelerator is
-    here, a warning says what is wrong with it and what mends it.
+    usable one of CUDA, ROCm, Metal, OpenCL and CPU. A warning says why what was asked for is
+    passed over, or, where it ends at the CPU, what is wrong with the accelerators that are here.
 
     Raises `DeviceNotFoundError` where a backend that is asked for by name is not usable.
     """
@@ -87,22 +88,27 @@ def print_backend_summary() -> None:
 
 
 def _init(preference: BackendPreference, min_free: int) -> Backend:
-    automatic = preference is BackendPreference.AUTO
-    names = _automatic_names() if automatic else [preference.value]
-    chosen = device(names, min_free=min_free)
-    if automatic and chosen.kind == "cpu":
-        for sentence in accelerators_passed_over(tuple(discover())):
-            warnings.warn(f"using {chosen}: {sentence}", stacklevel=3)
+    if preference is not BackendPreference.AUTO:
+        return Backend(device(preference.value, min_free=min_free))
+    choice = _automatically(min_free)
+    chosen, passed_over = choice.device, choice.passed_over
+    if chosen is None:
+        reasons = "; ".join(step.outcome for step in passed_over)
+        raise DeviceNotFoundError(f"no backend is usable: {reasons}", tuple(discover()))
+    unmet = [s.outcome for s in passed_over if chosen.kind == "cpu" or s.source != "configure"]
+    if unmet:
+        warnings.warn(f"using {chosen}: {'; '.join(unmet)}", stacklevel=3)
     return Backend(chosen)
 
 
-def _automatic_names() -> list[str]:
-    wishes = make_request(None, engine=None, min_free=None).wishes
-    asked = [name for wish in wishes for name in wish.names]
+def _automatically(min_free: int) -> Choice:
+    """What is asked for somewhere, else the first usable one in Torchless's order."""
+    request = make_request(None, engine=None, min_free=min_free)
     # An OpenCL device that is the CPU itself would come before the CPU, and is slower.
-    opencl = [str(found) for found in devices("opencl") if found.kind != "cpu"]
-    order = (opencl if name == "opencl" else [name] for name in _ORDER)
-    return [*asked, *(name for names in order for name in names)]
+    only_the_cpu = {found.kind for found in devices("opencl")} == {"cpu"}
+    ours = (name for name in _ORDER if name != "opencl" or not only_the_cpu)
+    request = replace(request, order=(*request.order, *ours))
+    return choose(request, discover().findings, free_memory)
 
 
 def _summary() -> Iterator[str]:
@@ -117,7 +123,7 @@ def _summary() -> Iterator[str]:
             yield f"    Error: {reason} (stage: {finding.stage})"
             if finding.mend:
                 yield f"    Mend: {finding.mend}"
-    best = why(_automatic_names()).device
+    best = _automatically(0).device
     yield f"\nRecommended: {_label(best.backend) if best else 'nothing'}"
 
 

@@ -125,4 +125,7 @@ SAID_ELSEWHERE = {
 }
 """What other libraries call our backends: used to say "did you mean", never as a second name."""
 
+AUTO = "auto"
+"""In the place of a device's name: whatever the order of backends gives."""
+
 KINDS: tuple[Kind, ...] = ("cpu", "gpu", "tpu")

@@ -46,10 +46,12 @@ class Device:
     ) -> None:
         backend, written = parse_place(str(place))
         if written is not None and index is not None and written != index:
-            raise ConfigurationError(f"{place!r} names index {written}, but index={index} is given")
+            raise ConfigurationError(
+                f"{place!r} names index {written}, but index={index} is given", "index="
+            )
         number = written if written is not None else index
         if number is not None and (isinstance(number, bool) or number < 0):
-            raise ConfigurationError(f"a device's index is 0 or more, not {index!r}")
+            raise ConfigurationError(f"a device's index is 0 or more, not {index!r}", "index=")
         self._set(backend, number or 0, engine, chosen_by, None)
 
     def _set(
@@ -216,11 +218,14 @@ class Device:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (str(self), self._engine, self._chosen_by)
+        return _rebuild, (self._backend, self._index, self._engine, self._chosen_by)
 
 
-def _rebuild(place: str, engine: str | None, chosen_by: str | None) -> Device:
-    return Device(place, engine=engine, chosen_by=chosen_by)
+def _rebuild(backend: str, index: int, engine: str | None, chosen_by: str | None) -> Device:
+    # Not by its name: a backend that a probe added may be unknown where this is unpickled.
+    device = Device.__new__(Device)
+    device._set(backend, index, engine, chosen_by, None)
+    return device
 
 
 def parse_place(place: str) -> tuple[str, int | None]:
@@ -232,11 +237,12 @@ def parse_place(place: str) -> tuple[str, int | None]:
     match = _PLACE.fullmatch(place.strip().lower())
     if match is None:
         raise ConfigurationError(
-            f"{place!r} does not name a device; write a backend and an index, such as 'cuda:0'"
+            f"{place!r} does not name a device; write a backend and an index, such as 'cuda:0'",
+            repr(place),
         )
     backend = match[1]
     if backend not in BACKENDS and backend not in reach("added_backends")():
-        raise ConfigurationError(unknown_backend(backend))
+        raise ConfigurationError(unknown_backend(backend), repr(place))
     return backend, None if match[2] is None else int(match[2])
 
 
@@ -244,4 +250,5 @@ def unknown_backend(name: str) -> str:
     """The sentence for a name that no backend has, with the valid ones."""
     meant = SAID_ELSEWHERE.get(name)
     hint = f"; did you mean {meant!r}?" if meant else ""
-    return f"there is no backend {name!r}{hint}; the backends are {', '.join(BACKENDS)}"
+    known = (*BACKENDS, *sorted(reach("added_backends")()))
+    return f"there is no backend {name!r}{hint}; the backends are {', '.join(known)}"

@@ -42,16 +42,8 @@ class Facts(Record):
         """The same as plain data, ready for JSON."""
         return {**as_dict(self), "details": dict(self.details)}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        plain = self.to_dict()
-        return _facts_from, (plain,)
-
     def __hash__(self) -> int:
         return hash((self.name, self.uuid, self.pci_address))
-
-
-def _facts_from(plain: dict[str, object]) -> Facts:
-    return Facts(**plain)  # type: ignore[arg-type]
 
 
 def compare_versions(left: str, right: str) -> int:

@@ -72,8 +72,20 @@ class Record:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
         return f"{type(self).__name__}({shown})"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # A read-only view of a mapping cannot be pickled; what it shows can.
+        plain = {
+            name: dict(value) if isinstance(value, MappingProxyType) else value
+            for name, value in self.__dict__.items()
+        }
+        return _remade, (type(self), plain)
+
     def __replace__(self, **changes: Any) -> Self:
         return type(self)(**{**self.__dict__, **changes})
+
+
+def _remade(kind: type[R], fields: dict[str, Any]) -> R:
+    return kind(**fields)
 
 
 def replace(record: R, **changes: Any) -> R:

@@ -26,23 +26,27 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(size: int | float | str) -> int:
-    """Bytes from a number of bytes or a text such as ``"20GiB"``, ``"500 MB"`` or ``"8G"``.
+    """Bytes from a number of bytes or a text such as `"20GiB"`, `"500 MB"` or `"8G"`.
 
     >>> parse_size("1.5GiB"), parse_size("2 GB"), parse_size(4096)
     (1610612736, 2000000000, 4096)
     """
     if isinstance(size, bool) or not isinstance(size, int | float | str):
         raise ConfigurationError(
-            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'"
+            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'",
+            repr(size),
         )
     if isinstance(size, int | float):
         if not 0 <= size < float("inf"):
-            raise ConfigurationError(f"{size!r} is not a size: it must be zero or more, and finite")
+            raise ConfigurationError(
+                f"{size!r} is not a size: it must be zero or more, and finite", repr(size)
+            )
         return int(size)
     match = _PATTERN.fullmatch(size)
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigurationError(
-            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'"
+            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'",
+            repr(size),
         )
     return int(float(match[1]) * _UNITS[match[2].lower()])
 

@@ -10,7 +10,7 @@ from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.engines.ownership import owner_of
 from anydevice.engines.places import place_of
-from anydevice.errors import AnyDeviceError, TransferError
+from anydevice.errors import TransferError
 
 Move = Callable[[Any], Any]
 
@@ -74,6 +74,6 @@ def _each(node: Any, move: Move, path: str) -> Any:
         return type(node)(*fields)
     try:
         return move(node)
-    except AnyDeviceError as error:
+    except Exception as error:  # each library refuses with errors of its own
         where = path or "the array"
         raise TransferError(f"{where}: {error}", path) from error
