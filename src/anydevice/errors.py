@@ -51,7 +51,10 @@ class UnsupportedError(AnyDeviceError):
 
 
 class OutOfMemoryError(AnyDeviceError, MemoryError):
-    """A device has no room; `asked`, `free` and `total` are bytes, `None` where unknown."""
+    """A device has no room; `asked`, `free` and `total` are bytes, `None` where unknown.
+
+    `advice` says what to try, the most promising first.
+    """
 
     def __init__(
         self,
@@ -60,8 +63,10 @@ class OutOfMemoryError(AnyDeviceError, MemoryError):
         asked: int | None = None,
         free: int | None = None,
         total: int | None = None,
+        advice: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
+        self.advice = tuple(advice)
         self.asked = asked
         self.free = free
         self.total = total
@@ -76,12 +81,21 @@ class TransferError(AnyDeviceError):
 
 
 class VerificationError(AnyDeviceError):
-    """A result is wrong; `where` names the op or layer, `largest_error` how far off it is."""
+    """A result is wrong; `where` names the op or layer, `largest_error` how far off it is.
+
+    `shapes` are those of the operands.
+    """
 
     def __init__(
-        self, message: str, *, where: str = "", largest_error: float | None = None
+        self,
+        message: str,
+        *,
+        where: str = "",
+        shapes: Sequence[tuple[int, ...]] = (),
+        largest_error: float | None = None,
     ) -> None:
         super().__init__(message)
+        self.shapes = tuple(shapes)
         self.where = where
         self.largest_error = largest_error
 

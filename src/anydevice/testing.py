@@ -11,11 +11,15 @@ fake device is said to be served by, so code that places and computes runs as it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from tempfile import TemporaryDirectory
 
+from anydevice.choose import files
 from anydevice.choose.discovery import discover, machine_from
 from anydevice.choose.report import Report
+from anydevice.choose.scope import SETTING_VARIABLES
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import unknown_backend
 from anydevice.core.facts import Facts
@@ -37,12 +41,17 @@ def fake_machine(
     free: int | str | Sequence[int | str] | None = None,
     engines: Sequence[str] = ("numpy", "torch", "jax"),
     sightings: Sequence[Sighting] = (),
+    keep_settings: bool = False,
 ) -> Iterator[Report]:
     """A block in which this machine has those devices, and the CPU; yields the report of it.
 
     Each device has `memory`, of which `free` (one amount, or one a device) is free. `engines` are
     said to drive them, as far as they are installed. `sightings` are taken as they are, for a
     backend that fails: `Sighting("cuda", present=True, stage="driver", reason="…")`.
+
+    What the person who runs the tests has set does not count in the block: variables such as
+    `ANYDEVICE_DEVICE` and `LOCAL_RANK`, the settings files, `set_device`. What the block itself
+    sets counts in it and is gone after it. `keep_settings=True` lets variables and files count.
     """
     counts = {"cuda": cuda, "rocm": rocm, "metal": metal, "tpu": tpu, "opencl": opencl}
     made = {
@@ -51,8 +60,24 @@ def fake_machine(
     }
     made["cpu"] = cpu.look(1.0)
     made.update({sighting.backend: sighting for sighting in sightings})
-    with machine_from(lambda limit: tuple(made.values())):
+    settings = nullcontext() if keep_settings else _nobody_s_settings()
+    with settings, machine_from(lambda limit: tuple(made.values())):
         yield discover()
+
+
+@contextmanager
+def _nobody_s_settings() -> Iterator[None]:
+    before = {name: os.environ.pop(name, None) for name in SETTING_VARIABLES}
+    with TemporaryDirectory(prefix="anydevice-") as home, files.hidden(files.project_file()):
+        os.environ["ANYDEVICE_HOME"] = home
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def fake_backend(
@@ -66,6 +91,8 @@ def fake_backend(
     """What a reader would say of `count` devices of a backend; absent where it is 0."""
     if backend not in BACKENDS:
         raise ConfigurationError(unknown_backend(backend), repr(backend))
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ConfigurationError(f"{backend}={count!r} is not a number of devices", f"{backend}=")
     if count == 0:
         return Sighting(backend, present=False, stage="driver", reason="not in this fake machine")
     row = BACKENDS[backend]

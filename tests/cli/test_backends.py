@@ -26,7 +26,7 @@ def words(text: str) -> set[str]:
 
 
 def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("backends")
     assert (code, err) == (0, "")
     printed = words(out)
@@ -47,7 +47,7 @@ def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
 
 def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
     broken = Sighting("cpu", present=True, stage="driver", reason="timed out")
-    with testing.fake_machine(sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, sightings=[broken]):
         code, out, _ = anydevice("backends")
     assert code == 0
     assert "SIMD level: unknown   threads: unknown" in out
@@ -57,13 +57,13 @@ def test_an_engine_that_could_not_be_taken_up_is_said(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends.registry, "notes", lambda: ("the engine 'mine' failed",))
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         out = anydevice("backends")[1]
     assert out.endswith("\nnote: the engine 'mine' failed\n")
 
 
 def test_as_json(anydevice: Anydevice) -> None:
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         code, out, err = anydevice("backends", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
@@ -81,7 +81,7 @@ def test_as_json(anydevice: Anydevice) -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_it_fits_the_terminal(width: int) -> None:
     page = io.StringIO()
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         backends.run(Namespace(json=False), Output(page, colour=True, width=width))
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in page.getvalue().splitlines()]
     assert "\x1b[1mcuda" in page.getvalue()

@@ -26,7 +26,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("config")
     assert (code, err) == (0, "")
     assert rows(out) == {
@@ -59,7 +59,7 @@ def test_every_origin(
         'device = ["cuda", "cpu"]\nengine = "numpy"\norder = ["opencl"]\nx64 = true\n'
     )
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         _, out, _ = anydevice("config")
     table = rows(out)
     assert table["memory"] == ["20GiB", f"user file {user_file}, line 1"]
@@ -76,11 +76,11 @@ def test_every_origin(
 
 def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "tpu"\n')
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("config", "--why")
     assert code == 0
     assert out.partition("Steps of the choice\n")[2].splitlines() == [
-        "✗ project file        tpu   this machine has no tpu",
+        "✗ project file        tpu   this machine has no tpu: not in this fake machine",
         "✓ order of backends   cpu   cpu is usable",
         "",
         "Chosen: cpu, because no accelerator is in this machine",
@@ -89,7 +89,7 @@ def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
 
 def test_what_nobody_asked_for_is_not_marked_as_failed(anydevice: Anydevice) -> None:
     pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
-    with testing.fake_machine(sightings=[pocl]):
+    with testing.fake_machine(keep_settings=True, sightings=[pocl]):
         _, out, _ = anydevice("config", "--why")
     assert "– order of backends   opencl   an OpenCL device that is the CPU" in out
 
@@ -98,7 +98,7 @@ def test_an_engine_that_cannot_be_had_is_a_step(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])
     assert re.search(r"✗ ANYDEVICE_ENGINE +cupy +cpu: .*cupy", out)
@@ -108,7 +108,7 @@ def test_an_engine_that_cannot_be_had_is_a_step(
 
 def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
     broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
-    with testing.fake_machine(sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, sightings=[broken]):
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])
     assert out.endswith("Chosen: nothing, because no device fits\n")
@@ -117,7 +117,7 @@ def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
 
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\ntime_limit = 2\n')
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         data = json.loads(anydevice("config", "--json")[1])
         with_steps = json.loads(anydevice("config", "--why", "--json")[1])
     assert data["settings"]["time_limit"] == 2.0
@@ -149,7 +149,7 @@ def test_a_broken_file_is_named(anydevice: Anydevice, project: Path) -> None:
 
 def test_no_project_file(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "project_file", lambda: None)
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         _, out, _ = anydevice("config")
         data = json.loads(anydevice("config", "--json")[1])
     assert "  project file      none here or in a folder above\n" in out

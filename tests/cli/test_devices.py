@@ -38,7 +38,7 @@ SEEN_TWICE = (
 
 
 def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
-    with testing.fake_machine(sightings=SEEN_TWICE):
+    with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE):
         code, out, err = anydevice("devices")
     assert (code, err) == (0, "")
     block = out.partition("✓ cuda:0")[2].partition("\n\n")[0].splitlines()
@@ -66,7 +66,7 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
 
 
 def test_what_stopped_a_backend_and_what_mends_it(anydevice: Anydevice) -> None:
-    with testing.fake_machine(sightings=SEEN_TWICE):
+    with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE):
         _, out, _ = anydevice("devices")
     assert out.partition("✗ rocm")[2].partition("\n\n")[0].splitlines() == [
         "   no device",
@@ -89,7 +89,9 @@ def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> N
 def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
     memory = Facts("Q", total_memory=GIB)
     seen = (Seen(0, "gpu", Facts("Q")), Seen(1, "gpu", memory))
-    with testing.fake_machine(sightings=[Sighting("quantum", True, seen, engines=("numpy",))]):
+    with testing.fake_machine(
+        keep_settings=True, sightings=[Sighting("quantum", True, seen, engines=("numpy",))]
+    ):
         _, out, _ = anydevice("devices")
     assert "untested (from a probe)" in out
     assert "    memory              1.0 GiB dedicated\n" in out
@@ -98,7 +100,7 @@ def test_a_backend_of_a_probe(anydevice: Anydevice) -> None:
 
 
 def test_json_is_the_report(anydevice: Anydevice) -> None:
-    with testing.fake_machine(sightings=SEEN_TWICE) as report:
+    with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE) as report:
         code, out, err = anydevice("devices", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
@@ -109,7 +111,7 @@ def test_json_is_the_report(anydevice: Anydevice) -> None:
 
 def test_a_broken_settings_file_hides_nothing(anydevice: Anydevice, project: Path) -> None:
     project.write_text("[")
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("devices")
         data = json.loads(anydevice("devices", "--json")[1])
     assert code == 1

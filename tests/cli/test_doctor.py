@@ -30,7 +30,7 @@ NO_LIBRARY = Sighting("cuda", True, (Seen(0, "gpu", Facts("NVIDIA RTX 4070")),))
 
 
 def test_a_healthy_machine(anydevice: Anydevice) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("doctor", "--engine", "numpy")
     assert (code, err) == (0, "")
     first = out.splitlines()[0]
@@ -43,7 +43,7 @@ def test_a_healthy_machine(anydevice: Anydevice) -> None:
 
 
 def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("doctor", "cpu", "--engine", "numpy", "--json")
     assert (code, err) == (0, "")
     data = json.loads(out)
@@ -56,7 +56,7 @@ def test_a_healthy_machine_as_json(anydevice: Anydevice) -> None:
 
 
 def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice) -> None:
-    with testing.fake_machine(sightings=[NO_DRIVER]):
+    with testing.fake_machine(keep_settings=True, sightings=[NO_DRIVER]):
         code, out, _ = anydevice("doctor", "--engine", "numpy")
     assert code == 1
     assert "✗ cuda     stopped at: driver\n" in out
@@ -68,7 +68,7 @@ def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice)
 
 
 def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
-    with testing.fake_machine(sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
         code, out, _ = anydevice("doctor", "cuda", "--json")
     data = json.loads(out)
     assert code == 1
@@ -84,7 +84,9 @@ def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
     card = Sighting(
         "cuda", True, (Seen(0, "gpu", Facts("a card", uuid="GPU-1")),), engines=("numpy",)
     )
-    with testing.fake_machine(sightings=[card]):  # NumPy in the child knows no cuda:0
+    with testing.fake_machine(
+        keep_settings=True, sightings=[card]
+    ):  # NumPy in the child knows no cuda:0
         code, out, _ = anydevice("doctor", "gpu")
         assert code == 1
         assert out.startswith("✗ cuda:0   numpy")
@@ -97,7 +99,7 @@ def test_a_computation_that_fails_is_a_failure_and_condemns_the_device(
 
 
 def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("doctor", "--engine", "numpy", "--limit", "0.001")
     assert code == 1
     assert "✗ cpu" in out
@@ -106,7 +108,7 @@ def test_a_computation_that_takes_too_long(anydevice: Anydevice) -> None:
 
 
 def test_only_what_is_named_is_examined() -> None:
-    with testing.fake_machine(cuda=2, engines=["numpy", "torch"]) as report:
+    with testing.fake_machine(keep_settings=True, cuda=2, engines=["numpy", "torch"]) as report:
         everything = examination.prepare(report)
         one = examination.prepare(report, ["CUDA:1"], "torch")
         both = examination.prepare(report, ["gpu"], "numpy")
@@ -129,7 +131,7 @@ def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3")
-    with testing.fake_machine() as report:
+    with testing.fake_machine(keep_settings=True) as report:
         usual = examination.prepare(report, [], "jax")
         named = examination.prepare(report, ["cpu:2"], "jax")
     assert [str(device) for device, _ in usual.pairs] == ["cpu"]
@@ -148,7 +150,7 @@ def test_the_cpu_devices_that_jax_adds_are_checked_only_by_name(
     ],
 )
 def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message: str) -> None:
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         code, out, err = anydevice("doctor", *words)
     assert (code, out) == (1, "")
     assert message in err
@@ -156,7 +158,7 @@ def test_what_cannot_be_examined(anydevice: Anydevice, words: list[str], message
 
 def test_an_engine_that_is_refused_is_refused_with_the_reason() -> None:
     with (
-        testing.fake_machine(sightings=[NO_LIBRARY]) as report,
+        testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]) as report,
         pytest.raises(
             DeviceNotFoundError, match=r"torch drives none of cuda:0: cuda:0: torch .*CPU"
         ),
@@ -171,7 +173,7 @@ def test_a_slow_first_call_and_held_memory_are_explained(
         return Verdict(str(device), engine, True, None, 3.0, 2.5, 0.001)
 
     monkeypatch.setattr(doctor, "check", slow)
-    with testing.fake_machine(cuda=1, engines=["jax"]):
+    with testing.fake_machine(keep_settings=True, cuda=1, engines=["jax"]):
         code, out, _ = anydevice("doctor", "cuda")
     assert code == 0
     knowing = out.partition("Worth knowing")[2]
@@ -189,7 +191,7 @@ def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
     page = io.StringIO()
     page.isatty = lambda: True  # type: ignore[method-assign]
     output = Output(page, colour=False, width=60)
-    with testing.fake_machine(sightings=[NO_DRIVER]) as report:
+    with testing.fake_machine(keep_settings=True, sightings=[NO_DRIVER]) as report:
         doctor._show(examination.prepare(report, [], "numpy"), 60, output)
     shown = page.getvalue()
     assert "cpu with numpy (1 of 1)" in shown
@@ -216,3 +218,14 @@ def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
     code, out, _ = anydevice("doctor", "cpu", "--engine", "numpy", "--json")
     assert code == 1
     assert "ANYDEVICE_DEVICE" in json.loads(out)["error"]
+
+
+def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anydevice) -> None:
+    stopped = Sighting("cuda", present=True, stage="driver", reason="cuInit returned 999")
+    with testing.fake_machine(keep_settings=True, sightings=[stopped]):
+        code, out, _ = anydevice("doctor", "gpu")
+        nothing, _, err = anydevice("doctor", "tpu")
+    assert code == 1
+    assert "cuInit returned 999" in out
+    assert nothing == 1
+    assert "this machine has no tpu" in err

@@ -74,7 +74,7 @@ def test_a_command_written_wrongly(anydevice: Anydevice, words: list[str], messa
 
 
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         assert json.loads(anydevice("--json", "devices")[1])["recommended"] == "cpu"
 
 
@@ -118,13 +118,13 @@ def test_an_output_that_cannot_be_written_is_said(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stdout", FullDisk())
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         assert command_line.main(["devices"]) == 1
     assert capsys.readouterr().err == "anydevice: [Errno 28] No space left on device\n"
 
 
 def test_a_warning_is_one_line_and_said_once(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         project.write_text("colour = true\n")
         code, out, err = anydevice("config", "--json")
     assert code == 0

@@ -37,7 +37,7 @@ A_CARD_WITHOUT_A_LIBRARY = Sighting(
 
 
 def test_the_first_minute(anydevice: Anydevice) -> None:
-    with testing.fake_machine(sightings=[A_CARD_WITHOUT_A_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, sightings=[A_CARD_WITHOUT_A_LIBRARY]):
         code, out, err = anydevice()
     assert (code, err) == (0, "")
     expected = [
@@ -61,7 +61,7 @@ def test_the_first_minute(anydevice: Anydevice) -> None:
 
 
 def test_as_json(anydevice: Anydevice) -> None:
-    with testing.fake_machine(cuda=1) as report:
+    with testing.fake_machine(keep_settings=True, cuda=1) as report:
         code, out, err = anydevice("--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == report.to_dict() | {
@@ -75,7 +75,7 @@ def test_a_broken_settings_file_hides_nothing(
     anydevice: Anydevice, project: Path, content: str
 ) -> None:
     project.write_text(f"# mine\n{content}\n")
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice()
         code_json, out_json, _ = anydevice("--json")
     assert (code, code_json) == (1, 1)
@@ -93,7 +93,7 @@ def test_a_wrong_variable_hides_nothing(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "quantum")
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice()
     assert code == 1
     assert "✓ cpu" in out
@@ -104,7 +104,7 @@ def test_what_was_asked_for_and_is_not_here(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 0
@@ -114,7 +114,7 @@ def test_what_was_asked_for_and_is_not_here(
 
 def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
     broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
-    with testing.fake_machine(sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, sightings=[broken]):
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 1

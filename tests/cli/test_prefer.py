@@ -17,7 +17,7 @@ NO_DRIVER = Sighting("rocm", True, stage="driver", reason="no driver", mend="sud
 
 def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
     project.write_text("# mine\n")
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         code, out, err = anydevice("prefer", "CPU")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
@@ -29,7 +29,7 @@ def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
 
 
 def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(sightings=[NO_DRIVER]):
+    with testing.fake_machine(keep_settings=True, sightings=[NO_DRIVER]):
         code, out, _ = anydevice("prefer", "rocm", "--engine", "torch")
     assert code == 0
     assert out.splitlines() == [
@@ -42,7 +42,7 @@ def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) ->
 
 
 def test_a_kind_without_a_mend(anydevice: Anydevice) -> None:
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("prefer", "gpu")
     assert code == 0
     assert "✗ gpu is not usable now: this machine has no gpu" in out
@@ -51,7 +51,7 @@ def test_a_kind_without_a_mend(anydevice: Anydevice) -> None:
 
 def test_forgetting(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\nengine = "torch"\nx64 = true\n')
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("prefer", "--clear")
     assert code == 0
     assert f"The preference is forgotten, in {project}" in out
@@ -60,7 +60,7 @@ def test_forgetting(anydevice: Anydevice, project: Path) -> None:
 
 def test_an_empty_name_forgets_too(anydevice: Anydevice, project: Path) -> None:
     project.write_text('device = "cuda"\n')
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, err = anydevice("prefer", "")
     assert (code, err) == (0, "")
     assert out.startswith("The preference is forgotten")
@@ -73,7 +73,7 @@ def test_forgetting_where_nothing_was_preferred(
     from anydevice.cli import prefer
 
     monkeypatch.setattr(prefer, "prefer", lambda device, engine: None)
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("prefer", "--clear")
         data = json.loads(anydevice("prefer", "--clear", "--json")[1])
     assert code == 0
@@ -82,7 +82,7 @@ def test_forgetting_where_nothing_was_preferred(
 
 
 def test_as_json(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(cuda=2):
+    with testing.fake_machine(keep_settings=True, cuda=2):
         data = json.loads(anydevice("prefer", "cuda:1", "--engine", "torch", "--json")[1])
         missing = json.loads(anydevice("prefer", "tpu", "--json")[1])
     assert data == {
@@ -94,12 +94,12 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
         "chosen": "cuda:1",
     }
     assert missing["usable"] is False
-    assert missing["reason"] == "this machine has no tpu"
+    assert missing["reason"] == "this machine has no tpu: not in this fake machine"
     assert missing["chosen"] == "cuda:0"
 
 
 def test_auto_is_what_would_be_chosen_anyway(anydevice: Anydevice, project: Path) -> None:
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         _, out, _ = anydevice("prefer", "auto")
     assert "✓ cuda:0 is usable now" in out
     assert project.read_text() == 'device = "auto"\n'
@@ -114,7 +114,7 @@ def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: 
 
 def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None:
     broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
-    with testing.fake_machine(sightings=[broken]):
+    with testing.fake_machine(keep_settings=True, sightings=[broken]):
         _, out, _ = anydevice("prefer", "cpu")
     assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out
     assert "Chosen" not in out

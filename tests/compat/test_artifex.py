@@ -58,7 +58,7 @@ class FourCards:
 
 
 def test_a_manager_on_a_machine_without_a_gpu() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         manager = DeviceManager()
         assert (manager.has_gpu, manager.gpu_count) == (False, 0)
         assert manager.device_count == len(manager.jax_manager.cpu_devices)
@@ -68,7 +68,7 @@ def test_a_manager_on_a_machine_without_a_gpu() -> None:
 
 
 def test_a_manager_on_a_machine_with_two_gpus() -> None:
-    with fake_machine(cuda=2, memory="80GiB", engines=JAX):
+    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=JAX):
         manager = DeviceManager()
         assert (manager.has_gpu, manager.device_count, manager.gpu_count) == (True, 2, 2)
         assert isinstance(manager.config, DeviceConfiguration)
@@ -80,7 +80,7 @@ def test_a_manager_on_a_machine_with_two_gpus() -> None:
 
 
 def test_the_capabilities_of_gpus_have_every_field() -> None:
-    with fake_machine(cuda=2, memory="80GiB", engines=JAX):
+    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=JAX):
         assert DeviceManager().capabilities == DeviceCapabilities(
             device_type=DeviceType.GPU,
             device_count=2,
@@ -100,7 +100,7 @@ def test_the_capabilities_of_gpus_have_every_field() -> None:
 def test_mixed_precision_is_for_gpus_that_are_quick_in_16_bits(
     backend: str, capability: str | None, mixed: bool
 ) -> None:
-    with fake_machine(sightings=[gpu(backend, compute_capability=capability)]):
+    with fake_machine(keep_settings=True, sightings=[gpu(backend, compute_capability=capability)]):
         found = DeviceManager().capabilities
     assert found.supports_mixed_precision is mixed
     assert (found.supports_distributed, found.total_memory_mb) == (False, None)
@@ -108,11 +108,11 @@ def test_mixed_precision_is_for_gpus_that_are_quick_in_16_bits(
 
 
 def test_the_capabilities_of_other_kinds() -> None:
-    with fake_machine(tpu=4, engines=JAX):
+    with fake_machine(keep_settings=True, tpu=4, engines=JAX):
         manager = DeviceManager()
         assert manager.capabilities.device_type is DeviceType.TPU
         assert (manager.device_count, manager.gpu_count, manager.has_gpu) == (4, 0, False)
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         found = DeviceManager().capabilities
     assert (found.device_type, found.total_memory_mb) == (DeviceType.CPU, None)
     assert not found.supports_mixed_precision
@@ -120,7 +120,7 @@ def test_the_capabilities_of_other_kinds() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_without_jax_the_cpu_is_all_there_is() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         assert DeviceManager().capabilities == DeviceCapabilities(DeviceType.CPU, 1)
         assert DeviceManager().get_device_info()["default_device"] is None
         with pytest.raises(DeviceNotFoundError, match="jax is not installed"):
@@ -131,7 +131,7 @@ def test_without_jax_the_cpu_is_all_there_is() -> None:
 
 
 def test_the_default_device_goes_into_jaxs_own_calls() -> None:
-    with fake_machine(cuda=2, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
         chosen = get_default_device()
         assert isinstance(chosen, jax.Device)
         assert jax.device_put(jnp.ones(3), chosen).device == chosen
@@ -140,12 +140,15 @@ def test_the_default_device_goes_into_jaxs_own_calls() -> None:
 
 
 def test_the_default_device_may_be_the_cpu_with_a_warning() -> None:
-    with fake_machine(), pytest.warns(UserWarning, match="using cpu: no accelerator"):
+    with (
+        fake_machine(keep_settings=True),
+        pytest.warns(UserWarning, match="using cpu: no accelerator"),
+    ):
         assert get_default_device().platform == "cpu"
 
 
 def test_all_devices_gpus_and_cpus() -> None:
-    with fake_machine(cuda=2, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
         manager = DeviceManager().jax_manager
         assert len(manager.gpu_devices) == 2
         assert manager.cpu_devices == jax.devices("cpu")
@@ -154,7 +157,7 @@ def test_all_devices_gpus_and_cpus() -> None:
 
 
 def test_a_gpu_that_jax_does_not_drive_is_not_among_them() -> None:
-    with fake_machine(cuda=1, engines=("torch",)):
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
         manager = DeviceManager()
         assert (manager.has_gpu, manager.jax_manager.gpu_devices) == (False, [])
 
@@ -165,7 +168,7 @@ def test_a_gpu_that_jax_does_not_drive_is_not_among_them() -> None:
 )
 def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: list[int]) -> None:
     data = jnp.arange(rows * 2).reshape(rows, 2)
-    with fake_machine(cuda=devices, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=devices, engines=JAX):
         manager = DeviceManager().jax_manager
         shards = manager.distribute_data(data)
         assert [shard.device for shard in shards] == manager.gpu_devices[: len(expected)]
@@ -175,7 +178,7 @@ def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: l
 
 def test_data_is_divided_among_chosen_devices_and_in_nests() -> None:
     batch = {"x": np.ones((5, 3), np.float32), "y": np.arange(5, dtype=np.int32)}
-    with fake_machine(cuda=3, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=3, engines=JAX):
         manager = DeviceManager().jax_manager
         shards = manager.distribute_data(batch, target_devices=manager.gpu_devices[1:])
         assert [s["y"].device for s in shards] == manager.gpu_devices[1:]
@@ -185,9 +188,9 @@ def test_data_is_divided_among_chosen_devices_and_in_nests() -> None:
 
 def test_without_gpus_data_is_divided_among_tpus_or_cpus() -> None:
     data = jnp.ones((16, 2))
-    with fake_machine(tpu=2, engines=JAX):
+    with fake_machine(keep_settings=True, tpu=2, engines=JAX):
         assert len(DeviceManager().jax_manager.distribute_data(data)) == 2
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         manager = DeviceManager().jax_manager
         assert len(manager.distribute_data(data)) == len(manager.cpu_devices)
 
@@ -207,7 +210,7 @@ def test_data_that_cannot_be_divided_is_refused(data: object, words: str) -> Non
 
 
 def test_an_empty_list_of_devices_is_refused_with_the_reason() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         manager = DeviceManager().jax_manager
         with pytest.raises(DeviceNotFoundError, match=r"is empty.*no accelerator is in this"):
             manager.distribute_data(jnp.ones(4), target_devices=manager.gpu_devices[:2])
@@ -227,7 +230,7 @@ def test_an_empty_list_of_devices_is_refused_with_the_reason() -> None:
 def test_a_strategy_is_a_share_and_an_explicit_fraction_wins(
     strategy: MemoryStrategy, fraction: float
 ) -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         manager = DeviceManager(DeviceConfiguration(memory_strategy=strategy))
         assert manager.get_device_info()["memory_fraction"] == fraction
         assert (configure().memory, configure().memory_fraction) == (strategy.value, fraction)
@@ -275,7 +278,7 @@ def test_64_bits_and_compiling_reach_jax() -> None:
     [(["rocm", "cuda"], "rocm:0"), (["cpu"], "cpu"), (["gpu", "cpu"], "cuda:0"), (None, "cuda:0")],
 )
 def test_the_priority_of_platforms_decides(priority: list[str] | None, expected: str) -> None:
-    with fake_machine(cuda=1, rocm=1, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=JAX):
         manager = DeviceManager(DeviceConfiguration(platform_priority=priority))
         assert manager.get_device_info()["default_device"] == expected
         assert str(device()) == expected
@@ -323,31 +326,33 @@ AGGRESSIVE = DeviceConfiguration(memory_strategy=MemoryStrategy.AGGRESSIVE)
 
 def test_aggressive_on_a_shared_gpu_warns() -> None:
     with (
-        fake_machine(cuda=1, memory="16GiB", free="4GiB", engines=JAX),
+        fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="4GiB", engines=JAX),
         pytest.warns(UserWarning, match=r"90% of cuda:0, but only 4.0 GiB of its 16.0 GiB"),
     ):
         DeviceManager(AGGRESSIVE)
     shared = gpu("rocm", memory_kind="unified")
     with (
-        fake_machine(sightings=[shared]),
+        fake_machine(keep_settings=True, sightings=[shared]),
         pytest.warns(UserWarning, match="90% of rocm:0, but its memory is the machine's"),
     ):
         DeviceManager(AGGRESSIVE)
 
 
 def test_aggressive_on_a_gpu_of_ones_own_is_silent() -> None:
-    with fake_machine(cuda=1, memory="16GiB", free="15GiB", engines=JAX):
+    with fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="15GiB", engines=JAX):
         DeviceManager(AGGRESSIVE)
-    with fake_machine(cuda=1, memory="16GiB", free="4GiB", engines=JAX):
+    with fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="4GiB", engines=JAX):
         DeviceManager(DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE))
         DeviceManager(DeviceConfiguration(MemoryStrategy.AGGRESSIVE, memory_fraction=0.2))
-    with fake_machine(sightings=[gpu(total_memory=2**34)]):  # nobody can tell what is free
+    with fake_machine(
+        keep_settings=True, sightings=[gpu(total_memory=2**34)]
+    ):  # nobody can tell what is free
         DeviceManager(AGGRESSIVE)
 
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_settings_for_generative_models(mixed: bool) -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         manager = configure_for_generative_models(
             memory_strategy=MemoryStrategy.CONSERVATIVE, enable_mixed_precision=mixed
         )
@@ -393,14 +398,14 @@ def test_there_is_one_global_manager_and_it_is_made_anew_on_demand() -> None:
 
 
 def test_has_gpu_follows_the_machine() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         assert not has_gpu()
-    with fake_machine(cuda=1, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=1, engines=JAX):
         assert has_gpu()
 
 
 def test_the_information_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with fake_machine(cuda=2, memory="80GiB", engines=JAX):
+    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=JAX):
         print_device_info()
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     for line in (
@@ -425,7 +430,7 @@ def test_the_information_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_detector_of_ones_own_says_what_the_manager_has() -> None:
     detector = FourCards()
     assert isinstance(detector, DeviceDetector)
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         manager = DeviceManager(detector=detector)
         assert (manager.has_gpu, manager.gpu_count, manager.device_count) == (True, 4, 4)
         assert manager.capabilities.total_memory_mb == 80_000
@@ -446,9 +451,9 @@ def test_a_detector_that_says_something_else_is_refused() -> None:
 
 def test_the_detector_of_cuda_sees_only_cuda() -> None:
     assert isinstance(CUDADetector(), DeviceDetector)
-    with fake_machine(cuda=2, rocm=1, engines=JAX):
+    with fake_machine(keep_settings=True, cuda=2, rocm=1, engines=JAX):
         assert CUDADetector().detect_capabilities().device_count == 2
-    with fake_machine(rocm=1, engines=JAX):
+    with fake_machine(keep_settings=True, rocm=1, engines=JAX):
         assert CUDADetector().detect_capabilities().device_type is DeviceType.CPU
         assert MachineDetector().detect_capabilities().device_type is DeviceType.GPU
         assert not DeviceManager(detector=CUDADetector()).has_gpu
@@ -481,7 +486,7 @@ def test_a_probe_by_entry_point_counts_for_every_choice(
 
 def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     broken = Sighting("cuda", present=True, stage="driver", reason="no driver", mend="install it")
-    with fake_machine(sightings=[broken]):
+    with fake_machine(keep_settings=True, sightings=[broken]):
         assert DeviceManager().get_device_info()["why_no_gpu"] == [
             "cuda stopped at driver: no driver (mend: install it)"
         ]
@@ -490,7 +495,7 @@ def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[s
 
 
 def test_a_gpu_for_other_libraries_is_told_apart() -> None:
-    with fake_machine(metal=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, metal=1, engines=("numpy",)):
         assert DeviceManager().get_device_info()["why_no_gpu"] == [
             "metal:0 is usable, but JAX does not drive metal"
         ]
@@ -498,7 +503,7 @@ def test_a_gpu_for_other_libraries_is_told_apart() -> None:
 
 @pytest.mark.usefixtures("cupy_for_cuda")
 def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
-    with fake_machine(sightings=[card]):
+    with fake_machine(keep_settings=True, sightings=[card]):
         said = DeviceManager().get_device_info()["why_no_gpu"]
     assert len(said) == 1
     assert said[0].startswith("cuda:0 is usable, but not by JAX: jax is not installed")

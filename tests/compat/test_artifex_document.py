@@ -54,13 +54,15 @@ class Machine:
 
 @pytest.fixture(params=[0, 2], ids=["no GPU", "two GPUs"])
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    with fake_machine(cuda=request.param, memory="80GiB", engines=("jax", "numpy")):
+    with fake_machine(
+        keep_settings=True, cuda=request.param, memory="80GiB", engines=("jax", "numpy")
+    ):
         yield Machine(request.param)
 
 
 @pytest.fixture
 def two_gpus() -> Iterator[None]:
-    with fake_machine(cuda=2, memory="80GiB", engines=("jax", "numpy")):
+    with fake_machine(keep_settings=True, cuda=2, memory="80GiB", engines=("jax", "numpy")):
         yield
 
 

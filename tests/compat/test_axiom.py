@@ -36,19 +36,19 @@ from anydevice.testing import fake_machine
      ({"metal": 1, "tpu": 1, "opencl": 1}, MetalBackend)],
 )  # fmt: skip
 def test_the_gpu_is_detected(machine: dict[str, int], kind: type[Device]) -> None:
-    with fake_machine(**machine, engines=("numpy",)):
+    with fake_machine(keep_settings=True, **machine, engines=("numpy",)):
         found = detect_gpu()
     assert type(found) is kind
     assert found.engine == "numpy"
 
 
 def test_without_a_gpu_nothing_is_detected() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         assert detect_gpu() is None
 
 
 def test_the_current_backend_is_set_and_read() -> None:
-    with fake_machine(cuda=2, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=2, engines=("numpy",)):
         assert set_backend(CUDABackend(1)) == Device("cuda:1")
         assert current_backend() == CUDABackend(1)
         assert type(current_backend()) is CUDABackend
@@ -58,7 +58,7 @@ def test_the_current_backend_is_set_and_read() -> None:
 
 
 def test_a_backend_that_is_not_usable_is_refused_and_the_former_one_stays() -> None:
-    with fake_machine(cuda=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=1, engines=("numpy",)):
         set_backend(CUDABackend(0))
         with pytest.raises(DeviceNotFoundError, match="this machine has no rocm:0"):
             set_backend(ROCmBackend(0))
@@ -66,28 +66,28 @@ def test_a_backend_that_is_not_usable_is_refused_and_the_former_one_stays() -> N
 
 
 def test_a_device_that_axiom_has_no_name_for_can_be_current() -> None:
-    with fake_machine(tpu=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, tpu=1, engines=("numpy",)):
         set_device("tpu")
         assert current_backend() == Device("tpu:0")
 
 
 @pytest.mark.parametrize("backend", ["cuda", "rocm", "metal"])
 def test_availability_is_told_for_each(backend: str) -> None:
-    with fake_machine(**{backend: 1}, engines=("numpy",)):
+    with fake_machine(keep_settings=True, **{backend: 1}, engines=("numpy",)):
         told = {"cuda": cuda_available(), "rocm": rocm_available(), "metal": metal_available()}
     assert told == {name: name == backend for name in told}
 
 
 def test_hardware_that_no_library_drives_is_not_available() -> None:
     unfit = Sighting("cuda", present=True, stage="library", reason="torch is a CPU-only build")
-    with fake_machine(sightings=[unfit]):
+    with fake_machine(keep_settings=True, sightings=[unfit]):
         assert not cuda_available()
 
 
 def test_blocks_run_on_different_devices_and_data_is_carried_between_them() -> None:
     raw = np.arange(6, dtype=np.float32).reshape(2, 3)
     seen = []
-    with fake_machine(cuda=1, engines=("torch",)):
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
         set_backend(CUDABackend(0))
         with with_backend(JuliaBackend()) as cpu:
             seen.append(current_backend())
@@ -106,7 +106,11 @@ def test_blocks_run_on_different_devices_and_data_is_carried_between_them() -> N
 
 
 def test_a_block_on_a_device_that_is_not_usable_is_not_entered() -> None:
-    with fake_machine(), pytest.raises(DeviceNotFoundError), with_backend(CUDABackend(0)):
+    with (
+        fake_machine(keep_settings=True),
+        pytest.raises(DeviceNotFoundError),
+        with_backend(CUDABackend(0)),
+    ):
         pytest.fail("the block was entered")
 
 
@@ -115,13 +119,13 @@ def test_a_function_can_be_bound_to_a_backend() -> None:
     def where() -> Device:
         return current_backend()
 
-    with fake_machine(cuda=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=1, engines=("numpy",)):
         assert where() == CPUBackend()
         assert current_backend() == CUDABackend(0)
 
 
 def test_data_is_moved_once_and_stays() -> None:
-    with fake_machine(cuda=2, engines=("torch",)):
+    with fake_machine(keep_settings=True, cuda=2, engines=("torch",)):
         x = backend_to_gpu(CUDABackend(0), np.ones(3, np.float32))
         assert type(x).__module__ == "torch"
         assert backend_to_gpu(CUDABackend(0), x) is x
@@ -133,19 +137,21 @@ def test_data_is_moved_once_and_stays() -> None:
 
 
 def test_data_comes_back_to_the_cpu() -> None:
-    with fake_machine(cuda=2, engines=("jax",)):  # each fake GPU is a CPU device of its own in JAX
+    with fake_machine(
+        keep_settings=True, cuda=2, engines=("jax",)
+    ):  # each fake GPU is a CPU device of its own in JAX
         there = backend_to_gpu(CUDABackend(1), {"x": np.ones(3, np.float32)})
         back = backend_to_cpu(CUDABackend(1), there)
     assert (there["x"].device, back["x"].device) == (jax.devices()[1], jax.devices()[0])
 
 
 def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         with pytest.warns(UserWarning, match="using the CPU: no accelerator is in this machine"):
             set_backend(detect_gpu())
         assert current_backend() == CPUBackend()
     broken = Sighting("cuda", present=True, stage="driver", reason="driver mismatch", mend="reboot")
-    with fake_machine(sightings=[broken]):
+    with fake_machine(keep_settings=True, sightings=[broken]):
         with pytest.warns(UserWarning, match=r"driver mismatch \(mend: reboot\)"):
             set_backend(None)
         set_device(None)
@@ -155,7 +161,7 @@ def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
 
 def test_no_backend_where_there_is_one_is_told_apart_from_no_gpu() -> None:
     with (
-        fake_machine(cuda=1, engines=("numpy",)),
+        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="no backend was given, although there is cuda:0"),
     ):
         assert set_backend(None) == CPUBackend()
@@ -163,13 +169,13 @@ def test_no_backend_where_there_is_one_is_told_apart_from_no_gpu() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_a_card_alone_is_not_a_backend(card: Sighting) -> None:
-    with fake_machine(sightings=[card]):
+    with fake_machine(keep_settings=True, sightings=[card]):
         assert detect_gpu() is None
 
 
 @pytest.mark.usefixtures("cupy_for_cuda")
 def test_a_backend_appears_when_its_package_is_there(card: Sighting) -> None:
-    with fake_machine(sightings=[card]):
+    with fake_machine(keep_settings=True, sightings=[card]):
         found = detect_gpu()
     assert found == CUDABackend(0)
     assert found.engine == "cupy"

@@ -32,7 +32,7 @@ GPUS = (LuxCUDADevice, LuxAMDGPUDevice, LuxMetalDevice)
 
 
 def test_supported_is_not_the_same_as_working() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         assert supported_gpu_backends() == ("CUDA", "AMDGPU", "Metal")
         assert [functional(name) for name in supported_gpu_backends()] == [False, False, False]
 
@@ -48,14 +48,14 @@ def test_supported_is_not_the_same_as_working() -> None:
 def test_the_first_backend_that_works_is_chosen_in_the_order_of_the_supported(
     machine: dict[str, int], expected: type[AbstractLuxGPUDevice]
 ) -> None:
-    with fake_machine(**machine, engines=("numpy",)):
+    with fake_machine(keep_settings=True, **machine, engines=("numpy",)):
         chosen = gpu_device()
     assert type(chosen) is expected
     assert chosen.chosen_by == "order of backends"
 
 
 def test_the_cpu_is_always_there_and_takes_data() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         x = np.ones((3, 2), np.float32)
         assert isinstance(cpu_device(), LuxCPUDevice)
         assert functional(cpu_device())
@@ -64,7 +64,7 @@ def test_the_cpu_is_always_there_and_takes_data() -> None:
 
 
 def test_data_goes_to_the_gpu_and_comes_back() -> None:
-    with fake_machine(cuda=1, engines=("torch",)):
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
         x = np.random.default_rng(0).standard_normal((3, 2), np.float32)
         on_gpu = gpu_device()(x)
         assert type(on_gpu).__module__ == "torch"
@@ -72,7 +72,7 @@ def test_data_goes_to_the_gpu_and_comes_back() -> None:
 
 
 def test_a_saved_preference_goes_before_the_order() -> None:
-    with fake_machine(cuda=1, rocm=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
         gpu_backend("AMDGPU")
         chosen = gpu_device()
     assert type(chosen) is LuxAMDGPUDevice
@@ -82,7 +82,7 @@ def test_a_saved_preference_goes_before_the_order() -> None:
 def test_a_saved_preference_that_does_not_work_is_passed_over_with_a_warning() -> None:
     gpu_backend("Metal")
     with (
-        fake_machine(cuda=1, engines=("numpy",)),
+        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="using cuda:0, because metal is preferred but does not"),
     ):
         assert type(gpu_device()) is LuxCUDADevice
@@ -91,7 +91,7 @@ def test_a_saved_preference_that_does_not_work_is_passed_over_with_a_warning() -
 def test_a_preferred_index_that_is_not_there_is_named() -> None:
     prefer("cuda:3")
     with (
-        fake_machine(cuda=1, engines=("numpy",)),
+        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="this machine has no cuda:3"),
     ):
         assert gpu_device() == Device("cuda:0")
@@ -99,15 +99,15 @@ def test_a_preferred_index_that_is_not_there_is_named() -> None:
 
 def test_the_engine_that_is_asked_for_serves_it_if_it_can() -> None:
     prefer("cuda", engine="jax")
-    with fake_machine(cuda=1, engines=("torch", "jax")):
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch", "jax")):
         assert gpu_device().engine == "jax"
     with (
-        fake_machine(cuda=1, engines=("torch",)),
+        fake_machine(keep_settings=True, cuda=1, engines=("torch",)),
         pytest.warns(UserWarning, match="using cuda:0 with torch: user file asks for jax, but"),
     ):
         assert gpu_device().engine == "torch"
     with (
-        fake_machine(cuda=1, engines=("torch",)),
+        fake_machine(keep_settings=True, cuda=1, engines=("torch",)),
         use_device("cpu", engine="numpy"),
         pytest.warns(UserWarning, match="no GPU works here: cuda:0: numpy does not drive it"),
     ):
@@ -115,7 +115,7 @@ def test_the_engine_that_is_asked_for_serves_it_if_it_can() -> None:
 
 
 def test_a_block_goes_before_a_file_and_what_is_no_gpu_does_not_count() -> None:
-    with fake_machine(cuda=2, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=2, engines=("numpy",)):
         gpu_backend("CUDA")
         with use_device("cuda:1"):
             assert gpu_device() == Device("cuda:1")
@@ -125,18 +125,18 @@ def test_a_block_goes_before_a_file_and_what_is_no_gpu_does_not_count() -> None:
 
 def test_without_a_gpu_it_is_the_cpu_with_a_warning() -> None:
     with (
-        fake_machine(),
+        fake_machine(keep_settings=True),
         pytest.warns(UserWarning, match="using the CPU: no GPU works here: this machine has no"),
     ):
         assert gpu_device() == cpu_device()
 
 
 def test_a_forced_gpu_is_an_error_where_there_is_none() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         with pytest.raises(DeviceNotFoundError, match="no GPU works here") as caught:
             gpu_device(force_gpu_usage=True)
         assert {finding.backend for finding in caught.value.findings} >= {"cuda", "rocm", "metal"}
-    with fake_machine(rocm=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, rocm=1, engines=("numpy",)):
         assert gpu_device(force_gpu_usage=True) == Device("rocm:0")
 
 
@@ -154,7 +154,7 @@ def test_the_preference_is_saved_replaced_and_deleted_in_a_local_file(home: Path
 
 @pytest.mark.parametrize("nothing", ["", None])
 def test_nothing_deletes_and_takes_effect_at_once(nothing: str | None) -> None:
-    with fake_machine(cuda=1, rocm=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
         gpu_backend("AMDGPU")
         assert gpu_device() == Device("rocm:0")
         gpu_backend(nothing)
@@ -183,7 +183,7 @@ def test_resetting_lets_the_choice_run_again() -> None:
 
 @pytest.mark.usefixtures("site")
 def test_hardware_that_no_library_drives_warns_with_what_to_install(card: Sighting) -> None:
-    with fake_machine(sightings=[card]):
+    with fake_machine(keep_settings=True, sightings=[card]):
         assert not loaded("CUDA")
         with pytest.warns(UserWarning, match=r"cuda stopped at library: .*\(mend: pip install "):
             assert gpu_device() == cpu_device()
@@ -191,13 +191,13 @@ def test_hardware_that_no_library_drives_warns_with_what_to_install(card: Sighti
 
 @pytest.mark.usefixtures("cupy_for_cuda")
 def test_a_library_may_be_there_without_its_hardware() -> None:
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         assert [loaded(kind) for kind in GPUS] == [True, False, False]
         assert [functional(kind) for kind in GPUS] == [False, False, False]
 
 
 def test_a_device_made_by_hand_is_what_it_names() -> None:
-    with fake_machine(cuda=2, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=2, engines=("numpy",)):
         device = LuxCUDADevice(1)
         assert device == Device("cuda:1")
         assert (functional(device), loaded(device)) == (True, True)
@@ -224,7 +224,7 @@ def test_a_device_keeps_its_type_when_it_is_pickled(device: Device) -> None:
 
 
 def test_a_choice_that_is_met_is_silent() -> None:
-    with fake_machine(cuda=1, engines=("numpy",)), warnings.catch_warnings():
+    with fake_machine(keep_settings=True, cuda=1, engines=("numpy",)), warnings.catch_warnings():
         warnings.simplefilter("error")
         gpu_backend("CUDA")
         assert gpu_device().engine == "numpy"

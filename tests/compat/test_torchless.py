@@ -40,11 +40,14 @@ def test_one_named_backend_is_initialised_or_a_typed_error(
     preference: BackendPreference, name: str
 ) -> None:
     counts = {"cuda": 1, "rocm": 1, "metal": 1, "opencl": 1}
-    with fake_machine(**counts, engines=("numpy",)):
+    with fake_machine(keep_settings=True, **counts, engines=("numpy",)):
         backend = init_backend(preference)
         assert (backend.name(), backend.device.backend) == (name, preference.value)
     if preference is not BackendPreference.CPU:
-        with fake_machine(), pytest.raises(DeviceNotFoundError, match=preference.value) as caught:
+        with (
+            fake_machine(keep_settings=True),
+            pytest.raises(DeviceNotFoundError, match=preference.value) as caught,
+        ):
             init_backend(preference)
         assert caught.value.findings
 
@@ -59,9 +62,11 @@ def test_the_seeds_own_spelling_is_the_same() -> None:
 def test_automatic_choice_goes_through_the_backends_in_order() -> None:
     order = ["cuda", "rocm", "metal", "opencl"]
     for at, name in enumerate(order):
-        with fake_machine(**dict.fromkeys(order[at:], 1), tpu=1, engines=("numpy",)):
+        with fake_machine(
+            keep_settings=True, **dict.fromkeys(order[at:], 1), tpu=1, engines=("numpy",)
+        ):
             assert init_backend(BackendPreference.AUTO).device.backend == name
-    with fake_machine():
+    with fake_machine(keep_settings=True):
         assert init_backend().name() == "CPU"
 
 
@@ -72,21 +77,21 @@ def test_an_opencl_device_that_is_the_cpu_is_not_chosen_unasked() -> None:
         devices=(Seen(0, "cpu", Facts("PoCL", free_memory=GIB)),),
         engines=("numpy",),
     )
-    with fake_machine(sightings=[pocl]):
+    with fake_machine(keep_settings=True, sightings=[pocl]):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
         assert init_backend(BackendPreference.OPENCL).name() == "OpenCL"
 
 
 def test_automatic_choice_follows_a_preference() -> None:
     prefer("rocm")
-    with fake_machine(cuda=1, rocm=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
         assert init_backend(BackendPreference.AUTO).name() == "ROCm"
         assert init_backend(BackendPreference.CUDA).name() == "CUDA"
 
 
 def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
     with (
-        fake_machine(sightings=[BROKEN]),
+        fake_machine(keep_settings=True, sightings=[BROKEN]),
         pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*mend: usermod -aG"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
@@ -94,7 +99,7 @@ def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
 
 def test_a_cpu_that_was_asked_for_is_no_reason_to_warn() -> None:
     prefer("cpu")
-    with fake_machine(sightings=[BROKEN]), warnings.catch_warnings():
+    with fake_machine(keep_settings=True, sightings=[BROKEN]), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
 
@@ -102,7 +107,7 @@ def test_a_cpu_that_was_asked_for_is_no_reason_to_warn() -> None:
 def test_what_was_asked_for_and_passed_over_is_said() -> None:
     prefer("metal")
     with (
-        fake_machine(cuda=1, engines=("numpy",)),
+        fake_machine(keep_settings=True, cuda=1, engines=("numpy",)),
         pytest.warns(UserWarning, match="using cuda:0: this machine has no metal"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CUDA"
@@ -110,26 +115,30 @@ def test_what_was_asked_for_and_passed_over_is_said() -> None:
 
 def test_automatic_choice_takes_the_engine_that_is_asked_for() -> None:
     prefer("cuda", engine="jax")
-    with fake_machine(cuda=1, engines=("torch", "jax")):
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch", "jax")):
         assert init_backend(BackendPreference.AUTO).device.engine == "jax"
 
 
 def test_a_gpu_without_the_room_is_passed_over_with_a_warning() -> None:
     with (
-        fake_machine(cuda=1, memory="16GiB", free="1GiB", engines=("numpy",)),
+        fake_machine(keep_settings=True, cuda=1, memory="16GiB", free="1GiB", engines=("numpy",)),
         pytest.warns(UserWarning, match=r"using cpu: cuda:0: 1\.0 GiB free of 16\.0 GiB"),
     ):
         assert init_backend_with_memory_check(BackendPreference.AUTO, 2 * GIB).name() == "CPU"
 
 
 def test_only_a_device_with_the_room_is_taken() -> None:
-    with fake_machine(cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)):
+    with fake_machine(
+        keep_settings=True, cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)
+    ):
         backend = init_backend_with_memory_check(BackendPreference.AUTO, 4 * GIB)
         assert backend.device == Device("cuda:1")
 
 
 def test_without_the_room_the_error_says_what_each_has() -> None:
-    with fake_machine(cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)):
+    with fake_machine(
+        keep_settings=True, cuda=2, memory="16GiB", free=["1GiB", "8GiB"], engines=("numpy",)
+    ):
         with pytest.raises(DeviceNotFoundError) as caught:
             init_backend_with_memory_check(BackendPreference.AUTO, 2**60)
         said = str(caught.value)
@@ -141,7 +150,7 @@ def test_without_the_room_the_error_says_what_each_has() -> None:
 
 
 def test_every_backend_is_discovered_in_order_usable_or_not() -> None:
-    with fake_machine(metal=1, engines=("numpy",)):
+    with fake_machine(keep_settings=True, metal=1, engines=("numpy",)):
         found = discover_backends()
     assert [f.backend for f in found] == ["cuda", "rocm", "metal", "opencl", "cpu", "tpu"]
     assert [f.backend for f in found if f.usable] == ["metal", "cpu"]
@@ -153,6 +162,7 @@ def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
     )
     silent = Sighting("tpu", present=False)
     with fake_machine(
+        keep_settings=True,
         cuda=1,
         metal=1,
         memory="32GiB",

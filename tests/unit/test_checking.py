@@ -10,7 +10,7 @@ import pytest
 import anydevice
 from anydevice import testing
 from anydevice.choose import checking, trial
-from anydevice.choose.verdicts import read_verdicts
+from anydevice.choose.verdicts import keep_verdict, key_of, read_verdicts
 from anydevice.core.finding import Verdict
 from anydevice.errors import DeviceNotFoundError, UnsupportedError
 from anydevice.hardware.child import Outcome
@@ -107,7 +107,10 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("faulty", list(BODIES), indirect=True)
-def test_a_bad_answer_is_a_verdict_that_counts(faulty: str) -> None:
+def test_a_bad_answer_is_a_verdict_that_counts(
+    faulty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_LONG_ENOUGH", 1.0)
     device = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert "faulty" in checking.engines_to_check(device)
     verdict = device.check("faulty", limit=2.0)
@@ -126,7 +129,7 @@ def test_a_bad_answer_is_a_verdict_that_counts(faulty: str) -> None:
 
 
 def test_a_fake_device_is_checked_where_its_data_lies_and_no_verdict_is_kept() -> None:
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         verdict = anydevice.device("cuda").check("torch")
     assert verdict, verdict.reason
     assert verdict.device == "cuda:0"
@@ -143,10 +146,10 @@ def test_an_answer_from_another_device_is_not_right() -> None:
 @pytest.mark.parametrize("said", ["OutOfMemoryError: CUDA out of memory", "CL_OUT_OF_MEMORY"])
 def test_a_full_card_is_not_a_bad_one(said: str) -> None:
     full = Verdict("cuda:0", "torch", False, f"failed ({said})")
-    assert not checking._worth_keeping(full)
+    assert not checking._worth_keeping(full, 120)
     unasked = Verdict("cuda:0", "torch", False, "not started (no memory for a process)")
-    assert not checking._worth_keeping(unasked)
-    assert checking._worth_keeping(Verdict("cuda:0", "torch", False, "wrong answer: off by 1"))
+    assert not checking._worth_keeping(unasked, 120)
+    assert checking._worth_keeping(Verdict("cuda:0", "torch", False, "wrong answer: off by 1"), 120)
 
 
 def test_a_verdict_that_cannot_be_kept_warns(home: Path) -> None:
@@ -157,3 +160,33 @@ def test_a_verdict_that_cannot_be_kept_warns(home: Path) -> None:
 
 def test_nothing_can_be_checked_where_nothing_is() -> None:
     assert checking.engines_to_check(anydevice.Device("cuda:9")) == ()
+
+
+@pytest.mark.parametrize("faulty", ["hangs"], indirect=True)
+def test_what_was_given_too_little_time_is_not_condemned(faulty: str) -> None:
+    verdict = anydevice.discover(refresh=True)["cpu"].devices[0].check("faulty", limit=2.0)
+    assert faulty in str(verdict.reason)
+    again = anydevice.discover(refresh=True)["cpu"].devices[0].standing
+    assert again is not None
+    assert "faulty" in again.engines
+    assert read_verdicts() == {}
+
+
+def test_numpy_on_the_cpu_stays_whatever_was_said_of_it() -> None:
+    device = anydevice.discover()["cpu"].devices[0]
+    keep_verdict(key_of("cpu", 0, device.facts, "numpy"), Verdict("cpu", "numpy", False, "wrong"))
+    keep_verdict(key_of("cpu", 0, device.facts, "torch"), Verdict("cpu", "torch", False, "wrong"))
+    again = anydevice.discover(refresh=True)["cpu"].devices[0]
+    assert again.usable
+    assert again.standing is not None
+    assert "numpy" in again.standing.engines
+    assert "torch" not in again.standing.engines
+
+
+def test_a_chosen_device_knows_of_a_check_that_came_later() -> None:
+    chosen = anydevice.device("cpu", engine="torch")
+    key = key_of("cpu", 0, chosen.facts, "torch")
+    keep_verdict(key, Verdict("cpu", "torch", False, "wrong"))
+    anydevice.discover(refresh=True)
+    assert chosen.standing is not None
+    assert "torch" not in chosen.standing.engines

@@ -75,7 +75,7 @@ def test_it_survives_pickling_with_its_engine() -> None:
 
 def test_one_of_an_added_backend_can_be_unpickled_where_nobody_knows_it() -> None:
     npu = Sighting("npu", True, (Seen(0, "gpu", Facts(name="N1")),), engines=("numpy",))
-    with testing.fake_machine(sightings=[npu]):
+    with testing.fake_machine(keep_settings=True, sightings=[npu]):
         pickled = pickle.dumps(anydevice.device("npu"))
     assert str(pickle.loads(pickled)) == "npu:0"
     assert not pickle.loads(pickled).usable
@@ -94,7 +94,7 @@ def test_repr_reads_as_code() -> None:
 
 
 def test_a_device_that_is_not_here_says_so() -> None:
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         absent = Device("cuda:7")
         assert not absent.usable
         assert absent.why_not == "this machine has no cuda:7"
@@ -111,7 +111,7 @@ def test_a_device_that_is_not_here_says_so() -> None:
 
 
 def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
-    with testing.fake_machine(cuda=2, memory="80GiB", free="70GiB"):
+    with testing.fake_machine(keep_settings=True, cuda=2, memory="80GiB", free="70GiB"):
         device = Device("cuda:1")
         assert device.usable
         assert device.why_not is None
@@ -123,7 +123,7 @@ def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
 
 
 def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:
-    with testing.fake_machine(opencl=1):
+    with testing.fake_machine(keep_settings=True, opencl=1):
         assert Device("opencl:0").kind == "gpu"
         assert Device("opencl:5").kind == "gpu"
 
@@ -166,3 +166,18 @@ def test_calling_it_moves() -> None:
     assert moved["b"] == (None, 1)
     back = anydevice.to_numpy(moved)
     assert numpy.array_equal(back["a"][0], x["a"][0])
+
+
+def test_errors_carry_what_they_say() -> None:
+    from anydevice import errors
+
+    full = errors.OutOfMemoryError("full", asked=3, free=1, total=2, advice=["a smaller batch"])
+    assert isinstance(full, MemoryError)
+    assert (full.asked, full.free, full.total, full.advice) == (3, 1, 2, ("a smaller batch",))
+    wrong = errors.VerificationError("off", where="softmax", shapes=[(2, 3)], largest_error=0.5)
+    assert (wrong.where, wrong.shapes, wrong.largest_error) == ("softmax", ((2, 3),), 0.5)
+    assert errors.DeviceMismatchError("two", ("a", "b")).paths == ("a", "b")
+    assert errors.TransferError("x", "layers[3]").path == "layers[3]"
+    for error in (full, wrong):
+        assert isinstance(error, errors.AnyDeviceError)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)

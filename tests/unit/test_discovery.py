@@ -63,7 +63,7 @@ def test_it_is_kept_until_asked_anew_or_the_environment_changes(
 
 
 def test_devices_by_kind_and_backend() -> None:
-    with testing.fake_machine(cuda=2, tpu=1):
+    with testing.fake_machine(keep_settings=True, cuda=2, tpu=1):
         assert [str(d) for d in anydevice.devices()][:3] == ["cuda:0", "cuda:1", "tpu:0"]
         assert [str(d) for d in anydevice.devices("gpu")] == ["cuda:0", "cuda:1"]
         assert [str(d) for d in anydevice.devices("tpu")] == ["tpu:0"]
@@ -122,12 +122,12 @@ def test_no_library_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPat
 
 def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> None:
     spec = sighting(H200, engines=("numpy", "torch"))
-    key = key_of("cuda", H200, "numpy", registry.version_of("numpy"))
+    key = key_of("cuda", 0, H200, "numpy")
     assert keep_verdict(key, Verdict("cuda:0", "numpy", False, "crashed (SIGSEGV)")) is None
     (finding,) = findings_of([spec])
     assert finding.devices[0].standing is not None
     assert finding.devices[0].standing.engines == ("torch",)
-    other = key_of("cuda", H200, "torch", registry.version_of("torch"))
+    other = key_of("cuda", 0, H200, "torch")
     keep_verdict(other, Verdict("cuda:0", "torch", False, "wrong answer: off by 3"))
     (finding,) = findings_of([spec])
     assert (finding.usable, finding.stage, finding.mend) == (False, "compute", "anydevice doctor")
@@ -163,7 +163,7 @@ def test_one_card_seen_through_two_backends_is_one_card() -> None:
         sighting(H200, engines=("numpy",)),
         sighting(through_opencl, other, backend="opencl", engines=("numpy",)),
     ]
-    with testing.fake_machine(sightings=spec) as report:
+    with testing.fake_machine(keep_settings=True, sightings=spec) as report:
         cards = [[str(d) for d in card] for card in report.cards]
         assert ["cuda:0", "opencl:0"] in cards
         assert ["opencl:1"] in cards
@@ -286,7 +286,7 @@ def test_a_sighting_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ig
 
 def test_an_added_backend_that_shows_no_device_is_a_finding() -> None:
     silent = Sighting("npu", present=True, stage="driver", reason="its driver is asleep")
-    with testing.fake_machine(sightings=[silent]) as report:
+    with testing.fake_machine(keep_settings=True, sightings=[silent]) as report:
         assert report["npu"].reason == "its driver is asleep"
         with pytest.raises(DeviceNotFoundError, match="npu stopped at driver: its driver is asl"):
             anydevice.device("npu:0")
@@ -336,7 +336,7 @@ def test_the_report_may_be_forgotten_while_others_ask_for_it() -> None:
                 errors.append(error)
                 return
 
-    with testing.fake_machine():
+    with testing.fake_machine(keep_settings=True):
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -29,13 +29,13 @@ def empty_home(home: Path) -> None:
 
 
 def test_without_a_wish_the_first_of_the_order() -> None:
-    with testing.fake_machine(cuda=1, rocm=1):
+    with testing.fake_machine(keep_settings=True, cuda=1, rocm=1):
         chosen = anydevice.device()
         assert (str(chosen), chosen.chosen_by) == ("cuda:0", "order of backends")
 
 
 def test_it_ends_at_the_cpu_with_one_warning_that_gives_every_reason() -> None:
-    with testing.fake_machine(sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
         with pytest.warns(UserWarning, match="using cpu: cuda:0: too old") as said:
             assert str(anydevice.device()) == "cpu"
         assert len(said) == 1
@@ -47,14 +47,14 @@ def test_it_ends_at_the_cpu_with_one_warning_that_gives_every_reason() -> None:
 
 def test_a_machine_without_accelerators_says_that() -> None:
     with (
-        testing.fake_machine(),
+        testing.fake_machine(keep_settings=True),
         pytest.warns(UserWarning, match="no accelerator is in this machine"),
     ):
         anydevice.device()
 
 
 def test_asking_for_the_cpu_warns_of_nothing() -> None:
-    with testing.fake_machine(sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
         assert str(anydevice.device("cpu")) == "cpu"
 
 
@@ -63,7 +63,7 @@ def test_asking_for_the_cpu_warns_of_nothing() -> None:
 )
 def test_what_is_asked_for_is_met_or_an_error(asked: object) -> None:
     with (
-        testing.fake_machine(sightings=[NO_LIBRARY]),
+        testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]),
         pytest.raises(DeviceNotFoundError) as caught,
     ):
         anydevice.device(asked)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_what_names_no_device_is_a_configuration_error(asked: object) -> None:
 
 
 def test_min_free_lists_what_each_has() -> None:
-    with testing.fake_machine(cuda=2, memory="16GiB", free=["4GiB", "9GiB"]):
+    with testing.fake_machine(keep_settings=True, cuda=2, memory="16GiB", free=["4GiB", "9GiB"]):
         assert str(anydevice.device("cuda", min_free="8GiB")) == "cuda:1"
         with pytest.raises(DeviceNotFoundError) as caught:
             anydevice.device("cuda", min_free="10GiB")
@@ -91,12 +91,12 @@ def test_min_free_lists_what_each_has() -> None:
 
 def test_where_nothing_fits_nobody_is_said_to_have_asked_for_the_cpu() -> None:
     with (
-        testing.fake_machine(cuda=1, free="4GiB"),
+        testing.fake_machine(keep_settings=True, cuda=1, free="4GiB"),
         pytest.raises(DeviceNotFoundError, match="no device of this machine fits") as caught,
     ):
         anydevice.device(min_free="999TiB")
     assert "cuda:0: 4.0 GiB free of 16.0 GiB" in str(caught.value)
-    assert "cpu: cpu: " in str(caught.value)
+    assert "cpu: " in str(caught.value)
 
 
 def test_an_engine_is_asked_for_by_name() -> None:
@@ -108,7 +108,7 @@ def test_an_engine_is_asked_for_by_name() -> None:
 
 
 def test_a_block_decides_within_and_not_after() -> None:
-    with testing.fake_machine(cuda=3):
+    with testing.fake_machine(keep_settings=True, cuda=3):
         with anydevice.use_device("cuda:2") as here:
             assert anydevice.device() == here == Device("cuda:2")
             assert anydevice.device().chosen_by == "use_device"
@@ -120,14 +120,14 @@ def test_a_block_decides_within_and_not_after() -> None:
 
 
 def test_a_block_ends_with_an_exception_too() -> None:
-    with testing.fake_machine(cuda=2):
+    with testing.fake_machine(keep_settings=True, cuda=2):
         with pytest.raises(ValueError, match="mine"), anydevice.use_device("cuda:1"):
             raise ValueError("mine")
         assert str(anydevice.device()) == "cuda:0"
 
 
 def test_a_decorated_function_has_its_device() -> None:
-    with testing.fake_machine(cuda=2):
+    with testing.fake_machine(keep_settings=True, cuda=2):
 
         @anydevice.use_device("cuda:1")
         def where() -> str:
@@ -138,7 +138,7 @@ def test_a_decorated_function_has_its_device() -> None:
 
 def test_a_block_is_of_its_thread_alone() -> None:
     seen: list[str] = []
-    with testing.fake_machine(cuda=2), anydevice.use_device("cuda:1"):
+    with testing.fake_machine(keep_settings=True, cuda=2), anydevice.use_device("cuda:1"):
         thread = threading.Thread(target=lambda: seen.append(str(anydevice.device())))
         thread.start()
         thread.join()
@@ -154,12 +154,12 @@ def test_a_block_is_of_its_task_alone() -> None:
     async def both() -> list[str]:
         return await asyncio.gather(in_block("cuda:0"), in_block("cuda:1"))
 
-    with testing.fake_machine(cuda=2):
+    with testing.fake_machine(keep_settings=True, cuda=2):
         assert asyncio.run(both()) == ["cuda:0", "cuda:1"]
 
 
 def test_the_process_s_device_is_set_and_undone() -> None:
-    with testing.fake_machine(cuda=2):
+    with testing.fake_machine(keep_settings=True, cuda=2):
         assert str(anydevice.set_device("cuda:1")) == "cuda:1"
         assert anydevice.device().chosen_by == "set_device"
         with pytest.raises(DeviceNotFoundError):
@@ -181,7 +181,7 @@ def test_the_chain_in_its_order(monkeypatch: pytest.MonkeyPatch, home: Path) -> 
         device = anydevice.device()
         return str(device), device.chosen_by
 
-    with testing.fake_machine(cuda=4, rocm=1, tpu=1):
+    with testing.fake_machine(keep_settings=True, cuda=4, rocm=1, tpu=1):
         assert chosen() == ("cuda:0", "order of backends")
         anydevice.configure(order=["rocm"])
         assert chosen() == ("rocm:0", "configure")
@@ -202,20 +202,23 @@ def test_a_preference_that_does_not_work_is_passed_over_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "rocm, tpu")
-    with testing.fake_machine(cuda=1), pytest.warns(UserWarning, match="environment asks for rocm"):
+    with (
+        testing.fake_machine(keep_settings=True, cuda=1),
+        pytest.warns(UserWarning, match="environment asks for rocm"),
+    ):
         assert str(anydevice.device()) == "cuda:0"
     monkeypatch.setenv("ANYDEVICE_DEVICE", "gpuu")
     with pytest.raises(ConfigurationError, match="ANYDEVICE_DEVICE: there is no backend 'gpuu'"):
         anydevice.device()
     monkeypatch.setenv("ANYDEVICE_DEVICE", "auto")
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         assert str(anydevice.device()) == "cuda:0"
 
 
 def test_the_engine_comes_down_the_chain_too(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     (home / "anydevice.toml").write_text('engine = "jax"\n')
-    assert anydevice.device("cpu").engine == "numpy"
-    with testing.fake_machine(cuda=1):
+    assert anydevice.device("cpu").engine == "jax"
+    with testing.fake_machine(keep_settings=True, cuda=1):
         assert anydevice.device().engine == "jax"
         monkeypatch.setenv("ANYDEVICE_ENGINE", "torch")
         assert anydevice.device().engine == "torch"
@@ -229,14 +232,14 @@ def test_a_preferred_engine_that_drives_nothing_is_passed_over_with_a_warning(
 ) -> None:
     monkeypatch.setenv("ANYDEVICE_ENGINE", "cupy")
     with (
-        testing.fake_machine(),
+        testing.fake_machine(keep_settings=True),
         pytest.warns(UserWarning, match="ANYDEVICE_ENGINE asks for cupy: cpu: cupy does not drive"),
     ):
         assert (str(anydevice.device()), anydevice.device().engine) == ("cpu", "numpy")
 
 
 def test_auto_after_other_names_leaves_it_to_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    with testing.fake_machine(cuda=1):
+    with testing.fake_machine(keep_settings=True, cuda=1):
         assert str(anydevice.device(["tpu", "auto"])) == "cuda:0"
         monkeypatch.setenv("ANYDEVICE_DEVICE", "tpu, auto")
         assert str(anydevice.device()) == "cuda:0"
@@ -245,7 +248,7 @@ def test_auto_after_other_names_leaves_it_to_the_order(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
 def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "2")
-    with testing.fake_machine(cuda=4):
+    with testing.fake_machine(keep_settings=True, cuda=4):
         assert str(anydevice.device()) == "cuda:2"
         assert str(anydevice.device("gpu")) == "cuda:2"
         assert str(anydevice.device("cuda:1")) == "cuda:1"
@@ -257,7 +260,7 @@ def test_a_launcher_s_rank_picks_the_card(monkeypatch: pytest.MonkeyPatch, varia
 
 
 def test_prefer_takes_effect_at_once_and_is_forgotten(home: Path) -> None:
-    with testing.fake_machine(cuda=2):
+    with testing.fake_machine(keep_settings=True, cuda=2):
         assert anydevice.prefer("cuda:1") == home / "anydevice.toml"
         assert anydevice.device().chosen_by == "user file"
         assert str(anydevice.device()) == "cuda:1"
@@ -301,7 +304,7 @@ def test_a_link_stays_a_link(home: Path, tmp_path: Path) -> None:
 
 def test_why_gives_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "rocm")
-    with testing.fake_machine(sightings=[NO_LIBRARY]):
+    with testing.fake_machine(keep_settings=True, sightings=[NO_LIBRARY]):
         steps = why().steps
     assert [step.source for step in steps] == [
         "environment",
@@ -310,3 +313,93 @@ def test_why_gives_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert steps[-1].taken
     assert why("tpu").device is None
+
+
+def test_a_decorated_coroutine_has_its_device_too() -> None:
+    @anydevice.use_device("cuda:1")
+    async def where() -> str:
+        await asyncio.sleep(0)
+        return str(anydevice.device())
+
+    with testing.fake_machine(cuda=2):
+        assert asyncio.run(where()) == "cuda:1"
+        assert str(anydevice.device()) == "cuda:0"
+
+
+def test_a_generator_cannot_be_decorated() -> None:
+    def steps():  # type: ignore[no-untyped-def]
+        yield 1
+
+    with pytest.raises(ConfigurationError, match=r"steps\(\) is a generator"):
+        anydevice.use_device("cpu")(steps)
+
+
+def test_a_block_may_be_entered_again_from_within() -> None:
+    block = anydevice.use_device("cpu")
+    with testing.fake_machine(cuda=1):
+        with block, block:
+            assert str(anydevice.device()) == "cpu"
+        assert str(anydevice.device()) == "cuda:0"
+
+
+def test_a_fake_machine_is_free_of_what_a_person_has_set(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    (home / "anydevice.toml").write_text('device = "cpu"\n')
+    Path("anydevice.toml").write_text('device = "cpu"\n')
+    anydevice.set_device("cpu")
+    with testing.fake_machine(cuda=2):
+        assert str(anydevice.device()) == "cuda:0"
+        anydevice.prefer("cuda:1")
+        anydevice.set_device("cpu")
+        assert anydevice.device().chosen_by == "set_device"
+        anydevice.set_device(None)
+        assert anydevice.device().chosen_by == "user file"
+    assert (home / "anydevice.toml").read_text() == 'device = "cpu"\n'
+    assert anydevice.device().chosen_by == "set_device"
+
+
+def test_looking_again_keeps_the_device_of_the_process() -> None:
+    with testing.fake_machine(cuda=2):
+        anydevice.set_device("cuda:1")
+        anydevice.discover(refresh=True)
+        assert str(anydevice.device()) == "cuda:1"
+
+
+def test_ranks_do_not_end_at_one_card_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with testing.fake_machine(cuda=2, free=["16GiB", "1GiB"]):
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        with pytest.raises(DeviceNotFoundError, match=r"cuda:1: 1\.0 GiB free"):
+            anydevice.device("cuda", min_free="8GiB")
+        monkeypatch.delenv("LOCAL_RANK")
+        assert str(anydevice.device("cuda", min_free="8GiB")) == "cuda:0"
+
+
+def test_several_devices_are_preferred_in_their_order(home: Path) -> None:
+    anydevice.prefer(["cuda:1", "cpu"])
+    assert (home / "anydevice.toml").read_text() == 'device = ["cuda:1", "cpu"]\n'
+    assert str(anydevice.device()) == "cpu"
+    anydevice.prefer("tpu, cpu")
+    assert (home / "anydevice.toml").read_text() == 'device = ["tpu", "cpu"]\n'
+
+
+def test_what_is_missing_for_an_engine_comes_with_its_mend() -> None:
+    with pytest.raises(DeviceNotFoundError, match=r"cupy does not drive it|pip install"):
+        anydevice.device("cpu", engine="cupy")
+    absent = Sighting("cuda", present=False, stage="driver", reason="no NVIDIA card")
+    with (
+        testing.fake_machine(sightings=[absent]),
+        pytest.raises(DeviceNotFoundError, match="this machine has no cuda: no NVIDIA card"),
+    ):
+        anydevice.device("cuda")
+
+
+@pytest.mark.parametrize("count", [-1, True, "two"])
+def test_a_fake_machine_refuses_what_is_no_number(count: object) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="is not a number of devices"),
+        testing.fake_machine(cuda=count),  # type: ignore[arg-type]
+    ):
+        pass

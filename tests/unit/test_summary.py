@@ -47,12 +47,14 @@ def stopped(backend: str, names: list[str], reason: str) -> Sighting:
 
 
 def test_without_a_choice_the_recommended_backend_is_named() -> None:
-    with testing.fake_machine(cuda=1) as report:
+    with testing.fake_machine(keep_settings=True, cuda=1) as report:
         assert str(report).endswith("\n\nRecommended: cuda")
 
 
 def test_a_usable_device_says_who_drives_it() -> None:
-    with testing.fake_machine(cuda=1, memory="80GiB", free="79GiB", engines=["numpy"]) as report:
+    with testing.fake_machine(
+        keep_settings=True, cuda=1, memory="80GiB", free="79GiB", engines=["numpy"]
+    ) as report:
         line = line_of(text(report), "✓ cuda:0")
         ending = ending_of(report)
     assert line.startswith("✓ cuda:0   fake CUDA device, sm 9.0   80.0 GiB, 79.0 free   numpy ")
@@ -60,7 +62,7 @@ def test_a_usable_device_says_who_drives_it() -> None:
 
 
 def test_unified_memory_and_tiers_are_said() -> None:
-    with testing.fake_machine(metal=1, opencl=1, engines=["numpy"]) as report:
+    with testing.fake_machine(keep_settings=True, metal=1, opencl=1, engines=["numpy"]) as report:
         shown = text(report)
     assert "16.0 GiB unified, 16.0 free" in line_of(shown, "✓ metal:0")
     assert line_of(shown, "✓ metal:0").endswith("   not tested on hardware")
@@ -77,7 +79,7 @@ def test_an_architecture_and_a_cpu_behind_opencl_are_said() -> None:
         ),
         Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",)),
     )
-    with testing.fake_machine(sightings=sightings) as report:
+    with testing.fake_machine(keep_settings=True, sightings=sightings) as report:
         shown = text(report)
     assert line_of(shown, "✓ rocm:0").startswith("✓ rocm:0     MI300X, gfx942   numpy ")
     assert line_of(shown, "✓ opencl:0").startswith("✓ opencl:0   PoCL, a CPU   numpy ")
@@ -89,7 +91,7 @@ def test_one_card_seen_twice_says_so() -> None:
         Sighting(backend, True, (Seen(0, "gpu", facts),), engines=("numpy",))
         for backend in ("cuda", "opencl")
     ]
-    with testing.fake_machine(sightings=sightings) as report:
+    with testing.fake_machine(keep_settings=True, sightings=sightings) as report:
         shown = text(report)
     assert "same card as opencl:0" in line_of(shown, "✓ cuda:0")
     assert "same card as cuda:0" in line_of(shown, "✓ opencl:0")
@@ -97,14 +99,16 @@ def test_one_card_seen_twice_says_so() -> None:
 
 def test_the_cpu_devices_of_jax_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    with testing.fake_machine() as report:
+    with testing.fake_machine(keep_settings=True) as report:
         shown = text(report)
     assert line_of(shown, "✓ cpu").endswith("4 devices for jax")
     assert "cpu:1" not in shown
 
 
 def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
-    with testing.fake_machine(sightings=[stopped("cuda", ["A", "B", "C"], "too old")]) as report:
+    with testing.fake_machine(
+        keep_settings=True, sightings=[stopped("cuda", ["A", "B", "C"], "too old")]
+    ) as report:
         lines = text(report).splitlines()[2:8]
     assert lines[:3] == ["✗ cuda:0   A", "✗ cuda:1   B", "✗ cuda:2   C"]
     assert lines[3:] == [
@@ -116,7 +120,7 @@ def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
 
 def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
     broken = Sighting("cuda", True, stage="driver", reason="it is asleep", notes=("seen by lspci",))
-    with testing.fake_machine(sightings=[broken]) as report:
+    with testing.fake_machine(keep_settings=True, sightings=[broken]) as report:
         shown = text(report, choice=why())
     assert shown.splitlines()[2:6] == [
         "✗ cuda",
@@ -131,7 +135,7 @@ def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
     reason = "a sentence that goes on and on and on until nobody can read it in one line any more"
     mend = "sudo " + "very-long-command " * 8
     sighting = Sighting("cuda", True, stage="driver", reason=reason, mend=mend.strip())
-    with testing.fake_machine(sightings=[sighting]) as report:
+    with testing.fake_machine(keep_settings=True, sightings=[sighting]) as report:
         wide, narrow = text(report, choice=why()), text(report, choice=why(), width=60)
     assert f"             {reason}\n" in wide
     assert reason not in narrow
@@ -144,7 +148,9 @@ def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
 
 
 def test_styles_change_nothing_but_the_styles() -> None:
-    with testing.fake_machine(sightings=[stopped("cuda", ["A"], "too old")]) as report:
+    with testing.fake_machine(
+        keep_settings=True, sightings=[stopped("cuda", ["A"], "too old")]
+    ) as report:
         plain = text(report)
         painted = text(report, paint=lambda words, style: f"<{style}>{words}</>")
     for style in ("good", "bad", "dim", "strong", "mend"):
@@ -155,23 +161,29 @@ def test_styles_change_nothing_but_the_styles() -> None:
 
 def test_the_card_that_could_be_had_is_named_without_its_maker() -> None:
     card = Sighting("cuda", True, (Seen(0, "gpu", Facts("NVIDIA A100")),))
-    with testing.fake_machine(sightings=[card]) as report:
+    with testing.fake_machine(keep_settings=True, sightings=[card]) as report:
         assert ending_of(report)[1] == "One command away from the A100. Then: anydevice doctor"
-    with testing.fake_machine(sightings=[stopped("cuda", ["NVIDIA A100"], "asleep")]) as report:
+    with testing.fake_machine(
+        keep_settings=True, sightings=[stopped("cuda", ["NVIDIA A100"], "asleep")]
+    ) as report:
         assert ending_of(report)[1] == ("To get the A100, mend it as above. Then: anydevice doctor")
-    with testing.fake_machine(sightings=[stopped("quantum", ["Q1"], "asleep")]) as report:
+    with testing.fake_machine(
+        keep_settings=True, sightings=[stopped("quantum", ["Q1"], "asleep")]
+    ) as report:
         assert "To get the Q1, mend" in ending_of(report)[1]
 
 
 def test_who_asked_for_the_cpu_is_not_told_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
-    with testing.fake_machine(sightings=[stopped("cuda", ["A"], "too old")]) as report:
+    with testing.fake_machine(
+        keep_settings=True, sightings=[stopped("cuda", ["A"], "too old")]
+    ) as report:
         assert ending_of(report) == ["Chosen: cpu, because ANYDEVICE_DEVICE asks for it"]
 
 
 def test_a_wish_that_was_not_met_is_said(tmp_path: Path) -> None:
     (tmp_path / "anydevice.toml").write_text('device = "tpu"\n')
-    with testing.fake_machine() as report:
+    with testing.fake_machine(keep_settings=True) as report:
         assert ending_of(report) == [
             "Chosen: cpu, because no accelerator is in this machine",
             "The project's anydevice.toml asks for tpu, which cannot be had now. "
@@ -218,7 +230,7 @@ class Cells(HTMLParser):
 
 def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
     evil = stopped("cuda", ["<script>alert(1)</script>"], "a < b")
-    with testing.fake_machine(sightings=[evil]) as report:
+    with testing.fake_machine(keep_settings=True, sightings=[evil]) as report:
         table = Cells(report._repr_html_())
     assert "script" not in table.tags
     rows = {row[1]: row for row in table.rows}
@@ -234,6 +246,8 @@ def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
 
 
 def test_a_backend_that_is_absent_without_a_reason_has_an_empty_cell() -> None:
-    with testing.fake_machine(sightings=[Sighting("tpu", present=False)]) as report:
+    with testing.fake_machine(
+        keep_settings=True, sightings=[Sighting("tpu", present=False)]
+    ) as report:
         rows = {row[1]: row for row in Cells(report._repr_html_()).rows}
     assert rows["tpu"] == ["–", "tpu", "", ""]

@@ -14,12 +14,12 @@ from anydevice.choose.verdicts import keep_verdict, key_of
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.finding import Verdict
-from anydevice.engines import registry
 from anydevice.engines.places import place_of
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.child import Outcome
 from anydevice.hardware.child import ask as ask_child
 
+_LONG_ENOUGH = 60.0
 _TRIAL = str(Path(__file__).with_name("trial"))
 
 
@@ -50,9 +50,10 @@ def check(device: Device, engine: str | None = None, *, limit: float = 120.0) ->
         site=True,
     )
     verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
-    if _worth_keeping(verdict) and place == str(device):  # what is elsewhere is a fake
-        version = registry.version_of(chosen)
-        problem = keep_verdict(key_of(device.backend, standing.facts, chosen, version), verdict)
+    if _worth_keeping(verdict, limit) and place == str(device):  # what is elsewhere is a fake
+        problem = keep_verdict(
+            key_of(device.backend, device.index, standing.facts, chosen), verdict
+        )
         if problem:
             warnings.warn(problem, stacklevel=3)
         discovery.forget_report()
@@ -97,8 +98,10 @@ def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: f
     )
 
 
-def _worth_keeping(verdict: Verdict) -> bool:
-    # A card that is full at this moment is not a card that computes wrongly.
+def _worth_keeping(verdict: Verdict, limit: float) -> bool:
+    # A card that is full at this moment, or was given no time, is not one that computes wrongly.
     reason = verdict.reason or ""
+    if reason.startswith("timed out") and limit < _LONG_ENOUGH:
+        return False
     full = cause_of(reason, "compute").name == "out of memory"
     return not full and not reason.startswith("not started")

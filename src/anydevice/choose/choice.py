@@ -202,7 +202,7 @@ def _pick(
 ) -> tuple[Device | None, str]:
     fit: list[Device] = []
     reasons: list[str] = []
-    for device in candidates:
+    for device in _of_this_rank(list(candidates), request.local_rank):
         why = _unfit(device, request, free_memory)
         if why is None:
             fit.append(device)
@@ -210,7 +210,20 @@ def _pick(
             reasons.append(f"{device}: {why}")
     if not fit:
         return None, "; ".join(reasons) or _nothing_named(name, findings)
-    return _best(fit, request, free_memory), ""
+    return _best(fit, free_memory), ""
+
+
+def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
+    """Of several cards the one of this process, where a launcher started one for each.
+
+    It goes by the cards that are usable at all, and by nothing that differs from one moment to
+    the next: two processes must not end at one card.
+    """
+    cards = [device for device in candidates if device.usable and device.kind != "cpu"]
+    cards = [device for device in cards if device.backend == cards[0].backend]
+    if local_rank is None or len(cards) < 2:
+        return candidates
+    return [cards[local_rank % len(cards)]]
 
 
 def _nothing_named(name: str, findings: Sequence[Finding]) -> str:
@@ -222,7 +235,11 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> str:
     else:
         concerned = [f for f in findings if f.backend == name.partition(":")[0]]
     stopped = [_stopped(f) for f in concerned if f.present and not f.devices]
-    return "; ".join(stopped) or f"this machine has no {name}"
+    if stopped:
+        return "; ".join(stopped)
+    absent = [f.reason for f in concerned if f.reason and not f.present]
+    because = f": {absent[0]}" if len(concerned) == 1 and absent else ""
+    return f"this machine has no {name}{because}"
 
 
 def accelerators_passed_over(findings: Sequence[Finding]) -> list[str]:
@@ -258,12 +275,13 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> str | N
 def _refusal(standing: Standing, engine: str) -> str:
     for refusal in standing.refusals:
         if refusal.engine == engine:
-            return refusal.reason
+            mend = f" (mend: {refusal.mend})" if refusal.mend else ""
+            return f"{refusal.reason}{mend}"
     return f"{engine} does not drive it"
 
 
-def _best(fit: list[Device], request: Request, free_memory: FreeMemory) -> Device:
-    """Of the first backend: the launcher's index, else the one with the most free memory.
+def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
+    """Of the first backend, the one with the most free memory.
 
     A card with memory of its own goes before graphics that share the machine's: those may well
     show more of it free. The processor seen through OpenCL comes last.
@@ -272,8 +290,6 @@ def _best(fit: list[Device], request: Request, free_memory: FreeMemory) -> Devic
     same = [device for device in same if not _is_a_cpu_again(device)] or same
     if len(same) == 1 or same[0].kind == "cpu":
         return same[0]
-    if request.local_rank is not None:
-        return same[request.local_rank % len(same)]
     same = [device for device in same if _has_own_memory(device)] or same
     free = {device: free_memory(device) or 0 for device in same}
     most = max(free.values())

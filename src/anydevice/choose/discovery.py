@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 from anydevice.choose.probes import look_everywhere
 from anydevice.choose.report import Report
-from anydevice.choose.settings import Config, current
+from anydevice.choose.settings import Config, apply_files, current
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Sighting, Standing
 from anydevice.core.late import reach
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.hardware.child import reap
 
 Machine = Callable[[float], Iterable[Sighting]]
@@ -54,18 +54,20 @@ def discover(refresh: bool = False) -> Report:
     """What accelerators are here, which are usable, and why the others are not.
 
     Reads drivers and installed packages, imports no array library, and starts no CUDA context in
-    this process. The report is kept; `refresh=True` looks again and lets the choice run anew.
-    It never raises for what it finds: a driver that crashes or hangs is a finding.
+    this process. The report is kept; `refresh=True` looks again, and lets what was warned of be
+    said again. It never raises for what it finds: a driver that crashes or hangs is a finding.
     """
     global _kept
+    if getattr(_looking, "now", False):
+        raise AnyDeviceError("discover() was called by what discovery itself has called")
     if refresh:
-        reach("forget_choice")()
-    situation = tuple(os.environ.get(name) for name in _SITUATION)
+        reach("forget_warnings")()
     with _lock:
-        if refresh or _kept is None or _kept[0] != situation:
+        if refresh or _kept is None or _kept[0] != _situation():
             _looking.now = True
             try:
-                _kept = (situation, _look())
+                _let_files_take_effect()
+                _kept = (_situation(), _look())
             finally:
                 _looking.now = False
         return _kept[1]
@@ -138,13 +140,26 @@ def machine_from(machine: Machine) -> Iterator[None]:
     """A block in which discovery reads a made-up machine, for tests."""
     global _machine
     before, _machine = _machine, machine
+    held = reach("set_process_device")(None)
     try:
         discover(refresh=True)
         yield
     finally:
         _machine = before
         forget_report()
-        reach("forget_choice")()
+        reach("forget_warnings")()
+        reach("set_process_device")(held)
+
+
+def _situation() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in _SITUATION)
+
+
+def _let_files_take_effect() -> None:
+    try:
+        apply_files()
+    except ConfigurationError:
+        pass  # choosing a device complains of it
 
 
 def _look() -> Report:
@@ -152,8 +167,9 @@ def _look() -> Report:
     sightings = _machine(_time_limit())
     # The drivers are being asked; loading what comes next takes about as long.
     from anydevice.choose.choice import recommend
-    from anydevice.choose.libraries import findings_of
+    from anydevice.choose.libraries import findings_of, read_ahead
 
+    read_ahead()
     findings = tuple(sorted(findings_of(sightings), key=_place_in_order))
     reap()
     return Report(findings, recommend(findings), time.perf_counter() - began)

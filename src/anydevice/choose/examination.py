@@ -8,7 +8,7 @@ from anydevice.choose import causes
 from anydevice.choose.checking import engines_to_check
 from anydevice.choose.preferences import check_engine, check_wish
 from anydevice.choose.report import Report
-from anydevice.core.backends import KINDS
+from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Verdict
 from anydevice.core.record import Record, as_dict, replace
@@ -113,16 +113,23 @@ def _narrowed(report: Report, names: Sequence[str]) -> Report:
     kept: list[Finding] = []
     for finding in report:
         devices = tuple(d for d in finding.devices if any(_is_named(d, name) for name in names))
-        if devices or finding.backend in names:
+        stopped_early = finding.present and not finding.devices and _kind_of(finding) in names
+        if devices or finding.backend in names or stopped_early:
             kept.append(replace(finding, devices=devices))
     for name in names:
         seen = any(_is_named(device, name) for finding in kept for device in finding.devices)
-        if not seen and not any(f.backend == name and f.present for f in kept):
+        concerned = (f for f in kept if name in (f.backend, _kind_of(f)))
+        if not seen and not any(f.present for f in concerned):
             reason = report[name].reason if name in report else None
             raise DeviceNotFoundError(
                 f"this machine has no {name}" + (f": {reason}" if reason else ""), report.findings
             )
     return replace(report, findings=tuple(kept))
+
+
+def _kind_of(finding: Finding) -> str | None:
+    row = BACKENDS.get(finding.backend)
+    return row.kind if row else None
 
 
 def _is_named(device: Device, name: str) -> bool:

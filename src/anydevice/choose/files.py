@@ -14,6 +14,8 @@ if os.name == "posix":
 
 FILE_NAME = "anydevice.toml"
 
+_hidden: set[Path] = set()
+
 
 def user_file() -> Path:
     """The user's settings; in `ANYDEVICE_HOME` where that is set."""
@@ -33,9 +35,22 @@ def project_file(start: Path | None = None) -> Path | None:
     mine = user_file()
     for place in (folder, *folder.parents):
         candidate = place / FILE_NAME
-        if candidate != mine and _is_ours(candidate):
+        if candidate != mine and candidate not in _hidden and _is_ours(candidate):
             return candidate
     return None
+
+
+@contextmanager
+def hidden(path: Path | None) -> Iterator[None]:
+    """A block in which there is no such project file, for tests; one that is made in it counts."""
+    if path is None or path in _hidden:
+        yield
+        return
+    _hidden.add(path)
+    try:
+        yield
+    finally:
+        _hidden.discard(path)
 
 
 def _is_ours(path: Path) -> bool:

@@ -33,6 +33,13 @@ def _sensible(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
         )
 
 
+def read_ahead() -> None:
+    """Read what takes longest of the installed libraries, to be called while drivers answer."""
+    torch = registry.installed("torch")
+    if "cuda" in torch.runtimes:
+        torch.architectures()
+
+
 def _finding(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
     standings = [_standing(sighting, seen, verdicts) for seen in sighting.devices]
     devices = [
@@ -70,9 +77,11 @@ def _standing(sighting: Sighting, seen: Seen, verdicts: Mapping[str, Verdict]) -
             seen.kind, seen.facts, stage="device", reasons=(seen.reason,), mend=seen.mend
         )
     names, refusals = _drivers(sighting, seen.facts)
-    known = [_verdict(sighting.backend, seen.facts, name, verdicts) for name in names]
-    said = tuple(verdict for verdict in known if verdict is not None)
+    keys = [key_of(sighting.backend, seen.index, seen.facts, name) for name in names]
+    said = tuple(verdicts[key] for key in keys if key in verdicts)
     condemned = {verdict.engine for verdict in said if not verdict.right}
+    if sighting.backend == "cpu":  # always there, whatever a check of it came to
+        condemned.discard("numpy")
     engines = tuple(name for name in names if name not in condemned)
     if engines:
         return Standing(seen.kind, seen.facts, engines, refusals, said)
@@ -118,12 +127,6 @@ def _library_reasons(sighting: Sighting, refusals: tuple[Refusal, ...]) -> tuple
         return told
     names = sighting.engines or tuple(refused.engine for refused in refusals)
     return (f"no array library that drives it is installed: {', '.join(names) or 'none is known'}",)
-
-
-def _verdict(
-    backend: str, facts: Facts, engine: str, verdicts: Mapping[str, Verdict]
-) -> Verdict | None:
-    return verdicts.get(key_of(backend, facts, engine, registry.version_of(engine)))
 
 
 def _virtual_cpus(standings: list[Standing]) -> list[Device]:

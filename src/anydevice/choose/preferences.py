@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +31,30 @@ class FileSettings(Record):
     settings: tuple[tuple[str, Any, str], ...] = ()
 
 
-def prefer(device: str | Device | None = None, *, engine: str | None = None) -> Path | None:
+def prefer(
+    device: str | Device | Sequence[str | Device] | None = None, *, engine: str | None = None
+) -> Path | None:
     """Save the preferred device, and with it the engine, for every later run; at once for this one.
 
     Writes the project's `anydevice.toml` if there is one at or above the working directory, else
-    the user's, and returns the file. Comments and other settings in it are kept. `prefer(None)`
-    or `prefer("")` forgets both. A name that no backend has is refused with the valid
-    ones; a device that is not usable now may be preferred, and is passed over until it is.
+    the user's, and returns the file. Comments and other settings in it are kept. Several devices
+    are taken in their order: `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` forgets
+    device and engine. A name that no backend has is refused with the valid ones; a device that is
+    not usable now may be preferred, and is passed over until it is.
 
     Raises `ConfigurationError` where the file cannot be read or written; it is then unchanged.
     """
-    wish = str(device).strip().lower() if device else ""
-    if wish:
-        check_wish(wish, "prefer()")
+    several = () if device is None else (device,) if isinstance(device, str | Device) else device
+    wishes = [wish for one in several for wish in split_wishes(str(one))]
+    for wish in wishes:
+        check_wish(wish, "prefer")
     if engine is not None:
-        check_engine(engine, "prefer()")
+        check_engine(engine, "prefer")
     path = project_file() or user_file()
-    changes = {"device": wish or None, "engine": engine}
+    changes: dict[str, str | list[str] | None] = {
+        "device": wishes if len(wishes) > 1 else next(iter(wishes), None),
+        "engine": engine,
+    }
     if not os.path.exists(path) and not any(changes.values()):
         return None
     _change(path, changes)
@@ -163,7 +171,7 @@ def _line_of(key: str, text: bytes) -> int:
     return next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 1)
 
 
-def _change(path: Path, changes: dict[str, str | None]) -> None:
+def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
     import tomlkit
 
     try:

@@ -73,6 +73,10 @@ class Report(Record):
             "seconds": round(self.seconds, 4),
         }
 
+    def __repr__(self) -> str:
+        usable = ", ".join(str(device) for device in self.devices if device.usable)
+        return f"<Report: usable are {usable}; recommended is {self.recommended}>"
+
     def __str__(self) -> str:
         text: str = reach("summary_text")(self)
         return text

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar, cast
 
 from anydevice.choose import settings
 from anydevice.choose.choice import Choice, Request, Wish, choose
@@ -19,6 +22,7 @@ from anydevice.core.sizes import parse_size
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Spec = str | Device | Sequence[str | Device] | None
 
 _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
@@ -34,6 +38,9 @@ _LOCAL_RANKS = (
     "MPI_LOCALRANKID",
     "SLURM_LOCALID",
 )
+
+SETTING_VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME", *_LOCAL_RANKS)
+"""The variables of the environment by which a person sets what is chosen."""
 
 
 def device(
@@ -59,7 +66,9 @@ def device(
     if choice.device is None:
         raise DeviceNotFoundError(_not_found(choice), report.findings)
     _warn_if_passed_over(choice)
-    return choice.device
+    # Not as the report has it: what is asked of it later is answered as things are then.
+    chosen = choice.device
+    return Device(chosen, engine=chosen.engine, chosen_by=chosen.chosen_by)
 
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
@@ -78,8 +87,7 @@ def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
     return _process
 
 
-@contextmanager
-def use_device(spec: Spec, *, engine: str | None = None, native: bool = False) -> Iterator[Device]:
+class use_device:  # noqa: N801 - it is used like a function
     """A block, or a decorated function, in which `device()` is this one, per thread and task.
 
     >>> import anydevice
@@ -89,18 +97,51 @@ def use_device(spec: Spec, *, engine: str | None = None, native: bool = False) -
 
     With `native=True` the engine's own default device is set too: what the library creates by
     itself in the block then lies there as well. Raises `DeviceNotFoundError` on entering where
-    the device is not usable.
+    the device is not usable. A decorated function may be a coroutine, but not a generator, whose
+    steps run in the blocks of others.
     """
-    chosen = device(spec, engine=engine)
-    token = _block.set(chosen)
-    try:
-        if native and chosen.engine:
-            with registry.load(chosen.engine).default_scope(chosen):
-                yield chosen
+
+    def __init__(self, spec: Spec, *, engine: str | None = None, native: bool = False) -> None:
+        self._asked = (spec, engine, native)
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> Device:
+        spec, engine, native = self._asked
+        chosen = device(spec, engine=engine)
+        with ExitStack() as stack:
+            stack.callback(_block.reset, _block.set(chosen))
+            if native and chosen.engine:
+                stack.enter_context(registry.load(chosen.engine).default_scope(chosen))
+            self._entered.append(stack.pop_all())
+        return chosen
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._entered.pop().__exit__(*raised)
+
+    def __call__(self, function: Function) -> Function:
+        spec, engine, native = self._asked
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{function.__name__}() is a generator and runs in its caller's blocks; "
+                "write `with use_device(…)` inside of it",
+                "use_device",
+            )
+
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def in_block(*arguments: Any, **named: Any) -> Any:
+                with use_device(spec, engine=engine, native=native):
+                    return await function(*arguments, **named)
+
         else:
-            yield chosen
-    finally:
-        _block.reset(token)
+
+            @wraps(function)
+            def in_block(*arguments: Any, **named: Any) -> Any:
+                with use_device(spec, engine=engine, native=native):
+                    return function(*arguments, **named)
+
+        return cast("Function", in_block)
 
 
 def make_request(
@@ -124,8 +165,11 @@ def make_request(
                 wishes.append(Wish(source, (str(held),), binding=True))
                 if held.engine:
                     engines.append((held.engine, source))
-        _from_environment(environment, wishes, engines)
-        _from_files(wishes, engines)
+    preferred: list[Wish] = []
+    _from_environment(environment, preferred, engines)
+    _from_files(preferred, engines)
+    if spec is None or spec == AUTO:
+        wishes += preferred
     config, _ = settings.current()
     chosen, asked_by = engines[0] if engines else (None, None)
     return Request(
@@ -142,7 +186,7 @@ def make_request(
 
 def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
     assert spec is not None
-    named = [spec] if isinstance(spec, str | Device) else list(spec)
+    named = list(spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
     for one in named:
         if not isinstance(one, str | Device):
             raise ConfigurationError(
@@ -154,8 +198,8 @@ def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
         raise ConfigurationError(
             f"{spec!r} names no device; leave it out for the best one", "device()"
         )
-    if isinstance(named[0], Device) and len(named) == 1 and named[0].engine:
-        engines.append((named[0].engine, "argument"))
+    if isinstance(named[0], Device) and len(named) == 1 and named[0].engine_asked:
+        engines.append((named[0].engine_asked, "argument"))
     for name in names:
         check_wish(name, "device()")
     return Wish("argument", names, binding=True)
@@ -200,7 +244,7 @@ def _not_found(choice: Choice) -> str:
     lines = [
         f"no usable device matches {asked[0]!r}" if asked else "no device of this machine fits"
     ]
-    lines += [f"  {step.source}: {step.asked}: {step.outcome}" for step in choice.steps]
+    lines += [f"  {step.source}: {step.outcome}" for step in choice.steps]
     lines.append("  anydevice doctor explains each; anydevice.devices() lists what is usable")
     return "\n".join(lines)
 
@@ -226,6 +270,17 @@ def _warn_if_passed_over(choice: Choice) -> None:
 
 def forget() -> None:
     """Forget the process's device and what was warned of, so that the choice runs again."""
-    global _process
-    _process = None
+    set_process_device(None)
+    forget_warnings()
+
+
+def forget_warnings() -> None:
+    """Say anew what was warned of once."""
     _said.clear()
+
+
+def set_process_device(held: Device | None) -> Device | None:
+    """Put the device of the process in its place unseen, and return the former one."""
+    global _process
+    before, _process = _process, held
+    return before

@@ -8,12 +8,18 @@ from anydevice.choose.files import verdicts_file, writing
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Verdict
 from anydevice.core.record import as_dict
+from anydevice.engines import registry
 
 
-def key_of(backend: str, facts: Facts, engine: str, version: str | None) -> str:
-    """What a verdict is about: when any part changes, it no longer counts."""
-    card = facts.uuid or facts.pci_address or facts.name
-    return " | ".join((backend, card, facts.driver_version or "-", engine, version or "-"))
+def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
+    """What a verdict is about: when any part changes, it no longer counts.
+
+    The library counts with its version and its folder: another environment has another copy.
+    """
+    card = facts.uuid or facts.pci_address or f"{facts.name} {index}"
+    build = registry.installed(engine)
+    library = f"{engine} {build.version} in {build.folder}"
+    return " | ".join((backend, card, facts.driver_version or "-", library))
 
 
 def read_verdicts() -> dict[str, Verdict]:

@@ -157,4 +157,5 @@ def _progress(doing: str, output: Output) -> Iterator[None]:
             progress.add_task(doing, total=None)
             yield
     finally:
-        console.show_cursor()  # an interruption while the line starts or stops would leave it hidden
+        # An interruption while the line starts or stops would leave the cursor hidden.
+        console.show_cursor()

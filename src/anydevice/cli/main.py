@@ -159,7 +159,7 @@ def _say_error(error: Exception, as_json: Output | None, usage: str = "") -> Non
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _drop(output: Output) -> None:

@@ -17,7 +17,7 @@ import warnings
 from anydevice.choose.choice import Request, Wish, accelerators_passed_over, choose
 from anydevice.choose.discovery import devices, discover, free_memory
 from anydevice.choose.preferences import prefer
-from anydevice.choose.scope import make_request, why
+from anydevice.choose.scope import forget, make_request, why
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Tier
@@ -156,6 +156,7 @@ def gpu_backend(backend: str | Device | None = "") -> None:
 
 def reset_gpu_device() -> None:
     """Forget what was found and chosen: the next `gpu_device()` looks at the machine again."""
+    forget()
     discover(refresh=True)
 
 

@@ -118,6 +118,11 @@ class Device:
         return chosen
 
     @property
+    def engine_asked(self) -> str | None:
+        """The engine that was asked for with it; `None` where the choice is left to others."""
+        return self._engine
+
+    @property
     def standing(self) -> Standing | None:
         """All that discovery knows of it; `None` where this machine has no such device."""
         return self._known()
@@ -249,6 +254,6 @@ def parse_place(place: str) -> tuple[str, int | None]:
 def unknown_backend(name: str) -> str:
     """The sentence for a name that no backend has, with the valid ones."""
     meant = SAID_ELSEWHERE.get(name)
-    hint = f"; did you mean {meant!r}?" if meant else ""
+    hint = f" (did you mean {meant!r}?)" if meant else ""
     known = (*BACKENDS, *sorted(reach("added_backends")()))
     return f"there is no backend {name!r}{hint}; the backends are {', '.join(known)}"

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _UPWARD = {
     "discover": "anydevice.choose.discovery:discover",
     "added_backends": "anydevice.choose.discovery:added_backends",
-    "forget_choice": "anydevice.choose.scope:forget",
+    "forget_warnings": "anydevice.choose.scope:forget_warnings",
+    "set_process_device": "anydevice.choose.scope:set_process_device",
     "standing": "anydevice.choose.discovery:standing_of",
     "choose_engine": "anydevice.choose.discovery:engine_of",
     "check": "anydevice.choose.checking:check",

@@ -16,6 +16,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.late import load as load_by_name
+from anydevice.core.late import reach
 from anydevice.core.record import NOTHING, Record
 from anydevice.engines.builds import Build, read_build
 from anydevice.engines.installed import EntryPoint, entry_points
@@ -219,7 +220,10 @@ def native(device: Device) -> Any:
     if engine is None:
         standing = device.standing
         mend = f"; to mend it: {standing.mend}" if standing and standing.mend else ""
-        raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}{mend}")
+        raise DeviceNotFoundError(
+            f"no installed library drives {device}: {device.why_not}{mend}",
+            tuple(reach("discover")()),
+        )
     return load(engine).native(place_of(device))
 
 

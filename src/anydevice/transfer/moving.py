@@ -47,7 +47,7 @@ def synchronize(device: Device | str | None = None) -> None:
 
 def _place(leaf: Any, target: Device) -> Any:
     owner = owner_of(leaf)
-    if owner is None or target.engine is None:
+    if owner is None or target.engine is None or _holds_no_numbers(leaf):
         return leaf
     standing = target.standing
     place = place_of(target)
@@ -56,6 +56,13 @@ def _place(leaf: Any, target: Device) -> Any:
     if owner.name == target.engine:
         return leaf
     return registry.load(target.engine).from_host(owner.to_host(leaf), place)
+
+
+def _holds_no_numbers(leaf: Any) -> bool:
+    """Whether it is a NumPy array of texts, dates or objects, which live on the host alone."""
+    return getattr(leaf.dtype, "kind", None) in ("O", "S", "U", "M", "m") or bool(
+        getattr(leaf.dtype, "names", None)
+    )
 
 
 def _to_host(leaf: Any) -> Any:
