@@ -18,7 +18,6 @@ from anydevice.choose.libraries import findings_of
 from anydevice.choose.verdicts import keep_verdict, key_of, read_verdicts
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting, Verdict
-from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 H200 = Facts(
