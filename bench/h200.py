@@ -103,6 +103,17 @@ def contract_tests() -> list[Row]:
     return [("contract tests", last.strip("= "), done.returncode == 0)]
 
 
+def moving() -> list[Row]:
+    """In a process of its own, so that what it holds on the card does not disturb the others."""
+    done = subprocess.run(
+        [sys.executable, "bench/moving.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    print(done.stderr[-2000:])
+    lines = [line for line in done.stdout.splitlines() if line[:1] in "✓✗"]
+    rows = [(line[2:30].strip(), line[30:].strip(), line[0] == "✓") for line in lines]
+    return rows or [("moving", f"ended with {done.returncode}", False)]
+
+
 def speed() -> list[Row]:
     # An installed package comes compiled; a checkout on a machine that writes no caches does not.
     compileall.compile_dir(ROOT / "src", quiet=1)
@@ -123,6 +134,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     checks,
     fork_after_discovery,
     contract_tests,
+    moving,
     speed,
 )
 

@@ -1,22 +1,27 @@
 """What anydevice does, on this machine, in about ten seconds: `make demo` runs it.
 
 Finds the devices, chooses one, has it compute something in a child process and compares the
-answer, and places a small nested model there and back. Exits with 1 if anything is wrong.
+answer, moves a nested model there and back, and loads it from a file straight onto the device.
+Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy
 
 import anydevice
 
-Model = dict[str, object]
+Model = dict[str, Any]
 
 
 def main() -> int:
@@ -44,17 +49,37 @@ def main() -> int:
         print(f"    the first one took {first:.1f} ms, the second {second:.1f} ms")
 
     model = make_model()
-    with step("Place a small nested model there"):
-        placed = device(model)
-        anydevice.synchronize(device)
+    count, size = len(arrays_of(model)), sum(array.nbytes for array in arrays_of(model).values())
+    placed: Model = {}
+    with step(f"Move a nested model there, {count} arrays of {size / 1e6:.0f} MB"):
+        placed = moved(model, device)
     print(f"  the weights are now a {kind_of(placed)}; the name is still {placed['name']!r}")
+    copied = placed["layers"][0]["weight"] is not model["layers"][0]["weight"]
+    if copied:
+        print(f"  {speed(size, lambda: moved(model, device))} on the way there")
+    else:
+        print("  they were where they should be already, so nothing was copied")
 
     with step("Bring it back, and compare"):
         wrong = differences(model, anydevice.to_numpy(placed))
     if wrong:
         print(f"  ✗ these came back changed: {', '.join(wrong)}")
         return 1
+    if copied:
+        print(f"  {speed(size, lambda: anydevice.to_numpy(placed))} on the way back")
     print("  ✓ every number came back as it was sent")
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.safetensors")
+        save(arrays_of(model), path)
+        with step("Load it from a file, straight onto the device"):
+            loaded = anydevice.load_weights(path, device)
+        print(f"  {speed(size, lambda: anydevice.load_weights(path, device))} from the file")
+    wrong = differences(arrays_of(model), anydevice.to_numpy(loaded), "file")
+    if wrong:
+        print(f"  ✗ these were loaded wrongly: {', '.join(wrong)}")
+        return 1
+    print("  ✓ every number is that of the file")
     print("\nAll went well. Next: .venv/bin/anydevice doctor, or README.md")
     return 0
 
@@ -72,17 +97,58 @@ def make_model() -> Model:
     """A nest of arrays as any library might keep one, with leaves that are no arrays."""
     numbers = numpy.random.default_rng(2024)
     layers = [
-        {"weight": numbers.random((64, 64), numpy.float32), "bias": numpy.zeros(64, numpy.float32)}
-        for _ in range(3)
+        {"weight": numbers.random((1024, 1024), "float32"), "bias": numpy.zeros(1024, "float32")}
+        for _ in range(4)
     ]
-    return {"name": "three layers", "layers": layers, "steps": (numpy.arange(4, dtype="int32"), 7)}
+    return {"name": "four layers", "layers": layers, "steps": (numpy.arange(4, dtype="int32"), 7)}
+
+
+def arrays_of(model: Model) -> dict[str, Any]:
+    """The arrays of the model by name, in the order of a file."""
+    layers = enumerate(model["layers"])
+    named = {f"layers.{i}.{name}": array for i, each in layers for name, array in each.items()}
+    return {**named, "steps": model["steps"][0]}
+
+
+def moved(model: Model, device: anydevice.Device) -> Model:
+    """The model on the device, when all of it has arrived."""
+    placed: Model = anydevice.to_device(model, device)
+    anydevice.synchronize(device)
+    return placed
+
+
+def speed(size: int, work: Callable[[], object]) -> str:
+    """How many bytes a second that is, the best of three: the first one still sets things up."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    rate = size / min(times)
+    return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
+
+
+def save(arrays: dict[str, Any], path: Path) -> None:
+    """Write a safetensors file: the length of its header, the header, and the arrays' bytes."""
+    codes = {"float32": "F32", "int32": "I32"}
+    entries, stop = {}, 0
+    for name, array in arrays.items():
+        start, stop = stop, stop + array.nbytes
+        entries[name] = {
+            "dtype": codes[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": (start, stop),
+        }
+    header = json.dumps(entries).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for array in arrays.values():
+            file.write(array)
 
 
 def kind_of(placed: Model) -> str:
     """The full name of the type that the first weight has now."""
-    layers = placed["layers"]
-    assert isinstance(layers, list)
-    kind = type(layers[0]["weight"])
+    kind = type(placed["layers"][0]["weight"])
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

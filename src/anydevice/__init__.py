@@ -35,9 +35,15 @@ if TYPE_CHECKING:
     from anydevice.errors import TransferError as TransferError
     from anydevice.errors import UnsupportedError as UnsupportedError
     from anydevice.errors import VerificationError as VerificationError
+    from anydevice.transfer.containers import register_type as register_type
+    from anydevice.transfer.moving import device_of as device_of
+    from anydevice.transfer.moving import release as release
     from anydevice.transfer.moving import synchronize as synchronize
     from anydevice.transfer.moving import to_device as to_device
     from anydevice.transfer.moving import to_numpy as to_numpy
+    from anydevice.transfer.prefetching import prefetch as prefetch
+    from anydevice.transfer.randomness import rng as rng
+    from anydevice.transfer.weights import load_weights as load_weights
 
 __version__ = "0.1.0"
 
@@ -56,9 +62,15 @@ _PUBLIC = {
     "VerificationError": "anydevice.errors",
     "configure": "anydevice.choose.settings",
     "device": "anydevice.choose.scope",
+    "device_of": "anydevice.transfer.moving",
     "devices": "anydevice.choose.discovery",
     "discover": "anydevice.choose.discovery",
+    "load_weights": "anydevice.transfer.weights",
     "prefer": "anydevice.choose.preferences",
+    "prefetch": "anydevice.transfer.prefetching",
+    "register_type": "anydevice.transfer.containers",
+    "release": "anydevice.transfer.moving",
+    "rng": "anydevice.transfer.randomness",
     "set_device": "anydevice.choose.scope",
     "synchronize": "anydevice.transfer.moving",
     "to_device": "anydevice.transfer.moving",

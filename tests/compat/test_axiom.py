@@ -1,7 +1,8 @@
-"""Axiom.jl's rows: A1 A2 A5 A14 A15."""
+"""Axiom.jl's rows: A1 A2 A5 A8 A14 A15."""
 
 from __future__ import annotations
 
+import operator
 import pickle
 
 import jax
@@ -27,6 +28,7 @@ from anydevice.compat.axiom import (
     with_backend,
 )
 from anydevice.core.finding import Sighting
+from anydevice.engines import registry
 from anydevice.testing import fake_machine
 
 
@@ -134,6 +136,31 @@ def test_data_is_moved_once_and_stays() -> None:
         there = CUDABackend(1)(backend_to_cpu(CUDABackend(0), {"x": x, "name": "layer"}))
         assert there["name"] == "layer"
         assert there["x"].tolist() == [1, 1, 1]
+
+
+def test_a_model_that_is_there_is_not_copied() -> None:
+    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+        model = {"layers": [np.ones((2, 2), np.float32), np.zeros(2, np.float32)]}
+        once = backend_to_gpu(CUDABackend(1), model)
+        again = backend_to_gpu(CUDABackend(1), once)
+        assert all(map(operator.is_, again["layers"], once["layers"]))
+        other = backend_to_gpu(CUDABackend(0), once)
+        assert other["layers"][0] is not once["layers"][0]
+
+
+def test_data_goes_from_device_to_device_without_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it went through the host")
+
+    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+        first = backend_to_gpu(CUDABackend(0), {"x": np.arange(3, dtype=np.float32)})
+        with monkeypatch.context() as patch:
+            for way in ("to_host", "from_host", "place"):
+                patch.setattr(type(registry.load("jax")), way, refuse)
+            second = backend_to_gpu(CUDABackend(1), first)
+        assert second["x"].device == CUDABackend(1, engine="jax").native
+        assert first["x"].device == CUDABackend(0, engine="jax").native
+    assert second["x"].tolist() == [0, 1, 2]
 
 
 def test_data_comes_back_to_the_cpu() -> None:

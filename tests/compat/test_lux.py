@@ -1,24 +1,40 @@
-"""Lux.jl's rows: L1 L2 L3 L5 L6 L7 L8 L12."""
+"""Lux.jl's rows: L1 to L12, those of MLDataDevices.jl among them."""
 
 from __future__ import annotations
 
 import pickle
 import warnings
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
+import jax
 import numpy as np
 import pytest
+import torch
 
-from anydevice import ConfigurationError, Device, DeviceNotFoundError, prefer, use_device
+from anydevice import (
+    ConfigurationError,
+    Device,
+    DeviceMismatchError,
+    DeviceNotFoundError,
+    device_of,
+    prefer,
+    use_device,
+)
 from anydevice.choose.discovery import machine_from
 from anydevice.compat.lux import (
     AbstractLuxGPUDevice,
+    DeviceIterator,
     LuxAMDGPUDevice,
     LuxCPUDevice,
     LuxCUDADevice,
     LuxMetalDevice,
     cpu_device,
+    default_device_rng,
     functional,
+    get_device,
     gpu_backend,
     gpu_device,
     loaded,
@@ -69,6 +85,96 @@ def test_data_goes_to_the_gpu_and_comes_back() -> None:
         on_gpu = gpu_device()(x)
         assert type(on_gpu).__module__ == "torch"
         np.testing.assert_array_equal(np.asarray(cpu_device()(on_gpu)), x)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_nested_parameters_go_to_the_gpu_and_come_back(library: str) -> None:
+    numbers = np.random.default_rng(1)
+    layer = {"weight": numbers.standard_normal((4, 3), np.float32), "bias": np.zeros(4, np.float32)}
+    state = {"layers": [layer, (layer["weight"], 3)], "name": "dense", "act": np.tanh, "none": None}
+    with fake_machine(keep_settings=True, cuda=2, engines=(library,)):
+        on_gpu = LuxCUDADevice(1)(state)
+        back = cpu_device()(on_gpu)
+        where = device_of(on_gpu)
+    placed, (again, three) = on_gpu["layers"]
+    assert type(placed["weight"]).__module__.partition(".")[0].startswith(library)
+    assert again is placed["weight"]
+    assert (on_gpu["name"], on_gpu["act"], on_gpu["none"], three) == ("dense", np.tanh, None, 3)
+    assert list(on_gpu) == list(state)
+    assert where == (Device("cpu:1") if library == "jax" else Device("cpu"))
+    for name, value in layer.items():
+        np.testing.assert_allclose(np.asarray(back["layers"][0][name]), value)
+
+
+def test_it_is_told_where_something_lives() -> None:
+    x = np.ones(3, np.float32)
+    assert isinstance(get_device({"x": x, "name": "layer"}), LuxCPUDevice)
+    assert get_device(["no array", 3, None]) is None
+    first, second = (jax.device_put(x, place) for place in jax.devices()[:2])
+    assert get_device((second, [second])) == Device("cpu:1")
+    with pytest.raises(DeviceMismatchError) as caught:
+        get_device({"weight": first, "layers": [second]})
+    assert caught.value.paths == ("['weight']", "['layers'][0]")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("cuda:1", LuxCUDADevice),
+        ("rocm:0", LuxAMDGPUDevice),
+        ("metal:0", LuxMetalDevice),
+        ("opencl:0", Device),
+    ],
+)
+def test_a_place_is_told_under_the_name_that_lux_has_for_it(
+    place: str, kind: type[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anydevice.compat.lux.device_of", lambda x: Device(place))
+    found = get_device(np.ones(2))
+    assert type(found) is kind
+    assert found == Device(place)
+
+
+def test_batches_are_placed_ahead_and_earlier_ones_are_let_go() -> None:
+    third_is_made = Event()
+
+    def load() -> Iterator[dict[str, np.ndarray]]:
+        for number in range(4):
+            if number == 2:
+                third_is_made.set()
+            yield {"x": np.full(3, number, np.float32)}
+
+    seen: list[weakref.ref[torch.Tensor]] = []
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        for number, batch in enumerate(DeviceIterator(LuxCUDADevice(), load())):
+            assert third_is_made.wait(10), "the loader was not asked ahead of the loop"
+            assert batch["x"].tolist() == [number] * 3
+            assert [earlier() for earlier in seen] == [None] * number
+            seen.append(weakref.ref(batch["x"]))
+            del batch
+    assert len(seen) == 4
+
+
+def test_batches_can_be_gone_through_again_and_counted() -> None:
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        batches = DeviceIterator("cuda:0", [np.ones(2, np.float32), np.zeros(2, np.float32)])
+        assert len(batches) == 2
+        for _ in range(2):
+            assert [float(batch.sum()) for batch in batches] == [2, 0]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_random_numbers_for_a_device_follow_from_the_seed_alone(library: str) -> None:
+    expected = default_device_rng("cpu", seed=7).normal((2, 3)).tolist()
+    with fake_machine(keep_settings=True, cuda=1, engines=(library,)):
+        drawn = default_device_rng(LuxCUDADevice(), seed=7).normal((2, 3))
+    assert type(drawn).__module__.partition(".")[0].startswith(library)
+    assert drawn.tolist() == expected
+
+
+def test_without_a_seed_random_numbers_cannot_be_foretold() -> None:
+    first, second = (default_device_rng(cpu_device()).bits(4).tolist() for _ in range(2))
+    assert first != second
 
 
 def test_a_saved_preference_goes_before_the_order() -> None:

@@ -1,16 +1,21 @@
-"""Torchless's rows: T1 T2 T3 T10, and of T5 the choice by free memory."""
+"""Torchless's rows: T1 T2 T3 T7 T10, and of T5 the choice by free memory."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 import warnings
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+import torch
 
-from anydevice import Device, DeviceNotFoundError, prefer
+from anydevice import Device, DeviceNotFoundError, TransferError, prefer
 from anydevice.compat.torchless import (
     BackendPreference,
+    UnifiedTensor,
     discover_backends,
     init_backend,
     init_backend_with_memory_check,
@@ -191,3 +196,63 @@ def test_every_backend_and_every_library_has_an_install_switch() -> None:
     assert {"cuda", "rocm", "metal", "opencl", "tpu"} <= set(extras)
     assert {"torch", "jax", "mlx", "cupy", "opencl"} <= set(extras)
     assert all(extras[backend] for backend in ("cuda", "rocm", "metal", "opencl", "tpu"))
+
+
+# --- T7: the transfer ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "method"), [((6,), "to_device_1d"), ((2, 3), "to_device_2d")])
+def test_vectors_and_matrices_go_to_the_backend(shape: tuple[int, ...], method: str) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(shape)
+    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+        backend = init_backend(BackendPreference.CUDA)
+        placed = getattr(backend, method)(x)
+        assert placed.device == backend.device.native
+    np.testing.assert_array_equal(np.asarray(placed), x)
+
+
+@pytest.mark.parametrize("wrong", [np.ones((2, 2)), np.float32(1), [1.0, 2.0]])
+def test_what_has_other_dimensions_is_refused(wrong: object) -> None:
+    backend = init_backend(BackendPreference.CPU)
+    with pytest.raises(TransferError, match="to_device_1d takes an array with 1 dimension, not"):
+        backend.to_device_1d(wrong)
+    with pytest.raises(TransferError, match="to_device_2d takes an array with 2 dimensions, not"):
+        backend.to_device_2d(np.ones(3))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4, 5)])
+def test_a_tensor_of_any_shape_goes_there_and_back(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+        there = UnifiedTensor(x).to_device(Device("cuda:1"))
+        assert there.device == Device("cpu:1")
+        assert there.data.device == jax.devices()[1]
+        assert there.to_device("cuda:1").data is there.data
+        back = there.to_host()
+    assert isinstance(back, np.ndarray)
+    np.testing.assert_array_equal(back, x)
+
+
+def test_a_whole_model_goes_there_in_one_call() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3, bias=False))
+    nest = {"model": model, "cache": [np.zeros((2, 3), np.float32)], "name": "tiny"}
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        moved = UnifiedTensor(nest).to_device(init_backend(BackendPreference.CUDA)).data
+    assert moved["model"] is model
+    assert isinstance(moved["cache"][0], torch.Tensor)
+    assert moved["name"] == "tiny"
+
+
+def test_a_model_is_loaded_from_its_file_straight_onto_the_backend(tmp_path: Path) -> None:
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    header = json.dumps({"layer.weight": entry}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + weight.tobytes())
+    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)):
+        loaded = init_backend(BackendPreference.CUDA).load_weights(path)
+        half = init_backend(BackendPreference.CUDA).load_weights(path, "float16")
+    assert list(loaded) == ["layer.weight"]
+    assert isinstance(loaded["layer.weight"], jax.Array)
+    np.testing.assert_array_equal(np.asarray(loaded["layer.weight"]), weight)
+    assert half["layer.weight"].dtype == np.float16

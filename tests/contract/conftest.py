@@ -14,7 +14,7 @@ import pytest
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.engines import effects, registry
+from anydevice.engines import effects, host, registry
 from anydevice.errors import AnyDeviceError
 
 # Several devices to move between, on a machine that has only a CPU.
@@ -55,8 +55,19 @@ def _of_engine(name: str) -> tuple[list[Place], str]:
     return [Place(engine, device) for device in engine.devices()], f"{name} sees no device here"
 
 
+def _first_of_each() -> list[object]:
+    """One place an engine: enough where two engines meet."""
+    first = {}
+    for parameter in _places():
+        first.setdefault(parameter.id.partition("-")[0], parameter)  # type: ignore[attr-defined]
+    return list(first.values())
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "place" in metafunc.fixturenames:
+    if "other" in metafunc.fixturenames:
+        for name in ("place", "other"):
+            metafunc.parametrize(name, _first_of_each(), indirect=True)
+    elif "place" in metafunc.fixturenames:
         metafunc.parametrize("place", _places(), indirect=True)
 
 
@@ -66,6 +77,21 @@ def place(request: pytest.FixtureRequest) -> Place:
         pytest.fail(f"this engine was asked for and cannot run: {request.param}")
     assert isinstance(request.param, Place)
     return request.param
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest) -> Place:
+    """The second engine of an ordered pair; the first is `place`."""
+    if isinstance(request.param, str):
+        pytest.fail(f"this engine was asked for and cannot run: {request.param}")
+    assert isinstance(request.param, Place)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_warned_of() -> None:
+    """The one warning of a process, that whole numbers were narrowed, may come in every test."""
+    host.forget_warning()
 
 
 @pytest.fixture

@@ -134,6 +134,8 @@ def test_the_demo_runs_and_says_that_all_went_well(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "every number came back as it was sent" in ended.stdout
+    assert "every number is that of the file" in ended.stdout
+    assert re.search(r"  \d+(\.\d)? [GM]B/s from the file", ended.stdout)
     assert "✗" not in ended.stdout.partition("Choose one")[2]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
 from anydevice.engines import registry
 from anydevice.errors import UnsupportedError
 
@@ -18,14 +19,30 @@ def test_native_is_an_mlx_device() -> None:
 
 def test_float64_is_kept_on_the_cpu() -> None:
     x = np.array([1 + 1e-12])
-    placed = engine.from_host(x, CPU)
+    placed = engine.place(x, CPU)
     assert placed.dtype == mx.float64
     np.testing.assert_array_equal(engine.to_host(placed), x)
 
 
 def test_complex128_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"MLX has no complex128, so .* narrow=True"):
+        engine.place(np.zeros(2, np.complex128), CPU)
     with pytest.raises(UnsupportedError, match="MLX has no complex128; use complex64"):
-        engine.from_host(np.zeros(2, np.complex128), CPU)
+        engine.empty((2,), as_dtype("complex128"), CPU)
+    assert engine.place(np.ones(2, np.complex128), CPU, narrow=True).dtype == mx.complex64
+
+
+def test_nothing_is_taken_over_but_what_it_holds_is_lent() -> None:
+    with pytest.raises(UnsupportedError, match="MLX takes over no array without a copy"):
+        engine.adopt(np.ones(3, np.float32))
+    lent = np.from_dlpack(engine.export(mx.array([1.0]) + 1))
+    np.testing.assert_array_equal(lent, [2])
+
+
+def test_what_is_finished_is_computed() -> None:
+    later = [mx.ones(4) * number for number in range(3)]
+    engine.finish(later)
+    assert [np.asarray(x).tolist() for x in later] == [[n] * 4 for n in (0.0, 1.0, 2.0)]
 
 
 def test_the_default_device_is_set_in_the_scope_and_restored_after_an_error() -> None:

@@ -28,7 +28,7 @@ def test_native_is_a_pyopencl_device(engine: Engine) -> None:
 
 
 def test_the_arrays_of_one_device_share_a_context(engine: Engine) -> None:
-    first, second = (engine.from_host(np.ones(3, np.float32), HERE) for _ in range(2))
+    first, second = (engine.place(np.ones(3, np.float32), HERE) for _ in range(2))
     assert first.context == second.context
 
 
@@ -43,7 +43,7 @@ def test_an_array_made_elsewhere_is_read(engine: Engine) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_products_of_views(engine: Engine, dtype: str) -> None:
     host = np.arange(24, dtype=dtype).reshape(4, 6)
-    placed = engine.from_host(host, HERE)
+    placed = engine.place(host, HERE)
     np.testing.assert_array_equal(engine.to_host(engine.matmul(placed, placed.T)), host @ host.T)
     rest = engine.matmul(placed[1:], placed.T)
     np.testing.assert_array_equal(engine.to_host(rest), host[1:] @ host.T)
@@ -53,20 +53,20 @@ def test_products_of_views(engine: Engine, dtype: str) -> None:
 def test_a_product_without_terms_is_zero(
     engine: Engine, shapes: tuple[tuple[int, int], ...]
 ) -> None:
-    a, b = (engine.from_host(np.ones(shape, np.float32), HERE) for shape in shapes)
+    a, b = (engine.place(np.ones(shape, np.float32), HERE) for shape in shapes)
     product = engine.to_host(engine.matmul(a, b))
     np.testing.assert_array_equal(product, np.zeros((shapes[0][0], shapes[1][1])))
 
 
 def test_shapes_that_do_not_fit_are_refused(engine: Engine) -> None:
-    a = engine.from_host(np.ones((2, 3), np.float32), HERE)
+    a = engine.place(np.ones((2, 3), np.float32), HERE)
     with pytest.raises(ValueError, match=r"\(2, 3\) cannot be multiplied by a matrix \(2, 3\)"):
         engine.matmul(a, a)
 
 
 @pytest.mark.parametrize(("one", "two"), [("int32", "int32"), ("float32", "float64")])
 def test_numbers_that_it_does_not_multiply_are_refused(engine: Engine, one: str, two: str) -> None:
-    a, b = (engine.from_host(np.ones((2, 2), dtype), HERE) for dtype in (one, two))
+    a, b = (engine.place(np.ones((2, 2), dtype), HERE) for dtype in (one, two))
     with pytest.raises(UnsupportedError, match=f"multiplies no {one} by {two}; convert both"):
         engine.matmul(a, b)
 
@@ -83,3 +83,16 @@ def test_without_a_driver_it_sees_no_device(tmp_path) -> None:
         check=True,
     )
     assert said.stdout == "()\n"
+
+
+def test_the_array_of_another_queue_is_waited_for(engine: Engine) -> None:
+    queue = cl.CommandQueue(engine.place(np.ones(1, np.float32), HERE).context)
+    x = cl.array.to_device(queue, np.arange(2**16, dtype=np.float32), async_=True) + 1
+    engine.finish(x)
+    np.testing.assert_array_equal(engine.to_host(x), np.arange(1, 2**16 + 1))
+
+
+def test_nothing_passes_by_dlpack(engine: Engine) -> None:
+    for use in (engine.adopt, engine.export):
+        with pytest.raises(UnsupportedError, match="PyOpenCL has no DLPack; copy the array"):
+            use(np.ones(2))

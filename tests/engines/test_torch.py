@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
 from anydevice.engines import registry
+from anydevice.errors import UnsupportedError
 
 torch = pytest.importorskip("torch")
 engine = registry.load("torch")
@@ -26,6 +31,75 @@ def test_a_meta_tensor_lives_nowhere() -> None:
     assert engine.devices_of(torch.zeros(1, device="meta")) == ()
 
 
+def fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize("make", [fake, lambda: torch.zeros(3, device="meta")])
+def test_what_only_stands_for_a_tensor_has_no_memory(make: Callable[[], Any]) -> None:
+    x = make()
+    assert engine.is_traced(x)
+    assert (engine.storage(x), engine.address(x)) == (None, None)
+    with pytest.raises(UnsupportedError, match="cannot be read as it is"):
+        engine.to_host(x)
+
+
+def test_a_tensor_inside_vmap_is_traced() -> None:
+    seen = []
+    torch.vmap(lambda x: seen.append(engine.is_traced(x)) or x)(torch.ones(3))
+    assert seen == [True]
+    assert not engine.is_traced(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.empty(2, dtype=torch.bits8),
+        lambda: torch.empty(2, dtype=torch.int4),
+    ],
+    ids=["sparse", "bits8", "int4"],
+)
+def test_what_numpy_cannot_hold_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(UnsupportedError):
+        engine.to_host(make())
+
+
+def test_a_sparse_tensor_is_no_view_of_one_memory() -> None:
+    assert engine.storage(torch.eye(3).to_sparse()) is None
+
+
+def test_tied_parameters_share_a_storage() -> None:
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    second.weight = first.weight
+    apart, one, two = map(engine.storage, (first.bias, first.weight, second.weight.T))
+    assert one.allocation == two.allocation
+    assert (one.strides, two.strides) == ((16, 4), (4, 16))
+    assert apart.allocation != one.allocation
+
+
+def test_what_is_exported_is_free_of_history_and_of_lazy_signs() -> None:
+    tensor = torch.tensor([1 + 2j], requires_grad=True).conj()
+    lent = np.from_dlpack(engine.export(tensor))
+    np.testing.assert_array_equal(lent, np.array([1 - 2j], np.complex64))
+
+
+def test_what_cannot_be_taken_over_says_so() -> None:
+    with pytest.raises(UnsupportedError, match="PyTorch cannot take over this array"):
+        engine.adopt(np.zeros(3, ">f4"))
+
+
+def test_a_type_that_pytorch_lacks_is_refused() -> None:
+    row = as_dtype("float8_e3m4")
+    with pytest.raises(UnsupportedError, match="PyTorch has no float8_e3m4; convert the array"):
+        engine.empty((2,), row, CPU)
+    with pytest.raises(UnsupportedError, match="PyTorch has no float8_e3m4; convert the array"):
+        engine.place(np.zeros(2, row.numpy()), CPU)
+
+
 def test_a_tensor_with_a_gradient_history_is_read_without_it() -> None:
     tensor = torch.ones(3, requires_grad=True) * 2
     np.testing.assert_array_equal(engine.to_host(tensor), [2, 2, 2])
@@ -34,5 +108,6 @@ def test_a_tensor_with_a_gradient_history_is_read_without_it() -> None:
 def test_a_lazily_conjugated_tensor_is_read_conjugated() -> None:
     tensor = torch.tensor([1 + 2j]).conj()
     assert tensor.is_conj()
+    assert (engine.storage(tensor), engine.address(tensor)) == (None, None)
     np.testing.assert_array_equal(engine.to_host(tensor), np.array([1 - 2j], np.complex64))
     np.testing.assert_array_equal(engine.to_host(tensor.imag), np.array([-2], np.float32))

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import anydevice
-from anydevice.errors import DeviceNotFoundError, TransferError
+from anydevice.errors import DeviceNotFoundError, TransferError, UnsupportedError
 
 
 def test_an_error_of_the_library_names_the_leaf() -> None:
@@ -15,7 +15,7 @@ def test_an_error_of_the_library_names_the_leaf() -> None:
     with pytest.raises(TransferError, match=r"\['layers'\]\[1\]: ") as caught:
         anydevice.to_device(tree, device)
     assert caught.value.path == "['layers'][1]"
-    assert isinstance(caught.value.__cause__, TypeError)
+    assert isinstance(caught.value.__cause__, UnsupportedError)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx"])

@@ -128,6 +128,11 @@ def free_memory(device: Device) -> int | None:
     return device.facts.free_memory
 
 
+def kept_report() -> Report | None:
+    """The report that `discover()` would return at once; `None` where it would have to look."""
+    return _kept[1] if _kept else None
+
+
 def forget_report() -> None:
     """Look at the machine again when the report is next asked for."""
     global _kept

@@ -133,7 +133,10 @@ def metal_available() -> bool:
 
 
 def backend_to_gpu(backend: Device | str, x: Any) -> Any:
-    """Every array in `x` on that backend; what is there already is returned as it is."""
+    """Every array in `x` on that backend; what is there already is not copied.
+
+    From one GPU to another it goes directly: there is no need for `backend_to_cpu` in between.
+    """
     return to_device(x, backend)
 
 

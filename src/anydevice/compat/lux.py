@@ -12,7 +12,10 @@ there has no mark here: `gpu_backend!` is `gpu_backend`.
 
 from __future__ import annotations
 
+import secrets
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 from anydevice.choose.choice import Request, Wish, accelerators_passed_over, choose
 from anydevice.choose.discovery import devices, discover, free_memory
@@ -24,6 +27,9 @@ from anydevice.core.finding import Tier
 from anydevice.core.record import replace
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.transfer.moving import device_of
+from anydevice.transfer.prefetching import Prefetch, prefetch
+from anydevice.transfer.randomness import Random, rng
 
 
 class AbstractLuxDevice(Device):
@@ -173,6 +179,36 @@ def loaded(device: str | Device | type[AbstractLuxDevice]) -> bool:
     builds = (registry.installed(engine) for engine in registry.engines_for(backend))
     made_for_it = (b.installed and (backend == "cpu" or backend in b.runtimes) for b in builds)
     return functional(device) or any(made_for_it)
+
+
+def get_device(x: Any) -> Device | None:
+    """Where the arrays of `x` are, under Lux's name; `None` where it holds none.
+
+    Raises `DeviceMismatchError`, which names two of them, where they are in several places.
+    """
+    found = device_of(x)
+    if found is None:
+        return None
+    if found == LuxCPUDevice():
+        return LuxCPUDevice()
+    kind = _BACKENDS.get(found.backend)
+    return kind(found.index) if kind else found
+
+
+class DeviceIterator(Prefetch):
+    """The batches of a loader on a device, placed ahead of the loop; earlier ones are let go."""
+
+    def __init__(self, device: Device | str, loader: Iterable[Any]) -> None:
+        ahead = prefetch(loader, device)
+        super().__init__(ahead.loader, ahead.device, ahead.depth)
+
+
+def default_device_rng(device: Device | str, seed: int | None = None) -> Random:
+    """Random numbers for a device: those of the seed, which are the same on every device.
+
+    Without a seed, each call gives a generator of its own that nobody can foretell.
+    """
+    return rng(secrets.randbits(64) if seed is None else seed, device)
 
 
 def _backend_of(device: str | Device | type[AbstractLuxDevice]) -> str:

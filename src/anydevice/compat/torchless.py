@@ -1,4 +1,4 @@
-"""Torchless's choice of a backend, spelled in Python over anydevice.
+"""Torchless's backends and its transfer of tensors, spelled in Python over anydevice.
 
 >>> from anydevice.compat.torchless import BackendPreference, init_backend
 >>> init_backend(BackendPreference.CPU).name()
@@ -10,9 +10,12 @@ is not usable or has no room, with the reason for every device that was looked a
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from anydevice.choose.choice import Choice, choose
 from anydevice.choose.discovery import devices, discover, free_memory
@@ -22,7 +25,9 @@ from anydevice.core.device import Device
 from anydevice.core.finding import Finding
 from anydevice.core.record import Record, replace
 from anydevice.core.sizes import format_size
-from anydevice.errors import DeviceNotFoundError
+from anydevice.errors import DeviceNotFoundError, TransferError
+from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
+from anydevice.transfer.weights import load_weights
 
 _ORDER = ("cuda", "rocm", "metal", "opencl", "cpu")
 
@@ -53,6 +58,39 @@ class Backend(Record):
     def name(self) -> str:
         """Its name as people write it: "CUDA", "ROCm", "Metal", "OpenCL" or "CPU"."""
         return _label(self.device.backend)
+
+    def to_device_1d(self, vector: Any) -> Any:
+        """A vector on this backend; raises `TransferError` for what has not one dimension."""
+        return to_device(_of_dimensions(1, vector), self.device)
+
+    def to_device_2d(self, matrix: Any) -> Any:
+        """A matrix on this backend; raises `TransferError` for what has not two dimensions."""
+        return to_device(_of_dimensions(2, matrix), self.device)
+
+    def load_weights(self, path: str | os.PathLike[str], dtype: object = None) -> dict[str, Any]:
+        """A model's tensors by name, from its safetensors files straight onto this backend."""
+        return load_weights(path, self.device, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class UnifiedTensor:
+    """A tensor, or a whole model as a nest of them, wherever it is."""
+
+    data: Any
+
+    @property
+    def device(self) -> Device | None:
+        """Where it is; `None` where it holds no array."""
+        return device_of(self.data)
+
+    def to_device(self, backend: Backend | Device | str) -> UnifiedTensor:
+        """The same on a backend; what is there already is not copied."""
+        place = backend.device if isinstance(backend, Backend) else backend
+        return UnifiedTensor(to_device(self.data, place))
+
+    def to_host(self) -> Any:
+        """The data in NumPy's arrays."""
+        return to_numpy(self.data)
 
 
 def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Backend:
@@ -135,6 +173,16 @@ def _described(found: Device) -> str:
     if facts.memory_kind == "unified":
         parts.append("unified memory")
     return ", ".join(parts)
+
+
+def _of_dimensions(number: int, array: Any) -> Any:
+    if not is_array(array) or array.ndim != number:
+        shape = f"an array of shape {tuple(array.shape)}" if is_array(array) else repr(array)
+        raise TransferError(
+            f"to_device_{number}d takes an array with {number} dimension{'s' * (number > 1)}, not "
+            f"{shape}; UnifiedTensor.to_device() takes any"
+        )
+    return array
 
 
 def _label(backend: str) -> str:

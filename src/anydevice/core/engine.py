@@ -11,6 +11,7 @@ from anydevice.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from anydevice.core.device import Device
+    from anydevice.core.dtypes import DType
 
 
 class Absent(Record):
@@ -31,13 +32,48 @@ class Absent(Record):
         return UnsupportedError(str(self), self)
 
 
+class Storage(Record):
+    """The memory that an array lies in: the whole allocation, and the array's place in it.
+
+    `address` and `size` (bytes) are those of the allocation; where the library gives out no
+    pointers, `address` is its handle, good only for telling one allocation from another. `offset`
+    is the way in bytes from there to the array's first element, `strides` are bytes. Two arrays
+    with the same `allocation` on one device are views of one memory.
+
+    >>> whole, row = Storage(64, 32, 0, (16, 4), (2, 4)), Storage(64, 32, 16, (4,), (4,))
+    >>> whole.allocation == row.allocation
+    True
+    """
+
+    address: int
+    size: int
+    offset: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def allocation(self) -> tuple[int, int]:
+        """What all views of one memory have in common."""
+        return self.address, self.size
+
+
 class Engine(Protocol):
     """One array library, the same few methods for each. Importing the file imports the library.
 
-    This is the part that discovery, choosing and the plainest moving need.
+    This is the half that finds devices and places data. A method that is given a device which the
+    library does not see raises `DeviceNotFoundError`; one that is given an element type which it
+    does not have raises `UnsupportedError`.
     """
 
     name: str
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all devices of the library see one memory, so that an array is on each."""
+
+    @property
+    def dlpack(self) -> Absent | None:
+        """What keeps `adopt` from working; `None` where nothing does."""
 
     def devices(self) -> Sequence[Device]:
         """Every device that this library itself sees now. Never raises."""
@@ -48,23 +84,77 @@ class Engine(Protocol):
     def owns(self, x: object) -> bool:
         """Whether `x` is an array of this library."""
 
+    def is_traced(self, x: Any) -> bool:
+        """Whether the array only stands for one: a tracer, a fake or a meta tensor."""
+
     def devices_of(self, x: Any) -> tuple[Device, ...]:
-        """Where the array lives; several where it is sharded."""
+        """Where the array lives; several where it is sharded, none where it is traced."""
+
+    def dtype_of(self, x: Any) -> DType:
+        """The type of the array's elements."""
+
+    def storage(self, x: Any) -> Storage | None:
+        """The memory it lies in; `None` where the library cannot say, or it has no elements."""
+
+    def address(self, x: Any) -> int | None:
+        """The pointer to the first element, in the memory of the array's device.
+
+        `None` where the elements do not follow each other in C order and native byte order, or
+        the library gives out no pointers.
+        """
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        """A new array in C order on the device; what its elements are is not said."""
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        """A copy of a NumPy array on the device, bit for bit.
+
+        Where the library has no 64-bit numbers, whole numbers that fit are narrowed to 32 bits,
+        with one warning for the process; anything else that would change is refused with
+        `UnsupportedError`. With `narrow`, floating numbers are rounded to the next smaller type
+        and nothing is warned of; numbers that are too large for it are refused even so.
+        """
 
     def from_host(self, x: Any, device: Device) -> Any:
-        """A copy of a NumPy array on the device."""
+        """The same as `place(x, device)`."""
 
     def to_host(self, x: Any) -> Any:
-        """A copy of the array as NumPy."""
+        """A copy of the array as NumPy, bit for bit, that belongs to the caller."""
+
+    def adopt(self, x: Any) -> Any:
+        """The memory of another library's array as one of this library, without a copy.
+
+        `x` has `__dlpack__` and lies on a device that this library sees. Both see what either
+        writes. Raises `UnsupportedError` where it cannot be had without a copy.
+        """
+
+    def export(self, x: Any) -> Any:
+        """The array as something that another library's `adopt` takes."""
 
     def move(self, x: Any, device: Device) -> Any:
         """The array on another device of the same library."""
 
+    def separate(self, stacked: Any) -> list[Any]:
+        """The rows of an array along its first axis, bit for bit, each with memory of its own."""
+
     def matmul(self, a: Any, b: Any) -> Any:
         """The product of two matrices, where they are."""
 
+    def finish(self, arrays: Any) -> None:
+        """Wait until the array, or each of a list of them, is complete.
+
+        From then on its memory may be read from any stream and, if `empty` made it and nobody
+        has used it, written.
+        """
+
     def synchronize(self, device: Device) -> None:
         """Wait until everything that was started on the device has ended."""
+
+    def memory(self, device: Device) -> tuple[int, int] | None:
+        """Bytes in use, and bytes held in all, by this process through this library.
+
+        `None` where the library does not count.
+        """
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block in which the library's own default device is this one."""

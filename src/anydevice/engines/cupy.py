@@ -8,16 +8,26 @@ from typing import Any
 import cupy
 
 from anydevice.core.device import Device
-from anydevice.core.engine import Engine
+from anydevice.core.dtypes import DType
+from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.core.facts import version_numbers
+from anydevice.engines.host import known_dtype, lacking, plain
+from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
 
+_LACKS = BUILT_IN["cupy"].lacks
 _BACKEND = "rocm" if cupy.cuda.runtime.is_hip else "cuda"
+_BFLOAT16_SINCE = (14,)
+_ON_GPU = (2, 10, 13)
+"""DLPack's numbers for memory of CUDA, of ROCm, and for memory that CUDA manages."""
 
 
 class CupyEngine:
     """Arrays of CuPy."""
 
     name = "cupy"
+    shares_memory = False
+    dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
         try:
@@ -34,15 +44,61 @@ class CupyEngine:
     def owns(self, x: object) -> bool:
         return isinstance(x, cupy.ndarray)
 
+    def is_traced(self, x: Any) -> bool:
+        return False
+
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return (Device(_BACKEND, x.device.id),)
 
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> Storage | None:
+        whole = x.data.mem
+        if not x.size or not whole.size:
+            return None
+        return Storage(whole.ptr, whole.size, x.data.ptr - whole.ptr, x.strides, x.shape)
+
+    def address(self, x: Any) -> int | None:
+        if not x.flags.c_contiguous:
+            return None
+        pointer: int = x.data.ptr
+        return pointer
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        target = self.native(device)
+        _refuse_unknown(dtype)
+        with target:
+            return cupy.empty(shape, dtype.numpy())
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        host = plain(x)
+        made = self.empty(host.shape, known_dtype(host.dtype), device)
+        with made.device:
+            made.set(host)
+            # The copy may still be reading the caller's memory.
+            cupy.cuda.get_current_stream().synchronize()
+        return made
+
     def from_host(self, x: Any, device: Device) -> Any:
-        with self.native(device):
-            return cupy.array(x)
+        return self.place(x, device)
 
     def to_host(self, x: Any) -> Any:
-        return cupy.asnumpy(x)
+        with x.device:
+            return cupy.asnumpy(x)
+
+    def adopt(self, x: Any) -> Any:
+        try:
+            if x.__dlpack_device__()[0] not in _ON_GPU:
+                raise BufferError("it does not lie on a GPU")
+            return cupy.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise Absent(
+                f"CuPy cannot take over this array: {error}", instead="copy it with to_device"
+            ).error() from error
+
+    def export(self, x: Any) -> Any:
+        return x
 
     def move(self, x: Any, device: Device) -> Any:
         if self.devices_of(x) == (device,):
@@ -50,16 +106,39 @@ class CupyEngine:
         with self.native(device):
             return cupy.array(x)
 
+    def separate(self, stacked: Any) -> list[Any]:
+        return [row.copy() for row in stacked]
+
     def matmul(self, a: Any, b: Any) -> Any:
         with a.device:
             return cupy.matmul(a, b)
 
+    def finish(self, arrays: Any) -> None:
+        several = arrays if isinstance(arrays, list | tuple) else (arrays,)
+        for index in {x.device.id for x in several}:
+            with cupy.cuda.Device(index):
+                cupy.cuda.get_current_stream().synchronize()
+
     def synchronize(self, device: Device) -> None:
         self.native(device).synchronize()
+
+    def memory(self, device: Device) -> tuple[int, int] | None:
+        with self.native(device):
+            pool = cupy.get_default_memory_pool()
+            return pool.used_bytes(), pool.total_bytes()
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self.native(device)
         return scope
+
+
+def _refuse_unknown(dtype: DType) -> None:
+    if dtype.module == "numpy":
+        return
+    if dtype.name != "bfloat16":
+        raise lacking("CuPy", dtype)
+    if version_numbers(cupy.__version__)[:1] < _BFLOAT16_SINCE:
+        raise _LACKS["bfloat16"].error()
 
 
 ENGINE: Engine = CupyEngine()

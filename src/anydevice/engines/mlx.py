@@ -10,23 +10,32 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import ml_dtypes
 import mlx.core as mx
 import numpy as np
 
 from anydevice.core.device import Device
-from anydevice.core.engine import Engine
+from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.engine import Absent, Engine
+from anydevice.engines.host import known_dtype, lacking, narrowed, plain
 from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
 
 _LACKS = BUILT_IN["mlx"].lacks
 _TYPES = {"metal": mx.gpu, "cpu": mx.cpu}
+_OURS = {
+    row: getattr(mx, "bool_" if row.name == "bool" else row.name)
+    for row in DTYPES.values()
+    if row.name == "bool" or isinstance(getattr(mx, row.name, None), mx.Dtype)
+}
+_ONLY_CPU = ("float64",)
 
 
 class MlxEngine:
     """Arrays of MLX."""
 
     name = "mlx"
+    shares_memory = True
+    dlpack = Absent("MLX takes over no array without a copy", instead="copy it with to_device")
 
     def devices(self) -> tuple[Device, ...]:
         metal = (Device("metal"),) if mx.metal.is_available() else ()
@@ -40,38 +49,96 @@ class MlxEngine:
     def owns(self, x: object) -> bool:
         return isinstance(x, mx.array)
 
+    def is_traced(self, x: Any) -> bool:
+        return False
+
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return self.devices()
 
-    def from_host(self, x: Any, device: Device) -> Any:
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> None:
+        """Nothing: MLX does not say where an array lies."""
+
+    def address(self, x: Any) -> None:
+        """Nothing: MLX does not say where an array lies."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        """An array of its own, finished: MLX writes zeros into it."""
+        target = self.native(device)
+        if dtype.name in _missing(device):
+            raise _LACKS[dtype.name].error()
+        if dtype not in _OURS:
+            raise lacking("MLX", dtype)
+        made = mx.zeros(shape, _OURS[dtype], stream=target)
+        mx.eval(made)
+        return made
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         self.native(device)
-        plain = np.array(x, order="C")  # MLX refuses negative strides
-        if plain.dtype == np.complex128:
-            raise _LACKS["complex128"].error()
-        if plain.dtype != np.float64:
-            return mx.array(plain)
-        if device.backend != "cpu":
-            raise _LACKS["float64"].error()
-        return mx.array(plain, dtype=mx.float64)
+        wide = known_dtype(x.dtype).name
+        lacks = _missing(device)
+        why = _LACKS[wide].what if wide in lacks else ""
+        remedy = "keep it on the CPU" if wide in _ONLY_CPU else "use torch, or jax with x64"
+        host = narrowed(x, lacks, why=why, remedy=remedy, narrow=narrow)
+        row = known_dtype(host.dtype)
+        if row not in _OURS:
+            raise lacking("MLX", row)
+        host = plain(host)  # MLX refuses negative strides
+        if row.module == "numpy":
+            made = mx.array(host, dtype=_OURS[row])
+        else:  # MLX reads no type that NumPy itself does not have
+            made = mx.array(host.view(f"uint{row.bits}")).view(_OURS[row])
+        mx.eval(made)
+        return made
+
+    def from_host(self, x: Any, device: Device) -> Any:
+        return self.place(x, device)
 
     def to_host(self, x: Any) -> Any:
-        if x.dtype == mx.bfloat16:
-            return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
-        return np.array(x)
+        row = self.dtype_of(x)
+        if row.module == "numpy":
+            return np.array(x)
+        return np.array(x.view(_OURS[DTYPES[f"uint{row.bits}"]])).view(row.numpy())
+
+    def adopt(self, x: Any) -> Any:
+        raise self.dlpack.error()
+
+    def export(self, x: Any) -> Any:
+        mx.eval(x)
+        return x
 
     def move(self, x: Any, device: Device) -> Any:
         self.native(device)
         return x
 
+    def separate(self, stacked: Any) -> list[Any]:
+        return [mx.contiguous(row) for row in stacked]
+
     def matmul(self, a: Any, b: Any) -> Any:
         """The product, on MLX's default device: `default_scope` sets another one."""
         return mx.matmul(a, b)
 
+    def finish(self, arrays: Any) -> None:
+        mx.eval(arrays)
+
     def synchronize(self, device: Device) -> None:
         mx.synchronize(mx.default_stream(self.native(device)))
 
+    def memory(self, device: Device) -> tuple[int, int] | None:
+        """What MLX holds in all: its devices share one memory."""
+        self.native(device)
+        used = mx.get_active_memory()
+        return used, used + mx.get_cache_memory()
+
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         return _default(self.native(device))
+
+
+def _missing(device: Device) -> tuple[str, ...]:
+    """The 64-bit types that there are none of on the device."""
+    return ("complex128",) if device.backend == "cpu" else ("complex128", *_ONLY_CPU)
 
 
 @contextmanager

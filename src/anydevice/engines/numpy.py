@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from anydevice.core.device import Device
-from anydevice.core.engine import Engine
+from anydevice.core.dtypes import DType
+from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.engines.host import known_dtype, private
 from anydevice.engines.sight import not_seen
 
 _CPU = Device("cpu")
@@ -18,6 +20,8 @@ class NumpyEngine:
     """Arrays in the host's memory."""
 
     name = "numpy"
+    shares_memory = False
+    dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
         return (_CPU,)
@@ -31,29 +35,98 @@ class NumpyEngine:
     def owns(self, x: object) -> bool:
         return isinstance(x, np.ndarray)
 
+    def is_traced(self, x: Any) -> bool:
+        return False
+
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return (_CPU,)
 
-    def from_host(self, x: Any, device: Device) -> Any:
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> Storage | None:
+        start, size = _allocation(x)
+        if not size:
+            return None
+        return Storage(start, size, _pointer(x) - start, x.strides, x.shape)
+
+    def address(self, x: Any) -> int | None:
+        return _pointer(x) if x.flags.c_contiguous and x.dtype.isnative else None
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         self.native(device)
-        return np.array(x)
+        return np.empty(shape, dtype.numpy())
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        self.native(device)
+        return private(x)
+
+    def from_host(self, x: Any, device: Device) -> Any:
+        return self.place(x, device)
 
     def to_host(self, x: Any) -> Any:
-        return np.array(x)
+        return private(x)
+
+    def adopt(self, x: Any) -> Any:
+        """The array's memory as NumPy; read-only where the other library does not let write."""
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise Absent(
+                f"NumPy cannot take over this array: {error}", instead="copy it with to_numpy"
+            ).error() from error
+
+    def export(self, x: Any) -> Any:
+        return x
 
     def move(self, x: Any, device: Device) -> Any:
         self.native(device)
         return x
 
+    def separate(self, stacked: Any) -> list[Any]:
+        return [row.copy() for row in stacked]
+
     def matmul(self, a: Any, b: Any) -> Any:
         return np.matmul(a, b)
 
+    def finish(self, arrays: Any) -> None:
+        """Return at once: what NumPy returns is complete."""
+
     def synchronize(self, device: Device) -> None:
+        self.native(device)
+
+    def memory(self, device: Device) -> None:
         self.native(device)
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         self.native(device)
         return nullcontext()
+
+
+def _pointer(x: Any) -> int:
+    address: int = x.__array_interface__["data"][0]
+    return address
+
+
+def _allocation(x: Any) -> tuple[int, int]:
+    """Address and size of the memory at the end of an array's chain of bases."""
+    top = x
+    while isinstance(top.base, np.ndarray):
+        top = top.base
+    if top.base is not None:
+        try:
+            top = np.frombuffer(top.base, np.uint8)  # bytes, a memory map, shared memory
+        except (BufferError, TypeError, ValueError):
+            pass  # another library's object: as much of its memory as the outermost array shows
+    if top.flags.c_contiguous or top.flags.owndata:
+        return _pointer(top), top.nbytes
+    low = high = _pointer(top)
+    for length, stride in zip(top.shape, top.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return low, high + top.itemsize - low if top.size else 0
 
 
 ENGINE: Engine = NumpyEngine()

@@ -12,7 +12,9 @@ import pyopencl as cl
 import pyopencl.array as cl_array
 
 from anydevice.core.device import Device
-from anydevice.core.engine import Absent, Engine
+from anydevice.core.dtypes import DType
+from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.engines.host import known_dtype, plain
 from anydevice.engines.sight import not_seen
 
 _KERNELS = Path(__file__).parent / "kernels"
@@ -23,6 +25,8 @@ class OpenclEngine:
     """Arrays of PyOpenCL."""
 
     name = "opencl"
+    shares_memory = False
+    dlpack = Absent("PyOpenCL has no DLPack", instead="copy the array with to_device")
 
     def devices(self) -> tuple[Device, ...]:
         return tuple(Device("opencl", index) for index in range(len(_seen())))
@@ -36,18 +40,58 @@ class OpenclEngine:
     def owns(self, x: object) -> bool:
         return isinstance(x, cl_array.Array)
 
+    def is_traced(self, x: Any) -> bool:
+        return False
+
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return tuple(Device("opencl", _seen().index(native)) for native in x.context.devices)
 
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> Storage | None:
+        """The buffer, known by its handle: OpenCL gives out no pointers."""
+        if not isinstance(x.base_data, cl.MemoryObjectHolder):
+            return None
+        return Storage(x.base_data.int_ptr, x.base_data.size, x.offset, x.strides, x.shape)
+
+    def address(self, x: Any) -> None:
+        """Nothing: OpenCL gives out no pointers."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        return cl_array.empty(_queue(self.native(device)), shape, dtype.numpy())
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        """A copy on the device; elements that OpenCL cannot compute with are kept all the same."""
+        return cl_array.to_device(_queue(self.native(device)), plain(x))
+
     def from_host(self, x: Any, device: Device) -> Any:
-        return cl_array.to_device(_queue(self.native(device)), np.array(x, order="C"))
+        return self.place(x, device)
 
     def to_host(self, x: Any) -> Any:
-        return x.get(queue=_queue_of(x))
+        if not x.size:
+            return np.empty(x.shape, x.dtype)
+        # PyOpenCL's own `get` reads no gaps and not every type, so the bytes are read here: those
+        # of the array or, where it has gaps, of all of its buffer.
+        gapless = x.flags.forc
+        start, size = (x.offset, x.nbytes) if gapless else (0, x.base_data.size)
+        read = np.empty(size, np.uint8)
+        cl.enqueue_copy(_queue_of(x), read, x.base_data, src_offset=start, wait_for=x.events)
+        array = np.ndarray(x.shape, x.dtype, read, x.offset - start, x.strides)
+        return array if gapless else array.copy()
+
+    def adopt(self, x: Any) -> Any:
+        raise self.dlpack.error()
+
+    def export(self, x: Any) -> Any:
+        raise self.dlpack.error()
 
     def move(self, x: Any, device: Device) -> Any:
         # Devices of different vendors share no memory, so the way leads through the host.
-        return x if self.devices_of(x) == (device,) else self.from_host(self.to_host(x), device)
+        return x if self.devices_of(x) == (device,) else self.place(self.to_host(x), device)
+
+    def separate(self, stacked: Any) -> list[Any]:
+        return [row.copy(queue=_queue_of(stacked)) for row in stacked]
 
     def matmul(self, a: Any, b: Any) -> Any:
         number = _NUMBERS.get(str(a.dtype))
@@ -68,8 +112,17 @@ class OpenclEngine:
             kernel(queue, (columns, rows), None, a.data, b.data, product.data, *sizes)
         return product
 
+    def finish(self, arrays: Any) -> None:
+        for x in arrays if isinstance(arrays, list | tuple) else (arrays,):
+            x.finish()
+            _queue_of(x).finish()
+
     def synchronize(self, device: Device) -> None:
         _queue(self.native(device)).finish()
+
+    def memory(self, device: Device) -> None:
+        """Nothing: OpenCL does not count."""
+        self.native(device)
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block without effect: OpenCL has no default device."""
@@ -111,7 +164,7 @@ def _plain(x: Any) -> Any:
     """The array in C order from the start of its buffer, which is all that the kernels read."""
     if x.flags.c_contiguous and x.offset == 0:
         return x
-    return cl_array.to_device(_queue_of(x), np.array(x.get(), order="C"))
+    return cl_array.to_device(_queue_of(x), np.array(ENGINE.to_host(x), order="C"))
 
 
 ENGINE: Engine = OpenclEngine()

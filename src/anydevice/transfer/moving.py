@@ -1,41 +1,97 @@
-"""Moving arrays, and plain nests of them, to a device and back."""
+"""Moving whatever holds arrays to a device and back, and telling where it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
+from anydevice.core.engine import Engine
 from anydevice.engines import registry
 from anydevice.engines.ownership import owner_of
 from anydevice.engines.places import place_of
-from anydevice.errors import TransferError
+from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
+from anydevice.transfer.copying import download, move, upload
+from anydevice.transfer.rings import release_ring
+from anydevice.transfer.targets import Target, target_of
+from anydevice.transfer.tree import Leaf, flatten
 
-Move = Callable[[Any], Any]
+_TEXTS_AND_THE_LIKE = ("O", "S", "U", "M", "m")
 
 
-def to_device(tree: Any, device: Device | str) -> Any:
-    """Every array in `tree` on `device`, in the same nest of dicts, lists and tuples.
+def to_device(
+    tree: Any,
+    device: Device | str,
+    *,
+    convert: bool = False,
+    copy: bool = True,
+    narrow: bool = False,
+) -> Any:
+    """Every array in `tree` on `device`; whatever else is in it stays as it is.
 
     A NumPy array becomes an array of the device's engine. An array of another library stays in
-    that library where it can live on the device, and becomes the engine's where it cannot. What
-    is already there is returned as it is; what is not an array is left alone.
+    that library where it can live on the device, and becomes the engine's where it cannot;
+    `convert=True` makes every array the engine's. What is already there is returned as it is.
+    Between libraries a copy is made; `copy=False` may share memory instead, where both can.
+
+    `tree` may be an array or any nest: dicts, lists, tuples, dataclasses, modules, optimizer
+    states, types added with `register_type`. A `torch.nn.Module` is moved in place and returned.
+    Arrays that occur twice stay one array.
 
     >>> import anydevice, numpy
     >>> anydevice.to_device({"weight": numpy.ones(3), "name": "layer"}, "cpu")["name"]
     'layer'
 
-    Raises `DeviceNotFoundError` where the device is not usable, and `TransferError`, naming the
-    leaf, where one cannot be moved.
+    Nothing loses precision unasked: where the engine has no 64-bit numbers, such an array is
+    refused unless `narrow=True`. Raises `DeviceNotFoundError` where the device is not usable, and
+    `TransferError`, naming the leaf, where one cannot be moved.
     """
-    target = device if isinstance(device, Device) and device.usable else choose_device(device)
-    return _each(tree, lambda leaf: _place(leaf, target), "")
+    target = target_of(device)
+    is_there = target.already_there.get(type(tree))
+    if is_there is not None and not convert and is_there(tree):
+        return tree
+    if is_array(tree):
+        return _moved([tree], None, target, convert, copy, narrow)[0]
+    leaves, rebuild = flatten(tree, is_array)
+    values = [leaf.value for leaf in leaves]
+    return rebuild(_moved(values, leaves, target, convert, copy, narrow))
 
 
 def to_numpy(tree: Any) -> Any:
     """Every array in `tree` as a NumPy array, in the same nest."""
-    return _each(tree, _to_host, "")
+    if is_array(tree):
+        return _on_host([tree], None)[0]
+    leaves, rebuild = flatten(tree, is_array)
+    return rebuild(_on_host([leaf.value for leaf in leaves], leaves))
+
+
+def device_of(tree: Any) -> Device | None:
+    """Where the arrays of `tree` are; `None` where it holds none.
+
+    >>> import anydevice, numpy
+    >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
+    (Device("cpu"), None)
+
+    Raises `DeviceMismatchError`, with two paths, where they are in several places, and where one
+    array is itself spread over several devices.
+    """
+    if is_array(tree):
+        return _single(tree, "")
+    leaves, _ = flatten(tree, is_array)
+    first: tuple[Leaf, Device] | None = None
+    for leaf in leaves:
+        here = _single(leaf.value, leaf)
+        if first is None:
+            first = (leaf, here)
+        elif here != first[1]:
+            paths = (first[0].path, leaf.path)
+            raise DeviceMismatchError(
+                f"{paths[0]} is on {first[1]}, but {paths[1]} is on {here}; "
+                "move them together with to_device()",
+                paths,
+            )
+    return first[1] if first else None
 
 
 def synchronize(device: Device | str | None = None) -> None:
@@ -45,42 +101,121 @@ def synchronize(device: Device | str | None = None) -> None:
         registry.load(target.engine).synchronize(place_of(target))
 
 
-def _place(leaf: Any, target: Device) -> Any:
-    owner = owner_of(leaf)
-    if owner is None or target.engine is None or _holds_no_numbers(leaf):
-        return leaf
-    standing = target.standing
-    place = place_of(target)
-    if owner.name != "numpy" and standing and owner.name in standing.engines:
-        return leaf if owner.devices_of(leaf) == (place,) else owner.move(leaf, place)
-    if owner.name == target.engine:
-        return leaf
-    return registry.load(target.engine).from_host(owner.to_host(leaf), place)
+def release(device: Device | str | None = None) -> None:
+    """Give the memory that copies to a device keep for the next ones back to the system."""
+    release_ring(place_of(choose_device(device)))
 
 
-def _holds_no_numbers(leaf: Any) -> bool:
-    """Whether it is a NumPy array of texts, dates or objects, which live on the host alone."""
-    return getattr(leaf.dtype, "kind", None) in ("O", "S", "U", "M", "m") or bool(
-        getattr(leaf.dtype, "names", None)
+def is_array(x: Any) -> bool:
+    """Whether it is an array of numbers of a library that is imported, and not a tracer."""
+    owner = owner_of(x)
+    if owner is None:
+        return False
+    if owner.name == "numpy":
+        return x.dtype.kind not in _TEXTS_AND_THE_LIKE and x.dtype.names is None
+    return not owner.is_traced(x)
+
+
+def _moved(
+    values: Sequence[Any],
+    leaves: Sequence[Leaf] | None,
+    target: Target,
+    convert: bool,
+    copy: bool,
+    narrow: bool,
+) -> list[Any]:
+    moved = list(values)
+    from_host: list[int] = []
+    for position, value in enumerate(values):
+        if type(value) in target.from_host and copy:
+            from_host.append(position)
+            continue
+        owner = owner_of(value)
+        assert owner is not None
+        try:
+            if owner.name == target.engine.name or (not convert and target.keeps(owner)):
+                moved[position] = _within_library(value, owner, target)
+            elif not copy and (shared := _shared(value, target)) is not None:
+                moved[position] = shared
+            else:
+                moved[position] = _host_copy(value, owner)
+                from_host.append(position)
+                target.remember_host(value, owner)
+        except Exception as error:
+            raise _naming(leaves, position, error) from error
+    _upload(moved, from_host, leaves, target, narrow)
+    return moved
+
+
+def _within_library(value: Any, owner: Engine, target: Target) -> Any:
+    places = owner.devices_of(value)
+    if places == (target.place,) or (owner.shares_memory and target.place in places):
+        target.remember(value, owner)
+        return value
+    return move(value, owner, places, target.place)
+
+
+def _shared(value: Any, target: Target) -> Any:
+    """The same memory as an array of the target's library; `None` where they cannot share it."""
+    try:
+        adopted = target.engine.adopt(value)
+    except Exception:  # each library refuses with errors of its own; then a copy is made
+        return None
+    return adopted if target.engine.devices_of(adopted) == (target.place,) else None
+
+
+def _host_copy(value: Any, owner: Engine) -> Any:
+    return value if owner.name == "numpy" else download(value, owner)
+
+
+def _upload(
+    moved: list[Any],
+    positions: list[int],
+    leaves: Sequence[Leaf] | None,
+    target: Target,
+    narrow: bool,
+) -> None:
+    """Replace the host arrays at these positions by arrays of the target's engine."""
+    failed_at: list[int] = []
+    try:
+        placed = upload(
+            [moved[p] for p in positions], target.engine, target.place, narrow, failed_at
+        )
+    except Exception as error:
+        position = positions[failed_at[-1]] if failed_at else positions[0]
+        raise _naming(leaves, position, error) from error
+    for position, array in zip(positions, placed, strict=True):
+        moved[position] = array
+
+
+def _on_host(values: Sequence[Any], leaves: Sequence[Leaf] | None) -> list[Any]:
+    host = []
+    for position, value in enumerate(values):
+        owner = owner_of(value)
+        assert owner is not None
+        try:
+            host.append(_host_copy(value, owner))
+        except Exception as error:
+            raise _naming(leaves, position, error) from error
+    return host
+
+
+def _single(value: Any, leaf: Leaf | str) -> Device:
+    owner = owner_of(value)
+    assert owner is not None
+    places = owner.devices_of(value)
+    if len(places) == 1 or (places and owner.shares_memory):
+        return places[0]
+    path = leaf if isinstance(leaf, str) else leaf.path
+    spread = ", ".join(map(str, places)) or "no device that anydevice knows"
+    raise DeviceMismatchError(
+        f"{path or 'the array'} is sharded over {spread}; gather it first", (path, path)
     )
 
 
-def _to_host(leaf: Any) -> Any:
-    owner = owner_of(leaf)
-    return leaf if owner is None or owner.name == "numpy" else owner.to_host(leaf)
-
-
-def _each(node: Any, move: Move, path: str) -> Any:
-    if type(node) is dict:
-        return {key: _each(value, move, f"{path}[{key!r}]") for key, value in node.items()}
-    if type(node) in (list, tuple):
-        items = (_each(value, move, f"{path}[{i}]") for i, value in enumerate(node))
-        return type(node)(items)
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        fields = (_each(getattr(node, name), move, f"{path}.{name}") for name in node._fields)
-        return type(node)(*fields)
-    try:
-        return move(node)
-    except Exception as error:  # each library refuses with errors of its own
-        where = path or "the array"
-        raise TransferError(f"{where}: {error}", path) from error
+def _naming(leaves: Sequence[Leaf] | None, position: int, error: Exception) -> TransferError:
+    path = leaves[position].path if leaves else ""
+    if isinstance(error, TransferError):
+        return error
+    said = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
+    return TransferError(f"{path or 'the array'}: {said}", path)

@@ -1,0 +1,146 @@
+"""The element types, as data: one row each, and how every other library spells them.
+
+The table is plain text and numbers. NumPy and ml_dtypes, which know what the rows mean, are
+loaded only when a row is asked for its NumPy type.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from anydevice.core.late import load
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+DTypeKind = Literal["bool", "int", "uint", "float", "complex"]
+"""What an element stands for; in an array API's words, "real floating" is `float` here."""
+
+
+class DType(Record):
+    """One element type.
+
+    `module` is the library whose scalar type of the same name NumPy holds it by, `numpy` or
+    `ml_dtypes`; `code` is its name in a safetensors file, `None` where the format has none.
+
+    >>> DTYPES["bfloat16"].itemsize, DTYPES["bfloat16"].code, DTYPES["bfloat16"].kind
+    (2, 'BF16', 'float')
+    """
+
+    name: str
+    bits: int
+    kind: DTypeKind
+    code: str | None = None
+    module: str = "numpy"
+
+    @property
+    def packed(self) -> bool:
+        """Whether files hold several elements in one byte; arrays give each a byte of its own."""
+        return self.bits < 8
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element in a host array."""
+        return (self.bits + 7) // 8
+
+    def numpy(self) -> Any:
+        """The `numpy.dtype` of this type.
+
+        Raises `UnsupportedError` where the installed ml_dtypes is too old to have it.
+
+        >>> DTYPES["bfloat16"].numpy().itemsize
+        2
+        """
+        if self.module == "numpy":
+            return load("numpy:dtype")(self.name)
+        try:
+            return load("numpy:dtype")(load(f"{self.module}:{self.name}"))
+        except AttributeError as error:
+            raise UnsupportedError(
+                f"the installed {self.module} is too old to have {self.name}; "
+                f"run: pip install --upgrade {self.module}"
+            ) from error
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES: dict[str, DType] = {
+    row.name: row
+    for row in (
+        DType("bool", 8, "bool", "BOOL"),
+        DType("int8", 8, "int", "I8"),
+        DType("int16", 16, "int", "I16"),
+        DType("int32", 32, "int", "I32"),
+        DType("int64", 64, "int", "I64"),
+        DType("uint8", 8, "uint", "U8"),
+        DType("uint16", 16, "uint", "U16"),
+        DType("uint32", 32, "uint", "U32"),
+        DType("uint64", 64, "uint", "U64"),
+        DType("float16", 16, "float", "F16"),
+        DType("float32", 32, "float", "F32"),
+        DType("float64", 64, "float", "F64"),
+        DType("complex64", 64, "complex", "C64"),
+        DType("complex128", 128, "complex"),
+        DType("bfloat16", 16, "float", "BF16", "ml_dtypes"),
+        DType("float8_e4m3fn", 8, "float", "F8_E4M3", "ml_dtypes"),
+        DType("float8_e5m2", 8, "float", "F8_E5M2", "ml_dtypes"),
+        DType("float8_e4m3fnuz", 8, "float", "F8_E4M3FNUZ", "ml_dtypes"),
+        DType("float8_e5m2fnuz", 8, "float", "F8_E5M2FNUZ", "ml_dtypes"),
+        DType("float8_e8m0fnu", 8, "float", "F8_E8M0", "ml_dtypes"),
+        DType("float8_e4m3b11fnuz", 8, "float", None, "ml_dtypes"),
+        DType("float8_e4m3", 8, "float", None, "ml_dtypes"),
+        DType("float8_e3m4", 8, "float", None, "ml_dtypes"),
+        DType("float6_e2m3fn", 6, "float", "F6_E2M3", "ml_dtypes"),
+        DType("float6_e3m2fn", 6, "float", "F6_E3M2", "ml_dtypes"),
+        DType("float4_e2m1fn", 4, "float", "F4", "ml_dtypes"),
+        DType("int4", 4, "int", None, "ml_dtypes"),
+        DType("uint4", 4, "uint", None, "ml_dtypes"),
+        DType("int2", 2, "int", None, "ml_dtypes"),
+        DType("uint2", 2, "uint", None, "ml_dtypes"),
+    )
+}
+
+BY_CODE: dict[str, DType] = {row.code: row for row in DTYPES.values() if row.code}
+"""The types that a safetensors file can hold, by the format's name for them."""
+
+_SAID_ELSEWHERE = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "single": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "double": "float64",
+    "fp64": "float64",
+} | {code.lower(): row.name for code, row in BY_CODE.items() if code != "BOOL"}
+"""What people also call our types: used to say "did you mean", never as a second name."""
+
+
+def as_dtype(spec: object) -> DType:
+    """The row for a name, or for any library's own object for a type.
+
+    Raises `ConfigurationError` with the valid names where there is none.
+
+    >>> import numpy
+    >>> as_dtype("float16").bits, as_dtype(numpy.float32).name, as_dtype(numpy.dtype("<i2")).name
+    (16, 'float32', 'int16')
+    """
+    if isinstance(spec, DType):
+        return spec
+    name = spec if isinstance(spec, str) else _name_of(spec)
+    row = DTYPES.get(name)
+    if row is None:
+        meant = _SAID_ELSEWHERE.get(name.lower())
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        raise ConfigurationError(
+            f"there is no element type {name!r}{hint}; the element types are {', '.join(DTYPES)}"
+        )
+    return row
+
+
+def _name_of(spec: object) -> str:
+    """The name that a library gives its own object: `torch.bfloat16`, `numpy.dtype("<f4")`, …"""
+    for name in (getattr(spec, "name", None), getattr(spec, "__name__", None)):
+        if isinstance(name, str):
+            return name.removesuffix("_")  # NumPy 1 calls its own bool `bool_`
+    return str(spec).rpartition(".")[2]

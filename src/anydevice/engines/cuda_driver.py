@@ -1,0 +1,108 @@
+"""The few calls of the CUDA driver that staged copies need, in the context every library shares.
+
+PyTorch, JAX and CuPy all use the device's primary context, so memory that one of them allocated
+can be filled by a copy that is started here. Nothing is loaded before the first copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+from anydevice.errors import AnyDeviceError, OutOfMemoryError
+
+_OUT_OF_MEMORY = 2
+_PORTABLE = 1
+_NON_BLOCKING = 1
+_NO_TIMING = 2
+
+
+class CudaDriver:
+    """One device's primary context; every method may be called from any thread."""
+
+    def __init__(self, index: int) -> None:
+        self._cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        self._call("cuInit", 0)
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), index)
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+
+    def enter(self) -> None:
+        """Make the context that of the calling thread; needed once in each."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def pinned(self, size: int) -> int:
+        """The address of so many bytes of host memory that the device can read by itself."""
+        address = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), _PORTABLE)
+        assert address.value is not None
+        return address.value
+
+    def give_back(self, address: int) -> None:
+        """Free what `pinned` allocated."""
+        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+
+    def stream(self) -> ctypes.c_void_p:
+        """A queue of copies that waits for no other."""
+        stream = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        return stream
+
+    def event(self) -> ctypes.c_void_p:
+        """A mark that can be put into a stream."""
+        event = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(event), _NO_TIMING)
+        return event
+
+    def destroy(self, stream: ctypes.c_void_p, *events: ctypes.c_void_p) -> None:
+        """Free a stream and marks."""
+        for event in events:
+            self._call("cuEventDestroy_v2", event)
+        self._call("cuStreamDestroy_v2", stream)
+
+    def copy_in(self, target: int, source: int, size: int, stream: ctypes.c_void_p) -> None:
+        """Start a copy from pinned memory to the device."""
+        to, start, count = ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(size)
+        self._call("cuMemcpyHtoDAsync_v2", to, start, count, stream)
+
+    def copy_out(self, target: int, source: int, size: int, stream: ctypes.c_void_p) -> None:
+        """Start a copy from the device to pinned memory."""
+        to, start, count = ctypes.c_void_p(target), ctypes.c_uint64(source), ctypes.c_size_t(size)
+        self._call("cuMemcpyDtoHAsync_v2", to, start, count, stream)
+
+    def mark(self, event: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
+        """Put the mark behind everything in the stream."""
+        self._call("cuEventRecord", event, stream)
+
+    def wait(self, event: ctypes.c_void_p) -> None:
+        """Wait until the mark has been reached."""
+        self._call("cuEventSynchronize", event)
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether the device can read this host memory by itself."""
+        kind = ctypes.c_uint()
+        memory_type = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        code = self._cuda.cuPointerGetAttribute(
+            ctypes.byref(kind), memory_type, ctypes.c_uint64(address)
+        )
+        return code == 0 and kind.value == 1
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code == _OUT_OF_MEMORY:
+            raise OutOfMemoryError(
+                f"{name} found no memory; call anydevice.release() and try again"
+            )
+        if code:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(text))
+            said = (text.value or b"unknown").decode("utf-8", "replace")
+            raise AnyDeviceError(f"the CUDA driver answered {name} with error {code}: {said}")
+
+
+@cache
+def driver_of(index: int) -> CudaDriver:
+    """The driver of `cuda:index`, opened on the first copy to it."""
+    return CudaDriver(index)

@@ -1,0 +1,122 @@
+"""Host arrays on their way to a device: made plain, narrowed where asked, or refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.dtypes import DTYPES, DType, as_dtype
+from anydevice.core.engine import Absent
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+Array = np.ndarray[Any, Any]
+
+NARROWER = {"float64": "float32", "complex128": "complex64", "int64": "int32", "uint64": "uint32"}
+"""The 64-bit types, and what each becomes in a library that has none."""
+
+_warned = False
+
+
+@lru_cache(maxsize=256)
+def known_dtype(spec: object) -> DType:
+    """The row of a library's own object for a type.
+
+    Raises `UnsupportedError` for texts, dates, objects, and whatever else is not in the table.
+    """
+    try:
+        return as_dtype(spec)
+    except ConfigurationError as error:
+        raise Absent(
+            f"{spec} is not an element type that can be moved",
+            instead=f"convert the array to one of {', '.join(DTYPES)}",
+        ).error() from error
+
+
+def lacking(library: str, dtype: DType) -> UnsupportedError:
+    """The error for an element type that a library does not have at all."""
+    return Absent(
+        f"{library} has no {dtype}", instead="convert the array, or use another engine"
+    ).error()
+
+
+def plain(x: Array) -> Array:
+    """The same numbers in C order, native byte order and aligned: `x` itself where it is so.
+
+    Raises `UnsupportedError` where it has a mask, or elements that are not numbers.
+    """
+    _refuse_what_is_lost(x)
+    if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
+        return np.asarray(x)
+    return private(x)
+
+
+def private(x: Array) -> Array:
+    """The same as `plain`, in memory that nobody else has."""
+    _refuse_what_is_lost(x)
+    return np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
+
+
+def _refuse_what_is_lost(x: Array) -> None:
+    known_dtype(x.dtype)
+    if isinstance(x, np.ma.MaskedArray):
+        raise Absent(
+            "a masked array would lose its mask", instead="call its filled() method first"
+        ).error()
+
+
+def narrowed(
+    x: Array, lacks: Collection[str], *, why: str, remedy: str, narrow: bool = False
+) -> Array:
+    """The array in types that a library has, given the 64-bit ones that it `lacks`.
+
+    `why` says the cause and `remedy` what would keep all bits, both for the message. Rules as in
+    `Engine.place`.
+    """
+    wide = known_dtype(x.dtype).name
+    if wide not in lacks:
+        return x
+    small = NARROWER[wide]
+    if x.dtype.kind in "iu":
+        return _whole_numbers(x, small, why=why, remedy=remedy, narrow=narrow)
+    if not narrow:
+        raise Absent(
+            f"{why}, so this {wide} array would be rounded to {small}",
+            instead=f"{remedy}, or pass narrow=True to have it rounded",
+        ).error()
+    try:
+        with np.errstate(over="raise", under="ignore", invalid="ignore"):
+            return x.astype(small)
+    except FloatingPointError as error:
+        raise Absent(
+            f"{why}, and this {wide} array holds numbers that are too large for {small}",
+            instead=f"{remedy}; narrow=True rounds, but makes no number infinite",
+        ).error() from error
+
+
+def _whole_numbers(x: Array, small: str, *, why: str, remedy: str, narrow: bool) -> Array:
+    limits = np.iinfo(small)
+    if x.size and (x.min() < limits.min or x.max() > limits.max):
+        raise Absent(
+            f"{why}, and this {x.dtype.name} array holds numbers that do not fit {small}",
+            instead=f"{remedy}; narrow=True rounds, but changes no whole number",
+        ).error()
+    if not narrow:
+        _warn_once(f"{why}: {x.dtype.name} arrays whose numbers fit become {small}; {remedy}")
+    return x.astype(small)
+
+
+def _warn_once(text: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(f"{text}, or pass narrow=True (this is said once)", stacklevel=5)
+
+
+def forget_warning() -> None:
+    """Let the next array whose whole numbers are narrowed be warned of again."""
+    global _warned
+    _warned = False

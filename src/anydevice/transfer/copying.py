@@ -1,0 +1,162 @@
+"""Copies between the host and a device: staged where they are large, plain where they are small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.engine import Engine
+from anydevice.errors import UnsupportedError
+from anydevice.transfer.rings import ring_of
+from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring
+
+MANY = 32
+"""Arrays of one kind from which on it pays to send them together."""
+
+_BATCHES = 5  # while one is taken apart there, the next is packed here
+
+
+def upload(
+    arrays: Sequence[Any], engine: Engine, device: Device, narrow: bool, failed_at: list[int]
+) -> list[Any]:
+    """NumPy arrays as arrays of an engine on a device, in their order.
+
+    Where one cannot be placed, its number is appended to `failed_at` before the error is raised.
+    """
+    placed: list[Any] = [None] * len(arrays)
+    staged: list[int] = []
+    together = _upload_together(arrays, engine, device)
+    for number, array in enumerate(arrays):
+        if number in together:
+            placed[number] = together[number]
+            continue
+        try:
+            room = _room(array, engine, device)
+            if room is None:
+                placed[number] = engine.place(array, device, narrow=narrow)
+            else:
+                placed[number] = room
+                staged.append(number)
+        except Exception:
+            failed_at.append(number)
+            raise
+    ring = ring_of(device) if staged else None
+    if ring is not None:
+        _fill([placed[n] for n in staged], [arrays[n] for n in staged], engine, ring)
+    return placed
+
+
+def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> dict[int, Any]:
+    """The small arrays of which there are many alike, by their number; each has its own memory."""
+    if device.backend != "cuda" or len(arrays) < MANY:
+        return {}
+    alike: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
+    for number, array in enumerate(arrays):
+        if type(array) is np.ndarray and array.ndim and 0 < array.nbytes < WORTH_STAGING:
+            alike.setdefault((array.dtype, array.shape), []).append(number)
+    placed: dict[int, Any] = {}
+    for numbers in alike.values():
+        if len(numbers) >= MANY:
+            placed.update(zip(numbers, _rows_there(arrays, numbers, engine, device), strict=False))
+    return placed
+
+
+def _rows_there(
+    arrays: Sequence[Any], numbers: list[int], engine: Engine, device: Device
+) -> list[Any]:
+    """Arrays of one type and shape: packed and sent by one thread, taken apart by this one."""
+    ring = ring_of(device)
+    first = arrays[numbers[0]]
+    dtype = as_dtype(first.dtype)
+
+    def send(some: list[int]) -> Any:
+        room = engine.empty((len(some), *first.shape), dtype, device)
+        address = engine.address(room)
+        assert ring is not None
+        assert address is not None
+        engine.finish([room])
+        ring.upload_rows([arrays[number] for number in some], address)
+        return room
+
+    size = max(MANY, -(-len(numbers) // _BATCHES))
+    batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    try:
+        engine.empty((1, *first.shape), dtype, device)
+    except UnsupportedError:
+        return []  # the plain way says what is wrong, or narrows
+    rows: list[Any] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="anydevice pack") as ahead:
+        sent = [ahead.submit(send, batch) for batch in batches]
+        for each in sent:
+            rows += engine.separate(each.result())
+    return rows
+
+
+def download(array: Any, engine: Engine) -> Any:
+    """An array of an engine as a NumPy array of its own."""
+    places = engine.devices_of(array)
+    ring = ring_of(places[0]) if len(places) == 1 and _is_large(array) else None
+    if ring is None or engine.address(array) is None:
+        return engine.to_host(array)
+    engine.finish([array])
+    host = np.empty(tuple(array.shape), engine.dtype_of(array).numpy())
+    address = engine.address(array)
+    assert address is not None
+    ring.download([Piece(host.ctypes.data, address, host.nbytes)])
+    return host
+
+
+def move(array: Any, engine: Engine, places: Sequence[Device], device: Device) -> Any:
+    """An array on another device of its own library.
+
+    Large ones go from the host through the ring, unless a gradient has to flow through the copy.
+    """
+    source = engine.address(array) if _may_be_staged(array, places, device) else None
+    ring = ring_of(device) if source is not None else None
+    if source is None or ring is None:
+        return engine.move(array, device)
+    room = engine.empty(tuple(array.shape), engine.dtype_of(array), device)
+    address = engine.address(room)
+    if address is None:
+        return engine.move(array, device)
+    engine.finish([room])
+    ring.upload([Piece(source, address, array.nbytes)])
+    return room
+
+
+def _may_be_staged(array: Any, places: Sequence[Device], device: Device) -> bool:
+    from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
+    return from_host and _is_large(array) and not getattr(array, "requires_grad", False)
+
+
+def _room(array: Any, engine: Engine, device: Device) -> Any:
+    """Memory on the device for an array that is worth staging; `None` for any other."""
+    if device.backend != "cuda" or array.nbytes < WORTH_STAGING:
+        return None
+    try:
+        room = engine.empty(array.shape, as_dtype(array.dtype), device)
+    except UnsupportedError:
+        return None  # the plain way says what is wrong, or narrows
+    return None if engine.address(room) is None else room
+
+
+def _fill(rooms: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> None:
+    engine.finish(rooms)
+    # Held until the copy has ended: the pieces only know addresses.
+    sources = [np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for array in arrays]
+    pieces = []
+    for room, source in zip(rooms, sources, strict=True):
+        address = engine.address(room)
+        assert address is not None
+        pieces.append(Piece(source.ctypes.data, address, source.nbytes))
+    ring.upload(pieces)
+
+
+def _is_large(array: Any) -> bool:
+    size = getattr(array, "nbytes", 0)
+    return isinstance(size, int) and size >= WORTH_STAGING

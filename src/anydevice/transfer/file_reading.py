@@ -1,0 +1,127 @@
+"""A file that is read by position, from several threads, and that must not change meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from anydevice.core.record import Record
+from anydevice.errors import TransferError
+
+_LOCK = threading.Lock()
+
+
+class Stamp(Record):
+    """What tells one state of a file from another."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+
+class PlainFile:
+    """An ordinary file, opened for reading by position; a context manager that closes it.
+
+    Folders, pipes and devices are refused before they are opened, because opening or reading them
+    may never end. Given the `stamp` of an earlier opening, a file that is no longer the same is
+    refused, too. Every error is a `TransferError` with the file's path.
+    """
+
+    def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
+        self.path = path
+        try:
+            kind = os.stat(path).st_mode
+            if not stat.S_ISREG(kind):
+                raise TransferError(f"{path} is not an ordinary file, so it is not read")
+            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError as error:
+            raise TransferError(f"there is no file {path}") from error
+        except (OSError, ValueError) as error:  # a ValueError where the path holds a null byte
+            raise self._unreadable(error) from error
+        self.stamp = self._stamp_now()
+        if stamp is not None and stamp != self.stamp:
+            self.close()
+            raise self._changed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back to the operating system."""
+        os.close(self._file)
+
+    @property
+    def size(self) -> int:
+        """The file's bytes when it was opened."""
+        return self.stamp.size
+
+    def read_into(self, buffer: memoryview, position: int) -> None:
+        """Fill the whole buffer with the bytes from `position` on. Threads may do so at once."""
+        filled = 0
+        while filled < len(buffer):
+            try:
+                got = _read(self._file, buffer[filled:], position + filled)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if not got:
+                raise TransferError(
+                    f"{self.path} became shorter while it was being read: it had {self.size} bytes "
+                    f"and now ends at byte {position + filled}; load it again once it is complete"
+                )
+            filled += got
+
+    def read(self, size: int, position: int) -> bytearray:
+        """So many bytes from `position` on."""
+        buffer = bytearray(size)
+        self.read_into(memoryview(buffer), position)
+        return buffer
+
+    def confirm_unchanged(self) -> None:
+        """Raise where the file was written to since it was opened."""
+        if self._stamp_now() != self.stamp:
+            raise self._changed()
+
+    def _stamp_now(self) -> Stamp:
+        seen = os.fstat(self._file)
+        return Stamp(seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+
+    def _changed(self) -> TransferError:
+        return TransferError(
+            f"{self.path} was changed while it was being read; load it again once it is complete"
+        )
+
+    def _unreadable(self, error: OSError | ValueError) -> TransferError:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return TransferError(f"{self.path} cannot be read: {reason}")
+
+
+def _read_by_position(file: int, buffer: memoryview, position: int) -> int:
+    return os.preadv(file, [buffer], position)
+
+
+def _read_in_turns(file: int, buffer: memoryview, position: int) -> int:
+    """The same where the system has no such call: one thread moves the file's only position."""
+    with _LOCK:
+        os.lseek(file, position, os.SEEK_SET)
+        found = os.read(file, min(len(buffer), 2**20))
+    buffer[: len(found)] = found
+    return len(found)
+
+
+_read: Callable[[int, memoryview, int], int] = (
+    _read_by_position if hasattr(os, "preadv") else _read_in_turns
+)

@@ -1,0 +1,239 @@
+"""Batches placed ahead of the loop that uses them, by one thread an iteration.
+
+The loop and its thread share two queues and nothing else. Through one the loop says that there is
+room for another batch, or that it has ended; through the other the batches come. The thread knows
+nothing of the iterator that the loop holds, so an abandoned one is collected as any other object,
+and collecting it ends the thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextvars import copy_context
+from queue import Empty, SimpleQueue
+from typing import Any
+from weakref import WeakSet
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.transfer.moving import to_device
+
+GRACE = 1.0
+"""Seconds that the end of the process waits for loaders which are in the middle of a batch."""
+
+_NOTHING = object()
+_pulling: WeakSet[_Pull] = WeakSet()
+
+
+class Prefetch:
+    """An iterable of placed batches, which can be iterated as often as its loader. See `prefetch`.
+
+    It has a length where the loader has one.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: Device, depth: int) -> None:
+        self.loader = loader
+        self.device = device
+        self.depth = depth
+        self._turn = threading.Lock()
+
+    def __iter__(self) -> Batches:
+        # Asked for here and not in the thread: a loader that forks workers must do so before it.
+        source = iter(self.loader)
+        one_shot = source is self.loader
+        turn = self._turn if one_shot else threading.Lock()
+        return Batches(_Pull(source, self.device, self.depth, turn))
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.loader)
+
+    def __repr__(self) -> str:
+        return f"Prefetch({self.loader!r}, {self.device!r}, depth={self.depth})"
+
+
+class Batches(Iterator[Any]):
+    """One iteration: the batches in the loader's order.
+
+    It ends with the loader, with an error of the loader, with `close()`, or when it is no longer
+    used. It is also a context manager that closes itself.
+    """
+
+    def __init__(self, pull: _Pull) -> None:
+        self._pull = pull
+        self._ended = False
+        pull.start()
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        try:
+            batch = self._pull.wait()
+        except BaseException:  # such as Ctrl-C while waiting, after which nobody comes back
+            self._ended = True
+            self._pull.stop()
+            raise
+        if not isinstance(batch, _End):
+            return batch
+        self.close()
+        if batch.error is None:
+            raise StopIteration
+        try:
+            if isinstance(batch.error, StopIteration):
+                raise RuntimeError("placing a batch raised StopIteration") from batch.error
+            raise batch.error
+        finally:
+            del batch  # else the error would hold this frame, and this frame the error
+
+    def close(self) -> None:
+        """End the iteration, let go of the batches that are ready, and wait for the thread.
+
+        That takes no longer than the loader takes for the batch that it is at. Another thread that
+        waits for a batch of this iteration then finds it at its end.
+        """
+        self._ended = True
+        self._pull.stop()
+        self._pull.join()
+        self._pull.conclude()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Without waiting: whoever drops the last reference should not stand still for it.
+        self._pull.stop()
+
+
+class _End(Record):
+    """What comes instead of a batch when there is none: the loader is at its end, or failed."""
+
+    error: BaseException | None = None
+
+
+class _Pull(threading.Thread):
+    """Pulls batches from a source, in the context of whoever made it, and places them."""
+
+    def __init__(
+        self, source: Iterator[Any], device: Device, depth: int, turn: threading.Lock
+    ) -> None:
+        # A daemon: a loader that never returns must not keep the process from ending.
+        super().__init__(name="anydevice prefetch", daemon=True)
+        self._source: Iterator[Any] | None = source
+        self._device = device
+        self._turn = turn
+        self._context = copy_context()
+        self._stopped = False
+        # SimpleQueue may be used from a finalizer, whatever the interrupted code was doing.
+        self._room: SimpleQueue[None] = SimpleQueue()
+        self._ready: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
+
+    def start(self) -> None:
+        super().start()
+        _pulling.add(self)
+
+    def run(self) -> None:
+        try:
+            self._context.run(self._place_batches)
+        except BaseException as error:  # whatever it is, it belongs to the loop
+            self._ready.put(_End(error))
+        else:
+            self._ready.put(_End())
+        finally:
+            self._source = None
+
+    def _place_batches(self) -> None:
+        assert self._source is not None
+        while self._room.get() is None and not self._stopped:
+            with self._turn:
+                # Whoever waited for his turn may have been stopped meanwhile.
+                batch = _NOTHING if self._stopped else next(self._source, _NOTHING)
+            if batch is _NOTHING:
+                return
+            self._ready.put(to_device(batch, self._device))
+            del batch  # while this thread waits for room, the batch is the loop's alone
+
+    def wait(self) -> Any:
+        """The next batch, or the `_End`; taking it opens room for one more."""
+        if not self.is_alive() and self._ready.empty():
+            raise AnyDeviceError(
+                "this iteration was begun before a fork, and its thread stayed in the parent "
+                "process; begin a new one here with iter()"
+            )
+        batch = self._ready.get()
+        self._room.put(None)
+        return batch
+
+    def stop(self) -> None:
+        """Pull nothing more, and let go of what is ready. Waits for nothing."""
+        self._stopped = True
+        self._room.put(None)
+        self._drain()
+
+    def conclude(self) -> None:
+        """After the thread has ended: let go of its last batch, and wake whoever still waits."""
+        self._drain()
+        self._ready.put(_End())
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._ready.get_nowait()
+        except Empty:
+            pass
+
+
+def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Prefetch:
+    """The batches of `loader` on `device`, the next `depth` of them pulled and placed ahead.
+
+    `loader` is anything that can be iterated: a list, a generator, a
+    `torch.utils.data.DataLoader`. The loop gets its batches in order, as `to_device` gives them,
+    while a thread already works on the next ones; so loading, copying and computing overlap as far
+    as the loader leaves Python to others.
+
+    >>> import numpy
+    >>> [int(batch["x"].sum()) for batch in prefetch([{"x": numpy.ones(n)} for n in (1, 2)], "cpu")]
+    [1, 2]
+
+    At most `depth` batches lie ready or are being made, beside the one that the loop has. An error
+    of the loader, or of placing, is raised in the loop, after the batches before it. A loop that
+    stops early ends the thread, after the batch that it is at; of a loader that can be iterated
+    only once, the batches that were pulled ahead are then gone. Raises `DeviceNotFoundError`
+    where the device is not usable, and `ConfigurationError` where `loader` or `depth` are not
+    what they should be.
+    """
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise ConfigurationError(
+            f"prefetch: a {type(loader).__name__} cannot be iterated; give it a loader, such as a "
+            f"list of batches, a generator or a DataLoader"
+        )
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ConfigurationError(
+            f"prefetch: depth must be a whole number from 1 on, not {depth!r}; it is how many "
+            f"batches are placed ahead, and 2 is usually enough"
+        )
+    target = device if isinstance(device, Device) and device.usable else choose_device(device)
+    return Prefetch(loader, target, depth)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let threads end that can: one that is cut off inside a library may crash the process."""
+    pulling = [pull for pull in _pulling if pull.is_alive()]
+    for pull in pulling:
+        pull.stop()
+    until = time.monotonic() + GRACE
+    for pull in pulling:
+        pull.join(max(0.0, until - time.monotonic()))

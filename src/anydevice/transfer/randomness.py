@@ -1,0 +1,304 @@
+"""Random numbers that are the same for the same seed on every engine and every device.
+
+The numbers are made in the host's memory from one definition (`philox` and `distributions`) and
+then placed on the device. Array libraries agree on little but plain arithmetic: their own
+generators differ, and so do their logarithms, 64-bit integers and fused operations. Made once and
+placed, the numbers cannot differ. For noise of many gigabytes on a GPU, that library's own
+generator is faster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat, SupportsIndex, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError
+from anydevice.transfer import distributions, philox
+from anydevice.transfer.distributions import FLOATS, INTEGERS, joined, words_each
+from anydevice.transfer.moving import to_device
+
+Shape = int | Sequence[int]
+Make = Callable[[philox.Words, int], NDArray[Any]]
+"""Numbers from words and the place in the stream at which these begin."""
+
+_WORDS_AT_ONCE = 2**18
+"""So many words are made into numbers together, so that what lies between stays in the cache."""
+
+
+class State(TypedDict):
+    """Where a generator stands, as plain data: whole numbers, ready for JSON."""
+
+    seed: int
+    stream: int
+    counter: int
+
+
+class Stream(Record):
+    """One sequence of 2**66 random words, told from all others by two 64-bit numbers."""
+
+    seed: int
+    stream: int
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Stream:
+        """The stream of a seed: under 2**64 the seed is the key itself, larger ones are hashed."""
+        return cls(seed, 0) if seed < 2**64 else cls._hashed(f"seed {seed:x}")
+
+    def derived(self, purpose: str, *numbers: int) -> Stream:
+        """Another stream, which depends on this one and on what it is for."""
+        numbered = " ".join(f"{number:x}" for number in (self.seed, self.stream, *numbers))
+        return self._hashed(f"{purpose} {numbered}")
+
+    @classmethod
+    def _hashed(cls, text: str) -> Stream:
+        digest = hashlib.sha256(f"anydevice.rng {text}".encode()).digest()
+        return cls(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little"))
+
+
+class Random:
+    """A sequence of random numbers for one device; each call gives further ones. See `rng`.
+
+    A shape only arranges the numbers: `(2, 3)` gives those of `6`, and drawing 4 and then 2 gives
+    those of drawing 6 at once. `state` says where it stands, and `from_state` goes on from there.
+
+    Threads may share one: no number is given out twice, but which thread gets which depends on
+    their timing. A forked process goes on with the numbers of its parent. In both cases `split`
+    first, and give each its own.
+    """
+
+    def __init__(self, stream: Stream, counter: int, device: Device) -> None:
+        self._stream = stream
+        self._counter = counter
+        self._device = device
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
+        """The generator that goes on where the one stood whose `state` this is.
+
+        Raises `ConfigurationError` where that is not a state.
+        """
+        limits = {"seed": 2**64, "stream": 2**64, "counter": philox.LENGTH + 1}
+        if not isinstance(state, Mapping) or state.keys() != limits.keys():
+            raise ConfigurationError(
+                f"{state!r} is not the state of a generator; it holds seed, stream and counter"
+            )
+        seed, stream, counter = (
+            _whole(f"{name} of the state", state[name], below=limit)
+            for name, limit in limits.items()
+        )
+        return cls(Stream(seed, stream), counter, choose_device(device))
+
+    @property
+    def device(self) -> Device:
+        """Where the numbers are placed."""
+        return self._device
+
+    @property
+    def state(self) -> State:
+        """Where it stands now, to be kept as JSON or pickled, and handed to `rng` again."""
+        stream = self._stream
+        return {"seed": stream.seed, "stream": stream.stream, "counter": self._counter}
+
+    def bits(self, shape: Shape) -> Any:
+        """Words of 32 random bits, as uint32."""
+        return self._drawn(shape, np.dtype(np.uint32), 1, lambda words, _: words)
+
+    def uniform(
+        self, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: Any = "float32"
+    ) -> Any:
+        """Numbers from `low` up to but never `high`, each part of it equally likely.
+
+        A float64 has 53 random bits, any other 24; a float16 or bfloat16 is the float32 of the
+        same words rounded down, so it never becomes `high` either.
+        """
+        kind = _dtype(dtype, FLOATS)
+        make = distributions.Uniform(_real("low", low), _real("high", high), kind)
+        return self._drawn(shape, kind, words_each(kind), lambda words, _: make(words))
+
+    def normal(
+        self, shape: Shape, mean: float = 0.0, std: float = 1.0, dtype: Any = "float32"
+    ) -> Any:
+        """Numbers of the normal distribution with that mean and standard deviation.
+
+        A float64 is made of 52 random bits and reaches 8.2 deviations; any other is made of 32
+        and reaches 6.4. A float16 or bfloat16 is the float32 of the same words, rounded.
+        """
+        kind = _dtype(dtype, FLOATS)
+        make = distributions.Normal(_real("mean", mean), _real("std", std), kind)
+        return self._drawn(shape, kind, words_each(kind), lambda words, _: make(words))
+
+    def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
+        """Whole numbers from `low` up to but not `high`, all of them exactly equally likely."""
+        kind = _dtype(dtype, INTEGERS)
+        low, high = _whole("low", low, least=None), _whole("high", high, least=None)
+        limits = np.iinfo(kind)
+        if not limits.min <= low < high <= limits.max + 1:
+            raise ConfigurationError(
+                f"integers(low={low}, high={high}): low must be less than high, and all that lies "
+                f"between must fit into {kind}, which is {limits.min} to {limits.max}"
+            )
+        span = high - low
+        bits = 32 if span <= 2**32 else 64
+        lowest = np.uint64(low % 2**64)  # the sum wraps round, and the conversion wraps it back
+
+        def make(words: philox.Words, start: int) -> NDArray[Any]:
+            return (self._below(span, bits, words, start) + lowest).astype(kind)
+
+        return self._drawn(shape, kind, bits // 32, make)
+
+    def permutation(self, n: int, dtype: Any = "int32") -> Any:
+        """The numbers from 0 up to but not `n` in random order.
+
+        They are sorted by 64 random bits each. Two that draw the same bits keep their order, which
+        among a million numbers happens once in 40 million permutations.
+        """
+        kind = _dtype(dtype, INTEGERS)
+        length = _whole("n", n)
+        if length > np.iinfo(kind).max + 1:
+            raise ConfigurationError(f"permutation({n}): {kind} does not reach so far; take int64")
+        keys = self._made(length, np.dtype(np.uint64), 2, lambda words, _: joined(words))
+        return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
+
+    def split(self, n: int) -> tuple[Random, ...]:
+        """`n` generators of their own for this device; splitting again gives further ones."""
+        number = _whole("n", n, least=1)
+        position = self._taken(1)
+        return tuple(
+            Random(self._stream.derived("split", position, index), 0, self._device)
+            for index in range(number)
+        )
+
+    def _drawn(self, shape: Shape, kind: np.dtype[Any], each: int, make: Make) -> Any:
+        """Numbers of a shape, placed; each is made of `each` words."""
+        sizes, count = _sizes(shape)
+        return to_device(self._made(count, kind, each, make).reshape(sizes), self._device)
+
+    def _made(self, count: int, kind: np.dtype[Any], each: int, make: Make) -> NDArray[Any]:
+        """Numbers in the host's memory, made part by part."""
+        made = np.empty(count, dtype=kind)
+        start = self._taken(count * each)
+        step = _WORDS_AT_ONCE // each
+        for begin in range(0, count, step):
+            end = min(begin + step, count)
+            position, size = start + begin * each, (end - begin) * each
+            words = philox.words(self._stream.seed, self._stream.stream, position, size)
+            made[begin:end] = make(words, position)
+        return made
+
+    def _below(self, span: int, bits: int, words: philox.Words, start: int) -> NDArray[np.uint64]:
+        """Numbers below `span`.
+
+        One whose words are of no use takes the words at the same place of a further stream: so
+        every number keeps its own place, and none depends on how many were drawn with it.
+        """
+        numbers, again = distributions.integers(words, span, bits)
+        each = bits // 32
+        turn = 0
+        while len(again):
+            turn += 1
+            further = self._stream.derived("again", turn)
+            places = (again[:, None] * each + np.arange(each)).reshape(-1)
+            fresh = philox.words_at(further.seed, further.stream, start, places)
+            numbers[again], useless = distributions.integers(fresh, span, bits)
+            again = again[useless]
+        return numbers
+
+    def _taken(self, words: int) -> int:
+        """Sets so many words aside for the caller, and says where they begin."""
+        with self._lock:
+            start, end = self._counter, self._counter + words
+            if end > philox.LENGTH:
+                raise ConfigurationError(
+                    f"this stream has only {philox.LENGTH - start} words left, and {words} are "
+                    f"asked for; split() gives fresh streams"
+                )
+            self._counter = end
+        return start
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Random.from_state, (self.state, self._device)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={value}" for name, value in self.state.items())
+        return f"Random({numbers}, device={str(self._device)!r})"
+
+
+def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Random:
+    """Random numbers that depend on the seed alone: the same on every engine and every device.
+
+    `seed` is any whole number from 0 on, or the `state` of a generator to go on from. The numbers
+    are placed on `device`, as its engine's arrays; without one, on the device that `device()`
+    would choose now.
+
+    >>> import anydevice
+    >>> random = rng(7, anydevice.device("cpu", engine="numpy"))
+    >>> random.uniform(2).tolist()
+    [0.9545971155166626, 0.7501521706581116]
+    >>> random.integers(1, 7, shape=5).tolist(), random.permutation(5).tolist()
+    ([1, 3, 4, 4, 2], [1, 4, 3, 2, 0])
+    >>> saved = random.state
+    >>> random.normal(2).tolist() == rng(saved, random.device).normal(2).tolist()
+    True
+
+    All of them are the same bit for bit wherever NumPy computes in IEEE 754 arithmetic. Raises
+    `ConfigurationError` for what is not a seed, and `DeviceNotFoundError` where the device is not
+    usable.
+    """
+    if isinstance(seed, Mapping):
+        return Random.from_state(seed, device)
+    return Random(Stream.of_seed(_whole("the seed", seed)), 0, choose_device(device))
+
+
+def _whole(name: str, value: SupportsIndex, least: int | None = 0, below: int | None = None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if (
+        number is None
+        or isinstance(value, bool)
+        or (least is not None and number < least)
+        or (below is not None and number >= below)
+    ):
+        bounds = "" if least is None else f" from {least} on"
+        bounds += "" if below is None else f" and below {below}"
+        raise ConfigurationError(f"{name} must be a whole number{bounds}, not {value!r}")
+    return number
+
+
+def _real(name: str, value: SupportsFloat) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, str) or not math.isfinite(number):
+        raise ConfigurationError(f"{name} must be a finite number, not {value!r}")
+    return number
+
+
+def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
+    """A shape as a tuple, and how many numbers it holds."""
+    lengths = shape if isinstance(shape, Sequence) else (shape,)
+    sizes = tuple(_whole("each length of a shape", length) for length in lengths)
+    return sizes, math.prod(sizes)
+
+
+def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+    """The NumPy dtype for a name, or for what any array library calls its dtype."""
+    name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+    if name not in known:
+        raise ConfigurationError(
+            f"no such numbers of dtype {dtype!r}; take one of {', '.join(known)}"
+        )
+    return known[name]

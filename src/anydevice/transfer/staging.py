@@ -1,0 +1,237 @@
+"""Copies between ordinary memory and a device, through a ring of pinned buffers.
+
+A device reads pinned memory by itself at the speed of the bus, but ordinary memory only through
+the CPU. Several lanes, each a thread with its own stream and two pinned buffers, fill one buffer
+while the other is in flight: copying by the CPU and by the bus overlap, and many cores share the
+first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from anydevice.core.record import Record
+
+CHUNK = 4 * 2**20
+MOST_LANES = 12
+WORTH_STAGING = 2**20
+"""Bytes below which the library's own copy is as quick."""
+
+ARENA = 16 * 2**20
+"""Bytes of small arrays that travel together."""
+
+_BUFFERS = 2
+
+Fill = Callable[[int, "Piece"], None]
+"""Puts the bytes of a piece into the pinned memory at an address."""
+
+
+class Copier(Protocol):
+    """What staging needs of a device's driver."""
+
+    def enter(self) -> None:
+        """Make the device that of the calling thread."""
+
+    def pinned(self, size: int) -> int:
+        """The address of so many bytes that the device can read by itself."""
+
+    def give_back(self, address: int) -> None:
+        """Free what `pinned` allocated."""
+
+    def stream(self) -> Any:
+        """A queue of copies that waits for no other."""
+
+    def event(self) -> Any:
+        """A mark that can be put into a stream."""
+
+    def destroy(self, stream: Any, *events: Any) -> None:
+        """Free a stream and marks."""
+
+    def copy_in(self, target: int, source: int, size: int, stream: Any) -> None:
+        """Start a copy from pinned memory to the device."""
+
+    def copy_out(self, target: int, source: int, size: int, stream: Any) -> None:
+        """Start a copy from the device to pinned memory."""
+
+    def mark(self, event: Any, stream: Any) -> None:
+        """Put the mark behind everything in the stream."""
+
+    def wait(self, event: Any) -> None:
+        """Wait until the mark has been reached."""
+
+
+class Piece(Record):
+    """One stretch of a copy: where it is on both sides, and its size in bytes.
+
+    On the host that is an address, or whatever else the filling function goes by.
+    """
+
+    host: int
+    device: int
+    size: int
+
+
+def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
+    """The same copies in stretches of at most `chunk` bytes.
+
+    >>> [piece.size for piece in cut([Piece(0, 0, 10)], 4)]
+    [4, 4, 2]
+    """
+    for piece in pieces:
+        for start in range(0, piece.size, chunk):
+            size = min(chunk, piece.size - start)
+            yield Piece(piece.host + start, piece.device + start, size)
+
+
+class _Lane:
+    """A stream with its pinned buffers; used by one thread at a time."""
+
+    def __init__(self, copier: Copier, chunk: int) -> None:
+        self.copier = copier
+        self.stream = copier.stream()
+        self.buffers = [copier.pinned(chunk) for _ in range(_BUFFERS)]
+        self.events = [copier.event() for _ in range(_BUFFERS)]
+
+    def upload(self, pieces: Iterator[Piece], fill: Fill) -> None:
+        turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
+        for piece, (buffer, event) in zip(pieces, turns, strict=False):
+            self.copier.wait(event)
+            fill(buffer, piece)
+            self.copier.copy_in(piece.device, buffer, piece.size, self.stream)
+            self.copier.mark(event, self.stream)
+        self.finish()
+
+    def download(self, pieces: Iterator[Piece]) -> None:
+        turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
+        waiting: list[tuple[Piece, int, Any]] = []
+        for piece, (buffer, event) in zip(pieces, turns, strict=False):
+            if len(waiting) == _BUFFERS:
+                self._empty(*waiting.pop(0))
+            self.copier.copy_out(buffer, piece.device, piece.size, self.stream)
+            self.copier.mark(event, self.stream)
+            waiting.append((piece, buffer, event))
+        for each in waiting:
+            self._empty(*each)
+
+    def finish(self) -> None:
+        for event in self.events:
+            self.copier.wait(event)
+
+    def _empty(self, piece: Piece, buffer: int, event: Any) -> None:
+        self.copier.wait(event)
+        ctypes.memmove(piece.host, buffer, piece.size)
+
+    def close(self) -> None:
+        self.finish()
+        for buffer in self.buffers:
+            self.copier.give_back(buffer)
+        self.copier.destroy(self.stream, *self.events)
+
+
+class _Arena:
+    """Two pinned halves in which many small arrays are put together before they travel."""
+
+    def __init__(self, copier: Copier, size: int) -> None:
+        self.lane = _Lane(copier, size)
+        self.halves = [
+            np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(buffer)), np.uint8)
+            for buffer in self.lane.buffers
+        ]
+
+    def upload(self, rows: Sequence[Any], address: int) -> None:
+        lane, first, size = self.lane, rows[0], rows[0].nbytes
+        together = max(1, self.halves[0].size // size)
+        dtype = first.dtype.newbyteorder("=")
+        turns = itertools.cycle(zip(self.halves, lane.buffers, lane.events, strict=True))
+        starts = range(0, len(rows), together)
+        for start, (half, buffer, event) in zip(starts, turns, strict=False):
+            some = rows[start : start + together]
+            lane.copier.wait(event)
+            packed = half[: len(some) * size].view(dtype)
+            np.concatenate(some, out=packed.reshape(-1, *first.shape[1:]))
+            lane.copier.copy_in(address + start * size, buffer, len(some) * size, lane.stream)
+            lane.copier.mark(event, lane.stream)
+        lane.finish()
+
+
+class Ring:
+    """The lanes of one device: bounded, reused from copy to copy, given back by `close`."""
+
+    def __init__(self, copier: Copier, lanes: int, chunk: int = CHUNK) -> None:
+        self._copier = copier
+        self._chunk = chunk
+        self._threads = ThreadPoolExecutor(
+            lanes, thread_name_prefix="anydevice copy", initializer=copier.enter
+        )
+        self._turn = threading.Lock()
+        copier.enter()
+        self._lanes = [_Lane(copier, chunk) for _ in range(lanes)]
+        self._arena: _Arena | None = None
+
+    def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
+        """Copy every piece from the host to the device; returns when all have arrived.
+
+        `fill` brings the bytes of a piece into pinned memory, and is called by several threads;
+        without it they are copied from the piece's address.
+        """
+        self._run(lambda lane, shared: lane.upload(shared, fill or _copy_from_host), pieces)
+
+    def upload_rows(self, rows: Sequence[Any], address: int) -> None:
+        """Copy arrays of one type and shape, one behind the other, to a device's address.
+
+        They have at least one axis, and fit into the arena one by one.
+        """
+        with self._turn:
+            self._copier.enter()
+            if self._arena is None:
+                self._arena = _Arena(self._copier, ARENA)
+            self._arena.upload(rows, address)
+
+    def download(self, pieces: Sequence[Piece]) -> None:
+        """Copy every piece from the device to the host; returns when all have arrived."""
+        self._run(_Lane.download, pieces)
+
+    def close(self) -> None:
+        """Give the pinned memory and the threads back."""
+        with self._turn:
+            self._copier.enter()
+            for lane in self._lanes:
+                lane.close()
+            self._lanes.clear()
+            if self._arena is not None:
+                self._arena.lane.close()
+                self._arena = None
+            self._threads.shutdown()
+
+    def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
+        with self._turn:
+            shared = _Shared(cut(pieces, self._chunk))
+            needed = sum(-(-piece.size // self._chunk) for piece in pieces)
+            lanes = self._lanes[:needed]
+            running = [self._threads.submit(work, lane, shared) for lane in lanes]
+            wait(running)  # all of them, also where one failed: they use memory of the caller
+            for each in running:
+                each.result()
+
+
+def _copy_from_host(buffer: int, piece: Piece) -> None:
+    ctypes.memmove(buffer, piece.host, piece.size)
+
+
+class _Shared(Iterator[Piece]):
+    """One iterator that several threads draw from."""
+
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Piece:
+        with self._lock:
+            return next(self._pieces)

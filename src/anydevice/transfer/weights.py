@@ -1,0 +1,209 @@
+"""Weights from safetensors files straight onto a device, without a second copy of them all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DType, as_dtype
+from anydevice.core.engine import Engine
+from anydevice.core.sizes import format_size
+from anydevice.engines import registry
+from anydevice.engines.places import place_of
+from anydevice.errors import (
+    ConfigurationError,
+    DeviceNotFoundError,
+    OutOfMemoryError,
+    TransferError,
+    UnsupportedError,
+)
+from anydevice.transfer.file_reading import PlainFile
+from anydevice.transfer.loading_progress import LoadingProgress
+from anydevice.transfer.rings import ring_of
+from anydevice.transfer.safetensors_files import Entry, Header, Placed, read_model
+from anydevice.transfer.staging import WORTH_STAGING, Piece
+
+CHUNK = 8 * 2**20
+"""Bytes that are read, and where asked for converted, at a time."""
+
+Advance = Callable[[int], None]
+
+
+def load_weights(
+    path: str | os.PathLike[str],
+    device: Device | str,
+    dtype: object = None,
+    *,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """The tensors of a safetensors model by name, on `device`, as arrays of its engine.
+
+    `path` is one `.safetensors` file, a sharded model's index file, or a folder that holds either.
+    The tensors come in the order in which the file, or the index, lists them. They are read one
+    after another, so that beside the arrays themselves only one tensor is in host memory.
+
+    With `dtype`, such as `"bfloat16"`, tensors of floating point numbers become that type, and
+    integers, booleans and complex numbers stay as they are. A number too large for it is an error.
+
+    A load of more than 100 MB or one second shows its progress on a terminal; `progress=False`
+    never, `progress=True` from the start.
+
+    Every header is checked before the first array is made: a damaged, incomplete or foreign file is
+    a `TransferError` that names it, and so is a tensor that the engine cannot hold. Pickles are
+    refused: they are never read.
+
+    >>> import tempfile
+    >>> header = b'{"bias": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "tiny.safetensors")
+    ...     _ = path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    ...     load_weights(path, "cpu", "float32")
+    {'bias': array([0., 0.], dtype=float32)}
+    """
+    wanted = _float_type(dtype)
+    target = device if isinstance(device, Device) and device.usable else choose_device(device)
+    if sys.byteorder != "little":
+        raise UnsupportedError("safetensors files are little-endian, and this machine is not")
+    model = read_model(Path(path).expanduser())
+    if target.engine is None:
+        raise DeviceNotFoundError(f"no installed library drives {target}: {target.why_not}")
+    engine, place = registry.load(target.engine), place_of(target)
+    arrays: dict[str, Any] = dict.fromkeys(model)
+    with LoadingProgress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
+        for header, entries in _by_file(model):
+            arrays.update(_load_file(header, entries, wanted, engine, place, shown.advance))
+    return arrays
+
+
+def _load_file(
+    header: Header,
+    entries: Sequence[Entry],
+    wanted: DType | None,
+    engine: Engine,
+    device: Device,
+    advance: Advance,
+) -> dict[str, Any]:
+    """Those tensors of one file on a device; that the file stayed the same meanwhile is certain."""
+    arrays = {}
+    with PlainFile(header.path, header.stamp) as file:
+        for entry in entries:
+            dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
+            try:
+                arrays[entry.name] = _place(file, entry, dtype, engine, device, advance)
+            except (TransferError, OutOfMemoryError):
+                raise
+            except Exception as error:  # each library refuses with errors of its own
+                raise _refused(file, entry, str(error)) from error
+        file.confirm_unchanged()
+    return arrays
+
+
+def _place(
+    file: PlainFile, entry: Entry, dtype: DType, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """One tensor of an opened file as an array of `dtype` on a device.
+
+    The header has been checked, and whatever reads another way replaces this function alone.
+    """
+    if device.backend == "cuda" and dtype == entry.dtype and entry.dtype.kind != "bool":
+        staged = _place_staged(file, entry, engine, device, advance)
+        if staged is not None:
+            return staged
+    host = _read(file, entry, dtype, advance)
+    # What was read is nobody else's, so for NumPy it is the result.
+    return host if engine.name == "numpy" else engine.from_host(host, device)
+
+
+def _place_staged(
+    file: PlainFile, entry: Entry, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """A large tensor, read by several threads straight into what the device copies from."""
+    ring = ring_of(device) if entry.nbytes >= WORTH_STAGING else None
+    if ring is None:
+        return None
+    room = engine.empty(entry.shape, entry.dtype, device)
+    address = engine.address(room)
+    if address is None:
+        return None
+
+    def fill(buffer: int, piece: Piece) -> None:
+        pinned = (ctypes.c_char * piece.size).from_address(buffer)
+        file.read_into(memoryview(pinned).cast("B"), piece.host)
+        advance(piece.size)
+
+    engine.finish([room])
+    ring.upload([Piece(entry.start, address, entry.nbytes)], fill)
+    return room
+
+
+def _read(file: PlainFile, entry: Entry, dtype: DType, advance: Advance) -> Any:
+    """The tensor in host memory, read a chunk at a time into the memory where it stays."""
+    try:
+        array = np.empty(entry.shape, dtype.numpy())
+    except MemoryError as error:
+        asked = entry.nbytes // entry.dtype.itemsize * dtype.itemsize
+        raise OutOfMemoryError(
+            f"{file.path}: the host has no {format_size(asked)} for the tensor {entry.name!r}; "
+            "give other arrays up first, or load it as a smaller dtype",
+            asked=asked,
+        ) from error
+    flat = array.reshape(-1)
+    width = entry.dtype.itemsize
+    step = CHUNK // width
+    as_stored = (
+        None if dtype == entry.dtype else np.empty(min(step, flat.size), entry.dtype.numpy())
+    )
+    for first in range(0, flat.size, step):
+        part = flat[first : first + step]
+        stored = part if as_stored is None else as_stored[: part.size]
+        file.read_into(stored.view(np.uint8).data, entry.start + first * width)
+        if entry.dtype.kind == "bool" and stored.view(np.uint8).max() > 1:
+            raise _refused(file, entry, "it is BOOL, and holds bytes that are neither 0 nor 1")
+        if as_stored is not None and not _convert(stored, part):
+            raise _refused(
+                file, entry, f"it holds numbers that {dtype} cannot; load it as {entry.dtype}"
+            )
+        advance(stored.nbytes)
+    return array
+
+
+def _convert(source: Any, target: Any) -> bool:
+    """Write the numbers as the target's type; whether each that was finite still is."""
+    with np.errstate(all="ignore"):
+        target[...] = source
+    finite = np.isfinite(target)
+    return bool(finite.all()) or not bool((np.isfinite(source) & ~finite).any())
+
+
+def _by_file(model: Mapping[str, Placed]) -> Iterator[tuple[Header, list[Entry]]]:
+    """The tensors of each file as they lie in it, so that it is read from front to back."""
+    headers = {placed.header.path: placed.header for placed in model.values()}
+    entries: dict[Path, list[Entry]] = {path: [] for path in headers}
+    for placed in model.values():
+        entries[placed.header.path].append(placed.entry)
+    for path, header in headers.items():
+        yield header, sorted(entries[path], key=lambda entry: entry.start)
+
+
+def _float_type(dtype: object) -> DType | None:
+    if dtype is None:
+        return None
+    wanted = as_dtype(dtype)
+    if wanted.kind != "float" or wanted.packed:
+        raise ConfigurationError(
+            f"weights cannot be loaded as {wanted}: dtype is what floating point numbers become, "
+            "such as 'bfloat16', 'float16' or 'float32'; other numbers keep their type"
+        )
+    return wanted
+
+
+def _refused(file: PlainFile, entry: Entry, problem: str) -> TransferError:
+    return TransferError(f"{file.path}: the tensor {entry.name!r}: {problem}", entry.name)

@@ -1,0 +1,127 @@
+"""Where an array's memory is, who shares it, and when it may be touched."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.engine import Engine
+
+from .bits import EXACT_EVERYWHERE, ROWS, moved, small_numbers
+
+FLOAT32 = DTYPES["float32"]
+
+
+@pytest.mark.parametrize("dtype", ROWS, ids=str)
+def test_an_empty_array_has_its_type_and_shape_or_is_refused(
+    engine: Engine, device: Device, dtype: DType
+) -> None:
+    made, _ = moved(lambda: engine.empty((3, 4), dtype, device))
+    assert made is not None or dtype.name not in EXACT_EVERYWHERE
+    if made is not None:
+        engine.finish(made)
+        assert engine.owns(made)
+        assert engine.dtype_of(made) == dtype
+        assert device in engine.devices_of(made)
+        back = engine.to_host(made)
+        assert (back.shape, back.dtype) == ((3, 4), dtype.numpy())
+
+
+@pytest.mark.parametrize("shape", [(), (0, 2), (1, 2, 3, 1, 2)])
+def test_an_empty_array_has_any_shape(
+    engine: Engine, device: Device, shape: tuple[int, ...]
+) -> None:
+    made = engine.empty(shape, FLOAT32, device)
+    assert tuple(made.shape) == shape
+    assert engine.to_host(made).shape == shape
+
+
+@pytest.mark.parametrize("dtype", ROWS, ids=str)
+def test_an_array_knows_its_type(engine: Engine, device: Device, dtype: DType) -> None:
+    host = small_numbers(dtype, 2, 3)
+    placed, _ = moved(lambda: engine.place(host, device, narrow=True))
+    if placed is not None:
+        assert engine.dtype_of(placed) == DTYPES[engine.to_host(placed).dtype.name]
+        assert not engine.is_traced(placed)
+
+
+@pytest.mark.parametrize("name", EXACT_EVERYWHERE)
+def test_memory_may_be_written_through_its_address(
+    engine: Engine, device: Device, name: str
+) -> None:
+    host = small_numbers(DTYPES[name], 5, 7)
+    made = [engine.empty(host.shape, DTYPES[name], device) for _ in range(3)]
+    addresses = [engine.address(x) for x in made]
+    engine.finish(made)
+    assert addresses == [engine.address(x) for x in made]
+    if None in addresses:
+        assert addresses == [None] * 3
+        return
+    assert len(set(addresses)) == 3
+    if device.kind == "cpu":
+        ctypes.memmove(addresses[1], host.ctypes.data, host.nbytes)
+        assert engine.to_host(made[1]).tobytes() == host.tobytes()
+
+
+def test_views_share_their_allocation(engine: Engine, device: Device) -> None:
+    whole = engine.place(small_numbers(FLOAT32, 4, 6), device)
+    apart = engine.place(small_numbers(FLOAT32, 4, 6), device)
+    rows, columns = whole[1:], whole[:, 1::2]
+    held = engine.storage(whole)
+    if held is None:
+        assert engine.storage(rows) is None
+        return
+    assert held.allocation == (held.address, held.size)
+    assert held.size >= 4 * 6 * 4
+    assert (held.shape, held.strides) == ((4, 6), (24, 4))
+    for part, offset, strides in ((rows, 24, (24, 4)), (columns, 4, (24, 8))):
+        storage = engine.storage(part)
+        assert storage is not None
+        assert storage.allocation == held.allocation
+        assert storage.offset == held.offset + offset
+        assert (storage.shape, storage.strides) == (tuple(part.shape), strides)
+    other = engine.storage(apart)
+    assert other is not None
+    assert other.allocation != held.allocation
+    assert engine.address(columns) is None
+    if engine.address(whole) is not None:
+        assert engine.address(whole) == held.address + held.offset
+        assert engine.address(rows) == held.address + held.offset + 24
+
+
+def test_views_are_read_as_they_are(engine: Engine, device: Device) -> None:
+    host = np.arange(24, dtype=np.float32).reshape(4, 6)
+    placed = engine.place(host, device)
+    for part in (np.s_[1:], np.s_[:, ::2], np.s_[::2, 1::3], np.s_[2]):
+        np.testing.assert_array_equal(engine.to_host(placed[part]), host[part])
+    np.testing.assert_array_equal(engine.to_host(placed.T), host.T)
+
+
+def test_nothing_lies_nowhere(engine: Engine, device: Device) -> None:
+    assert engine.storage(engine.empty((0, 3), FLOAT32, device)) is None
+
+
+def test_finishing_takes_one_several_or_none(engine: Engine, device: Device) -> None:
+    one = engine.place(small_numbers(FLOAT32, 64, 64), device)
+    with engine.default_scope(device):
+        several = [engine.matmul(one, one) for _ in range(3)]
+        for arrays in (one, several, tuple(several), []):
+            engine.finish(arrays)
+    for x in several:
+        np.testing.assert_array_equal(engine.to_host(x), engine.to_host(several[0]))
+
+
+def test_memory_figures_follow_what_is_placed(engine: Engine, device: Device) -> None:
+    before = engine.memory(device)
+    held = engine.place(np.ones((1024, 1024), np.float32), device)
+    after = engine.memory(device)
+    if before is None or after is None:
+        assert before is after
+        return
+    assert after[0] >= before[0] + 4 * 2**20
+    assert all(used <= reserved for used, reserved in (before, after))
+    del held

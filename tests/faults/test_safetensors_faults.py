@@ -1,0 +1,310 @@
+"""Safetensors files that are damaged in thousands of ways, hostile, or too large for the host.
+
+Each mutated file is either refused with a `TransferError` that names it, or read; what is read is
+what the reference library reads. In both cases nothing near more than the file's size is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import BY_CODE
+from anydevice.errors import OutOfMemoryError, TransferError
+from anydevice.transfer.weights import load_weights
+
+CPU = Device("cpu", engine="numpy")
+SMALL = 64 * 1024
+"""Bytes for the objects of a small header, the file's path, the error and its trace."""
+
+
+@pytest.fixture(autouse=True)
+def everything_is_imported(tmp_path: Path) -> None:
+    """What is loaded on first use would else count as memory of the first file that is read."""
+    for row in BY_CODE.values():
+        row.numpy()
+    path = tmp_path / "first.safetensors"
+    path.write_bytes(content({}, b""))
+    load_weights(path, CPU)
+
+
+def content(header: Any, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def sound(dice: random.Random) -> tuple[dict[str, Any], bytes]:
+    """A sound model of a few tensors, of any types and shapes."""
+    header: dict[str, Any] = {}
+    at = 0
+    if dice.random() < 0.5:
+        header["__metadata__"] = {"format": "pt", "ü\n": '"\\'}
+    for number in range(dice.randint(0, 5)):
+        code = dice.choice([code for code, row in BY_CODE.items() if not row.packed])
+        shape = [dice.choice([0, 1, 2, 3, 5]) for _ in range(dice.randint(0, 3))]
+        size = BY_CODE[code].itemsize
+        for length in shape:
+            size *= length
+        header[f"layers.{number}.weight"] = {
+            "dtype": code,
+            "shape": shape,
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    return header, bytes(dice.choice([0, 1]) for _ in range(at))
+
+
+# --- ways to damage a file -------------------------------------------------------------------
+
+NASTY: list[Any] = [
+    *(0, 1, -1, 2, 4, 7, 8, 255, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400),
+    *(0.0, 1.0, -0.0, 1e300, True, False, None, "", "F32", "F4", "X", "0", [], [0], [[]], {}),
+    *([0, 0], [0, 1], [1, 0], [4, 4], [2**32, 2**32], [1] * 33, [1] * 5000, {"dtype": "F32"}),
+]
+BYTES = b'{}[]",:0123456789-.eE \\/u\x00\x1f\x7f\xc3\xff'
+
+
+def at_random(dice: random.Random, raw: bytes) -> bytes:
+    """Change, insert, delete or repeat a few bytes, mostly of the header."""
+    damaged = bytearray(raw)
+    reach = len(raw) if dice.random() < 0.3 else 8 + int.from_bytes(raw[:8], "little")
+    for _ in range(dice.choice([1, 1, 1, 2, 5])):
+        where = dice.randrange(min(reach, len(damaged))) if damaged else 0
+        stretch = slice(where, where + dice.choice([1, 1, 2, 8, 40]))
+        way = dice.randrange(4)
+        if way == 0:
+            damaged[where : where + 1] = bytes([dice.choice(BYTES)])
+        elif way == 1:
+            damaged[where:where] = bytes(dice.choices(BYTES, k=dice.choice([1, 2, 8])))
+        elif way == 2:
+            del damaged[stretch]
+        else:
+            damaged[where:where] = damaged[stretch]
+    return bytes(damaged)
+
+
+def header_at_random(dice: random.Random, raw: bytes) -> bytes:
+    """The same within the header, whose length is then right again."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    return content(at_random(dice, raw[:end])[8:], raw[end:])
+
+
+def by_meaning(dice: random.Random, raw: bytes) -> bytes:
+    """Replace, drop, copy or add values of the header, which stays JSON."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        holder: Any = header
+        while True:
+            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+            if not keys:
+                break
+            key = dice.choice(keys)
+            if isinstance(holder[key], dict | list) and dice.random() < 0.8:
+                holder = holder[key]
+                continue
+            way = dice.randrange(4)
+            if way == 0 or isinstance(holder, list):
+                holder[key] = dice.choice(NASTY)
+            elif way == 1:
+                del holder[key]
+            elif way == 2:
+                holder[dice.choice(["dtype", "shape", "b", "__metadata__"])] = holder[key]
+            else:
+                holder["more"] = dice.choice(NASTY)
+            break
+    return content(header, raw[end:])
+
+
+def by_offset(dice: random.Random, raw: bytes) -> bytes:
+    """Move the offsets of a tensor a little: overlaps, gaps, reversals; or swap two tensors'."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    if tensors:
+        entry, other = dice.choice(tensors), dice.choice(tensors)
+        if dice.random() < 0.3:
+            entry["data_offsets"], other["data_offsets"] = (
+                other["data_offsets"],
+                entry["data_offsets"],
+            )
+        else:
+            which = dice.randrange(2)
+            entry["data_offsets"][which] += dice.choice([-8, -4, -1, 1, 4, 8, 2**40])
+    return content(header, raw[end:])
+
+
+def by_length(dice: random.Random, raw: bytes) -> bytes:
+    """Say another length of the header."""
+    length = int.from_bytes(raw[:8], "little")
+    other = dice.choice(
+        [0, 1, 2**63, 2**64 - 1, 10**8, 10**8 + 1, length - 1, length + 1, len(raw)]
+    )
+    return other.to_bytes(8, "little") + raw[8:]
+
+
+def cut_off(dice: random.Random, raw: bytes) -> bytes:
+    return raw[: dice.randrange(len(raw))]
+
+
+def drawn_out(dice: random.Random, raw: bytes) -> bytes:
+    return raw + bytes(dice.choice([1, 8, 4096]))
+
+
+def unharmed(dice: random.Random, raw: bytes) -> bytes:
+    return raw
+
+
+WAYS: list[Callable[[random.Random, bytes], bytes]] = [
+    *(at_random, header_at_random, header_at_random, by_meaning, by_meaning, by_meaning),
+    *(by_offset, by_length, cut_off, drawn_out, unharmed),
+]
+
+
+# --- the bar ---------------------------------------------------------------------------------
+
+
+def attempt(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """What was read, or how it was refused."""
+    try:
+        return load_weights(path, CPU), ""
+    except TransferError as error:
+        return None, str(error)
+
+
+def read_both(path: Path, raw: bytes) -> bool:
+    """Whether we read the file; that we read it rightly, or refuse it well, is asserted."""
+    path.write_bytes(raw)
+    tracemalloc.start()
+    found, refusal = attempt(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= len(raw) + SMALL, f"{peak} bytes were allocated for a file of {len(raw)}"
+    if found is None:
+        assert refusal.startswith(str(path))
+        assert len(refusal) < 1000
+        return False
+    theirs = dict(safetensors.deserialize(raw))
+    assert found.keys() == theirs.keys()
+    for name, array in found.items():
+        assert array.shape == tuple(theirs[name]["shape"])
+        assert array.dtype == BY_CODE[theirs[name]["dtype"]].numpy()
+        assert array.tobytes() == bytes(theirs[name]["data"])
+    return True
+
+
+def mutate_and_read(path: Path, seed: int, count: int) -> None:
+    dice = random.Random(seed)
+    outcomes = []
+    for number in range(count):
+        raw = content(*sound(dice))
+        way = WAYS[number % len(WAYS)]
+        damaged = way(dice, raw)
+        try:
+            outcomes.append(read_both(path, damaged))
+        except BaseException:
+            sys.stderr.write(f"seed {seed}, mutation {number}, {way.__name__}: {damaged!r}\n")
+            raise
+    # A fuzzer that is always refused, or never, would find nothing.
+    assert 0.1 < sum(outcomes) / count < 0.6
+
+
+def test_mutated_files_are_refused_or_read_rightly(tmp_path: Path) -> None:
+    mutate_and_read(tmp_path / "model.safetensors", seed=1, count=550)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_ten_thousand_mutated_files_are_refused_or_read_rightly(tmp_path: Path, seed: int) -> None:
+    mutate_and_read(tmp_path / "model.safetensors", seed, count=1_000)
+
+
+def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
+    header = {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}
+    raw = content(header, bytes(12))
+    for length in range(len(raw)):
+        assert not read_both(tmp_path / "model.safetensors", raw[:length]), length
+    assert read_both(tmp_path / "model.safetensors", raw)
+
+
+def test_mutated_indexes_are_refused_or_read_rightly(tmp_path: Path) -> None:
+    tensors = {"a": "1.safetensors", "b": "2.safetensors"}
+    entry = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    for name, file in tensors.items():
+        (tmp_path / file).write_bytes(content({name: entry}, b"1"))
+    index = tmp_path / "model.safetensors.index.json"
+    sound_index = json.dumps({"metadata": {"total_size": 2}, "weight_map": tensors}).encode()
+    dice, outcomes = random.Random(3), []
+    for _ in range(500):
+        damaged = header_at_random(dice, content(sound_index, b""))[8:]
+        index.write_bytes(damaged)
+        found, refusal = attempt(tmp_path)
+        if found is None:
+            assert refusal.startswith(str(tmp_path)), (refusal, damaged)
+        else:
+            named = json.loads(damaged)["weight_map"]
+            assert {name: tensors[name] for name in found} == named
+        outcomes.append(found is not None)
+    assert 0.02 < sum(outcomes) / len(outcomes) < 0.6
+
+
+# --- hostile on purpose ----------------------------------------------------------------------
+
+MANY = 50_000
+HOSTILE = {
+    "lists in a shape": b'{"a":{"shape":[' + b"[]," * MANY,
+    "numbers in a shape": b'{"a":{"shape":[' + b"65536," * MANY,
+    "lists in a field of its own": b'{"a":{"x":[' + b"[]," * MANY + b"]}}",
+    "one wide character": '{"a":{"x":"🙂"},'.encode() + b" " * 5 * MANY,
+    "an endless number": b'{"a":{"shape":[' + b"9" * 5 * MANY + b"]}}",
+    "an endless name": b'{"' + b"n" * 5 * MANY + b'":{}}',
+    "brackets alone": b"[" * 5 * MANY,
+    "backslashes": b'{"' + b"\\\\" * 2 * MANY,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_header_takes_no_more_memory_than_its_file(tmp_path: Path, name: str) -> None:
+    raw = content(HOSTILE[name], b"")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(raw)
+    tracemalloc.start()
+    with pytest.raises(TransferError):
+        load_weights(path, CPU)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The header itself; for an endless name also the name, raw, decoded, and in the message.
+    allowed = 6 * len(raw) if name == "an endless name" else len(raw)
+    assert peak <= allowed + SMALL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is set as on Linux")
+def test_a_model_too_large_for_the_host_is_out_of_memory(tmp_path: Path) -> None:
+    import resource
+
+    size = 16 * 2**30
+    header = {"large": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content(header, b""))
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size + size)  # a hole: it takes no room on the disk
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + size // 2, before[1]))
+    try:
+        with pytest.raises(
+            OutOfMemoryError, match=r"has no 16\.0 GiB for the tensor 'large'"
+        ) as caught:
+            load_weights(path, CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert caught.value.asked == size

@@ -1,0 +1,195 @@
+"""Staged copies, with host memory on both sides: what the lanes do, without a device."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.transfer.staging import Piece, Ring, cut
+
+CHUNK = 1000
+
+
+class HostCopier:
+    """A device whose memory is the host's, and whose copies end only when they are waited for."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.kept: dict[int, Any] = {}
+        self.pending: dict[int, list[tuple[int, int, int]]] = {}
+        self.marks: dict[int, tuple[int, int]] = {}
+        self.threads: set[int] = set()
+        self.copies = 0
+        self.fail_at = fail_at
+        self._lock = threading.Lock()
+        self._next = 0
+
+    def enter(self) -> None:
+        self.threads.add(threading.get_ident())
+
+    def pinned(self, size: int) -> int:
+        buffer = ctypes.create_string_buffer(size)
+        self.kept[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
+
+    def give_back(self, address: int) -> None:
+        del self.kept[address]
+
+    def stream(self) -> int:
+        with self._lock:
+            self._next += 1
+            self.pending[self._next] = []
+            return self._next
+
+    def event(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next
+
+    def destroy(self, stream: int, *events: int) -> None:
+        assert self.pending.pop(stream) == []
+
+    def _copy(self, target: int, source: int, size: int, stream: int) -> None:
+        assert threading.get_ident() in self.threads
+        with self._lock:
+            self.copies += 1
+            if self.copies == self.fail_at:
+                raise RuntimeError("the bus is gone")
+        self.pending[stream].append((target, source, size))
+
+    copy_in = copy_out = _copy
+
+    def mark(self, event: int, stream: int) -> None:
+        self.marks[event] = (stream, len(self.pending[stream]))
+
+    def wait(self, event: int) -> None:
+        if event not in self.marks:
+            return
+        stream, count = self.marks.pop(event)
+        for target, source, size in self.pending[stream][:count]:
+            ctypes.memmove(target, source, size)
+        del self.pending[stream][:count]
+        for other, (its_stream, its_count) in list(self.marks.items()):
+            if its_stream == stream:
+                self.marks[other] = (stream, its_count - count)
+
+
+def piece(host: np.ndarray[Any, Any], device: np.ndarray[Any, Any]) -> Piece:
+    return Piece(host.ctypes.data, device.ctypes.data, host.nbytes)
+
+
+def numbers(*sizes: int) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(len(sizes))
+    return [random.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+
+
+SIZES: Sequence[tuple[int, ...]] = [
+    (1,),
+    (CHUNK,),
+    (CHUNK + 1,),
+    (25 * CHUNK + 7,),
+    (3, 0, 5000, 1),
+]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_byte_arrives_in_both_directions(lanes: int, sizes: tuple[int, ...]) -> None:
+    copier = HostCopier()
+    ring = Ring(copier, lanes, CHUNK)
+    host = numbers(*sizes)
+    there = [np.zeros_like(array) for array in host]
+    back = [np.zeros_like(array) for array in host]
+    ring.upload([piece(h, t) for h, t in zip(host, there, strict=True)])
+    for h, t in zip(host, there, strict=True):
+        np.testing.assert_array_equal(h, t)
+    ring.download([piece(b, t) for b, t in zip(back, there, strict=True)])
+    for h, b in zip(host, back, strict=True):
+        np.testing.assert_array_equal(h, b)
+    ring.close()
+    assert copier.kept == {}
+    assert copier.pending == {}
+
+
+def test_the_ring_is_bounded_and_used_again() -> None:
+    copier = HostCopier()
+    ring = Ring(copier, 3, CHUNK)
+    kept = set(copier.kept)
+    assert len(kept) == 6
+    for _ in range(3):
+        (host,) = numbers(50 * CHUNK)
+        there = np.zeros_like(host)
+        ring.upload([piece(host, there)])
+    assert set(copier.kept) == kept
+    ring.close()
+
+
+def test_the_bytes_may_come_from_elsewhere() -> None:
+    ring = Ring(HostCopier(), 2, CHUNK)
+    there = np.zeros(5 * CHUNK, np.uint8)
+
+    def fill(buffer: int, part: Piece) -> None:
+        ctypes.memset(buffer, part.host // CHUNK + 1, part.size)
+
+    ring.upload([Piece(0, there.ctypes.data, there.nbytes)], fill)
+    np.testing.assert_array_equal(there, np.repeat(np.arange(1, 6), CHUNK))
+    ring.close()
+
+
+def test_an_error_in_one_lane_is_raised_after_all_have_stopped() -> None:
+    ring = Ring(HostCopier(fail_at=4), 3, CHUNK)
+    (host,) = numbers(20 * CHUNK)
+    there = np.zeros_like(host)
+    with pytest.raises(RuntimeError, match="the bus is gone"):
+        ring.upload([piece(host, there)])
+
+
+def test_copies_from_several_threads_take_turns() -> None:
+    ring = Ring(HostCopier(), 2, CHUNK)
+    pairs = [(host, np.zeros_like(host)) for host in numbers(*[9 * CHUNK] * 8)]
+    threads = [threading.Thread(target=ring.upload, args=([piece(h, t)],)) for h, t in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for host, there in pairs:
+        np.testing.assert_array_equal(host, there)
+    ring.close()
+
+
+def test_closing_leaves_no_thread() -> None:
+    before = threading.active_count()
+    ring = Ring(HostCopier(), 4, CHUNK)
+    (host,) = numbers(50 * CHUNK)
+    there = np.zeros_like(host)
+    ring.upload([piece(host, there)])
+    ring.close()
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_nothing_is_cut_from_nothing() -> None:
+    assert list(cut([], 4)) == []
+    assert list(cut([Piece(0, 0, 0)], 4)) == []
+
+
+def test_many_small_arrays_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anydevice.transfer.staging.ARENA", 1000)
+    copier = HostCopier()
+    ring = Ring(copier, 1, CHUNK)
+    rows = numbers(*[96] * 55)
+    there = np.zeros(96 * 55, np.uint8)
+    for _ in range(2):
+        there[:] = 0
+        ring.upload_rows(rows, there.ctypes.data)
+        np.testing.assert_array_equal(there, np.concatenate(rows))
+    assert copier.copies == 12
+    ring.close()
+    assert copier.kept == {}
