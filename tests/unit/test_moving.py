@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy
 import pytest
+import torch
 
 import anydevice
-from anydevice.errors import DeviceNotFoundError, TransferError, UnsupportedError
+from anydevice import testing
+from anydevice.engines import registry
+from anydevice.errors import (
+    DeviceMismatchError,
+    DeviceNotFoundError,
+    TransferError,
+    UnsupportedError,
+)
 
 
 def test_an_error_of_the_library_names_the_leaf() -> None:
@@ -35,3 +43,128 @@ def test_what_holds_no_numbers_is_left_alone(engine: str) -> None:
 def test_a_device_that_is_not_usable_is_refused() -> None:
     with pytest.raises(DeviceNotFoundError, match="cuda:9"):
         anydevice.to_device(numpy.ones(2), "cuda:9")
+
+
+ENGINES = ("numpy", "torch", "jax", "mlx")
+
+
+@pytest.mark.parametrize("source", ENGINES)
+@pytest.mark.parametrize("target", ENGINES)
+def test_each_library_becomes_the_engine_s_when_asked(source: str, target: str) -> None:
+    host = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
+    there = anydevice.device("cpu", engine=source)(host)
+    moved = anydevice.to_device(there, anydevice.device("cpu", engine=target), convert=True)
+    assert registry.load(target).owns(moved)
+    numpy.testing.assert_array_equal(anydevice.to_numpy(moved), host)
+
+
+@pytest.mark.parametrize("source", ["torch", "jax", "mlx"])
+def test_an_array_stays_in_its_library_where_it_can(source: str) -> None:
+    there = anydevice.device("cpu", engine=source)(numpy.ones(3, numpy.float32))
+    assert anydevice.to_device(there, anydevice.device("cpu", engine="torch")) is there
+
+
+def test_what_is_there_already_is_the_same_object() -> None:
+    here = anydevice.device("cpu", engine="torch")
+    tensor = torch.ones(3)
+    tree = {"a": tensor, "b": [tensor]}
+    assert here(tensor) is tensor
+    assert here(tensor) is tensor
+    moved = here(tree)
+    assert moved["a"] is tensor
+    assert moved["b"][0] is tensor
+    array = numpy.ones(3)
+    assert anydevice.device("cpu")(array) is array
+
+
+def test_what_occurs_twice_stays_one() -> None:
+    array = numpy.ones(3, numpy.float32)
+    moved = anydevice.to_device({"a": array, "b": (array,)}, anydevice.device("cpu", engine="jax"))
+    assert moved["a"] is moved["b"][0]
+
+
+def test_memory_may_be_shared_if_asked_for() -> None:
+    array = numpy.zeros(4, numpy.float32)
+    target = anydevice.device("cpu", engine="torch")
+    shared = anydevice.to_device(array, target, copy=False)
+    own = anydevice.to_device(array, target)
+    array[0] = 7
+    assert shared[0] == 7
+    assert own[0] == 0
+    refused = anydevice.to_device(array, anydevice.device("cpu", engine="mlx"), copy=False)
+    assert registry.load("mlx").owns(refused)
+
+
+def test_nothing_is_rounded_unasked() -> None:
+    target = anydevice.device("cpu", engine="jax")
+    tree = {"layers": [numpy.ones(2, numpy.float64)]}
+    with pytest.raises(TransferError, match=r"\['layers'\]\[0\]: .*narrow=True"):
+        anydevice.to_device(tree, target)
+    moved = anydevice.to_device(tree, target, narrow=True)
+    assert moved["layers"][0].dtype == "float32"
+
+
+def test_a_module_is_moved_in_place() -> None:
+    model = torch.nn.Linear(3, 2)
+    weight = model.weight
+    assert anydevice.device("cpu", engine="torch")(model) is model
+    assert model.weight is weight
+    with pytest.raises(TransferError, match="state_dict"):
+        anydevice.to_numpy(model)
+    host = anydevice.to_numpy(model.state_dict())
+    assert isinstance(host["weight"], numpy.ndarray)
+
+
+def test_a_tracer_is_left_to_jax() -> None:
+    import jax
+
+    target = anydevice.device("cpu", engine="torch")
+    doubled = jax.jit(lambda x: anydevice.to_device({"x": x}, target)["x"] * 2)
+    assert float(doubled(3.0)) == 6.0
+
+
+def test_where_something_is() -> None:
+    import jax
+
+    assert anydevice.device_of({"x": numpy.ones(2), "y": "text"}) == anydevice.Device("cpu")
+    assert anydevice.device_of(torch.ones(2)) == anydevice.Device("cpu")
+    assert anydevice.device_of({"y": "text", "n": None}) is None
+    assert anydevice.device_of([]) is None
+    if len(jax.devices("cpu")) > 1:
+        first, second = jax.devices("cpu")[:2]
+        mixed = {"a": jax.device_put(1.0, first), "b": [jax.device_put(1.0, second)]}
+        with pytest.raises(DeviceMismatchError, match=r"\['a'\] is on cpu, but") as caught:
+            anydevice.device_of(mixed)
+        assert caught.value.paths == ("['a']", "['b'][0]")
+
+
+def test_an_array_without_a_known_place_says_so() -> None:
+    class Elsewhere:
+        shares_memory = False
+        name = "elsewhere"
+
+        def devices_of(self, x: object) -> tuple[anydevice.Device, ...]:
+            return (anydevice.Device("cpu"), anydevice.Device("cpu:1"))
+
+    from anydevice.transfer import moving
+
+    original = moving.owner_of
+    moving.owner_of = lambda x: Elsewhere()  # type: ignore[assignment,return-value]
+    try:
+        with pytest.raises(DeviceMismatchError, match="is sharded over cpu, cpu:1"):
+            moving._single(object(), "weights")
+    finally:
+        moving.owner_of = original
+
+
+def test_waiting_and_giving_back() -> None:
+    anydevice.synchronize("cpu")
+    anydevice.synchronize(anydevice.device("cpu", engine="torch"))
+    anydevice.release("cpu")
+
+
+def test_a_fake_device_keeps_its_data_on_the_host() -> None:
+    with testing.fake_machine(cuda=2, engines=["torch"]):
+        moved = anydevice.to_device({"x": numpy.ones(2, numpy.float32)}, "cuda:1")
+        assert moved["x"].device == torch.device("cpu")
+        assert anydevice.to_device(moved, "cuda:1")["x"] is moved["x"]

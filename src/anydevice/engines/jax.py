@@ -185,6 +185,8 @@ def _refuse_unknown(dtype: DType, target: Any) -> None:
     """Refuse a type that only ml_dtypes has; which ones JAX has depends on its version."""
     if dtype.module == "numpy" or (dtype, target) in _tried:
         return
+    if dtype.packed and dtype.kind == "float":
+        raise lacking("JAX", dtype)  # releases that know it take the whole process down
     try:
         jax.device_put(np.zeros(0, dtype.numpy()), target)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -55,7 +55,7 @@ class Target:
         native = owner.native(self.place)
         if owner.name == "numpy":
             self.already_there[kind] = lambda x: True
-        elif getattr(array, "device", None) == native:
+        elif hasattr(array, "device") and array.device == native:
             self.already_there[kind] = lambda x: bool(x.device == native)
 
 
