@@ -493,3 +493,11 @@ def test_a_data_loader_with_forked_workers() -> None:
         [sys.executable, "-c", WITH_WORKERS], capture_output=True, text=True, timeout=100
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("fine\n", "", 0)
+
+
+def test_arrays_that_are_not_computed_yet_are_computed_before_they_change_threads() -> None:
+    import mlx.core as mx
+
+    lazy = (mx.ones(3) * number for number in range(4))
+    sums = [float(mx.sum(batch)) for batch in prefetch(lazy, anydevice.device("cpu", engine="mlx"))]
+    assert sums == [0.0, 3.0, 6.0, 9.0]

@@ -149,7 +149,11 @@ def _moved(
 
 def _within_library(value: Any, owner: Engine, target: Target) -> Any:
     places = owner.devices_of(value)
-    if places == (target.place,) or (owner.shares_memory and target.place in places):
+    if owner.shares_memory and target.place in places:
+        # Such a library puts computing off, and another thread could not make up for it.
+        owner.finish([value])
+        return value
+    if places == (target.place,):
         target.remember(value, owner)
         return value
     return move(value, owner, places, target.place)
