@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,10 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
     settings.forget_changes()
     scope.forget()
+    jax = sys.modules.get("jax")
+    if jax is not None:  # examples may turn these, as a user would, and not turn them back
+        jax.config.update("jax_enable_x64", False)
+        jax.config.update("jax_disable_jit", False)
 
 
 @pytest.fixture
