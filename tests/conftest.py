@@ -45,6 +45,8 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         if name != "ANYDEVICE_TEST_ENGINES":
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
+    for name in ("JAX_ENABLE_X64", "JAX_DISABLE_JIT", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
     settings.forget_changes()
     scope.forget()
     jax = sys.modules.get("jax")
