@@ -50,11 +50,6 @@ def test_an_array_knows_where_it_is(engine: Engine, device: Device) -> None:
     assert device in engine.devices_of(engine.place(whole_numbers(3, 4), device))
 
 
-def test_the_older_name_places_too(engine: Engine, device: Device) -> None:
-    host = whole_numbers(3)
-    np.testing.assert_array_equal(engine.to_host(engine.from_host(host, device)), host)
-
-
 def test_an_engine_owns_its_arrays_and_nothing_else(engine: Engine, device: Device) -> None:
     assert engine.owns(engine.place(whole_numbers(2), device))
     for other in ([1.0], 1.0, "array", None, object()):

@@ -33,7 +33,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> dict[str, Any
     for turn in ("first", "second"):
         began = time.perf_counter()
         tell(f"placing the {turn} matrices")
-        left, right = engine.from_host(a, device), engine.from_host(b, device)
+        left, right = engine.place(a, device), engine.place(b, device)
         tell(f"the {turn} multiplication")
         with engine.default_scope(device):  # MLX picks its device by the operation
             product = engine.matmul(left, right)

@@ -115,9 +115,6 @@ class Engine(Protocol):
         and nothing is warned of; numbers that are too large for it are refused even so.
         """
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        """The same as `place(x, device)`."""
-
     def to_host(self, x: Any) -> Any:
         """A copy of the array as NumPy, bit for bit, that belongs to the caller."""
 

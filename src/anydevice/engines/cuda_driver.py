@@ -80,15 +80,6 @@ class CudaDriver:
         """Wait until the mark has been reached."""
         self._call("cuEventSynchronize", event)
 
-    def is_pinned(self, address: int) -> bool:
-        """Whether the device can read this host memory by itself."""
-        kind = ctypes.c_uint()
-        memory_type = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        code = self._cuda.cuPointerGetAttribute(
-            ctypes.byref(kind), memory_type, ctypes.c_uint64(address)
-        )
-        return code == 0 and kind.value == 1
-
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._cuda, name)(*arguments)
         if code == _OUT_OF_MEMORY:

@@ -80,9 +80,6 @@ class CupyEngine:
             cupy.cuda.get_current_stream().synchronize()
         return made
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        return self.place(x, device)
-
     def to_host(self, x: Any) -> Any:
         with x.device:
             return cupy.asnumpy(x)

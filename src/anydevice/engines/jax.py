@@ -86,9 +86,6 @@ class JaxEngine:
         _refuse_unknown(known_dtype(host.dtype), target)
         return jax.device_put(host, target).block_until_ready()
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        return self.place(x, device)
-
     def to_host(self, x: Any) -> Any:
         known_dtype(x.dtype)
         if self.is_traced(x) or not x.is_fully_addressable:

@@ -93,9 +93,6 @@ class MlxEngine:
         mx.eval(made)
         return made
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        return self.place(x, device)
-
     def to_host(self, x: Any) -> Any:
         row = self.dtype_of(x)
         if row.module == "numpy":

@@ -61,9 +61,6 @@ class NumpyEngine:
         self.native(device)
         return private(x)
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        return self.place(x, device)
-
     def to_host(self, x: Any) -> Any:
         return private(x)
 

@@ -65,9 +65,6 @@ class OpenclEngine:
         """A copy on the device; elements that OpenCL cannot compute with are kept all the same."""
         return cl_array.to_device(_queue(self.native(device)), plain(x))
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        return self.place(x, device)
-
     def to_host(self, x: Any) -> Any:
         if not x.size:
             return np.empty(x.shape, x.dtype)

@@ -151,9 +151,6 @@ class TorchEngine:
         except TypeError as error:  # Metal has fewer types than the CPU
             raise lacking(f"PyTorch on {device}", known_dtype(host.dtype)) from error
 
-    def from_host(self, x: Any, device: Device) -> Any:
-        return self.place(x, device)
-
     def to_host(self, x: Any) -> Any:
         row = self.dtype_of(x)
         if x.layout != torch.strided or self.is_traced(x) or row not in _OURS:

@@ -119,7 +119,7 @@ def _place(
             return staged
     host = _read(file, entry, dtype, advance)
     # What was read is nobody else's, so for NumPy it is the result.
-    return host if engine.name == "numpy" else engine.from_host(host, device)
+    return host if engine.name == "numpy" else engine.place(host, device)
 
 
 def _place_staged(
