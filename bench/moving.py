@@ -88,7 +88,35 @@ def large(size: int, runs: int) -> list[Row]:
     )
     rows.append(row("torch to NumPy", plain, ours, 2))
     assert np.array_equal(anydevice.to_numpy(there), x)
+    del there
+    ours, _ = in_turn(synchronized(lambda: to_torch(pinned)), lambda: None, runs)
+    share = limit / ours
+    said = f"{ours * 1e3:.1f} ms, {share:.2f} of the limit (bar 0.65)"
+    rows.append(("pinned memory to torch", said, share >= 0.65))
     return rows
+
+
+def module(size: int, runs: int) -> list[Row]:
+    """A model's parameters; both sides begin with a new model on the host each time."""
+    import torch
+
+    width = int((size / 4 / 4) ** 0.5)
+
+    def model() -> Any:
+        return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
+
+    to_torch = anydevice.device("cuda", engine="torch")
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(runs + 1):
+        for move, kept in zip((lambda m: m.to("cuda"), to_torch), times, strict=True):
+            here = model()
+            began = time.perf_counter()
+            there = move(here)
+            torch.cuda.synchronize()
+            if turn:
+                kept.append(time.perf_counter() - began)
+            del here, there
+    return [row("torch module", statistics.median(times[0]), statistics.median(times[1]), 2)]
 
 
 def many(runs: int) -> list[Row]:
@@ -228,6 +256,7 @@ def main() -> list[Row]:
     rows: list[Row] = []
     for part in (
         lambda: large(GIB if quick else 2 * GIB, runs),
+        lambda: module(GIB // 2 if quick else GIB, 2),
         lambda: many(runs),
         lambda: weights(GIB if quick else int(7.5e9), 1 if quick else 3),
         already_there,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Engine
+from anydevice.errors import UnsupportedError
 
 from .bits import EXACT_EVERYWHERE, ROWS, moved, small_numbers
 
@@ -125,3 +127,29 @@ def test_memory_figures_follow_what_is_placed(engine: Engine, device: Device) ->
     assert after[0] >= before[0] + 4 * 2**20
     assert all(used <= reserved for used, reserved in (before, after))
     del held
+
+
+def test_a_view_is_made_from_its_place_in_memory(engine: Engine, device: Device) -> None:
+    placed = engine.place(np.arange(12, dtype=np.float32).reshape(3, 4), device)
+    column = (FLOAT32, 4, (16,), (3,))
+    if not engine.has_views:
+        with pytest.raises(UnsupportedError, match="no views"):
+            engine.view(placed, *column)
+        return
+    whole = engine.storage(placed)
+    assert whole is not None
+    made = engine.view(placed, FLOAT32, whole.offset + 4, (16,), (3,))
+    np.testing.assert_array_equal(engine.to_host(made), [1, 5, 9])
+    bits = engine.view(placed, DTYPES["uint8"], whole.offset, (1,), (48,))
+    assert engine.to_host(bits).tobytes() == np.arange(12, dtype=np.float32).tobytes()
+    shared = engine.storage(made)
+    assert shared is not None
+    assert shared.allocation == whole.allocation
+
+
+def test_what_another_thread_placed_may_be_used(engine: Engine, device: Device) -> None:
+    host = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with ThreadPoolExecutor(1) as elsewhere:
+        placed = elsewhere.submit(engine.place, host, device).result()
+    engine.receive([placed])
+    np.testing.assert_array_equal(engine.to_host(engine.matmul(placed, placed.T)), host @ host.T)

@@ -25,6 +25,8 @@ class HostCopier:
         self.marks: dict[int, tuple[int, int]] = {}
         self.threads: set[int] = set()
         self.copies = 0
+        self.sources: list[int] = []
+        self.readable: list[tuple[int, int]] = []
         self.fail_at = fail_at
         self._lock = threading.Lock()
         self._next = 0
@@ -36,6 +38,9 @@ class HostCopier:
         buffer = ctypes.create_string_buffer(size)
         self.kept[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
+
+    def is_pinned(self, address: int, size: int) -> bool:
+        return any(start <= address < start + stretch for start, stretch in self.readable)
 
     def give_back(self, address: int) -> None:
         del self.kept[address]
@@ -60,6 +65,7 @@ class HostCopier:
             self.copies += 1
             if self.copies == self.fail_at:
                 raise RuntimeError("the bus is gone")
+            self.sources.append(source)
         self.pending[stream].append((target, source, size))
 
     copy_in = copy_out = _copy
@@ -193,3 +199,35 @@ def test_many_small_arrays_travel_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert copier.copies == 12
     ring.close()
     assert copier.kept == {}
+
+
+def test_memory_that_is_pinned_already_goes_directly() -> None:
+    copier = HostCopier()
+    ring = Ring(copier, 2, CHUNK)
+    pinned, pageable = numbers(3 * CHUNK + 5, 2 * CHUNK)
+    copier.readable.append((pinned.ctypes.data, pinned.nbytes))
+    there = [np.zeros_like(pinned), np.zeros_like(pageable)]
+    ring.upload([piece(pinned, there[0]), piece(pageable, there[1])])
+    np.testing.assert_array_equal(there[0], pinned)
+    np.testing.assert_array_equal(there[1], pageable)
+    direct = {pinned.ctypes.data + at for at in range(0, pinned.nbytes, CHUNK)}
+    assert direct <= set(copier.sources)
+    assert not any(
+        pageable.ctypes.data <= source < pageable.ctypes.data + pageable.nbytes
+        for source in copier.sources
+    )
+    ring.close()
+
+
+def test_the_caller_s_own_thread_never_enters_the_device() -> None:
+    copier = HostCopier()
+    ring = Ring(copier, 2, CHUNK)
+    host = numbers(2 * CHUNK)[0]
+    room = np.zeros_like(host)
+    ring.upload([piece(host, room)])
+    rows = [np.arange(10, dtype=np.int32), np.arange(10, dtype=np.int32)]
+    there = np.zeros((2, 10), np.int32)
+    ring.upload_rows(rows, there.ctypes.data)
+    ring.close()
+    np.testing.assert_array_equal(there, rows)
+    assert threading.get_ident() not in copier.threads

@@ -72,6 +72,10 @@ class Engine(Protocol):
         """Whether all devices of the library see one memory, so that an array is on each."""
 
     @property
+    def has_views(self) -> bool:
+        """Whether two arrays can lie in one memory, so that writing to one changes the other."""
+
+    @property
     def dlpack(self) -> Absent | None:
         """What keeps `adopt` from working; `None` where nothing does."""
 
@@ -103,8 +107,20 @@ class Engine(Protocol):
         the library gives out no pointers.
         """
 
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        """Another array in the memory of `x`; `offset` and `strides` are bytes, as in `Storage`.
+
+        Raises `UnsupportedError` where the library has no views.
+        """
+
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
-        """A new array in C order on the device; what its elements are is not said."""
+        """A new array in C order on the device; what its elements are is not said.
+
+        Its memory may be written at once, from any stream: nothing that was started before uses
+        it, and what the calling thread starts next waits for nothing of this.
+        """
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         """A copy of a NumPy array on the device, bit for bit.
@@ -140,8 +156,13 @@ class Engine(Protocol):
     def finish(self, arrays: Any) -> None:
         """Wait until the array, or each of a list of them, is complete.
 
-        From then on its memory may be read from any stream and, if `empty` made it and nobody
-        has used it, written.
+        From then on its memory may be read from any stream.
+        """
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Take arrays over that another thread made: this one's stream uses them from now on.
+
+        Without it, a library that reuses memory stream by stream could do so too early.
         """
 
     def synchronize(self, device: Device) -> None:

@@ -16,6 +16,8 @@ _OUT_OF_MEMORY = 2
 _PORTABLE = 1
 _NON_BLOCKING = 1
 _NO_TIMING = 2
+_MEMORY_TYPE = 2
+_HOST = 1
 
 
 class CudaDriver:
@@ -39,6 +41,15 @@ class CudaDriver:
         self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), _PORTABLE)
         assert address.value is not None
         return address.value
+
+    def is_pinned(self, address: int, size: int) -> bool:
+        """Whether the device can read that much host memory by itself."""
+        kind = ctypes.c_uint()
+        for end in (address, address + size - 1):
+            asked = (ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(end))
+            if self._cuda.cuPointerGetAttribute(*asked) or kind.value != _HOST:
+                return False
+        return True
 
     def give_back(self, address: int) -> None:
         """Free what `pinned` allocated."""

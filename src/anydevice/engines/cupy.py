@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +28,7 @@ class CupyEngine:
 
     name = "cupy"
     shares_memory = False
+    has_views = True
     dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
@@ -65,11 +67,20 @@ class CupyEngine:
         pointer: int = x.data.ptr
         return pointer
 
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        start = cupy.cuda.MemoryPointer(x.data.mem, offset)
+        return cupy.ndarray(shape, dtype.numpy(), start, strides)
+
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         target = self.native(device)
         _refuse_unknown(dtype)
         with target:
-            return cupy.empty(shape, dtype.numpy())
+            made = cupy.empty(shape, dtype.numpy())
+            # CuPy gives freed memory out again while the stream that used it is still at work.
+            cupy.cuda.get_current_stream().synchronize()
+            return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         host = plain(x)
@@ -115,6 +126,12 @@ class CupyEngine:
         for index in {x.device.id for x in several}:
             with cupy.cuda.Device(index):
                 cupy.cuda.get_current_stream().synchronize()
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Return at once: CuPy keeps no account of the streams that use an array.
+
+        Whoever computes on a stream of his own waits for it before he lets go of an array.
+        """
 
     def synchronize(self, device: Device) -> None:
         self.native(device).synchronize()

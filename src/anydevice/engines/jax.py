@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ _BACKENDS = ("cuda", "rocm", "tpu", "cpu")
 _WITH_POINTERS = ("cuda", "rocm", "cpu")
 _NO_64_BITS = "JAX's 64-bit numbers are off"
 _REMEDY = "call anydevice.configure(x64=True) first"
+_NO_VIEWS = Absent("JAX has no views", instead="take a part of the array, which is a copy")
 _TRACED = Absent("a traced array has no numbers yet", instead="read it outside of the function")
 _ELSEWHERE = Absent("parts of this array are on other hosts", instead="gather it first")
 _tried: set[tuple[DType, Any]] = set()
@@ -31,6 +32,7 @@ class JaxEngine:
 
     name = "jax"
     shares_memory = False
+    has_views = False
     dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
@@ -70,13 +72,18 @@ class JaxEngine:
         pointer: int = x.unsafe_buffer_pointer()
         return pointer
 
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        raise _NO_VIEWS.error()
+
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
-        """An array of its own; JAX writes zeros into it, which `finish` waits for."""
+        """An array of its own; JAX writes zeros into it, which is waited for."""
         target = self.native(device)
         if dtype.name in _lacking():
             raise Absent(_NO_64_BITS, instead=_REMEDY).error()
         _refuse_unknown(dtype, target)
-        return _maker(shape, dtype.name, target)()
+        return _maker(shape, dtype.name, target)().block_until_ready()
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         target = self.native(device)
@@ -124,6 +131,9 @@ class JaxEngine:
 
     def finish(self, arrays: Any) -> None:
         jax.block_until_ready(arrays)
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Return at once: JAX itself knows when memory is no longer used."""
 
     def synchronize(self, device: Device) -> None:
         # JAX has no such call: what is under way is what some array there still waits for.

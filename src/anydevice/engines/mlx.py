@@ -6,7 +6,7 @@ operation, so it lives on every device that MLX has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
 
 _LACKS = BUILT_IN["mlx"].lacks
+_NO_VIEWS = Absent("MLX has no views", instead="take a part of the array, which is a copy")
 _TYPES = {"metal": mx.gpu, "cpu": mx.cpu}
 _OURS = {
     row: getattr(mx, "bool_" if row.name == "bool" else row.name)
@@ -35,6 +36,7 @@ class MlxEngine:
 
     name = "mlx"
     shares_memory = True
+    has_views = False
     dlpack = Absent("MLX takes over no array without a copy", instead="copy it with to_device")
 
     def devices(self) -> tuple[Device, ...]:
@@ -63,6 +65,11 @@ class MlxEngine:
 
     def address(self, x: Any) -> None:
         """Nothing: MLX does not say where an array lies."""
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        raise _NO_VIEWS.error()
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         """An array of its own, finished: MLX writes zeros into it."""
@@ -119,6 +126,9 @@ class MlxEngine:
 
     def finish(self, arrays: Any) -> None:
         mx.eval(arrays)
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Return at once: what `finish` has computed may be used by any thread."""
 
     def synchronize(self, device: Device) -> None:
         mx.synchronize(mx.default_stream(self.native(device)))

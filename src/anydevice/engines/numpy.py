@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,7 @@ class NumpyEngine:
 
     name = "numpy"
     shares_memory = False
+    has_views = True
     dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
@@ -52,6 +54,13 @@ class NumpyEngine:
 
     def address(self, x: Any) -> int | None:
         return _pointer(x) if x.flags.c_contiguous and x.dtype.isnative else None
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        start, size = _allocation(x)
+        memory = _Memory(start, size, x)
+        return np.ndarray(shape, dtype.numpy(), np.asarray(memory), offset, strides)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         self.native(device)
@@ -89,6 +98,9 @@ class NumpyEngine:
     def finish(self, arrays: Any) -> None:
         """Return at once: what NumPy returns is complete."""
 
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Return at once: NumPy has no streams."""
+
     def synchronize(self, device: Device) -> None:
         self.native(device)
 
@@ -98,6 +110,19 @@ class NumpyEngine:
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         self.native(device)
         return nullcontext()
+
+
+class _Memory:
+    """An array's whole allocation, for NumPy to look at; it lives as long as the array."""
+
+    def __init__(self, start: int, size: int, x: Any) -> None:
+        self._kept = x
+        self.__array_interface__ = {
+            "data": (start, not x.flags.writeable),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
 
 def _pointer(x: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ class OpenclEngine:
 
     name = "opencl"
     shares_memory = False
+    has_views = True
     dlpack = Absent("PyOpenCL has no DLPack", instead="copy the array with to_device")
 
     def devices(self) -> tuple[Device, ...]:
@@ -57,6 +59,12 @@ class OpenclEngine:
 
     def address(self, x: Any) -> None:
         """Nothing: OpenCL gives out no pointers."""
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        queue, number = _queue_of(x), dtype.numpy()
+        return cl_array.Array(queue, shape, number, "C", None, x.base_data, offset, strides)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         return cl_array.empty(_queue(self.native(device)), shape, dtype.numpy())
@@ -113,6 +121,9 @@ class OpenclEngine:
         for x in arrays if isinstance(arrays, list | tuple) else (arrays,):
             x.finish()
             _queue_of(x).finish()
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Return at once: all threads use the device's one queue."""
 
     def synchronize(self, device: Device) -> None:
         _queue(self.native(device)).finish()

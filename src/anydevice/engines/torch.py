@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -65,6 +65,7 @@ class TorchEngine:
 
     name = "torch"
     shares_memory = False
+    has_views = True
     dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
@@ -117,11 +118,20 @@ class TorchEngine:
         pointer: int = x.data_ptr()
         return pointer
 
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        steps = tuple(step // dtype.itemsize for step in strides)
+        made = torch.empty(0, dtype=_OURS[dtype], device=x.device)
+        return made.set_(x.untyped_storage(), offset // dtype.itemsize, shape, steps)
+
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         target = self.native(device)
         if dtype not in _OURS:
             raise lacking("PyTorch", dtype)
         try:
+            if target.type == "cuda":
+                return _unused(shape, _OURS[dtype], target)
             return torch.empty(shape, dtype=_OURS[dtype], device=target)
         except TypeError as error:  # Metal has fewer types than the CPU
             raise lacking(f"PyTorch on {device}", dtype) from error
@@ -194,6 +204,11 @@ class TorchEngine:
         for device in {x.device for x in several}:
             _FINISH.get(device.type, lambda device: None)(device)
 
+    def receive(self, arrays: Sequence[Any]) -> None:
+        for x in arrays:
+            if x.is_cuda:
+                x.record_stream(torch.cuda.current_stream(x.device))
+
     def synchronize(self, device: Device) -> None:
         target = self.native(device)
         _WAIT[target.type](target)
@@ -209,7 +224,25 @@ class TorchEngine:
     def _has_memory(self, x: Any) -> bool:
         """Whether its elements lie in memory just as they are, at known distances."""
         plain_layout = x.layout == torch.strided and not x.is_conj() and not x.is_neg()
-        return plain_layout and not self.is_traced(x)
+        of_tensors = hasattr(x, "__tensor_flatten__")
+        return plain_layout and not of_tensors and not self.is_traced(x)
+
+
+def _unused(shape: tuple[int, ...], dtype: torch.dtype, target: torch.device) -> torch.Tensor:
+    """A tensor whose memory no work on the current stream can still be using.
+
+    PyTorch gives memory that was freed on a stream out again on that stream, before the work there
+    has ended. On a stream where no work is done, it waits until what it was told of has.
+    """
+    with torch.cuda.stream(_idle_stream(target)):
+        made = torch.empty(shape, dtype=dtype, device=target)
+    made.record_stream(torch.cuda.current_stream(target))
+    return made
+
+
+@cache
+def _idle_stream(target: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(target)
 
 
 @cache

@@ -79,7 +79,6 @@ def _rows_there(
         address = engine.address(room)
         assert ring is not None
         assert address is not None
-        engine.finish([room])
         ring.upload_rows([arrays[number] for number in some], address)
         return room
 
@@ -111,12 +110,17 @@ def download(array: Any, engine: Engine) -> Any:
     return host
 
 
-def move(array: Any, engine: Engine, places: Sequence[Device], device: Device) -> Any:
+def move(
+    array: Any, engine: Engine, places: Sequence[Device], device: Device, *, detached: bool = False
+) -> Any:
     """An array on another device of its own library.
 
-    Large ones go from the host through the ring, unless a gradient has to flow through the copy.
+    Large ones go from the host through the ring, unless a gradient has to flow through the copy;
+    `detached` says that none has to.
     """
-    source = engine.address(array) if _may_be_staged(array, places, device) else None
+    history = getattr(array, "requires_grad", False) and not detached
+    staged = not history and _may_be_staged(array, places, device)
+    source = engine.address(array) if staged else None
     ring = ring_of(device) if source is not None else None
     if source is None or ring is None:
         return engine.move(array, device)
@@ -124,14 +128,13 @@ def move(array: Any, engine: Engine, places: Sequence[Device], device: Device) -
     address = engine.address(room)
     if address is None:
         return engine.move(array, device)
-    engine.finish([room])
     ring.upload([Piece(source, address, array.nbytes)])
     return room
 
 
 def _may_be_staged(array: Any, places: Sequence[Device], device: Device) -> bool:
     from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
-    return from_host and _is_large(array) and not getattr(array, "requires_grad", False)
+    return from_host and _is_large(array)
 
 
 def _room(array: Any, engine: Engine, device: Device) -> Any:
@@ -146,7 +149,6 @@ def _room(array: Any, engine: Engine, device: Device) -> Any:
 
 
 def _fill(rooms: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> None:
-    engine.finish(rooms)
     # Held until the copy has ended: the pieces only know addresses.
     sources = [np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for array in arrays]
     pieces = []

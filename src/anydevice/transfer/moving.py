@@ -14,6 +14,7 @@ from anydevice.engines.places import place_of
 from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
 from anydevice.transfer.copying import download, move, upload
 from anydevice.transfer.rings import release_ring
+from anydevice.transfer.sharing import Stretch, can_hold, stretches
 from anydevice.transfer.targets import Target, target_of
 from anydevice.transfer.tree import Leaf, flatten
 
@@ -106,6 +107,13 @@ def release(device: Device | str | None = None) -> None:
     release_ring(place_of(choose_device(device)))
 
 
+def take_over(tree: Any) -> None:
+    """Say to the libraries that the calling thread goes on to use what another one placed."""
+    leaves = [tree] if is_array(tree) else [leaf.value for leaf in flatten(tree, is_array)[0]]
+    for value in leaves:
+        _owner(value).receive([value])
+
+
 def is_array(x: Any) -> bool:
     """Whether it is an array of numbers of a library that is imported, and not a tracer."""
     owner = owner_of(x)
@@ -126,16 +134,20 @@ def _moved(
 ) -> list[Any]:
     moved = list(values)
     from_host: list[int] = []
+    shared_memory = _stretches(values, leaves, target, convert) if copy and leaves else []
+    done = {view.position for stretch in shared_memory for view in stretch.views}
     for position, value in enumerate(values):
+        if position in done:
+            continue
         if type(value) in target.from_host and copy:
             from_host.append(position)
             continue
-        owner = owner_of(value)
-        assert owner is not None
+        owner = _owner(value)
         try:
-            if owner.name == target.engine.name or (not convert and target.keeps(owner)):
-                moved[position] = _within_library(value, owner, target)
-            elif not copy and (shared := _shared(value, target)) is not None:
+            if _stays(owner, target, convert):
+                kept = leaves is not None and leaves[position].kept
+                moved[position] = _within_library(value, owner, target, kept)
+            elif not copy and (shared := _shared(value, owner, target)) is not None:
                 moved[position] = shared
             else:
                 moved[position] = _host_copy(value, owner)
@@ -144,10 +156,57 @@ def _moved(
         except Exception as error:
             raise _naming(leaves, position, error) from error
     _upload(moved, from_host, leaves, target, narrow)
+    for stretch in shared_memory:
+        engine = stretch.owner if _stays(stretch.owner, target, convert) else target.engine
+        (memory,) = _moved([stretch.memory], None, target, convert, copy, narrow)
+        for position, view in stretch.again(memory, engine).items():
+            moved[position] = view
     return moved
 
 
-def _within_library(value: Any, owner: Engine, target: Target) -> Any:
+def _stays(owner: Engine, target: Target, convert: bool) -> bool:
+    return owner.name == target.engine.name or (not convert and target.keeps(owner))
+
+
+def _stretches(
+    values: Sequence[Any], leaves: Sequence[Leaf], target: Target, convert: bool
+) -> list[Stretch]:
+    """The memory that several of the arrays share, and that they can share there too."""
+    engines = {type(value): owner_of(value) for value in values}
+    if all(owner is None or not owner.has_views for owner in engines.values()):
+        return []
+    if all(owner is not None and owner.name == "numpy" for owner in engines.values()) and all(
+        value.base is None for value in values
+    ):
+        return []  # each has memory of its own
+    going = [
+        position
+        for position, value in enumerate(values)
+        if _is_to_be_moved(value, leaves[position], engines[type(value)], target, convert)
+    ]
+    return [
+        stretch
+        for stretch in stretches(values, going)
+        if can_hold(
+            stretch.owner if _stays(stretch.owner, target, convert) else target.engine,
+            target.place,
+            stretch,
+        )
+    ]
+
+
+def _is_to_be_moved(
+    value: Any, leaf: Leaf, owner: Engine | None, target: Target, convert: bool
+) -> bool:
+    if owner is None or not owner.has_views:
+        return False
+    if getattr(value, "requires_grad", False) and not leaf.kept:
+        return False  # a gradient has to flow through the copy of this very array
+    there = _stays(owner, target, convert) and owner.devices_of(value) == (target.place,)
+    return not there
+
+
+def _within_library(value: Any, owner: Engine, target: Target, kept: bool) -> Any:
     places = owner.devices_of(value)
     if owner.shares_memory and target.place in places:
         # Such a library puts computing off, and another thread could not make up for it.
@@ -156,13 +215,13 @@ def _within_library(value: Any, owner: Engine, target: Target) -> Any:
     if places == (target.place,):
         target.remember(value, owner)
         return value
-    return move(value, owner, places, target.place)
+    return move(value, owner, places, target.place, detached=kept)
 
 
-def _shared(value: Any, target: Target) -> Any:
+def _shared(value: Any, owner: Engine, target: Target) -> Any:
     """The same memory as an array of the target's library; `None` where they cannot share it."""
     try:
-        adopted = target.engine.adopt(value)
+        adopted = target.engine.adopt(owner.export(value))
     except Exception:  # each library refuses with errors of its own; then a copy is made
         return None
     return adopted if target.engine.devices_of(adopted) == (target.place,) else None
@@ -193,20 +252,32 @@ def _upload(
 
 
 def _on_host(values: Sequence[Any], leaves: Sequence[Leaf] | None) -> list[Any]:
-    host = []
-    for position, value in enumerate(values):
-        owner = owner_of(value)
-        assert owner is not None
+    host = list(values)
+    elsewhere = [n for n, value in enumerate(values) if _owner(value).name != "numpy"]
+    shared_memory = stretches(values, elsewhere) if len(elsewhere) > 1 else []
+    for stretch in shared_memory:
+        memory = _host_copy(stretch.memory, stretch.owner)
+        for position, view in stretch.again(memory, _owner(memory)).items():
+            host[position] = view
+    for position in elsewhere:
+        value = host[position]
+        if value is not values[position]:
+            continue
         try:
-            host.append(_host_copy(value, owner))
+            host[position] = _host_copy(value, _owner(value))
         except Exception as error:
             raise _naming(leaves, position, error) from error
     return host
 
 
-def _single(value: Any, leaf: Leaf | str) -> Device:
+def _owner(value: Any) -> Engine:
     owner = owner_of(value)
     assert owner is not None
+    return owner
+
+
+def _single(value: Any, leaf: Leaf | str) -> Device:
+    owner = _owner(value)
     places = owner.devices_of(value)
     if len(places) == 1 or (places and owner.shares_memory):
         return places[0]

@@ -22,7 +22,7 @@ from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.errors import AnyDeviceError, ConfigurationError
-from anydevice.transfer.moving import to_device
+from anydevice.transfer.moving import take_over, to_device
 
 GRACE = 1.0
 """Seconds that the end of the process waits for loaders which are in the middle of a batch."""
@@ -82,6 +82,7 @@ class Batches(Iterator[Any]):
             self._pull.stop()
             raise
         if not isinstance(batch, _End):
+            self._pull.hand_over(batch)
             return batch
         self.close()
         if batch.error is None:
@@ -175,6 +176,11 @@ class _Pull(threading.Thread):
         batch = self._ready.get()
         self._room.put(None)
         return batch
+
+    def hand_over(self, batch: Any) -> None:
+        """Make the batch that of the calling thread, where that is not a matter of course."""
+        if self._device.kind == "gpu":
+            take_over(batch)
 
     def stop(self) -> None:
         """Pull nothing more, and let go of what is ready. Waits for nothing."""

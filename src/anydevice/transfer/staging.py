@@ -42,6 +42,9 @@ class Copier(Protocol):
     def pinned(self, size: int) -> int:
         """The address of so many bytes that the device can read by itself."""
 
+    def is_pinned(self, address: int, size: int) -> bool:
+        """Whether the device can read that much host memory by itself."""
+
     def give_back(self, address: int) -> None:
         """Free what `pinned` allocated."""
 
@@ -99,14 +102,24 @@ class _Lane:
         self.buffers = [copier.pinned(chunk) for _ in range(_BUFFERS)]
         self.events = [copier.event() for _ in range(_BUFFERS)]
 
-    def upload(self, pieces: Iterator[Piece], fill: Fill) -> None:
+    def upload(self, pieces: Iterator[Piece], fill: Fill | None) -> None:
         turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
         for piece, (buffer, event) in zip(pieces, turns, strict=False):
             self.copier.wait(event)
-            fill(buffer, piece)
-            self.copier.copy_in(piece.device, buffer, piece.size, self.stream)
+            source = self._filled(buffer, piece, fill)
+            self.copier.copy_in(piece.device, source, piece.size, self.stream)
             self.copier.mark(event, self.stream)
         self.finish()
+
+    def _filled(self, buffer: int, piece: Piece, fill: Fill | None) -> int:
+        """The address of pinned memory that holds the piece: the buffer's, or its own."""
+        if fill is not None:
+            fill(buffer, piece)
+        elif self.copier.is_pinned(piece.host, piece.size):
+            return piece.host
+        else:
+            ctypes.memmove(buffer, piece.host, piece.size)
+        return buffer
 
     def download(self, pieces: Iterator[Piece]) -> None:
         turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
@@ -171,17 +184,17 @@ class Ring:
             lanes, thread_name_prefix="anydevice copy", initializer=copier.enter
         )
         self._turn = threading.Lock()
-        copier.enter()
-        self._lanes = [_Lane(copier, chunk) for _ in range(lanes)]
+        self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
         self._arena: _Arena | None = None
 
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
         """Copy every piece from the host to the device; returns when all have arrived.
 
         `fill` brings the bytes of a piece into pinned memory, and is called by several threads;
-        without it they are copied from the piece's address.
+        without it they are copied from the piece's address, where the device cannot read them
+        there by itself.
         """
-        self._run(lambda lane, shared: lane.upload(shared, fill or _copy_from_host), pieces)
+        self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def upload_rows(self, rows: Sequence[Any], address: int) -> None:
         """Copy arrays of one type and shape, one behind the other, to a device's address.
@@ -189,10 +202,9 @@ class Ring:
         They have at least one axis, and fit into the arena one by one.
         """
         with self._turn:
-            self._copier.enter()
             if self._arena is None:
-                self._arena = _Arena(self._copier, ARENA)
-            self._arena.upload(rows, address)
+                self._arena = self._aside(lambda: _Arena(self._copier, ARENA))
+            self._aside(self._arena.upload, rows, address)
 
     def download(self, pieces: Sequence[Piece]) -> None:
         """Copy every piece from the device to the host; returns when all have arrived."""
@@ -201,14 +213,14 @@ class Ring:
     def close(self) -> None:
         """Give the pinned memory and the threads back."""
         with self._turn:
-            self._copier.enter()
-            for lane in self._lanes:
-                lane.close()
-            self._lanes.clear()
-            if self._arena is not None:
-                self._arena.lane.close()
-                self._arena = None
+            lanes = [*self._lanes, self._arena.lane] if self._arena else self._lanes
+            self._aside(lambda: [lane.close() for lane in lanes])
+            self._lanes, self._arena = [], None
             self._threads.shutdown()
+
+    def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do it in a thread of the ring: the caller's own current device must stay what it is."""
+        return self._threads.submit(work, *arguments).result()
 
     def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
         with self._turn:
@@ -219,10 +231,6 @@ class Ring:
             wait(running)  # all of them, also where one failed: they use memory of the caller
             for each in running:
                 each.result()
-
-
-def _copy_from_host(buffer: int, piece: Piece) -> None:
-    ctypes.memmove(buffer, piece.host, piece.size)
 
 
 class _Shared(Iterator[Piece]):

@@ -43,6 +43,11 @@ class Leaf:
         """Where it is: `"layers[3].bias"`, `"['weight'][0]"`, or `""` for a bare array."""
         return self._node.path_to(self._position)
 
+    @property
+    def kept(self) -> bool:
+        """Whether an object around it is changed in place, so that only its data is wanted."""
+        return self._node.keeper is not None
+
     def __repr__(self) -> str:
         return f"Leaf({self.path!r}, {kind_name(type(self.value))})"
 

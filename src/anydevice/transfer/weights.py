@@ -139,7 +139,6 @@ def _place_staged(
         file.read_into(memoryview(pinned).cast("B"), piece.host)
         advance(piece.size)
 
-    engine.finish([room])
     ring.upload([Piece(entry.start, address, entry.nbytes)], fill)
     return room
 

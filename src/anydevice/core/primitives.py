@@ -1,0 +1,161 @@
+"""The operations that every engine must have: what all other ops are written in.
+
+They are named as in the array API standard where it has them. They work the same everywhere:
+
+- Array operands share an element type and broadcast; a Python number beside an array adopts the
+  array's type. The result has that type, comparisons give `bool`.
+- Results that count or point (`argmax`, `top_k`) are `int32`; indices may be any whole numbers.
+- `sum` and `matmul` of 16-bit numbers add up in `float32` and are rounded once, at the end.
+- What is not a number stays so: `max`, `maximum` and their kin pass it on, `argmax` and `top_k`
+  take it for the largest.
+- Nothing changes its operands, except `write`, which consumes its first.
+- An index out of range reads nothing that is there: `take` and `take_along_axis` give `nan` for
+  floating numbers and 0 for others, `write` leaves it out. Negative indices are out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from anydevice.core.dtypes import DType
+
+Shape = tuple[int, ...]
+
+
+class Primitives(Protocol):
+    """One engine's version of each primitive. `like` is an array whose device the result is on."""
+
+    # Making
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        """A new array, every element `value`."""
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        """The whole numbers from 0 up to and without `stop`."""
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        """A small NumPy array as an array of this engine."""
+
+    # Types and shapes
+
+    def dtype(self, x: Any) -> DType:
+        """The type of the elements; works for traced arrays too."""
+
+    def astype(self, x: Any, dtype: DType) -> Any:
+        """The same numbers as another type, rounded; the same array where it is of that type."""
+
+    def reshape(self, x: Any, shape: Shape) -> Any:
+        """The elements in C order in another shape; one size may be -1."""
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        """The axes in another order."""
+
+    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+        """Repeated along new axes and along those of size 1."""
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        """One behind the other along an axis that they have."""
+
+    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        """`x[..., start:stop:step, ...]` at an axis; `0 <= start <= stop <= size`, `step >= 1`."""
+
+    # One array
+
+    def abs(self, x: Any) -> Any: ...
+    def negative(self, x: Any) -> Any: ...
+    def sign(self, x: Any) -> Any: ...
+    def floor(self, x: Any) -> Any: ...
+    def exp(self, x: Any) -> Any: ...
+    def log(self, x: Any) -> Any: ...
+    def sqrt(self, x: Any) -> Any: ...
+    def rsqrt(self, x: Any) -> Any: ...
+    def sin(self, x: Any) -> Any: ...
+    def cos(self, x: Any) -> Any: ...
+    def tanh(self, x: Any) -> Any: ...
+    def sigmoid(self, x: Any) -> Any: ...
+    def erf(self, x: Any) -> Any: ...
+    def isnan(self, x: Any) -> Any: ...
+    def logical_not(self, x: Any) -> Any: ...
+
+    # Two arrays, or an array and a number
+
+    def add(self, a: Any, b: Any) -> Any: ...
+    def subtract(self, a: Any, b: Any) -> Any: ...
+    def multiply(self, a: Any, b: Any) -> Any: ...
+    def divide(self, a: Any, b: Any) -> Any: ...
+    def pow(self, a: Any, b: Any) -> Any: ...
+    def maximum(self, a: Any, b: Any) -> Any: ...
+    def minimum(self, a: Any, b: Any) -> Any: ...
+    def equal(self, a: Any, b: Any) -> Any: ...
+    def less(self, a: Any, b: Any) -> Any: ...
+    def less_equal(self, a: Any, b: Any) -> Any: ...
+    def logical_and(self, a: Any, b: Any) -> Any: ...
+    def logical_or(self, a: Any, b: Any) -> Any: ...
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        """`a` where the condition holds, `b` elsewhere; at least one of them is an array."""
+
+    # Along axes
+
+    def sum(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any: ...
+    def max(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any: ...
+    def min(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any: ...
+
+    def argmax(self, x: Any, axis: int) -> Any:
+        """Where the largest is, the first of equal ones."""
+
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        """The `k` largest along the last axis, largest first, and where they are."""
+
+    # Products and places
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """Products of matrices (…, m, k) and (…, k, n); the axes before them broadcast."""
+
+    def take(self, x: Any, indices: Any, axis: int) -> Any:
+        """The slices of `x` at these places: the shape of `indices` in place of the axis."""
+
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        """One element for each index; `indices` has as many axes as `x`, and broadcasts to it."""
+
+    def write(self, x: Any, new: Any, positions: Any) -> Any:
+        """`x` with rows replaced; `x` itself must not be used afterwards.
+
+        `x` is (batch, heads, keys, size), `new` (batch, heads, tokens, size), `positions`
+        (batch, tokens): row `t` of `new` goes to row `positions[b, t]`.
+        """
+
+
+class Autodiff(Protocol):
+    """Gradients. Trees are nests of dicts, lists and tuples of arrays."""
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        """The function that gives a scalar, and its gradient by the arrays of its first argument.
+
+        The gradient is a tree like the first argument. The function may be a compiled one.
+        """
+
+    def stop_gradient(self, x: Any) -> Any:
+        """The same numbers, taken for constants."""
+
+    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which is run again for its gradient instead of keeping what it computed."""
+
+
+class Compiler(Protocol):
+    """Makes faster versions of functions over arrays."""
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+    ) -> Callable[..., Any]:
+        """The function, compiled when it is first called with arrays of new shapes or types.
+
+        `static` names arguments that are constants of the compiled code, `donate` those that the
+        caller gives up, so that results may take their memory.
+        """
