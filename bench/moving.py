@@ -88,7 +88,6 @@ def large(size: int, runs: int) -> list[Row]:
     )
     rows.append(row("torch to NumPy", plain, ours, 2))
     assert np.array_equal(anydevice.to_numpy(there), x)
-    del there
     ours, _ = in_turn(synchronized(lambda: to_torch(pinned)), lambda: None, runs)
     share = limit / ours
     said = f"{ours * 1e3:.1f} ms, {share:.2f} of the limit (bar 0.65)"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -27,6 +30,8 @@ class HostCopier:
         self.copies = 0
         self.sources: list[int] = []
         self.readable: list[tuple[int, int]] = []
+        self.with_files = False
+        self.files: dict[int, Any] = {}
         self.fail_at = fail_at
         self._lock = threading.Lock()
         self._next = 0
@@ -35,15 +40,27 @@ class HostCopier:
         self.threads.add(threading.get_ident())
 
     def pinned(self, size: int) -> int:
-        buffer = ctypes.create_string_buffer(size)
+        if self.with_files:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by give_back
+            file.truncate(size)
+            buffer: Any = ctypes.c_char.from_buffer(mmap.mmap(file.fileno(), size))
+            self.files[ctypes.addressof(buffer)] = file
+        else:
+            buffer = ctypes.create_string_buffer(size)
         self.kept[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
+
+    def file_of(self, address: int) -> int | None:
+        file = self.files.get(address)
+        return file and file.fileno()
 
     def is_pinned(self, address: int, size: int) -> bool:
         return any(start <= address < start + stretch for start, stretch in self.readable)
 
     def give_back(self, address: int) -> None:
         del self.kept[address]
+        if address in self.files:
+            self.files.pop(address).close()
 
     def stream(self) -> int:
         with self._lock:
@@ -186,9 +203,10 @@ def test_nothing_is_cut_from_nothing() -> None:
     assert list(cut([Piece(0, 0, 0)], 4)) == []
 
 
-def test_many_small_arrays_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anydevice.transfer.staging.ARENA", 1000)
+@pytest.mark.parametrize("with_files", [False, True])
+def test_many_small_arrays_travel_together(with_files: bool) -> None:
     copier = HostCopier()
+    copier.with_files = with_files
     ring = Ring(copier, 1, CHUNK)
     rows = numbers(*[96] * 55)
     there = np.zeros(96 * 55, np.uint8)
@@ -231,3 +249,23 @@ def test_the_caller_s_own_thread_never_enters_the_device() -> None:
     ring.close()
     np.testing.assert_array_equal(there, rows)
     assert threading.get_ident() not in copier.threads
+
+
+@pytest.mark.parametrize("kind", ["gaps", "byte order", "bfloat16", "two axes", "plain"])
+def test_arrays_are_packed_whatever_they_look_like(kind: str) -> None:
+    base = [np.arange(i, i + 40, dtype=np.float32) for i in range(1500)]
+    rows = {
+        "gaps": [x[::2] for x in base],
+        "byte order": [x.astype(">f4") for x in base],
+        "bfloat16": [x.astype(ml_dtypes.bfloat16) for x in base],
+        "two axes": [x.reshape(4, 10).T for x in base],
+        "plain": [x[:2] for x in base],
+    }[kind]
+    copier = HostCopier()
+    copier.with_files = True
+    ring = Ring(copier, 2, 10 * CHUNK)
+    there = np.zeros((1500, *rows[0].shape), rows[0].dtype.newbyteorder("="))
+    ring.upload_rows(rows, there.ctypes.data)
+    np.testing.assert_array_equal(there, np.stack(rows))
+    ring.close()
+    assert copier.files == {}

@@ -7,6 +7,8 @@ can be filled by a copy that is started here. Nothing is loaded before the first
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import sys
 from functools import cache
 
@@ -25,6 +27,7 @@ class CudaDriver:
 
     def __init__(self, index: int) -> None:
         self._cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        self._files: dict[int, tuple[int, mmap.mmap]] = {}
         self._call("cuInit", 0)
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
@@ -37,10 +40,31 @@ class CudaDriver:
 
     def pinned(self, size: int) -> int:
         """The address of so many bytes of host memory that the device can read by itself."""
+        if hasattr(os, "memfd_create"):
+            return self._pinned_file(size)
         address = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), _PORTABLE)
         assert address.value is not None
         return address.value
+
+    def _pinned_file(self, size: int) -> int:
+        file = os.memfd_create("anydevice")
+        try:
+            os.ftruncate(file, size)
+            memory = mmap.mmap(file, size)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            start, count = ctypes.c_void_p(address), ctypes.c_size_t(size)
+            self._call("cuMemHostRegister_v2", start, count, _PORTABLE)
+        except BaseException:
+            os.close(file)
+            raise
+        self._files[address] = (file, memory)
+        return address
+
+    def file_of(self, address: int) -> int | None:
+        """The file, by its number, whose bytes this pinned memory is; `None` where it is none."""
+        known = self._files.get(address)
+        return known[0] if known else None
 
     def is_pinned(self, address: int, size: int) -> bool:
         """Whether the device can read that much host memory by itself."""
@@ -53,7 +77,12 @@ class CudaDriver:
 
     def give_back(self, address: int) -> None:
         """Free what `pinned` allocated."""
-        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+        file = self._files.pop(address, None)
+        if file is None:
+            self._call("cuMemFreeHost", ctypes.c_void_p(address))
+            return
+        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+        os.close(file[0])  # the memory goes with the last reference to its map
 
     def stream(self) -> ctypes.c_void_p:
         """A queue of copies that waits for no other."""

@@ -189,12 +189,12 @@ class TorchEngine:
         return x.to(self.native(device))
 
     def separate(self, stacked: Any) -> list[Any]:
-        if not stacked.numel() or stacked.dtype.is_complex or stacked.dtype == torch.bool:
-            return [row.clone() for row in stacked]
-        # As whole numbers, to which 0 can be added without changing a bit: one launch for all.
-        numbers = stacked.view(getattr(torch, _AS_BITS[stacked.element_size()]))
-        rows = torch._foreach_add(list(numbers.unbind(0)), 0)
-        return rows if stacked.dtype == numbers.dtype else [row.view(stacked.dtype) for row in rows]
+        if stacked.is_cuda and stacked.ndim > 1 and stacked.numel():
+            count, first = stacked.shape[:2]
+            rows = [stacked.new_empty(stacked.shape[1:]) for _ in range(count)]
+            torch.split_with_sizes_copy(stacked.flatten(0, 1), [first] * count, out=rows)
+            return rows
+        return [row.clone() for row in stacked]
 
     def matmul(self, a: Any, b: Any) -> Any:
         return torch.matmul(a, b)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring
 MANY = 32
 """Arrays of one kind from which on it pays to send them together."""
 
+_KIND = attrgetter("__class__", "dtype", "shape")
 _BATCHES = 5  # while one is taken apart there, the next is packed here
 
 
@@ -55,13 +58,14 @@ def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> d
     """The small arrays of which there are many alike, by their number; each has its own memory."""
     if device.backend != "cuda" or len(arrays) < MANY:
         return {}
-    alike: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
-    for number, array in enumerate(arrays):
-        if type(array) is np.ndarray and array.ndim and 0 < array.nbytes < WORTH_STAGING:
-            alike.setdefault((array.dtype, array.shape), []).append(number)
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for number, kind in enumerate(map(_KIND, arrays)):
+        alike[kind].append(number)
     placed: dict[int, Any] = {}
     for numbers in alike.values():
-        if len(numbers) >= MANY:
+        first = arrays[numbers[0]]
+        small = type(first) is np.ndarray and first.ndim and 0 < first.nbytes < WORTH_STAGING
+        if small and len(numbers) >= MANY:
             placed.update(zip(numbers, _rows_there(arrays, numbers, engine, device), strict=False))
     return placed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from anydevice.choose.scope import device as choose_device
@@ -18,6 +19,8 @@ from anydevice.transfer.sharing import Stretch, can_hold, stretches
 from anydevice.transfer.targets import Target, target_of
 from anydevice.transfer.tree import Leaf, flatten
 
+_of_numbers: dict[Any, bool] = {}
+_base_of = attrgetter("base")
 _TEXTS_AND_THE_LIKE = ("O", "S", "U", "M", "m")
 
 
@@ -119,9 +122,13 @@ def is_array(x: Any) -> bool:
     owner = owner_of(x)
     if owner is None:
         return False
-    if owner.name == "numpy":
-        return x.dtype.kind not in _TEXTS_AND_THE_LIKE and x.dtype.names is None
-    return not owner.is_traced(x)
+    if owner.name != "numpy":
+        return not owner.is_traced(x)
+    known = _of_numbers.get(x.dtype)
+    if known is None:
+        known = x.dtype.kind not in _TEXTS_AND_THE_LIKE and x.dtype.names is None
+        _of_numbers[x.dtype] = known
+    return known
 
 
 def _moved(
@@ -172,11 +179,15 @@ def _stretches(
     values: Sequence[Any], leaves: Sequence[Leaf], target: Target, convert: bool
 ) -> list[Stretch]:
     """The memory that several of the arrays share, and that they can share there too."""
-    engines = {type(value): owner_of(value) for value in values}
-    if all(owner is None or not owner.has_views for owner in engines.values()):
+    one_of_each = dict(zip(map(type, values), values, strict=True))
+    engines = {kind: _owner(value) for kind, value in one_of_each.items()}
+    names = {owner.name for owner in engines.values() if owner.has_views}
+    if not names:
         return []
-    if all(owner is not None and owner.name == "numpy" for owner in engines.values()) and all(
-        value.base is None for value in values
+    if (
+        len(one_of_each) == 1
+        and names == {"numpy"}
+        and all(base is None for base in map(_base_of, values))
     ):
         return []  # each has memory of its own
     going = [
@@ -195,10 +206,8 @@ def _stretches(
     ]
 
 
-def _is_to_be_moved(
-    value: Any, leaf: Leaf, owner: Engine | None, target: Target, convert: bool
-) -> bool:
-    if owner is None or not owner.has_views:
+def _is_to_be_moved(value: Any, leaf: Leaf, owner: Engine, target: Target, convert: bool) -> bool:
+    if not owner.has_views:
         return False
     if getattr(value, "requires_grad", False) and not leaf.kept:
         return False  # a gradient has to flow through the copy of this very array

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -24,10 +25,8 @@ MOST_LANES = 12
 WORTH_STAGING = 2**20
 """Bytes below which the library's own copy is as quick."""
 
-ARENA = 16 * 2**20
-"""Bytes of small arrays that travel together."""
-
 _BUFFERS = 2
+_MOST_AT_ONCE = 1024  # arrays in one call, a limit of the system
 
 Fill = Callable[[int, "Piece"], None]
 """Puts the bytes of a piece into the pinned memory at an address."""
@@ -41,6 +40,9 @@ class Copier(Protocol):
 
     def pinned(self, size: int) -> int:
         """The address of so many bytes that the device can read by itself."""
+
+    def file_of(self, address: int) -> int | None:
+        """The file, by its number, whose bytes this pinned memory is; `None` where it is none."""
 
     def is_pinned(self, address: int, size: int) -> bool:
         """Whether the device can read that much host memory by itself."""
@@ -148,32 +150,6 @@ class _Lane:
         self.copier.destroy(self.stream, *self.events)
 
 
-class _Arena:
-    """Two pinned halves in which many small arrays are put together before they travel."""
-
-    def __init__(self, copier: Copier, size: int) -> None:
-        self.lane = _Lane(copier, size)
-        self.halves = [
-            np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(buffer)), np.uint8)
-            for buffer in self.lane.buffers
-        ]
-
-    def upload(self, rows: Sequence[Any], address: int) -> None:
-        lane, first, size = self.lane, rows[0], rows[0].nbytes
-        together = max(1, self.halves[0].size // size)
-        dtype = first.dtype.newbyteorder("=")
-        turns = itertools.cycle(zip(self.halves, lane.buffers, lane.events, strict=True))
-        starts = range(0, len(rows), together)
-        for start, (half, buffer, event) in zip(starts, turns, strict=False):
-            some = rows[start : start + together]
-            lane.copier.wait(event)
-            packed = half[: len(some) * size].view(dtype)
-            np.concatenate(some, out=packed.reshape(-1, *first.shape[1:]))
-            lane.copier.copy_in(address + start * size, buffer, len(some) * size, lane.stream)
-            lane.copier.mark(event, lane.stream)
-        lane.finish()
-
-
 class Ring:
     """The lanes of one device: bounded, reused from copy to copy, given back by `close`."""
 
@@ -185,7 +161,6 @@ class Ring:
         )
         self._turn = threading.Lock()
         self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
-        self._arena: _Arena | None = None
 
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
         """Copy every piece from the host to the device; returns when all have arrived.
@@ -197,14 +172,26 @@ class Ring:
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def upload_rows(self, rows: Sequence[Any], address: int) -> None:
-        """Copy arrays of one type and shape, one behind the other, to a device's address.
+        """Copy NumPy arrays of one type and shape, one behind the other, to a device's address.
 
-        They have at least one axis, and fit into the arena one by one.
+        They have at least one axis, and each fits into a buffer.
         """
-        with self._turn:
-            if self._arena is None:
-                self._arena = self._aside(lambda: _Arena(self._copier, ARENA))
-            self._aside(self._arena.upload, rows, address)
+        size = rows[0].nbytes
+        some = max(1, self._chunk // size)
+
+        def fill(buffer: int, piece: Piece) -> None:
+            start = piece.host // size
+            packed = rows[start : start + piece.size // size]
+            if not _written(packed, piece.size, self._copier.file_of(buffer)):
+                _concatenate(packed, buffer, piece.size)
+
+        self.upload(
+            [
+                Piece(start * size, address + start * size, min(some, len(rows) - start) * size)
+                for start in range(0, len(rows), some)
+            ],
+            fill,
+        )
 
     def download(self, pieces: Sequence[Piece]) -> None:
         """Copy every piece from the device to the host; returns when all have arrived."""
@@ -213,9 +200,8 @@ class Ring:
     def close(self) -> None:
         """Give the pinned memory and the threads back."""
         with self._turn:
-            lanes = [*self._lanes, self._arena.lane] if self._arena else self._lanes
-            self._aside(lambda: [lane.close() for lane in lanes])
-            self._lanes, self._arena = [], None
+            self._aside(lambda: [lane.close() for lane in self._lanes])
+            self._lanes = []
             self._threads.shutdown()
 
     def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -231,6 +217,29 @@ class Ring:
             wait(running)  # all of them, also where one failed: they use memory of the caller
             for each in running:
                 each.result()
+
+
+def _written(rows: Sequence[Any], size: int, file: int | None) -> bool:
+    """Put arrays one behind the other by writing them to a file that is the buffer.
+
+    That is one call for many arrays, during which other threads may run Python. `False` where
+    there is no such file, or an array's bytes are not just what has to be copied.
+    """
+    if file is None or not rows[0].dtype.isnative:
+        return False
+    try:
+        done = 0
+        for start in range(0, len(rows), _MOST_AT_ONCE):
+            done += os.pwritev(file, rows[start : start + _MOST_AT_ONCE], done)
+    except (BufferError, OSError, TypeError, ValueError):
+        return False  # it has gaps, or a type that has no such bytes for Python
+    return done == size
+
+
+def _concatenate(rows: Sequence[Any], buffer: int, size: int) -> None:
+    room = (ctypes.c_uint8 * size).from_address(buffer)
+    packed = np.frombuffer(memoryview(room), rows[0].dtype.newbyteorder("="))
+    np.concatenate(rows, out=packed.reshape(-1, *rows[0].shape[1:]))
 
 
 class _Shared(Iterator[Piece]):
