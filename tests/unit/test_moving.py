@@ -152,7 +152,7 @@ def test_an_array_without_a_known_place_says_so() -> None:
     moving.owner_of = lambda x: Elsewhere()  # type: ignore[assignment,return-value]
     try:
         with pytest.raises(DeviceMismatchError, match="is sharded over cpu, cpu:1"):
-            moving._single(object(), "weights")
+            moving._single(object())
     finally:
         moving.owner_of = original
 

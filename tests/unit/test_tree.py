@@ -112,7 +112,7 @@ def test_what_holds_no_array_is_the_same_object(value: object) -> None:
     assert [leaf.path for leaf in leaves] == ["['array']"]
     assert rebuild([one()])["value"] is value
     alone, again = flatten(value, is_array)
-    assert alone == []
+    assert list(alone) == []
     assert again([]) is value
 
 
@@ -392,3 +392,10 @@ def mapped(tree: Any, change: Callable[[np.ndarray], Any]) -> Any:
     if isinstance(tree, list | tuple | deque):
         return type(tree)(mapped(value, change) for value in tree)
     return tree
+
+
+def test_leaves_are_a_sequence() -> None:
+    leaves, _ = flatten([one() for _ in range(20)], is_array)
+    assert [leaf.path for leaf in leaves[2:5]] == ["[2]", "[3]", "[4]"]
+    assert leaves[-1].path == "[19]"
+    assert len(leaves.values) == len(leaves) == 20

@@ -108,7 +108,9 @@ BUILT_IN: dict[str, EngineRow] = {
             lacks={
                 "autodiff": Absent("CuPy has no autodiff", "train on torch or jax"),
                 "compiler": Absent("CuPy compiles no models", "compile on torch or jax"),
-                "bfloat16": Absent("CuPy has no bfloat16", "use float16, or torch or jax"),
+                "bfloat16": Absent(
+                    "CuPy before 14 has no bfloat16", "install a newer one, or use float16"
+                ),
             },
         ),
         EngineRow(

@@ -191,7 +191,8 @@ class TorchEngine:
     def separate(self, stacked: Any) -> list[Any]:
         if stacked.is_cuda and stacked.ndim > 1 and stacked.numel():
             count, first = stacked.shape[:2]
-            rows = [stacked.new_empty(stacked.shape[1:]) for _ in range(count)]
+            row = stacked[0]
+            rows = [torch.empty_like(row) for _ in range(count)]
             torch.split_with_sizes_copy(stacked.flatten(0, 1), [first] * count, out=rows)
             return rows
         return [row.clone() for row in stacked]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +20,7 @@ MANY = 32
 """Arrays of one kind from which on it pays to send them together."""
 
 _KIND = attrgetter("__class__", "dtype", "shape")
-_BATCHES = 5  # while one is taken apart there, the next is packed here
+_TOGETHER = 2**28  # bytes of small arrays for which there is room twice on the device
 
 
 def upload(
@@ -73,30 +72,24 @@ def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> d
 def _rows_there(
     arrays: Sequence[Any], numbers: list[int], engine: Engine, device: Device
 ) -> list[Any]:
-    """Arrays of one type and shape: packed and sent by one thread, taken apart by this one."""
+    """Arrays of one type and shape: packed, sent, and taken apart again on the device."""
     ring = ring_of(device)
+    assert ring is not None
     first = arrays[numbers[0]]
     dtype = as_dtype(first.dtype)
-
-    def send(some: list[int]) -> Any:
-        room = engine.empty((len(some), *first.shape), dtype, device)
-        address = engine.address(room)
-        assert ring is not None
-        assert address is not None
-        ring.upload_rows([arrays[number] for number in some], address)
-        return room
-
-    size = max(MANY, -(-len(numbers) // _BATCHES))
-    batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
     try:
         engine.empty((1, *first.shape), dtype, device)
     except UnsupportedError:
         return []  # the plain way says what is wrong, or narrows
+    size = max(MANY, _TOGETHER // first.nbytes)
     rows: list[Any] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="anydevice pack") as ahead:
-        sent = [ahead.submit(send, batch) for batch in batches]
-        for each in sent:
-            rows += engine.separate(each.result())
+    for start in range(0, len(numbers), size):
+        some = [arrays[number] for number in numbers[start : start + size]]
+        room = engine.empty((len(some), *first.shape), dtype, device)
+        address = engine.address(room)
+        assert address is not None
+        ring.upload_rows(some, address)
+        rows += engine.separate(room)
     return rows
 
 

@@ -17,7 +17,7 @@ from anydevice.transfer.copying import download, move, upload
 from anydevice.transfer.rings import release_ring
 from anydevice.transfer.sharing import Stretch, can_hold, stretches
 from anydevice.transfer.targets import Target, target_of
-from anydevice.transfer.tree import Leaf, flatten
+from anydevice.transfer.tree import Leaf, Leaves, flatten
 
 _of_numbers: dict[Any, bool] = {}
 _base_of = attrgetter("base")
@@ -58,8 +58,7 @@ def to_device(
     if is_array(tree):
         return _moved([tree], None, target, convert, copy, narrow)[0]
     leaves, rebuild = flatten(tree, is_array)
-    values = [leaf.value for leaf in leaves]
-    return rebuild(_moved(values, leaves, target, convert, copy, narrow))
+    return rebuild(_moved(leaves.values, leaves, target, convert, copy, narrow))
 
 
 def to_numpy(tree: Any) -> Any:
@@ -67,7 +66,7 @@ def to_numpy(tree: Any) -> Any:
     if is_array(tree):
         return _on_host([tree], None)[0]
     leaves, rebuild = flatten(tree, is_array)
-    return rebuild(_on_host([leaf.value for leaf in leaves], leaves))
+    return rebuild(_on_host(leaves.values, leaves))
 
 
 def device_of(tree: Any) -> Device | None:
@@ -81,21 +80,21 @@ def device_of(tree: Any) -> Device | None:
     array is itself spread over several devices.
     """
     if is_array(tree):
-        return _single(tree, "")
+        return _single(tree)
     leaves, _ = flatten(tree, is_array)
-    first: tuple[Leaf, Device] | None = None
-    for leaf in leaves:
-        here = _single(leaf.value, leaf)
+    first: Device | None = None
+    for position, value in enumerate(leaves.values):
+        here = _single(value, leaves, position)
         if first is None:
-            first = (leaf, here)
-        elif here != first[1]:
-            paths = (first[0].path, leaf.path)
+            first = here
+        elif here != first:
+            paths = (leaves[0].path, leaves[position].path)
             raise DeviceMismatchError(
-                f"{paths[0]} is on {first[1]}, but {paths[1]} is on {here}; "
+                f"{paths[0]} is on {first}, but {paths[1]} is on {here}; "
                 "move them together with to_device()",
                 paths,
             )
-    return first[1] if first else None
+    return first
 
 
 def synchronize(device: Device | str | None = None) -> None:
@@ -112,7 +111,7 @@ def release(device: Device | str | None = None) -> None:
 
 def take_over(tree: Any) -> None:
     """Say to the libraries that the calling thread goes on to use what another one placed."""
-    leaves = [tree] if is_array(tree) else [leaf.value for leaf in flatten(tree, is_array)[0]]
+    leaves = [tree] if is_array(tree) else flatten(tree, is_array)[0].values
     for value in leaves:
         _owner(value).receive([value])
 
@@ -133,7 +132,7 @@ def is_array(x: Any) -> bool:
 
 def _moved(
     values: Sequence[Any],
-    leaves: Sequence[Leaf] | None,
+    leaves: Leaves | None,
     target: Target,
     convert: bool,
     copy: bool,
@@ -152,8 +151,7 @@ def _moved(
         owner = _owner(value)
         try:
             if _stays(owner, target, convert):
-                kept = leaves is not None and leaves[position].kept
-                moved[position] = _within_library(value, owner, target, kept)
+                moved[position] = _within_library(value, owner, target, leaves, position)
             elif not copy and (shared := _shared(value, owner, target)) is not None:
                 moved[position] = shared
             else:
@@ -176,7 +174,7 @@ def _stays(owner: Engine, target: Target, convert: bool) -> bool:
 
 
 def _stretches(
-    values: Sequence[Any], leaves: Sequence[Leaf], target: Target, convert: bool
+    values: Sequence[Any], leaves: Leaves, target: Target, convert: bool
 ) -> list[Stretch]:
     """The memory that several of the arrays share, and that they can share there too."""
     one_of_each = dict(zip(map(type, values), values, strict=True))
@@ -215,7 +213,9 @@ def _is_to_be_moved(value: Any, leaf: Leaf, owner: Engine, target: Target, conve
     return not there
 
 
-def _within_library(value: Any, owner: Engine, target: Target, kept: bool) -> Any:
+def _within_library(
+    value: Any, owner: Engine, target: Target, leaves: Leaves | None, position: int
+) -> Any:
     places = owner.devices_of(value)
     if owner.shares_memory and target.place in places:
         # Such a library puts computing off, and another thread could not make up for it.
@@ -224,6 +224,7 @@ def _within_library(value: Any, owner: Engine, target: Target, kept: bool) -> An
     if places == (target.place,):
         target.remember(value, owner)
         return value
+    kept = leaves is not None and leaves[position].kept
     return move(value, owner, places, target.place, detached=kept)
 
 
@@ -243,7 +244,7 @@ def _host_copy(value: Any, owner: Engine) -> Any:
 def _upload(
     moved: list[Any],
     positions: list[int],
-    leaves: Sequence[Leaf] | None,
+    leaves: Leaves | None,
     target: Target,
     narrow: bool,
 ) -> None:
@@ -260,7 +261,7 @@ def _upload(
         moved[position] = array
 
 
-def _on_host(values: Sequence[Any], leaves: Sequence[Leaf] | None) -> list[Any]:
+def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
     host = list(values)
     elsewhere = [n for n, value in enumerate(values) if _owner(value).name != "numpy"]
     shared_memory = stretches(values, elsewhere) if len(elsewhere) > 1 else []
@@ -285,19 +286,19 @@ def _owner(value: Any) -> Engine:
     return owner
 
 
-def _single(value: Any, leaf: Leaf | str) -> Device:
+def _single(value: Any, leaves: Leaves | None = None, position: int = 0) -> Device:
     owner = _owner(value)
     places = owner.devices_of(value)
     if len(places) == 1 or (places and owner.shares_memory):
         return places[0]
-    path = leaf if isinstance(leaf, str) else leaf.path
+    path = leaves[position].path if leaves else ""
     spread = ", ".join(map(str, places)) or "no device that anydevice knows"
     raise DeviceMismatchError(
         f"{path or 'the array'} is sharded over {spread}; gather it first", (path, path)
     )
 
 
-def _naming(leaves: Sequence[Leaf] | None, position: int, error: Exception) -> TransferError:
+def _naming(leaves: Leaves | None, position: int, error: Exception) -> TransferError:
     path = leaves[position].path if leaves else ""
     if isinstance(error, TransferError):
         return error

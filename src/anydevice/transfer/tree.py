@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from operator import is_
-from typing import Any
+from typing import Any, overload
 
 from anydevice.errors import AnyDeviceError, TransferError
 from anydevice.transfer.containers import ATOMS, known, rule_of
@@ -52,10 +52,46 @@ class Leaf:
         return f"Leaf({self.path!r}, {kind_name(type(self.value))})"
 
 
+class Leaves(Sequence[Leaf]):
+    """The arrays of a tree in their order. `values` are the arrays alone.
+
+    A leaf is put together when it is asked for: making thousands of objects at once would set
+    off Python's search for garbage.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._nodes: list[_Node] = []
+        self._positions: list[int] = []
+
+    def add(self, value: Any, node: _Node, position: int) -> None:
+        self.values.append(value)
+        self._nodes.append(node)
+        self._positions.append(position)
+
+    def add_all(self, node: _Node) -> None:
+        """Every part of a node, in order."""
+        self.values.extend(node.parts)
+        self._nodes.extend(repeat(node, len(node.parts)))
+        self._positions.extend(range(len(node.parts)))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> Leaf: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Leaf]: ...
+    def __getitem__(self, index: int | slice) -> Leaf | list[Leaf]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return Leaf(self.values[index], self._nodes[index], self._positions[index])
+
+
 class Rebuild:
     """Makes the tree again from new values, one a leaf, in the order of the leaves."""
 
-    def __init__(self, root: _Node, nodes: list[_Node], leaves: list[Leaf]) -> None:
+    def __init__(self, root: _Node, nodes: list[_Node], leaves: Leaves) -> None:
         self._root = root
         self._nodes = nodes
         self._leaves = leaves
@@ -88,7 +124,7 @@ class Rebuild:
         for node, (rule, container) in self._kept:
             for position, index in zip(node.leaf_positions, node.leaf_numbers, strict=True):
                 value = new[index]
-                if value is not self._leaves[index].value and not rule.holds(value):
+                if value is not self._leaves.values[index] and not rule.holds(value):
                     path = node.path_to(position)
                     raise TransferError(
                         f"{path or 'the tree'}: {rule.refusal(container, value)}", path
@@ -109,7 +145,7 @@ class Rebuild:
                 new[index] = renewed[position]
 
 
-def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Leaf], Rebuild]:
+def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild]:
     """The arrays of a tree, each once and in order, and the way to make the tree from others.
 
     `is_array` says what an array is. Whatever else is not a container stays as it is.
@@ -125,7 +161,7 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Leaf], Reb
     Raises `TransferError`, naming the place, where a tree holds itself, and where a container
     cannot be taken apart.
     """
-    leaves: list[Leaf] = []
+    leaves = Leaves()
     nodes: list[_Node] = []
     leaf_numbers: dict[int, int] = {}  # by identity
     node_numbers: dict[int, int] = {}
@@ -145,7 +181,7 @@ def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[list[Leaf], Reb
                 number = leaf_numbers.get(identity)
                 if number is None and is_array(value):
                     number = leaf_numbers[identity] = len(leaves)
-                    leaves.append(Leaf(value, node, position))
+                    leaves.add(value, node, position)
                 if number is not None:
                     place(position)
                     count(number)
@@ -227,7 +263,7 @@ class _Node:
             self.keeper = parent.keeper if parent else None
 
     def take_arrays(
-        self, leaves: list[Leaf], numbers: dict[int, int], is_array: Callable[[Any], bool]
+        self, leaves: Leaves, numbers: dict[int, int], is_array: Callable[[Any], bool]
     ) -> None:
         """Take all parts at once, where they are arrays of one type that nobody saw before.
 
@@ -241,7 +277,7 @@ class _Node:
         if len(identities) < len(parts) or not numbers.keys().isdisjoint(identities):
             return
         numbers.update(identities)
-        leaves.extend(map(Leaf, parts, repeat(self), range(len(parts))))
+        leaves.add_all(self)
         self.leaf_positions.extend(range(len(parts)))
         self.leaf_numbers.extend(identities.values())
         self.remaining = iter(())
