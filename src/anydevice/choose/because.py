@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from anydevice.choose.choice import Choice, Step
+from anydevice.choose.choice import MEASUREMENTS, Choice, Step
 from anydevice.choose.report import Report
+from anydevice.core.device import Device
 from anydevice.core.finding import Finding
 
 _AUTOMATIC = ("configure", "order of backends")
@@ -18,10 +19,18 @@ _ASKED = {
 
 
 def because(report: Report, choice: Choice) -> str:
-    """Why this device was chosen, to be read after "because"; empty where none was."""
-    device = choice.device
-    if device is None:
+    """Why this device was chosen, to be read after "because"; empty where none was.
+
+    Where measurements decided which engine serves it, that is said too.
+    """
+    if choice.device is None:
         return ""
+    measured = any(step.source == MEASUREMENTS and step.taken for step in choice.steps)
+    served = f"; {choice.device.engine} serves it, the fastest measured here" if measured else ""
+    return f"{_why(report, choice, choice.device)}{served}"
+
+
+def _why(report: Report, choice: Choice, device: Device) -> str:
     source = device.chosen_by or ""
     if source not in _AUTOMATIC:
         return _ASKED.get(source, f"{source} asks for it")

@@ -12,6 +12,9 @@ from anydevice.core.sizes import format_size
 
 FreeMemory = Callable[[Device], int | None]
 
+MEASUREMENTS = "saved measurements"
+"""The source of the step that decides between the engines of a device."""
+
 
 class Wish(Record):
     """Device names from one source, first choice first.
@@ -29,10 +32,39 @@ class Wish(Record):
         return ", ".join(self.names)
 
 
+class Measured(Record):
+    """How long each engine took on a device for the same `count` calls of ops, fastest first.
+
+    >>> print(Measured("cuda:0", (("jax", 0.25), ("torch", 0.5)), 60))
+    jax was the fastest of those measured here: 60 calls in 250 ms, torch 500 ms
+    """
+
+    device: str
+    totals: tuple[tuple[str, float], ...]
+    count: int
+
+    @property
+    def engine(self) -> str:
+        """The fastest one."""
+        return self.totals[0][0]
+
+    def __str__(self) -> str:
+        first, *others = [
+            f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+            for _, seconds in self.totals
+        ]
+        names = [engine for engine, _ in self.totals[1:]]
+        rest = "".join(f", {name} {time}" for name, time in zip(names, others, strict=True))
+        calls = f"{self.count} call{'' if self.count == 1 else 's'}"
+        return f"{self.engine} was the fastest of those measured here: {calls} in {first}{rest}"
+
+
 class Request(Record):
     """Everything a choice rests on besides the findings.
 
     An engine that is not `engine_binding` is given up where it drives nothing that is usable.
+    `measured` is what `anydevice bench --save` found: it decides between engines where none is
+    asked for.
     """
 
     wishes: tuple[Wish, ...] = ()
@@ -43,6 +75,7 @@ class Request(Record):
     order: tuple[str, ...] = ()
     local_rank: int | None = None
     loaded: frozenset[str] = frozenset()
+    measured: tuple[Measured, ...] = ()
 
 
 class Step(Record):
@@ -107,6 +140,7 @@ def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemo
             named = _named(name, findings, request.order)
             picked, why = _pick(named, name, findings, request, free_memory)
             if picked:
+                steps += _by_measurement(picked, request)
                 steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
                 return Choice(_served(picked, request, wish.source), tuple(steps))
             reasons.append(why)
@@ -147,6 +181,7 @@ def _automatically(
         unasked = (d for d in finding.devices if name in request.order or not _is_a_cpu_again(d))
         picked, why = _pick(unasked, name, findings, request, free_memory)
         if picked:
+            steps += _by_measurement(picked, request)
             steps.append(Step(source, name, f"{picked} is usable", taken=True))
             return Choice(_served(picked, request, source), tuple(steps))
         steps.append(Step(source, name, why))
@@ -301,18 +336,47 @@ def _has_own_memory(device: Device) -> bool:
     return device.standing is not None and device.standing.facts.memory_kind == "dedicated"
 
 
+def _by_measurement(device: Device, request: Request) -> list[Step]:
+    """What past measurements say of who should serve a device, and whether that counts."""
+    measured = _measured(device, request)
+    if measured is None:
+        return []
+    if request.engine is None:
+        return [Step(MEASUREMENTS, str(device), str(measured), taken=True)]
+    asked_by = f" by {request.engine_source}" if request.engine_source else ""
+    outcome = f"{measured}; {request.engine} is asked for{asked_by}"
+    return [Step(MEASUREMENTS, str(device), outcome, left_out=True)]
+
+
+def _measured(device: Device, request: Request) -> Measured | None:
+    standing = device.standing
+    usable = standing.engines if standing else ()
+    return next(
+        (each for each in request.measured if each.device == str(device) and each.engine in usable),
+        None,
+    )
+
+
 def _served(device: Device, request: Request, source: str) -> Device:
     standing = device.standing
     assert standing is not None
-    engine = request.engine or pick_engine(device, standing.engines, request.loaded)
+    measured = _measured(device, request)
+    engine = request.engine or pick_engine(
+        device, standing.engines, request.loaded, measured.engine if measured else None
+    )
     return device.served_by(engine, source)
 
 
-def pick_engine(device: Device, engines: Sequence[str], loaded: Collection[str]) -> str | None:
-    """Who serves a device: an engine that is imported already before one only installed.
+def pick_engine(
+    device: Device, engines: Sequence[str], loaded: Collection[str], measured: str | None = None
+) -> str | None:
+    """Who serves a device: the engine that was measured to be fastest, where several were.
 
-    On the CPU it is NumPy, the neutral form, unless something else is asked for.
+    Else one that is imported already goes before one only installed. On the CPU it is NumPy, the
+    neutral form, unless something else is asked for.
     """
+    if measured in engines:
+        return measured
     if device.backend == "cpu" and "numpy" in engines:
         return "numpy"
     imported = [engine for engine in engines if engine in loaded]

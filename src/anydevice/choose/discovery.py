@@ -116,11 +116,13 @@ def standing_of(device: Device) -> Standing | None:
 def engine_of(device: Device) -> str | None:
     """The engine that serves a device for which none was asked."""
     from anydevice.choose.choice import pick_engine
+    from anydevice.choose.measurements import measured_engine
 
     standing = device.standing
     if standing is None:
         return None
-    return pick_engine(device, standing.engines, registry.loaded_engines())
+    measured = measured_engine(device)
+    return pick_engine(device, standing.engines, registry.loaded_engines(), measured)
 
 
 def free_memory(device: Device) -> int | None:

@@ -15,9 +15,12 @@ from anydevice.choose import settings
 from anydevice.choose.choice import Choice, Request, Wish, choose
 from anydevice.choose.discovery import discover, free_memory
 from anydevice.choose.files import project_file, user_file
+from anydevice.choose.measurements import measured_engines
 from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
+from anydevice.choose.report import Report
 from anydevice.core.backends import AUTO
 from anydevice.core.device import Device
+from anydevice.core.record import replace
 from anydevice.core.sizes import parse_size
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -53,7 +56,8 @@ def device(
     `configure`, the order of backends. It may end at the CPU, with one warning that gives every
     reason. A `spec` is met or `DeviceNotFoundError` is raised: a backend or device ("cuda",
     "cuda:1"), a kind ("gpu", "tpu", "cpu"), or a list in order of priority. `engine` asks for an
-    array library; `min_free` passes over devices with less free memory (bytes or "20GiB").
+    array library, else the one serves that `anydevice bench --save` found fastest there, if it
+    did; `min_free` passes over devices with less free memory (bytes or "20GiB").
 
     >>> import anydevice
     >>> str(anydevice.device(["tpu", "cpu"]))
@@ -62,7 +66,7 @@ def device(
     settings.apply_files()
     request = make_request(spec, engine=engine, min_free=min_free)
     report = discover()
-    choice = choose(request, report.findings, free_memory)
+    choice = _choose(request, report)
     if choice.device is None:
         raise DeviceNotFoundError(_not_found(choice), report.findings)
     _warn_if_passed_over(choice)
@@ -73,8 +77,12 @@ def device(
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
     """How `device()` would choose now, step by step; raises nothing where nothing fits."""
-    request = make_request(spec, engine=engine, min_free=None)
-    return choose(request, discover().findings, free_memory)
+    return _choose(make_request(spec, engine=engine, min_free=None), discover())
+
+
+def _choose(request: Request, report: Report) -> Choice:
+    known = replace(request, measured=measured_engines(report.devices))
+    return choose(known, report.findings, free_memory)
 
 
 def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:

@@ -23,6 +23,8 @@ COMMANDS = {
     "devices": "list every device with what is known of it",
     "backends": "what each backend needs and is good for, and what each library lacks",
     "doctor": "compute on every usable device, explain what is wrong and what to do",
+    "verify": "compute every op here in every way, and compare with one reference",
+    "bench": "measure this machine's ceilings, and how near to them every op comes",
     "prefer": "save the device that you prefer",
     "config": "show the settings in force and where each came from",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from anydevice.errors import UnsupportedError
 if TYPE_CHECKING:
     from anydevice.core.device import Device
     from anydevice.core.dtypes import DType
+    from anydevice.core.primitives import Autodiff, Compiler, Primitives
 
 
 class Absent(Record):
@@ -60,12 +61,33 @@ class Storage(Record):
 class Engine(Protocol):
     """One array library, the same few methods for each. Importing the file imports the library.
 
-    This is the half that finds devices and places data. A method that is given a device which the
-    library does not see raises `DeviceNotFoundError`; one that is given an element type which it
-    does not have raises `UnsupportedError`.
+    The properties are what it computes with; where it cannot, there is an `Absent` that says so.
+    The methods find devices and place data. One that is given a device which the library does not
+    see raises `DeviceNotFoundError`; one that is given an element type which it does not have
+    raises `UnsupportedError`.
     """
 
     name: str
+
+    @property
+    def ops(self) -> Primitives:
+        """The operations that all others are written in."""
+
+    @property
+    def fused(self) -> Mapping[str, Callable[..., Any]]:
+        """Faster versions of ops, by name.
+
+        Each takes all arguments of its op by place, after their shapes were checked, and returns
+        `NotImplemented`, before it has done anything, to hand over to the op's definition.
+        """
+
+    @property
+    def autodiff(self) -> Autodiff | Absent:
+        """Gradients."""
+
+    @property
+    def compiler(self) -> Compiler | Absent:
+        """Faster versions of functions over arrays."""
 
     @property
     def shares_memory(self) -> bool:

@@ -12,6 +12,7 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Absent, Engine, Storage
 from anydevice.core.facts import version_numbers
+from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, lacking, plain
 from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
@@ -23,7 +24,7 @@ _ON_GPU = (2, 10, 13)
 """DLPack's numbers for memory of CUDA, of ROCm, and for memory that CUDA manages."""
 
 
-class CupyEngine:
+class CupyEngine(Facets):
     """Arrays of CuPy."""
 
     name = "cupy"

@@ -14,6 +14,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Absent, Engine
+from anydevice.engines.facets import Facets
 from anydevice.engines.host import NARROWER, known_dtype, lacking, narrowed, plain, private
 from anydevice.engines.sight import not_seen
 
@@ -27,7 +28,7 @@ _ELSEWHERE = Absent("parts of this array are on other hosts", instead="gather it
 _tried: set[tuple[DType, Any]] = set()
 
 
-class JaxEngine:
+class JaxEngine(Facets):
     """Arrays of JAX."""
 
     name = "jax"

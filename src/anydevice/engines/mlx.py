@@ -16,6 +16,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Absent, Engine
+from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain
 from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
@@ -31,7 +32,7 @@ _OURS = {
 _ONLY_CPU = ("float64",)
 
 
-class MlxEngine:
+class MlxEngine(Facets):
     """Arrays of MLX."""
 
     name = "mlx"

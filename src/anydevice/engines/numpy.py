@@ -11,13 +11,14 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, private
 from anydevice.engines.sight import not_seen
 
 _CPU = Device("cpu")
 
 
-class NumpyEngine:
+class NumpyEngine(Facets):
     """Arrays in the host's memory."""
 
     name = "numpy"

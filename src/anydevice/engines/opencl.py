@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,17 @@ import pyopencl.array as cl_array
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.engines import opencl_products
+from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, plain
+from anydevice.engines.opencl_queues import queue_of_context
+from anydevice.engines.opencl_queues import queue_of_device as _queue
 from anydevice.engines.sight import not_seen
 
-_KERNELS = Path(__file__).parent / "kernels"
-_NUMBERS = {"float32": "float", "float64": "double"}
+_MULTIPLIED = ("float16", "bfloat16", "float32", "float64")
 
 
-class OpenclEngine:
+class OpenclEngine(Facets):
     """Arrays of PyOpenCL."""
 
     name = "opencl"
@@ -99,23 +100,12 @@ class OpenclEngine:
         return [row.copy(queue=_queue_of(stacked)) for row in stacked]
 
     def matmul(self, a: Any, b: Any) -> Any:
-        number = _NUMBERS.get(str(a.dtype))
-        if number is None or a.dtype != b.dtype:
+        if str(a.dtype) not in _MULTIPLIED or a.dtype != b.dtype:
             raise Absent(
                 f"OpenCL multiplies no {a.dtype} by {b.dtype}",
                 instead="convert both matrices to float32",
             ).error()
-        a, b = _plain(a), _plain(b)
-        (rows, inner), (also_inner, columns) = a.shape, b.shape
-        if inner != also_inner:
-            raise ValueError(f"a matrix {a.shape} cannot be multiplied by a matrix {b.shape}")
-        queue = _queue_of(a)
-        product = cl_array.zeros(queue, (rows, columns), a.dtype)
-        if rows and inner and columns:
-            sizes = (np.int32(columns), np.int32(inner))
-            kernel = cl.Kernel(_program(queue.context, number), "matmul")
-            kernel(queue, (columns, rows), None, a.data, b.data, product.data, *sizes)
-        return product
+        return opencl_products.matmul(a, b)
 
     def finish(self, arrays: Any) -> None:
         for x in arrays if isinstance(arrays, list | tuple) else (arrays,):
@@ -153,26 +143,8 @@ def _devices_of(platform: Any) -> list[Any]:
         return []
 
 
-@cache
-def _queue(native: Any) -> Any:
-    return cl.CommandQueue(cl.Context([native]))
-
-
 def _queue_of(x: Any) -> Any:
-    return x.queue or _queue(x.context.devices[0])
-
-
-@cache
-def _program(context: Any, number: str) -> Any:
-    source = (_KERNELS / "matmul.cl").read_text("utf-8")
-    return cl.Program(context, source).build([f"-DNUMBER={number}"])
-
-
-def _plain(x: Any) -> Any:
-    """The array in C order from the start of its buffer, which is all that the kernels read."""
-    if x.flags.c_contiguous and x.offset == 0:
-        return x
-    return cl_array.to_device(_queue_of(x), np.array(ENGINE.to_host(x), order="C"))
+    return x.queue or queue_of_context(x.context)
 
 
 ENGINE: Engine = OpenclEngine()

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain, private
 from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
@@ -60,7 +61,7 @@ _AS_BITS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 _natives: dict[Device, torch.device] = {}
 
 
-class TorchEngine:
+class TorchEngine(Facets):
     """Tensors of PyTorch."""
 
     name = "torch"

@@ -1,0 +1,209 @@
+"""`benchmark`: a user's own function or model, timed on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anydevice.bench.timing import Timing, time_calls
+from anydevice.bench.words import percent, table, time_in_words, times
+from anydevice.choose.discovery import devices as usable_devices
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.record import NOTHING, Record, as_dict, replace
+from anydevice.engines import registry
+from anydevice.engines.ownership import owner_of
+from anydevice.engines.places import place_of
+from anydevice.errors import ConfigurationError
+from anydevice.transfer.moving import device_of, is_array, to_device
+from anydevice.transfer.tree import flatten
+
+
+class DeviceTiming(Record):
+    """The seconds of one call on one device: the median, the quartiles, and the first call.
+
+    `speed_up` is over the CPU, or over the first device where the CPU was not among them. Where
+    it could not be run, `reason` says why and there are no times.
+    """
+
+    device: str
+    engine: str | None
+    seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    first: float | None = None
+    samples: int = 0
+    speed_up: float | None = None
+    reason: str | None = None
+
+
+class Timings(Record):
+    """What `benchmark` found, one row a device; print it, or take its `rows`."""
+
+    function: str
+    rows: tuple[DeviceTiming, ...]
+
+    def __iter__(self) -> Iterator[DeviceTiming]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, device: str) -> DeviceTiming:
+        for row in self.rows:
+            if row.device == device:
+                return row
+        names = ", ".join(row.device for row in self.rows)
+        raise ConfigurationError(f"{device!r} was not measured; these were: {names}", repr(device))
+
+    @property
+    def speed_ups(self) -> dict[str, float]:
+        """How many times as fast as the CPU each device was."""
+        return {row.device: row.speed_up for row in self.rows if row.speed_up is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, ready for JSON."""
+        return {"function": self.function, "rows": [as_dict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        head = ("device", "engine", "time", "spread", "first call", "speed-up")
+        lines = table(head, [_cells(row) for row in self.rows], right=(2, 3, 4, 5))
+        failed = [f"{row.device}: {row.reason}" for row in self.rows if row.reason]
+        return "\n".join((self.function, *lines, *failed))
+
+
+def benchmark(
+    function: Callable[..., Any],
+    *arguments: Any,
+    devices: Sequence[Device | str] | None = None,
+    named: Mapping[str, Any] = NOTHING,
+    limit: float = 1.0,
+) -> Timings:
+    """Time your own function or model with these arguments on each device.
+
+    The arguments, those in `named` (by name) and the model itself are moved there with
+    `to_device`; each call is waited for, the first one is told apart, and calling goes on for
+    `limit` seconds a device. Arrays of a library stay in it where it can use the device. A model
+    that is moved in place is back where it was afterwards. Without `devices`, every usable one is
+    tried, the CPU first; a device on which it fails is a row with the reason.
+
+    >>> import anydevice, numpy
+    >>> from anydevice.bench.functions import benchmark
+    >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
+    >>> timings["cpu"].speed_up
+    1.0
+
+    Raises `DeviceNotFoundError` where a device that is named is not usable.
+    """
+    if not callable(function):
+        raise ConfigurationError(
+            f"benchmark() takes a function or a model, not a {type(function).__name__}", "function"
+        )
+    places = _default_devices() if devices is None else [choose_device(each) for each in devices]
+    asked = {str(each): each.engine_asked for each in devices or () if isinstance(each, Device)}
+    tree = (function, arguments, dict(named))
+    library = _library(tree)
+    home = device_of(function)
+    rows = []
+    try:
+        for place in places:
+            engine = asked.get(str(place)) or _engine(place, library)
+            rows.append(_row(tree, place.served_by(engine), limit))
+    finally:
+        if home is not None:
+            to_device(function, home)
+    return Timings(_name(function), _with_speed_ups(rows))
+
+
+def _default_devices() -> list[Device]:
+    """Every usable device once; the CPU is not measured again through OpenCL or as several."""
+    every = [
+        device
+        for device in usable_devices()
+        if device.kind != "cpu" or (device.backend, device.index) == ("cpu", 0)
+    ]
+    return sorted(every, key=lambda device: device.kind != "cpu")
+
+
+def _library(tree: Any) -> str | None:
+    """The library that the arrays are of, NumPy aside."""
+    leaves, _ = flatten(tree, is_array)
+    owners = (owner_of(value) for value in leaves.values)
+    return next((owner.name for owner in owners if owner and owner.name != "numpy"), None)
+
+
+def _engine(device: Device, library: str | None) -> str | None:
+    standing = device.standing
+    return library if standing and library in standing.engines else device.engine
+
+
+def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTiming:
+    try:
+        timing = _timed(tree, device, limit)
+    except Exception as error:  # whatever the function raises there is its result there
+        lines = str(error).strip().splitlines() or ["no message"]
+        reason = f"{type(error).__name__}: {lines[0]}"
+        return DeviceTiming(str(device), device.engine, reason=reason)
+    figures = as_dict(timing)
+    del figures["calls"]
+    return DeviceTiming(str(device), device.engine, **figures)
+
+
+def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
+    function, arguments, named = to_device(tree, device)
+    engine = registry.load(device.engine or "numpy")
+    place = place_of(device)
+
+    def finish(results: list[Any]) -> None:
+        groups: dict[str, list[Any]] = {}
+        for value in _arrays(results):
+            owner = owner_of(value)
+            if owner is not None:
+                groups.setdefault(owner.name, []).append(value)
+        for name, values in groups.items():
+            registry.load(name).finish(values)
+        if not groups:  # it gives no arrays: wait for all that it started
+            engine.synchronize(place)
+
+    return time_calls(lambda _: function(*arguments, **named), finish, limit=limit, most_calls=100)
+
+
+def _arrays(tree: Any) -> Iterator[Any]:
+    """The arrays of a result; usual nests are taken apart at once, since this is timed too."""
+    if isinstance(tree, list | tuple):
+        for each in tree:
+            yield from _arrays(each)
+    elif isinstance(tree, dict):
+        yield from _arrays(list(tree.values()))
+    elif is_array(tree):
+        yield tree
+    else:
+        yield from flatten(tree, is_array)[0].values
+
+
+def _with_speed_ups(rows: Sequence[DeviceTiming]) -> tuple[DeviceTiming, ...]:
+    timed = [row for row in rows if row.seconds]
+    base = next((row for row in timed if row.device == "cpu"), next(iter(timed), None))
+    if base is None or base.seconds is None:
+        return tuple(rows)
+    return tuple(
+        replace(row, speed_up=base.seconds / row.seconds) if row.seconds else row for row in rows
+    )
+
+
+def _cells(row: DeviceTiming) -> tuple[str, ...]:
+    place = (row.device, row.engine or "–")
+    if row.seconds is None or row.low is None or row.high is None:
+        return (*place, "–", "–", "–", "–")
+    return (
+        *place,
+        time_in_words(row.seconds),
+        f"± {percent((row.high - row.low) / 2 / row.seconds)}",
+        time_in_words(row.first or 0.0),
+        times(row.speed_up) if row.speed_up else "–",
+    )
+
+
+def _name(function: Any) -> str:
+    named = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return str(named or type(function).__name__)

@@ -1,0 +1,132 @@
+"""The results as lines of text, for a terminal or a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from anydevice.bench.comparing import Change, Comparison
+from anydevice.bench.results import Ceiling, Machine, Measurement, Results
+from anydevice.bench.words import percent, rate_in_words, table, time_in_words, times
+
+NARROW = 112
+"""Below this many columns the cases and the spread are left out."""
+
+UNITS = {"copy": "B/s", "read": "B/s", "matmul": "FLOP/s", "to device": "B/s", "to host": "B/s"}
+
+
+def summary_lines(results: Results) -> Iterator[str]:
+    """What was measured where, and the ceilings of each device."""
+    kind = " · quick" if results.quick else ""
+    yield f"anydevice {results.version} · {results.system}{kind} · {time_in_words(results.seconds)}"
+    for machine in results.devices:
+        yield ""
+        yield machine_line(machine)
+        for ceiling in results.ceilings:
+            if ceiling.device == machine.device:
+                yield f"  {ceiling_line(ceiling)}"
+    for note in results.notes:
+        yield f"  {note}"
+
+
+def machine_line(machine: Machine) -> str:
+    """A device with its name, its driver and its libraries in one line."""
+    driver = f", driver {machine.driver}" if machine.driver else ""
+    engines = ", ".join(f"{name} {version}".strip() for name, version in machine.engines.items())
+    return f"{machine.device}   {machine.name}{driver}   {engines}"
+
+
+def ceiling_line(ceiling: Ceiling) -> str:
+    """A ceiling with its rate and with what it was reached."""
+    name = f"{ceiling.what} {ceiling.dtype}" if ceiling.dtype else ceiling.what
+    rate = rate_in_words(ceiling.rate, UNITS[ceiling.what])
+    return f"{name:<18}{rate:>14}   {ceiling.engine}, {ceiling.kernel}"
+
+
+def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
+    """A table for each device; on a narrow terminal with fewer columns."""
+    narrow = width is not None and width < NARROW
+    for machine in results.devices:
+        there = [each for each in results.measured if each.device == machine.device]
+        if not there:
+            continue
+        head = ["op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up"]
+        rows = [measurement_cells(each) for each in there]
+        right = [4, 5, 6, 7, 8]
+        if narrow:
+            kept = [0, 2, 3, 4, 6, 7, 8]
+            head, rows = [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
+            right = [3, 4, 5, 6]
+        yield ""
+        yield f"{machine.device}{_over(there)}"
+        yield from table(head, rows, right)
+    for each in results.measurements:
+        if each.state == "failed":
+            yield f"failed: {_named(each)}: {each.reason}"
+    lacking = sum(each.state == "unsupported" for each in results.measurements)
+    if lacking:
+        yield f"{lacking} not supported by their engine; --json has the reasons"
+
+
+def measurement_cells(each: Measurement) -> list[str]:
+    """One measurement as the cells of a table."""
+    unit = "FLOP/s" if each.bound == "compute" else "B/s"
+    bound = f" {each.bound}" if each.bound else ""
+    return [
+        each.op,
+        each.case,
+        each.dtype,
+        each.engine,
+        time_in_words(each.seconds),
+        f"± {percent(each.spread)}",
+        rate_in_words(each.rate, unit) if each.rate else "–",
+        f"{percent(each.fraction)}{bound}" if each.fraction is not None else "–",
+        times(each.speed_up) if each.speed_up else "–",
+    ]
+
+
+def _named(each: Measurement) -> str:
+    return f"{each.op} in {each.dtype} on {each.device} with {each.engine}"
+
+
+def _over(there: Sequence[Measurement]) -> str:
+    rivals = list(dict.fromkeys(each.over for each in there if each.over))
+    if not rivals:
+        return "   no speed-ups: the CPU was not measured"
+    return f"   speed-up over {rivals[0] if len(rivals) == 1 else 'the fastest engine of the CPU'}"
+
+
+def comparison_lines(comparison: Comparison, name: str) -> Iterator[str]:
+    """What changed since the run in the file `name`."""
+    yield ""
+    yield f"Against {name}"
+    for sentence in comparison.elsewhere:
+        yield f"  note: {sentence}"
+    for title, changes in (("slower", comparison.slower), ("faster", comparison.faster)):
+        yield from _changes(title, changes)
+    for each in comparison.lost:
+        yield f"  lost: {_named(each)}: {each.reason}"
+    counts = f"  {len(comparison.slower)} slower, {len(comparison.faster)} faster, "
+    counts += f"{len(comparison.lost)} lost, {comparison.alike} within the noise"
+    if comparison.only_before or comparison.only_now:
+        counts += f"; {comparison.only_before} only there, {comparison.only_now} only here"
+    yield counts
+
+
+def _changes(title: str, changes: Sequence[Change]) -> Iterator[str]:
+    rows = [
+        [
+            title,
+            each.new.op,
+            each.new.case,
+            each.new.dtype,
+            each.new.device,
+            each.new.engine,
+            time_in_words(each.old.seconds),
+            "→",
+            time_in_words(each.new.seconds),
+            times(each.factor),
+        ]
+        for each in changes
+    ]
+    if rows:
+        yield from (f"  {line}" for line in table([""] * len(rows[0]), rows, [6, 8, 9])[1:])

@@ -1,0 +1,222 @@
+"""How far an op may be off: what its computing adds to the one rounding of its result.
+
+Each function gives, for every element of the result, an error in units of the type that is
+computed in: float64 for float64, float32 for all else. It is the magnitude of what was added up,
+times a growth that holds for every order of adding. See `check/comparing.py` for the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anydevice.check import reference
+from anydevice.check.reference_layers import frequencies, seen_keys
+
+Array = Any
+Budget = Callable[..., Any]
+"""From the float64 result, `coarse`, and the op's arguments to the allowed error of each element.
+
+`coarse` is how many units of the computing type the result's own unit is: 1 for float32, 65536
+for bfloat16. Results that are lists or tuples have budgets of the same form.
+"""
+
+
+def growth(length: int) -> float:
+    """Units that adding up so many numbers in any order may cost, one after the other at worst.
+
+    Roundings of either sign leave about a third of the square root. Where small numbers meet a
+    sum that is large already, they go one way, and a part of the length comes on top.
+
+    >>> growth(4096)
+    328.0
+    """
+    return 8.0 + math.sqrt(length) + length / 16
+
+
+def exact(want: Any, coarse: float, *arguments: Any, **options: Any) -> float:
+    """Nothing beyond the rounding of the result."""
+    return 0.0
+
+
+def relative(units: float) -> Budget:
+    """So many units of the result itself: functions of one element.
+
+    In 16 bits they may round once on the way, such as for a square before a cube: no error grows
+    from that, as it would in a sum.
+    """
+
+    def budget(want: Array, coarse: float, *arguments: Any, **options: Any) -> Array:
+        return (units + (coarse if coarse > 1 else 0.0)) * np.abs(want)
+
+    return budget
+
+
+def absolute(units: float) -> Budget:
+    """So many units of 1: functions of one element that are made of pieces as large as 1."""
+
+    def budget(want: Array, coarse: float, *arguments: Any, **options: Any) -> Array:
+        return units + (coarse if coarse > 1 else 0.0) * np.abs(want)
+
+    return budget
+
+
+def of_gelu(want: Array, coarse: float, x: Array, approximate: bool = False) -> Array:
+    """Units of x: for negative ones, 1 + erf cancels, until nothing is left of it."""
+    return 48 * np.where(np.abs(x) < 40, np.abs(x), np.abs(want))
+
+
+def of_magnitudes(op: str, length: Callable[..., int]) -> Budget:
+    """The same op on the absolute values: that is how much was added up."""
+
+    def budget(want: Array, coarse: float, *arguments: Any, **options: Any) -> Array:
+        sizes = [np.abs(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        return growth(length(*arguments, **options)) * reference.call(op, *sizes, **options)
+
+    return budget
+
+
+def of_sum(want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False) -> Array:
+    added = reference.call("sum", np.abs(x), axis, keepdims)
+    return growth(x.size // max(1, np.size(want))) * added
+
+
+def of_mean(
+    want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False
+) -> Array:
+    averaged = reference.call("mean", np.abs(x), axis, keepdims)
+    return growth(x.size // max(1, np.size(want))) * averaged
+
+
+def of_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
+    """A rounding of the exponent counts as much as the exponent is large."""
+    if not x.size:
+        return np.zeros(x.shape)
+    below = np.abs(x - x.max(axis, keepdims=True))
+    return want * (growth(x.shape[axis]) + 16 + 2 * below)
+
+
+def of_log_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
+    if not x.size:
+        return np.zeros(x.shape)
+    largest = np.where(np.isfinite(x), np.abs(x), 0).max(axis, keepdims=True)
+    return growth(x.shape[axis]) + 16 + 4 * (np.abs(want) + largest)
+
+
+def of_rmsnorm(want: Array, coarse: float, x: Array, weight: Array, eps: float = 1e-6) -> Array:
+    return (16 + growth(x.shape[-1])) * np.abs(want)
+
+
+def of_layernorm(
+    want: Array,
+    coarse: float,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float = 1e-5,
+) -> Array:
+    """Taking away the mean leaves the roundings of numbers as large as it."""
+    middle = np.abs(x).mean(-1, keepdims=True)
+    spread = np.sqrt(x.var(-1, keepdims=True) + eps)
+    scale = 1.0 if weight is None else np.abs(weight)
+    normed = (np.abs(x) + middle) / spread * scale
+    return (16 + growth(x.shape[-1])) * normed + (0.0 if bias is None else 4 * np.abs(bias))
+
+
+def of_rope(
+    want: Array,
+    coarse: float,
+    x: Array,
+    positions: Array,
+    *,
+    theta: float = 10000.0,
+    interleaved: bool = False,
+    scaling: Any = None,
+) -> Array:
+    """Angles are float32: they are as coarse as the position is far."""
+    turn, factor = frequencies(x.shape[-1], theta, scaling)
+    rows = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None]
+    angles = np.abs(rows) * turn
+    both = np.repeat(angles, 2, -1) if interleaved else np.concatenate([angles, angles], -1)
+    half = x.shape[-1] // 2
+    size = np.abs(x)
+    other = (
+        size.reshape(*x.shape[:-1], half, 2)[..., ::-1].reshape(x.shape)
+        if interleaved
+        else np.concatenate([size[..., half:], size[..., :half]], -1)
+    )
+    return factor * (size + other) * (16 + 8 * both)
+
+
+def of_attention(
+    want: Array,
+    coarse: float,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    window: int | None = None,
+    lengths: Array | None = None,
+) -> Array:
+    """Weights may be rounded to the type of the values before they are multiplied with them."""
+    factor = abs(q.shape[-1] ** -0.5 if scale is None else scale)
+    group = q.shape[1] // k.shape[1]
+    keys = np.repeat(np.abs(k), group, 1)
+    seen = seen_keys(q, k, causal, mask, window, lengths)
+    sizes = np.abs(q) @ keys.swapaxes(-1, -2) * factor
+    score = np.where(seen, sizes, 0).max(-1, keepdims=True, initial=0)
+    averaged = reference.call(
+        "attention",
+        q,
+        k,
+        np.abs(v),
+        causal=causal,
+        scale=scale,
+        mask=mask,
+        window=window,
+        lengths=lengths,
+    )
+    inside = coarse if coarse > 1 else 0.0
+    return averaged * (growth(k.shape[2]) + 16 + growth(q.shape[-1]) * score + inside)
+
+
+def of_cross_entropy(want: Array, coarse: float, logits: Array, targets: Array) -> Array:
+    classes = logits.shape[-1]
+    size = np.abs(logits).max(-1).mean() + np.log(classes)
+    return np.asarray((growth(classes) + growth(targets.size)) * (size + 1))
+
+
+def of_mean_squared_error(want: Array, coarse: float, x: Array, y: Array) -> Array:
+    return np.asarray((8 + growth(x.size)) * ((np.abs(x) + np.abs(y)) ** 2).mean())
+
+
+def of_update(want: Any, coarse: float, *arguments: Any, **options: Any) -> Any:
+    """Units of what was there, of what is there now, and of the gradient between them."""
+    parameters, gradients, *states = arguments
+    rate, decay = options["rate"], options.get("decay", 0.0)
+    correction = 16.0
+    if len(states) == 3:  # Adam: in the first steps, what it divides by cancels
+        step = float(states.pop())
+        betas = options.get("beta1", 0.9), options.get("beta2", 0.999)
+        correction += 4 * sum(1 / (1 - beta**step) for beta in betas)
+    pairs = zip(parameters, want[0], strict=True)
+    moved = [8 * np.abs(old) + correction * (np.abs(new - old) + rate) for old, new in pairs]
+    forces = [np.abs(g) + decay * np.abs(p) for p, g in zip(parameters, gradients, strict=True)]
+    kept = [
+        None if before is None else _of_state(before, after, forces, squared=place == 1)
+        for place, (before, after) in enumerate(zip(states, want[1:], strict=True))
+    ]
+    return (moved, *kept)
+
+
+def _of_state(before: Any, after: Any, forces: list[Array], *, squared: bool) -> list[Array]:
+    return [
+        8 * (np.abs(old) + np.abs(new) + (force**2 if squared else force))
+        for old, new, force in zip(before, after, forces, strict=True)
+    ]

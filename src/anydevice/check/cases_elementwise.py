@@ -1,0 +1,298 @@
+"""Cases of the ops that work element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anydevice.check import budgets
+from anydevice.check.budgets import Budget
+from anydevice.check.drawing import Call, Draw, call
+from anydevice.check.rows import (
+    EVERYTHING,
+    FLOATS,
+    NUMBERS,
+    Benchmark,
+    Case,
+    Make,
+    Row,
+    condition,
+    per_element,
+)
+
+_SHORT = ("float32", "bfloat16", "float64")
+"""The types whose denormal numbers an engine may flush."""
+
+
+def _one(*shape: int, **how: float) -> Make:
+    return lambda draw: call(draw.normal(*shape, **how))
+
+
+def _positive(*shape: int) -> Make:
+    return lambda draw: call(draw.uniform(0.01, 30, *shape))
+
+
+def _special(draw: Draw) -> Call:
+    return call(draw.special())
+
+
+_SHAPES = (
+    ("two rows of 4096", (2, 4096)),
+    ("odd width", (3, 5, 77)),
+    ("one element", (1,)),
+    ("no axis", ()),
+    ("empty", (0, 7)),
+)
+_FLUSHED = Case("denormals", lambda draw: call(draw.denormal(65)), _SHORT, denormal=True)
+_BENCHMARKS = (
+    Benchmark("16,384 rows of 4096", "gpu", _one(16384, 4096)),
+    Benchmark("512 rows of 4096", "cpu", _one(512, 4096)),
+)
+
+
+def _unary(
+    op: str,
+    budget: Budget = budgets.exact,
+    *,
+    dtypes: tuple[str, ...] = FLOATS,
+    positive: bool = False,
+    special: Make = _special,
+    spread: float = 4.0,
+    smooth: bool = True,
+    gives: Any = None,
+    operations: int = 1,
+) -> Row:
+    def make(*shape: int) -> Make:
+        return _positive(*shape) if positive else _one(*shape, spread=spread)
+
+    cases = [Case(name, make(*shape)) for name, shape in _SHAPES]
+    cases += [Case("nan, infinities and limits", special, FLOATS), _FLUSHED]
+    return Row(
+        op,
+        tuple(cases),
+        dtypes,
+        budget,
+        **({"gives": gives} if gives else {}),
+        gradient=make(3, 5) if smooth else None,
+        benchmarks=_BENCHMARKS,
+        operations=per_element(operations),
+    )
+
+
+def _bounded(draw: Draw) -> Call:
+    return call(draw.listed([float("nan"), float("inf"), -float("inf"), 0.0, 1.0, -1.0, 3.0]))
+
+
+def _two(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
+    return lambda draw: call(draw.normal(*a), draw.normal(*b))
+
+
+def _nonzero(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
+    return lambda draw: call(draw.normal(*a), draw.positive(*b))
+
+
+def _every_pair(draw: Draw) -> Call:
+    special = draw.special()
+    return call(special[:, None], special[None, :])
+
+
+_PAIRS = (
+    ("two rows of 4096", (2, 4096), (2, 4096)),
+    ("a row for all", (3, 5, 77), (77,)),
+    ("each repeated", (4, 1, 9), (5, 1)),
+    ("one element", (1,), (1,)),
+    ("no axis", (), ()),
+    ("empty", (0, 7), (7,)),
+)
+_TWO_BENCHMARKS = (
+    Benchmark("16,384 rows of 4096", "gpu", _two((16384, 4096), (16384, 4096))),
+    Benchmark("512 rows of 4096", "cpu", _two((512, 4096), (512, 4096))),
+)
+
+
+def _binary(
+    op: str,
+    budget: Budget = budgets.exact,
+    *,
+    dtypes: tuple[str, ...] = NUMBERS,
+    make: Any = _two,
+    special: Make = _every_pair,
+    denormal: bool = True,
+    smooth: bool = True,
+    gives: Any = None,
+) -> Row:
+    cases = [Case(name, make(a, b)) for name, a, b in _PAIRS]
+    cases.append(Case("a number on the right", lambda draw: call(draw.positive(5, 7), 3)))
+    cases.append(Case("a fraction on the right", _with_a_fraction, FLOATS))
+    cases.append(Case("nan, infinities and limits", special, FLOATS))
+    if denormal:
+        cases.append(Case("denormals", _two_denormals, _SHORT, denormal=True))
+    return Row(
+        op,
+        tuple(cases),
+        dtypes,
+        budget,
+        **({"gives": gives} if gives else {}),
+        gradient=make((3, 5), (5,)) if smooth else None,
+        benchmarks=_TWO_BENCHMARKS,
+    )
+
+
+def _two_denormals(draw: Draw) -> Call:
+    return call(draw.denormal(65), draw.denormal(65))
+
+
+def _with_a_fraction(draw: Draw) -> Call:
+    return call(draw.positive(5, 7), 0.375)  # exact in every type
+
+
+def _divide_special(draw: Draw) -> Call:
+    return call(draw.special()[:, None], draw.listed([2.0, -3.0, float("inf"), float("nan"), 0.0]))
+
+
+def _powers_of_positive(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
+    return lambda draw: call(draw.positive(*a), draw.normal(*b))
+
+
+def _whole_powers(draw: Draw) -> Call:
+    bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0])
+    return call(bases[:, None], draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
+
+
+def _logical(op: str) -> Row:
+    cases = tuple(Case(name, _two(a, b)) for name, a, b in _PAIRS)
+    return Row(op, cases, ("bool",), gives=condition, benchmarks=_TWO_BENCHMARKS)
+
+
+def _where(condition_shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
+    def make(draw: Draw) -> Call:
+        return call(draw.chance(*condition_shape), draw.normal(*a), draw.normal(*b))
+
+    return make
+
+
+def _where_special(draw: Draw) -> Call:
+    special = draw.special()
+    return call(draw.chance(len(special)), special, draw.normal(len(special)))
+
+
+_WHERE = Row(
+    "where",
+    (
+        Case("two rows of 4096", _where((2, 4096), (2, 4096), (2, 4096))),
+        Case("each repeated", _where((3, 1, 1), (5, 1), (1, 7))),
+        Case("a number elsewhere", lambda draw: call(draw.chance(3, 5), draw.normal(3, 5), 0)),
+        Case("a number there", lambda draw: call(draw.chance(3, 5), 1, draw.normal(3, 5))),
+        Case("empty", _where((0, 7), (7,), (0, 7))),
+        Case("nan, infinities and limits", _where_special, FLOATS),
+    ),
+    EVERYTHING,
+    gradient=_where((3, 5), (3, 5), (5,)),
+    benchmarks=(
+        Benchmark(
+            "16,384 rows of 4096", "gpu", _where((16384, 4096), (16384, 4096), (16384, 4096))
+        ),
+        Benchmark("512 rows of 4096", "cpu", _where((512, 4096), (512, 4096), (512, 4096))),
+    ),
+)
+
+
+def _gelu(approximate: bool, *shape: int) -> Make:
+    return lambda draw: call(draw.normal(*shape, spread=3.0), approximate)
+
+
+_GELU = Row(
+    "gelu",
+    (
+        Case("two rows of 14336", _gelu(False, 2, 14336)),
+        Case("two rows of 14336, by tanh", _gelu(True, 2, 14336)),
+        Case("odd width", _gelu(False, 3, 77)),
+        Case("odd width, by tanh", _gelu(True, 3, 77)),
+        Case("empty", _gelu(True, 0)),
+        Case("nan, infinities and limits", _special, FLOATS),
+    ),
+    budget=budgets.of_gelu,
+    gradient=_gelu(False, 3, 5),
+    benchmarks=(
+        Benchmark("16,384 rows of 14336", "gpu", _gelu(True, 16384, 14336)),
+        Benchmark("256 rows of 14336", "cpu", _gelu(True, 256, 14336)),
+    ),
+    operations=per_element(8),
+)
+
+
+def _gated(*shape: int) -> Make:
+    return lambda draw: call(draw.normal(*shape, spread=3.0), draw.normal(*shape))
+
+
+_SWIGLU = Row(
+    "swiglu",
+    (
+        Case("two rows of 14336", _gated(2, 14336)),
+        Case("one row, odd width", _gated(1, 1001)),
+        Case("one element", _gated(1)),
+        Case("empty", _gated(0, 8)),
+        Case("nan and infinities", lambda draw: call(draw.special(), draw.positive(9)), FLOATS),
+    ),
+    budget=budgets.relative(32),
+    gradient=_gated(3, 5),
+    benchmarks=(
+        Benchmark("16,384 rows of 14336", "gpu", _gated(16384, 14336)),
+        Benchmark("256 rows of 14336", "cpu", _gated(256, 14336)),
+    ),
+    operations=per_element(5),
+)
+
+ELEMENTWISE: tuple[Row, ...] = (
+    _binary("add"),
+    _binary("subtract"),
+    _binary("multiply"),
+    _binary(
+        "divide",
+        budgets.relative(6),
+        dtypes=FLOATS,
+        make=_nonzero,
+        special=_divide_special,
+        denormal=False,
+    ),
+    _binary(
+        "power",
+        budgets.relative(64),
+        dtypes=FLOATS,
+        make=_powers_of_positive,
+        special=_whole_powers,
+        denormal=False,
+    ),
+    _binary("maximum"),
+    _binary("minimum"),
+    _binary("equal", smooth=False, gives=condition),
+    _binary("less", smooth=False, gives=condition),
+    _binary("less_equal", smooth=False, gives=condition),
+    _logical("logical_and"),
+    _logical("logical_or"),
+    _WHERE,
+    _unary("negative", dtypes=NUMBERS),
+    _unary("abs", dtypes=NUMBERS),
+    _unary("sign", dtypes=NUMBERS, smooth=False),
+    _unary("floor", smooth=False),
+    _unary("exp", budgets.relative(16), operations=4),
+    _unary("log", budgets.relative(16), positive=True, operations=4),
+    _unary("sqrt", budgets.relative(6), positive=True),
+    _unary("rsqrt", budgets.relative(6), positive=True, special=_bounded),
+    _unary("sin", budgets.absolute(8), special=_bounded, operations=4),
+    _unary("cos", budgets.absolute(8), special=_bounded, operations=4),
+    _unary("tanh", budgets.relative(32), operations=4),
+    _unary("sigmoid", budgets.relative(16), operations=4),
+    _unary("erf", budgets.absolute(32), operations=4),
+    _unary("isnan", smooth=False, gives=condition),
+    Row(
+        "logical_not",
+        tuple(Case(name, _one(*shape)) for name, shape in _SHAPES),
+        ("bool",),
+        gives=condition,
+        benchmarks=_BENCHMARKS,
+    ),
+    _unary("relu", dtypes=NUMBERS),
+    _unary("silu", budgets.relative(24), operations=5),
+    _GELU,
+    _SWIGLU,
+)

@@ -1,0 +1,344 @@
+"""Cases of the ops that models are made of: products, norms, attention and losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anydevice.check import budgets
+from anydevice.check.drawing import Call, Draw, call
+from anydevice.check.rows import FLOATS, Benchmark, Case, Make, Row, loss, per_element, size_of
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE, VOCABULARY = 4096, 14336, 32, 8, 128, 32000
+"""The shape of a 7B model."""
+
+# Products
+
+
+def _product(a: tuple[int, ...], b: tuple[int, ...], kind: str = "normal") -> Make:
+    return lambda draw: call(getattr(draw, kind)(*a), getattr(draw, kind)(*b))
+
+
+def _transposed(draw: Draw) -> Call:
+    return call(draw.normal(65, 130).T, draw.normal(33, 65).T)
+
+
+def _product_operations(made: Call) -> int:
+    a, b = made.arguments
+    return 2 * size_of(a) * int(b.shape[-1])
+
+
+_MATMUL = Row(
+    "matmul",
+    (
+        Case("130 × 257 × 65", _product((130, 257), (257, 65))),
+        Case("one row of 4096", _product((1, 4096), (4096, 96))),
+        Case("sums that grow", _product((3, 4096), (4096, 5), "positive")),
+        Case("the last counts most", lambda draw: call(draw.heavy(3, 513), draw.heavy(7, 513).T)),
+        Case("batches repeated", _product((2, 1, 3, 17), (5, 17, 4))),
+        Case("transposed", _transposed),
+        Case("one element", _product((1, 1), (1, 1))),
+        Case("nothing to add", _product((3, 0), (0, 4))),
+        Case("no rows", _product((0, 5), (5, 4))),
+        Case("large", lambda draw: call(draw.large(3, 17), draw.normal(17, 5, spread=0.01))),
+    ),
+    budget=budgets.of_magnitudes("matmul", lambda a, b: a.shape[-1]),
+    gradient=_product((2, 3, 4), (4, 5)),
+    benchmarks=(
+        Benchmark("8192³", "gpu", _product((8192, 8192), (8192, 8192))),
+        Benchmark("4096³", "gpu", _product((4096, 4096), (4096, 4096))),
+        Benchmark("1024³", "cpu", _product((1024, 1024), (1024, 1024))),
+    ),
+    operations=_product_operations,
+)
+
+
+def _layer(rows: tuple[int, ...], into: int, out: int, *, bias: bool = False) -> Make:
+    def make(draw: Draw) -> Call:
+        weight = draw.normal(out, into, spread=into**-0.5)
+        return call(draw.normal(*rows, into), weight, draw.normal(out) if bias else None)
+
+    return make
+
+
+def _layer_operations(made: Call) -> int:
+    x, weight, _ = made.arguments
+    return 2 * size_of(x) * len(weight)
+
+
+def _decoding(name: str, into: int, out: int) -> Benchmark:
+    return Benchmark(f"{name} of one token, {into} → {out}", "gpu", _layer((1, 1), into, out))
+
+
+_LINEAR = Row(
+    "linear",
+    (
+        Case("three tokens, 512 → 259", _layer((1, 3), 512, 259)),
+        Case("one token, 4096 → 130", _layer((1, 1), 4096, 130)),
+        Case("with a bias", _layer((5,), 77, 33, bias=True)),
+        Case("a vector", _layer((), 65, 7, bias=True)),
+        Case(
+            "one token, sums that grow",
+            lambda draw: call(draw.positive(1, 4096), draw.positive(9, 4096)),
+        ),
+        Case("the last counts most", lambda draw: call(draw.heavy(1, 513), draw.heavy(9, 513))),
+        Case("no rows", _layer((0,), 8, 4)),
+    ),
+    budget=budgets.of_magnitudes("linear", lambda x, weight, bias=None: x.shape[-1]),
+    gradient=_layer((2, 3), 4, 5, bias=True),
+    benchmarks=(
+        _decoding("qkv", HIDDEN, (HEADS + 2 * KV_HEADS) * SIZE),
+        _decoding("o", HEADS * SIZE, HIDDEN),
+        _decoding("gate and up", HIDDEN, 2 * INTERMEDIATE),
+        _decoding("down", INTERMEDIATE, HIDDEN),
+        _decoding("head", HIDDEN, VOCABULARY),
+        Benchmark("gate of 16,384 tokens", "gpu", _layer((1, 16384), HIDDEN, INTERMEDIATE)),
+        Benchmark("one token, 1024 → 3584", "cpu", _layer((1, 1), 1024, 3584)),
+        Benchmark("256 tokens, 1024 → 3584", "cpu", _layer((1, 256), 1024, 3584)),
+    ),
+    operations=_layer_operations,
+)
+
+# Along a row
+
+
+def _row(*shape: int, axis: int = -1, spread: float = 3.0) -> Make:
+    return lambda draw: call(draw.normal(*shape, spread=spread), axis)
+
+
+def _softmax_row(op: str, budget: Any) -> Row:
+    def infinities(draw: Draw) -> Call:
+        inf, nan = float("inf"), float("nan")
+        rows = [[0.0, 1.0, -inf], [0.0, inf, 1.0], [nan, 0.0, 1.0], [-inf, -inf, -inf]]
+        return call(draw.listed(rows))
+
+    return Row(
+        op,
+        (
+            Case("two rows of 32000", _row(2, VOCABULARY)),
+            Case("all alike", lambda draw: call(draw.normal(1, 20011, spread=0.001))),
+            Case("another axis", _row(3, 257, 5, axis=1)),
+            Case("one column", _row(5, 1)),
+            Case("no rows", _row(0, 9)),
+            Case("very long", _row(1, 200003)),
+            Case("large", lambda draw: call(draw.uniform(-60000, 60000, 3, 33))),
+            Case("the last counts most", lambda draw: call(draw.heavy(5, 100))),
+            Case("nan and infinities", infinities),
+        ),
+        budget=budget,
+        gradient=_row(3, 5),
+        benchmarks=(
+            Benchmark("4,096 rows of 32000", "gpu", _row(4096, VOCABULARY)),
+            Benchmark("64 rows of 32000", "cpu", _row(64, VOCABULARY)),
+        ),
+        operations=per_element(5),
+    )
+
+
+def _scaled(*shape: int, kind: str = "normal") -> Make:
+    return lambda draw: call(getattr(draw, kind)(*shape), draw.positive(shape[-1]))
+
+
+def _norm_special(draw: Draw) -> Call:
+    inf, nan = float("inf"), float("nan")
+    rows = [[1.0, nan, 2.0], [0.0, 0.0, 0.0], [1.0, inf, 2.0]]
+    return call(draw.listed(rows), draw.positive(3))
+
+
+_RMSNORM = Row(
+    "rmsnorm",
+    (
+        Case("three rows of 4096", _scaled(3, HIDDEN)),
+        Case("one row, odd width", _scaled(1, 1001)),
+        Case("squares that grow", _scaled(2, 8192, kind="positive")),
+        Case("the last counts most", _scaled(4, 333, kind="heavy")),
+        Case("one column", _scaled(5, 1)),
+        Case("no rows", _scaled(0, 8)),
+        Case("very long", _scaled(1, 100003)),
+        Case("large", _scaled(3, 65, kind="large")),
+        Case(
+            "small beside eps",
+            lambda draw: call(draw.normal(2, 64, spread=0.001), draw.positive(64), 1e-3),
+        ),
+        Case("nan, infinities and zeros", _norm_special),
+    ),
+    budget=budgets.of_rmsnorm,
+    gradient=_scaled(3, 5),
+    benchmarks=(
+        Benchmark("16,384 rows of 4096", "gpu", _scaled(16384, HIDDEN)),
+        Benchmark("1,024 rows of 4096", "cpu", _scaled(1024, HIDDEN)),
+    ),
+    operations=per_element(4),
+)
+
+
+def _normed(*shape: int, middle: float = 0.0) -> Make:
+    def make(draw: Draw) -> Call:
+        x = draw.normal(*shape, middle=middle)
+        return call(x, draw.positive(shape[-1]), draw.normal(shape[-1]))
+
+    return make
+
+
+_LAYERNORM = Row(
+    "layernorm",
+    (
+        Case("three rows of 4096", _normed(3, HIDDEN)),
+        Case("one row, odd width", _normed(1, 1001)),
+        Case("far from zero", _normed(2, 512, middle=100.0)),
+        Case(
+            "the last counts most", lambda draw: call(draw.heavy(4, 333), draw.positive(333), None)
+        ),
+        Case("without weight and bias", lambda draw: call(draw.normal(3, 65), None, None, 1e-3)),
+        Case("without weight", lambda draw: call(draw.normal(3, 65), None, draw.normal(65))),
+        Case("no rows", _normed(0, 8)),
+        Case("very long", _normed(1, 100003)),
+    ),
+    budget=budgets.of_layernorm,
+    gradient=_normed(3, 5),
+    benchmarks=(
+        Benchmark("16,384 rows of 4096", "gpu", _normed(16384, HIDDEN)),
+        Benchmark("1,024 rows of 4096", "cpu", _normed(1024, HIDDEN)),
+    ),
+    operations=per_element(7),
+)
+
+# Losses
+
+
+def _classes(*shape: int, kind: str = "normal") -> Make:
+    def make(draw: Draw) -> Call:
+        return call(getattr(draw, kind)(*shape), draw.whole(0, shape[-1], *shape[:-1]))
+
+    return make
+
+
+def _outside(draw: Draw) -> Call:
+    return call(draw.normal(4, 9), np.array([0, 9, 3, -1], np.int32))
+
+
+_CROSS_ENTROPY = Row(
+    "cross_entropy",
+    (
+        Case("2 × 7 tokens of 32000", _classes(2, 7, VOCABULARY)),
+        Case("one row", _classes(1, 10)),
+        Case("no axis", _classes(11)),
+        Case("one class", _classes(5, 1)),
+        Case("the last counts most", _classes(6, 100, kind="heavy")),
+        Case("targets out of range", _outside),
+    ),
+    budget=budgets.of_cross_entropy,
+    gives=loss,
+    gradient=_classes(4, 5),
+    benchmarks=(
+        Benchmark("4,096 rows of 32000", "gpu", _classes(4096, VOCABULARY)),
+        Benchmark("64 rows of 32000", "cpu", _classes(64, VOCABULARY)),
+    ),
+    operations=per_element(5),
+)
+
+_MEAN_SQUARED_ERROR = Row(
+    "mean_squared_error",
+    (
+        Case("16 rows of 512", _product((16, 512), (16, 512))),
+        Case("sums that grow", lambda draw: call(draw.positive(9001), draw.normal(9001))),
+        Case("the last counts most", lambda draw: call(draw.heavy(1, 100), draw.normal(1, 100))),
+        Case("one element", _product((1,), (1,))),
+        Case("no axis", _product((), ())),
+    ),
+    budget=budgets.of_mean_squared_error,
+    gives=loss,
+    gradient=_product((3, 5), (3, 5)),
+    benchmarks=(
+        Benchmark("4,096 rows of 4096", "gpu", _product((4096, 4096), (4096, 4096))),
+        Benchmark("512 rows of 4096", "cpu", _product((512, 4096), (512, 4096))),
+    ),
+    operations=per_element(3),
+)
+
+# Images
+
+
+def _image(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **how: Any) -> Make:
+    def make(draw: Draw) -> Call:
+        b = draw.normal(weight[0]) if bias else None
+        return call(draw.normal(*x), draw.normal(*weight), b, **how)
+
+    return make
+
+
+def _convolved(made: Call) -> int:
+    x, weight = made.arguments[:2]
+    pixels = size_of(x[:, 0]) // int(made.options.get("stride", 1)) ** 2
+    return 2 * pixels * size_of(weight)
+
+
+_CONV2D = Row(
+    "conv2d",
+    (
+        Case("3 × 3 over 16 channels", _image((2, 16, 13, 11), (9, 16, 3, 3), padding=1)),
+        Case("patches of 4", _image((1, 3, 32, 32), (17, 3, 4, 4), stride=4)),
+        Case("one pixel", _image((2, 5, 1, 1), (3, 5, 1, 1))),
+        Case("what is left over", _image((1, 2, 10, 9), (3, 2, 3, 2), bias=False, stride=2)),
+        Case("no images", _image((0, 2, 5, 5), (3, 2, 3, 3))),
+    ),
+    budget=budgets.of_magnitudes(
+        "conv2d", lambda x, weight, bias=None, stride=1, padding=0: size_of(weight[0])
+    ),
+    gradient=_image((1, 2, 4, 4), (2, 2, 3, 3), padding=1),
+    benchmarks=(
+        Benchmark(
+            "32 images, 3 × 3, 256 channels",
+            "gpu",
+            _image((32, 256, 56, 56), (256, 256, 3, 3), padding=1),
+        ),
+        Benchmark(
+            "1 image, 3 × 3, 64 channels", "cpu", _image((1, 64, 28, 28), (64, 64, 3, 3), padding=1)
+        ),
+    ),
+    operations=_convolved,
+)
+
+
+def _pooled(*shape: int, size: int = 2, **how: int) -> Make:
+    return lambda draw: call(draw.normal(*shape), size, **how)
+
+
+def _pool(op: str, budget: Any) -> Row:
+    return Row(
+        op,
+        (
+            Case("2 × 2 of 16 channels", _pooled(2, 16, 12, 10)),
+            Case("overlapping", _pooled(1, 3, 9, 11, size=3, stride=2)),
+            Case("apart", _pooled(1, 2, 10, 10, size=2, stride=3)),
+            Case("what is left over", _pooled(1, 2, 7, 5, size=2)),
+            Case("the whole image", _pooled(2, 3, 7, 7, size=7)),
+            Case("no images", _pooled(0, 3, 4, 4)),
+        ),
+        FLOATS,
+        budget,
+        gradient=_pooled(1, 2, 4, 4),
+        benchmarks=(
+            Benchmark("32 images of 56², 256 channels", "gpu", _pooled(32, 256, 56, 56)),
+            Benchmark("1 image of 56², 64 channels", "cpu", _pooled(1, 64, 56, 56)),
+        ),
+    )
+
+
+LAYERS: tuple[Row, ...] = (
+    _MATMUL,
+    _LINEAR,
+    _softmax_row("softmax", budgets.of_softmax),
+    _softmax_row("log_softmax", budgets.of_log_softmax),
+    _RMSNORM,
+    _LAYERNORM,
+    _CROSS_ENTROPY,
+    _MEAN_SQUARED_ERROR,
+    _CONV2D,
+    _pool("max_pool2d", budgets.exact),
+    _pool(
+        "avg_pool2d",
+        budgets.of_magnitudes("avg_pool2d", lambda x, size, stride=None: size * size),
+    ),
+)

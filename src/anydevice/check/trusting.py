@@ -1,0 +1,187 @@
+"""Which kernels of our own were found right here, kept across processes.
+
+A kernel is used only where `engines/kernels/trust.py` has it. What is kept is keyed by device,
+driver and library version, as verdicts of checks are, and by the kernels' own text: whatever
+changes, the kernel is verified anew before it is used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from anydevice.check.judgements import Cell, Verdicts
+from anydevice.choose.discovery import discover
+from anydevice.choose.files import verdicts_file, writing
+from anydevice.choose.verdicts import key_of
+from anydevice.core.device import Device
+from anydevice.core.late import load
+from anydevice.core.record import Record
+from anydevice.engines.kernels import trust as table
+from anydevice.engines.places import place_of
+from anydevice.errors import ConfigurationError
+
+_TABLES = {
+    "torch": "anydevice.engines.fused.torch_cuda:KERNELS",
+    "opencl": "anydevice.engines.fused.opencl:KERNELS",
+}
+"""Where the engines that have kernels of our own list them, by the names of their ops."""
+
+Entry = tuple[str, str, str]
+"""A kernel, an element type and a device."""
+
+_trusted: set[Entry] = set()
+
+
+class Kept(Record):
+    """What saving came to: the kernels that are trusted now, and those that were found wrong.
+
+    `problem` says why nothing could be written; `None` where all is well.
+    """
+
+    trusted: tuple[Entry, ...]
+    refused: tuple[Entry, ...]
+    problem: str | None = None
+
+
+def has_kernel(op: str, engine: str, device: Device) -> bool:
+    """Whether an engine has a kernel of our own for an op on a device.
+
+    >>> has_kernel("softmax", "numpy", Device("cpu"))
+    False
+    """
+    return op in _listed(engine) and (engine != "torch" or device.backend in ("cuda", "rocm"))
+
+
+@contextmanager
+def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
+    """A block in which these kernels are used and no others, so that they can be judged.
+
+    It is given a function that condemns them. After it all are trusted as before, or no more.
+    """
+    tried = {(kernel, dtype, device) for kernel in kernels}
+    after = set(_trusted)
+    _replace(tried)
+    try:
+        yield lambda: after.difference_update(tried)
+    finally:
+        _replace(after)
+
+
+def save(verdicts: Verdicts) -> Kept:
+    """Trust the kernels that were right everywhere, now and in later processes; forget the wrong.
+
+    Raises `ConfigurationError` for the verdicts of a quick run, which are too little to go by.
+    """
+    if verdicts.quick:
+        raise ConfigurationError("a quick run is too little to trust kernels by; run all", "quick")
+    judged = [cell for cell in verdicts if cell.of == "kernel" and cell.state != "unsupported"]
+    refused = {_entry(cell) for cell in judged if not cell}
+    right = {_entry(cell) for cell in judged} - refused
+    _replace((_trusted | right) - refused)
+    try:
+        with writing(kernels_file()) as write:
+            kept = _read()
+            for device, key in _keys().items():
+                here = kept.get(key, set())
+                here -= {(kernel, dtype) for kernel, dtype, place in refused if place == device}
+                here |= {(kernel, dtype) for kernel, dtype, place in right if place == device}
+                kept[key] = here
+            write(_written(kept))
+    except OSError as error:
+        problem = f"the kernels could not be kept in {kernels_file()}: {error.strerror}"
+        return Kept(tuple(sorted(right)), tuple(sorted(refused)), problem)
+    return Kept(tuple(sorted(right)), tuple(sorted(refused)))
+
+
+def load_into_table() -> tuple[Entry, ...]:
+    """Trust every kernel that was verified for this device, driver, library and text of it."""
+    kept = _read()
+    if not kept:  # then nobody need look at the machine
+        return ()
+    found = {
+        (kernel, dtype, device)
+        for device, key in _keys().items()
+        for kernel, dtype in kept.get(key, ())
+    }
+    _replace(_trusted | found)
+    return tuple(sorted(found))
+
+
+def forget() -> None:
+    """Trust no kernel any more in this process; the file stays as it is."""
+    _replace(set())
+
+
+def kernels_file() -> Path:
+    """Where it is kept which kernels were right."""
+    return verdicts_file().with_name("kernels.json")
+
+
+@cache
+def sources() -> str:
+    """A short hash of the text of all our kernels, and of the files that start them."""
+    digest = hashlib.sha256()
+    engines = Path(table.__file__).parents[1]
+    for path in sorted([*(engines / "kernels").iterdir(), *(engines / "fused").iterdir()]):
+        if path.suffix in (".py", ".cl"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
+def _listed(engine: str) -> frozenset[str]:
+    if engine not in _TABLES:
+        return frozenset()
+    try:
+        return frozenset(load(_TABLES[engine]))
+    except ImportError:  # PyTorch is there without Triton
+        return frozenset()
+
+
+def _entry(cell: Cell) -> Entry:
+    return cell.op, cell.dtype, cell.device
+
+
+def _replace(entries: set[Entry]) -> None:
+    _trusted.clear()
+    _trusted.update(entries)
+    table.forget()
+    for entry in entries:
+        table.trust(*entry)
+
+
+def _keys() -> dict[str, str]:
+    """What is kept of each device goes by this key; only of those that kernels may run on."""
+    found = {}
+    for device in discover().devices:
+        standing = device.standing
+        if standing is None or device.backend == "cpu" or place_of(device) != device:
+            continue  # what is elsewhere is a fake
+        for engine in standing.engines:
+            if engine in _TABLES:
+                card = key_of(device.backend, device.index, standing.facts, engine)
+                found[str(device)] = f"{card} | {sources()}"
+    return found
+
+
+def _read() -> dict[str, set[tuple[str, str]]]:
+    """What is kept; nothing where the file is missing or damaged."""
+    try:
+        data = json.loads(kernels_file().read_text("utf-8"))
+        return {
+            str(key): {(str(kernel), str(dtype)) for kernel, dtype in pairs}
+            for key, pairs in data.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _written(kept: dict[str, Any]) -> str:
+    lists = {key: sorted(map(list, pairs)) for key, pairs in kept.items()}
+    return json.dumps(lists, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,198 @@
+"""Every op, element type, device and engine of this machine, compared with one reference."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf, isfinite
+
+from anydevice.check import gradients, trials, trusting
+from anydevice.check.cases import TABLE, row_of
+from anydevice.check.comparing import ROUNDING_UNIT, Difference
+from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
+from anydevice.check.rows import Row
+from anydevice.choose.discovery import discover
+from anydevice.choose.examination import prepare
+from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.engine import Absent, Engine
+from anydevice.core.record import Record
+from anydevice.engines import registry
+from anydevice.engines.places import place_of
+from anydevice.errors import UnsupportedError
+
+Progress = Callable[[int, int, str], None]
+"""Called before each step with how many are done, how many there are, and what comes now."""
+
+Check = Callable[[Engine, Device], str | Difference | None]
+
+
+class _Place(Record):
+    """A device as people name it, where its data lies, and the engine that is asked."""
+
+    name: str
+    device: Device
+    engine: str
+
+
+class _Step(Record):
+    """One op in one element type, in every place where it is to be compared."""
+
+    row: Row
+    dtype: str
+    of: Of
+    places: tuple[_Place, ...]
+
+    def __str__(self) -> str:
+        return f"{IN_WORDS[self.of]}{self.row.op} in {self.dtype}"
+
+
+def verify(
+    ops: Sequence[str] | None = None,
+    devices: Sequence[str] | None = None,
+    engines: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Verdicts:
+    """Compute every op here in every way there is, and compare with the float64 reference.
+
+    Each argument narrows what is looked at; `quick` takes only the first case of each op and no
+    gradients. Every cell is right, wrong with the largest error and where it is, or unsupported
+    with the reason; whatever an engine raises is a cell too. Kernels of our own have cells of
+    their own; one that is found wrong is no longer used in this process.
+
+    Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
+    machine lacks what was asked for.
+
+    >>> verdicts = verify(["add"], engines=["numpy"], dtypes=["float32"], quick=True)
+    >>> [(cell.op, cell.dtype, cell.engine, cell.state) for cell in verdicts]
+    [('add', 'float32', 'numpy', 'right')]
+    """
+    began = time.perf_counter()
+    rows = [row_of(op) for op in ops] if ops is not None else list(TABLE.values())
+    kinds = None if dtypes is None else [as_dtype(dtype).name for dtype in dtypes]
+    places = _places(devices or (), engines)
+    steps = list(_steps(rows, kinds, places, quick=quick))
+    cells: list[Cell] = []
+    for number, step in enumerate(steps):
+        if progress is not None:
+            progress(number, len(steps), str(step))
+        cells += _cells(step, quick=quick)
+    return Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
+
+
+def _steps(
+    rows: Sequence[Row],
+    kinds: Sequence[str] | None,
+    places: Sequence[_Place],
+    *,
+    quick: bool,
+) -> Iterator[_Step]:
+    pairs = [
+        (row, dtype) for row in rows for dtype in row.dtypes if kinds is None or dtype in kinds
+    ]
+    for row, dtype in pairs:
+        yield _Step(row, dtype, "value", tuple(places))
+    for row, dtype in pairs:
+        ours = (p for p in places if trusting.has_kernel(row.op, p.engine, p.device))
+        having = tuple(ours) if dtype in ROUNDING_UNIT else ()
+        if having:
+            yield _Step(row, dtype, "kernel", having)
+    for row, dtype in () if quick else pairs:
+        if row.gradient and dtype in ROUNDING_UNIT:
+            yield _Step(row, dtype, "gradient", tuple(places))
+
+
+def _places(devices: Sequence[str], engines: Sequence[str] | None) -> list[_Place]:
+    report = discover()
+    if engines is None:
+        pairs = prepare(report, devices).pairs
+    else:
+        pairs = tuple(pair for name in engines for pair in prepare(report, devices, name).pairs)
+    return [
+        _Place(str(device), place_of(device.served_by(engine)), engine) for device, engine in pairs
+    ]
+
+
+def _cells(step: _Step, *, quick: bool) -> Iterator[Cell]:
+    checks = list(_checks(step, quick=quick))
+    kernels = (step.row.op,) if step.of == "kernel" else ()
+    for place in step.places:
+        with trusting.on_trial(kernels, step.dtype, str(place.device)) as condemn:
+            cell = _cell(step, place, checks)
+            if not cell:
+                condemn()
+        yield cell
+
+
+def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
+    row, dtype = step.row, step.dtype
+    cases = () if step.of == "gradient" else row.cases_for(dtype)
+    for case in cases[:1] if quick else cases:
+        yield case.name, partial(trials.run, trials.prepare(row, case, dtype))
+    if step.of == "gradient":
+        yield gradients.CASE, partial(gradients.run, gradients.prepare(row, dtype))
+    elif step.of == "kernel" and row.gradient and not quick:
+        yield "its gradient", partial(_gradient_if_any, gradients.prepare(row, dtype))
+
+
+def _gradient_if_any(
+    slope: gradients.Slope, engine: Engine, device: Device
+) -> str | Difference | None:
+    if isinstance(engine.autodiff, Absent):
+        return None  # a kernel need not have what its engine has not
+    return gradients.run(slope, engine, device)
+
+
+def _cell(step: _Step, place: _Place, checks: Sequence[tuple[str, Check]]) -> Cell:
+    wrong: list[tuple[str, str | Difference]] = []
+    lacking: list[tuple[str, str]] = []
+    for name, check in checks:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that numbers overflow is what some cases are for
+                found = check(registry.load(place.engine), place.device)
+        except UnsupportedError as error:
+            lacking.append((name, str(error)))
+        except Exception as error:  # an engine fails in any way it likes: that is a finding
+            found = f"{type(error).__name__}: {_first_line(error)}"
+            wrong.append((name, found))
+        else:
+            wrong += [(name, found)] if found is not None else []
+    return _concluded(step, place, len(checks), wrong, lacking)
+
+
+def _concluded(
+    step: _Step,
+    place: _Place,
+    count: int,
+    wrong: list[tuple[str, str | Difference]],
+    lacking: list[tuple[str, str]],
+) -> Cell:
+    where = (step.row.op, step.of, step.dtype, place.name, place.engine)
+    ran = count - len(lacking)
+    if wrong:
+        case, found = max(wrong, key=_severity)
+        error = found.error if isinstance(found, Difference) else inf
+        largest = error if isfinite(error) else None
+        return Cell(*where, "wrong", ran, case, str(found), largest)
+    if lacking and not ran:
+        return Cell(*where, "unsupported", 0, reason=lacking[0][1])
+    left_out = f"{ran} of {count} cases; {lacking[0][0]}: {lacking[0][1]}" if lacking else None
+    return Cell(*where, "right", ran, reason=left_out)
+
+
+def _severity(found: tuple[str, str | Difference]) -> float:
+    """What raised or has another shape comes first, then what is furthest off for its place."""
+    difference = found[1]
+    if not isinstance(difference, Difference):
+        return float("inf")
+    return difference.excess
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]

@@ -1,0 +1,108 @@
+"""What `anydevice bench --save` measured here, kept by device, driver and library version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anydevice.choose.choice import Measured
+from anydevice.choose.files import verdicts_file, writing
+from anydevice.choose.verdicts import key_of
+from anydevice.core.device import Device
+
+Times = Mapping[str, float]
+"""Seconds by what was measured: the op, its case and its element type in one text."""
+
+_kept: tuple[object, dict[str, dict[str, float]]] = (None, {})
+
+
+def measurements_file() -> Path:
+    """Where the measurements are kept."""
+    return verdicts_file().with_name("measurements.json")
+
+
+def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:
+    """Which engine was fastest, for every device on which several were measured.
+
+    They are compared by the total over what all of them were measured with. What was measured
+    with another driver or another version of a library does not count.
+    """
+    kept = read_measurements()
+    if not kept:  # then nobody need look at the libraries
+        return ()
+    return tuple(measured for device in devices if (measured := _measured(device, kept)))
+
+
+def measured_engine(device: Device) -> str | None:
+    """The engine that was fastest on a device; `None` where fewer than two were measured."""
+    return next((measured.engine for measured in measured_engines((device,))), None)
+
+
+def _measured(device: Device, kept: Mapping[str, Times]) -> Measured | None:
+    standing = device.standing
+    if standing is None:
+        return None
+    times = {}
+    for engine in standing.engines:
+        known = kept.get(key_of(device.backend, device.index, standing.facts, engine))
+        if known:
+            times[engine] = known
+    if len(times) < 2:
+        return None
+    everywhere = set.intersection(*(set(known) for known in times.values()))
+    if not everywhere:
+        return None
+    totals = {engine: sum(known[name] for name in everywhere) for engine, known in times.items()}
+    fastest_first = tuple(sorted(totals.items(), key=lambda total: total[1]))
+    return Measured(str(device), fastest_first, len(everywhere))
+
+
+def read_measurements() -> dict[str, dict[str, float]]:
+    """Every measurement that is kept, by key; nothing where the file is missing or damaged."""
+    global _kept
+    path = measurements_file()
+    try:
+        status = os.stat(path)
+        version = (path, status.st_mtime_ns, status.st_size, status.st_ino)
+        if _kept[0] != version:
+            _kept = (version, _read(path))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    return _kept[1]
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    import json  # most machines have no such file, and need not wait for the parser
+
+    return {
+        str(key): {str(name): _seconds(seconds) for name, seconds in times.items()}
+        for key, times in json.loads(path.read_text("utf-8")).items()
+    }
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{value!r} is not a time")
+    return seconds
+
+
+def keep_measurements(new: Mapping[str, Times]) -> str | None:
+    """Keep measurements by their key; where that cannot be done, a sentence that says why.
+
+    What was measured before and not now is kept; what was measured again is replaced.
+    """
+    import json
+
+    path = measurements_file()
+    try:
+        with writing(path) as write:
+            kept = {key: dict(times) for key, times in read_measurements().items()}
+            for key, times in new.items():
+                kept.setdefault(key, {}).update(times)
+            write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        return f"the measurements could not be kept in {path}: {error.strerror}"
+    return None

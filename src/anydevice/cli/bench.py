@@ -1,0 +1,153 @@
+"""`anydevice bench`: the ceilings of this machine, and how near to them every op comes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from anydevice.bench.comparing import compare_runs
+from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench
+from anydevice.bench.page import page
+from anydevice.bench.places import Progress
+from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
+from anydevice.bench.results import Results, read_results
+from anydevice.bench.saving import save
+from anydevice.choose.measurements import measurements_file
+from anydevice.cli.printing import Output, complain
+from anydevice.errors import ConfigurationError
+
+EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, for how long, and where the results go."""
+    for option, metavar, example in (
+        ("--op", "OP", "matmul,softmax"),
+        ("--device", "DEVICE", "cuda:0,cpu"),
+        ("--engine", "ENGINE", "torch,jax"),
+        ("--dtype", "DTYPE", "float32,bfloat16"),
+    ):
+        parser.add_argument(
+            option,
+            metavar=metavar,
+            type=_names,
+            action="extend",
+            help=f"only these, such as {example}",
+        )
+    parser.add_argument(
+        "--quick", action="store_true", help="one case of each op, and less time for each"
+    )
+    parser.add_argument(
+        "--limit",
+        type=_limit,
+        metavar="SECONDS",
+        help=f"for one op on one engine ({LIMIT:g}; {QUICK_LIMIT:g} if quick)",
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="with --json: write it there")
+    parser.add_argument("--html", metavar="FILE", help="write one page with plots")
+    parser.add_argument(
+        "--compare", metavar="FILE", help="say what got slower since that --json; exit code 1 if so"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="let device() choose engines by these measurements"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Measure, print, and give 1 where something got slower, or nothing could be measured."""
+    if arguments.file and not arguments.json:
+        raise ConfigurationError(
+            f"what is {arguments.file!r}? write --json {arguments.file} to save the results there",
+            "FILE",
+        )
+    file = None if arguments.file in (None, "-") else arguments.file
+    silent = arguments.json and file is None
+    old = read_results(arguments.compare) if arguments.compare else None
+    with _progress(output, silent=silent) as progress:
+        results = bench(
+            arguments.op,
+            arguments.device,
+            arguments.engine,
+            arguments.dtype,
+            quick=arguments.quick,
+            limit=arguments.limit,
+            progress=progress,
+        )
+    comparison = compare_runs(old, results) if old else None
+    data = results.to_dict() | ({"comparison": comparison.to_dict()} if comparison else {})
+    if silent:
+        output.json(data)
+    else:
+        output.say(*summary_lines(results), *measurement_lines(results, output.width))
+        if comparison:
+            output.say(*comparison_lines(comparison, arguments.compare))
+    if file:
+        _write(file, json.dumps(results.to_dict(), indent=1) + "\n")
+    if arguments.html:
+        _write(arguments.html, page(results, comparison))
+    saved = not arguments.save or _save(results, None if silent else output)
+    slower = comparison is not None and not comparison
+    return 0 if results.measured and saved and not slower else 1
+
+
+def _save(results: Results, output: Output | None) -> bool:
+    problem = save(results)
+    if problem:
+        complain(problem)
+    elif output:
+        output.say("", f"Saved in {measurements_file()}; anydevice config --why shows the effect")
+    return problem is None
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}", path) from error
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _limit(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+@contextmanager
+def _progress(output: Output, *, silent: bool) -> Iterator[Progress | None]:
+    """A bar of what is done and what is left, on a terminal and only there."""
+    if output.width is None or silent:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(file=output.stream, no_color=not output.colour)
+    columns = (
+        BarColumn(24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    try:
+        with Bar(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=1)
+
+            def show(done: int, total: int, doing: str) -> None:
+                bar.update(task, completed=done, total=total, description=doing)
+
+            yield show
+    finally:
+        # An interruption while the bar starts or stops would leave the cursor hidden.
+        console.show_cursor()

@@ -1,0 +1,208 @@
+"""`anydevice verify`: compute every op here in every way, and show which results are right."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from anydevice.check import trusting
+from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
+from anydevice.check.verifying import Progress, verify
+from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.cli.printing import Output
+from anydevice.core.record import Record, as_dict
+
+EXAMPLE = "anydevice verify --op rmsnorm --op softmax --engine torch --dtype bfloat16"
+
+_MARKS = {"right": (USABLE, "good"), "wrong": (UNUSABLE, "bad"), "unsupported": (ABSENT, "dim")}
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "int32": "i32",
+    "bool": "bool",
+}
+_TITLES: dict[Of, str] = {"value": "", "kernel": "Our kernels", "gradient": "Gradients"}
+_COLUMN, _GAP = 5, 2
+_NAMED = 4
+"""So many ops are named where they share a reason; more are counted."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which part of the table is verified, and whether the outcome is kept."""
+    for name, what in (
+        ("op", "this op"),
+        ("device", 'this device: "cuda", "cuda:1" or "gpu"'),
+        ("engine", "this array library, such as torch"),
+        ("dtype", "this element type, such as bfloat16"),
+    ):
+        parser.add_argument(
+            f"--{name}", action="append", metavar=name.upper(), help=f"only {what}; may be repeated"
+        )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help="one case of each op, no gradients")
+    how.add_argument(
+        "--save", action="store_true", help="let kernels that are right be used from now on"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Verify, print, and give 1 where anything is wrong, or what is right cannot be kept."""
+    with _progress(None if arguments.json else output) as progress:
+        verdicts = verify(
+            arguments.op,
+            arguments.device,
+            arguments.engine,
+            arguments.dtype,
+            quick=arguments.quick,
+            progress=progress,
+        )
+    kept = trusting.save(verdicts) if arguments.save else None
+    if arguments.json:
+        output.json(verdicts.to_dict() | ({"kernels": as_dict(kept)} if kept else {}))
+    else:
+        show(verdicts, output)
+        if kept:
+            _show_kept(kept, output)
+    return 0 if verdicts and not (kept and kept.problem) else 1
+
+
+def show(verdicts: Verdicts, output: Output) -> None:
+    """Print the matrix, what is wrong, why something is unsupported, and the result."""
+    for of, title in _TITLES.items():
+        cells = [cell for cell in verdicts if cell.of == of]
+        if any(cell.state != "unsupported" for cell in cells) or (cells and of == "value"):
+            _show_matrix(title, cells, output)
+    if verdicts.wrong:
+        output.say(output.paint("Wrong", "bad"))
+        output.say(*(f"  {cell}" for cell in verdicts.wrong), "")
+    _show_reasons("Unsupported", verdicts.of("unsupported"), output)
+    partly = [cell for cell in verdicts.of("right") if cell.reason]
+    _show_reasons("Right, but not every case is supported", partly, output)
+    counts = verdicts.counts()
+    words = ", ".join(f"{count} {state}" for state, count in counts.items())
+    output.say(f"{words}, in {verdicts.seconds:.1f} s.")
+
+
+class _Group(Record):
+    """The columns of one engine on one device."""
+
+    device: str
+    engine: str
+    dtypes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.engine} on {self.device}"
+
+    @property
+    def width(self) -> int:
+        return max(_COLUMN * len(self.dtypes), len(self.title)) + _GAP
+
+
+def _show_matrix(title: str, cells: Sequence[Cell], output: Output) -> None:
+    states = {(cell.op, cell.device, cell.engine, cell.dtype): cell.state for cell in cells}
+    ops = list(dict.fromkeys(cell.op for cell in cells))
+    label = max(map(len, (title, *ops))) + 2
+    for groups in _that_fit(_groups(cells), output.width, label):
+        heads = "".join(group.title.ljust(group.width) for group in groups).rstrip()
+        output.say(output.paint(title.ljust(label) + heads, "strong"))
+        types = "".join(_line(map(_SHORT.__getitem__, g.dtypes), g) for g in groups).rstrip()
+        output.say(output.paint(" " * label + types, "dim"))
+        for op in ops:
+            line = op.ljust(label)
+            for group in groups:
+                places = (states.get((op, group.device, group.engine, d)) for d in group.dtypes)
+                line += _line((_MARKS[s][0] if s else "" for s in places), group)
+            output.say(_painted(line.rstrip(), output))
+        output.say("")
+
+
+def _groups(cells: Sequence[Cell]) -> list[_Group]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for cell in cells:
+        found.setdefault((cell.device, cell.engine), set()).add(cell.dtype)
+    return [
+        _Group(device, engine, tuple(dtype for dtype in _SHORT if dtype in dtypes))
+        for (device, engine), dtypes in found.items()
+    ]
+
+
+def _that_fit(groups: Sequence[_Group], width: int | None, label: int) -> Iterator[list[_Group]]:
+    """The groups in as many matrices as it takes for each to fit the terminal."""
+    row: list[_Group] = []
+    for group in groups:
+        wide = label + sum(each.width for each in (*row, group)) - _GAP
+        if row and width is not None and wide > width:
+            yield row
+            row = []
+        row.append(group)
+    yield row
+
+
+def _line(words: Iterable[str], group: _Group) -> str:
+    return "".join(word.ljust(_COLUMN) for word in words).ljust(group.width)
+
+
+def _painted(line: str, output: Output) -> str:
+    for mark, style in _MARKS.values():
+        line = line.replace(mark, output.paint(mark, style))
+    return line
+
+
+def _show_reasons(title: str, cells: Sequence[Cell], output: Output) -> None:
+    """One line for each reason of each engine, with what it is about."""
+    about: dict[tuple[str, str, Of, str], list[Cell]] = {}
+    for cell in cells:
+        about.setdefault((cell.engine, cell.device, cell.of, cell.reason or ""), []).append(cell)
+    if not about:
+        return
+    output.say(output.paint(title, "strong"))
+    for (engine, device, of, reason), same in about.items():
+        ops = dict.fromkeys(cell.op for cell in same)
+        dtypes = ", ".join(dict.fromkeys(cell.dtype for cell in same))
+        named = ", ".join(ops) if len(ops) <= _NAMED else f"{len(ops)} ops"
+        output.say(f"  {engine} on {device}, {IN_WORDS[of]}{named} in {dtypes}: {reason}")
+    output.say("")
+
+
+def _show_kept(kept: trusting.Kept, output: Output) -> None:
+    for title, entries in (("Used from now on", kept.trusted), ("Not used", kept.refused)):
+        for kernel, dtype, device in entries:
+            output.say(f"{title}: our {kernel} in {dtype} on {device}")
+    if kept.problem:
+        output.say(output.paint(kept.problem, "bad"))
+    elif not kept.trusted and not kept.refused:
+        output.say("There are no kernels of our own for these devices: nothing was to be saved.")
+
+
+@contextmanager
+def _progress(output: Output | None) -> Iterator[Progress | None]:
+    """A bar that says what is being verified, on a terminal and only there."""
+    if output is None or output.width is None:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(file=output.stream, no_color=not output.colour)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    try:
+        with Bar(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=None)
+
+            def tell(done: int, total: int, doing: str) -> None:
+                bar.update(task, completed=done, total=total, description=doing)
+
+            yield tell
+    finally:
+        # An interruption while the bar starts or stops would leave the cursor hidden.
+        console.show_cursor()

@@ -1,0 +1,48 @@
+"""Gradients by MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+import optree
+
+from anydevice.core.primitives import Autodiff
+
+
+class MlxAutodiff:
+    """MLX's transformations of functions.
+
+    A `None` in the first argument has the gradient `None`. Whole numbers among its arrays are
+    refused by MLX.
+    """
+
+    stop_gradient = staticmethod(mx.stop_gradient)
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        @wraps(function)
+        def run(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+            # MLX takes no tree that holds anything but arrays.
+            leaves, structure = optree.tree_flatten(first)
+
+            def value_of(arrays: list[Any]) -> Any:
+                return function(structure.unflatten(arrays), *others, **named)
+
+            value, gradients = mx.value_and_grad(value_of)(leaves)
+            return value, structure.unflatten(gradients)
+
+        return run
+
+    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        again = mx.checkpoint(function)
+
+        @wraps(function)
+        def run(*arguments: Any, **named: Any) -> Any:
+            return again(*arguments, **named)
+
+        return run
+
+
+AUTODIFF: Autodiff = MlxAutodiff()

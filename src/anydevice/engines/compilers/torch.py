@@ -1,0 +1,89 @@
+"""PyTorch's compiler. It keeps what it made across processes, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+
+from anydevice.core.engine import Absent
+from anydevice.core.primitives import Compiler
+
+_MOST_VERSIONS = 256
+"""Of one function: as many shapes and types as PyTorch lets one function be compiled for at all."""
+
+# Left to itself, PyTorch gives up at the ninth shape. Older releases cannot be told otherwise for
+# one function, and then take sizes that change for variables.
+_KNOWN = signature(torch.compile).parameters
+_OPTIONS: dict[str, Any] = (
+    {"dynamic": False, "recompile_limit": _MOST_VERSIONS, "isolate_recompiles": True}
+    if "isolate_recompiles" in _KNOWN and "recompile_limit" in _KNOWN
+    else {"dynamic": None}
+)
+
+
+class TorchCompiler:
+    """Whole functions by `torch.compile`: what it cannot look through is an error, not slow."""
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+    ) -> Callable[..., Any]:
+        """See the protocol. PyTorch has no donation: results never take an argument's memory.
+
+        Values of `static` arguments must be hashable; each set of them is compiled by itself.
+        """
+        if not static:
+            compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, **_OPTIONS)
+            return compiled
+        return _compiled_for_each(function, tuple(static))
+
+
+def _compiled_for_each(function: Callable[..., Any], static: tuple[str, ...]) -> Callable[..., Any]:
+    parameters = signature(function)
+    missing = [name for name in static if name not in parameters.parameters]
+    if missing:
+        raise Absent(
+            f"there is no argument {missing[0]!r} to be static",
+            instead=f"the arguments are {', '.join(parameters.parameters)}",
+        ).error()
+    order = list(parameters.parameters)
+    by_name = [n for n in static if parameters.parameters[n].kind is Parameter.KEYWORD_ONLY]
+    by_place = sorted(order.index(name) for name in static if name not in by_name)
+    versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    @wraps(function)
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        bound = parameters.bind(*arguments, **named)
+        bound.apply_defaults()
+        places, names = list(bound.args), dict(bound.kwargs)
+        constants = [(at, places[at]) for at in by_place], {n: names.pop(n) for n in by_name}
+        key = (*(value for _, value in constants[0]), *constants[1].values())
+        if key not in versions:
+            closed = _closed_over(function, *constants)
+            versions[key] = torch.compile(closed, fullgraph=True, **_OPTIONS)
+        changing = [value for at, value in enumerate(places) if at not in by_place]
+        return versions[key](*changing, **names)
+
+    return chosen
+
+
+def _closed_over(
+    function: Callable[..., Any], by_place: list[tuple[int, Any]], by_name: dict[str, Any]
+) -> Callable[..., Any]:
+    def closed(*changing: Any, **named: Any) -> Any:
+        arguments = list(changing)
+        for place, value in by_place:
+            arguments.insert(place, value)
+        return function(*arguments, **named, **by_name)
+
+    return closed
+
+
+COMPILER: Compiler = TorchCompiler()

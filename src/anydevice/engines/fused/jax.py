@@ -1,0 +1,262 @@
+"""Whole ops on JAX, each compiled as one: called on arrays as they are, it starts one program.
+
+Inside of a function that is compiled anyway they become part of it. XLA does the fusing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anydevice.engines.fused.jax_updates import update_adam, update_lion, update_sgd
+from anydevice.engines.primitives.jax import PRIMITIVES
+
+Function = Callable[..., Any]
+Pair = tuple[int, int]
+_LARGEST_SCORES = 2**28
+"""Scores of attention that are held at once; the definition takes more of them in blocks."""
+
+
+def whole(*static: int) -> Callable[[Function], Function]:
+    """Compile as one program, with the arguments at these places as constants of it."""
+    return partial(jax.jit, static_argnums=static, inline=True)
+
+
+def wide(x: Any) -> Any:
+    """The numbers as what they are computed in: 16 bits as float32."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def _product(x: Any, weight: Any, kind: Any) -> Any:
+    contracted = ((x.ndim - 1,), (1,)), ((), ())
+    precision = jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None
+    return jax.lax.dot_general(x, weight, contracted, precision, preferred_element_type=kind)
+
+
+@whole()
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    if bias is None:  # XLA adds up in float32, and the gradient's products stay 16-bit ones
+        return _product(x, weight, x.dtype)
+    return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
+
+
+@whole()
+def _silu(x: Any) -> Any:
+    return jax.nn.silu(wide(x)).astype(x.dtype)
+
+
+@whole(1)
+def _gelu(x: Any, approximate: bool) -> Any:
+    return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
+
+
+@whole()
+def _swiglu(gate: Any, up: Any) -> Any:
+    return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
+
+
+@whole(1)
+def _softmax(x: Any, axis: int) -> Any:
+    return jax.nn.softmax(wide(x), axis).astype(x.dtype)
+
+
+@whole(1)
+def _log_softmax(x: Any, axis: int) -> Any:
+    return jax.nn.log_softmax(wide(x), axis).astype(x.dtype)
+
+
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return jnp.mean(x, axis, keepdims=keepdims)
+
+
+@whole(2)
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    y = wide(x)
+    squares = jnp.mean(y * y, -1, keepdims=True)
+    return (y * jax.lax.rsqrt(squares + eps) * weight.astype(y.dtype)).astype(x.dtype)
+
+
+@whole(3)
+def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    y = wide(x)
+    y = y - jnp.mean(y, -1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    y = y if weight is None else y * weight.astype(y.dtype)
+    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+
+
+def _rope(x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any) -> Any:
+    return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
+
+
+@whole(2, 3)
+def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
+    size = x.shape[-1]
+    steps = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)], np.float32)
+    angles = positions[..., None, :, None].astype(jnp.float32) * steps
+    y = wide(x)
+    cosine, sine = jnp.cos(angles).astype(y.dtype), jnp.sin(angles).astype(y.dtype)
+    if interleaved:
+        first, second = y[..., 0::2], y[..., 1::2]
+    else:
+        first, second = y[..., : size // 2], y[..., size // 2 :]
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    if interleaved:
+        return jnp.stack(turned, -1).reshape(x.shape).astype(x.dtype)
+    return jnp.concatenate(turned, -1).astype(x.dtype)
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    scale: float | None,
+    mask: Any,
+    window: int | None,
+    lengths: Any,
+) -> Any:
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if not 0 < scores <= _LARGEST_SCORES:
+        return NotImplemented
+    return _attended(q, k, v, mask, lengths, causal, scale, window)
+
+
+@whole(5, 6, 7)
+def _attended(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    lengths: Any,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+) -> Any:
+    """The heads of one key head are rows of one product, so that no key is copied."""
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    asked = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
+    precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
+    kind = wide(q).dtype
+    product = partial(jnp.einsum, precision=precision, preferred_element_type=kind)
+    scores = product("bghqs,bgks->bghqk", asked, k) * (size**-0.5 if scale is None else scale)
+    seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)
+    if seen is None:
+        weights = jax.nn.softmax(scores, -1)
+    else:
+        some = seen.any(-1, keepdims=True)
+        # A query that sees nothing sees all, and is left out after: no gradient meets a nan.
+        weights = jax.nn.softmax(jnp.where(seen | ~some, scores, -jnp.inf), -1)
+        weights = jnp.where(some, weights, 0)
+    result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
+    return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
+
+
+def _seen(
+    q: Any, kv_heads: int, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
+) -> Any:
+    """Which keys a query may see, of axes that go with the scores'; `None` where it is all."""
+    queries, key = q.shape[2], jnp.arange(keys)
+    valid = keys if lengths is None else lengths.astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
+    seen = None if lengths is None else key < valid
+    if causal:
+        own = jnp.arange(queries)[:, None] + (valid - queries)
+        before = key <= own
+        before = before if window is None else before & (key > own - window)
+        seen = before if seen is None else seen & before
+    if mask is None:
+        return seen
+    if mask.ndim == 2:
+        mask = mask[:, None, None, :]
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
+    mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
+    return mask if seen is None else mask & seen
+
+
+@whole()
+def _embedding(weight: Any, ids: Any) -> Any:
+    return PRIMITIVES.take(weight, ids, 0)
+
+
+@whole()
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    logarithms = jax.nn.log_softmax(wide(logits), -1)
+    return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
+
+
+@whole()
+def _mean_squared_error(x: Any, y: Any) -> Any:
+    return jnp.mean(jnp.square(wide(x) - wide(y)))
+
+
+@whole(3, 4)
+def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+    result = jax.lax.conv_general_dilated(
+        x,
+        weight,
+        stride,
+        [(size, size) for size in padding],
+        precision=jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None,
+    )
+    if bias is None:
+        return result
+    return (wide(result) + wide(bias)[:, None, None]).astype(x.dtype)
+
+
+def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return _largest_of(x, size, size if stride is None else stride)
+
+
+def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return _mean_of(x, size, size if stride is None else stride)
+
+
+@whole(1, 2)
+def _largest_of(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+
+
+@whole(1, 2)
+def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    total = jax.lax.reduce_window(wide(x), 0.0, jax.lax.add, window, step, "VALID")
+    return (total / (size[0] * size[1])).astype(x.dtype)
+
+
+FUSED: Mapping[str, Function] = {
+    "linear": _linear,
+    "relu": jax.nn.relu,
+    "silu": _silu,
+    "gelu": _gelu,
+    "swiglu": _swiglu,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "mean": _mean,
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "rope": _rope,
+    "attention": _attention,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "update_sgd": update_sgd,
+    "update_adam": update_adam,
+    "update_lion": update_lion,
+}

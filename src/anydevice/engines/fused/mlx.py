@@ -1,0 +1,100 @@
+"""MLX's own versions of composite ops.
+
+MLX makes each of them one kernel on a GPU, and puts them together from others on a CPU. There, in
+16 bits, it rounds more than once on the way, and in `float64` it computes only as exactly as in
+`float32`: such arrays are left to the definitions. `mx.fast.rope` is not among them: it takes a
+position to begin at, while an op is given the position of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+_HALF = (mx.float16, mx.bfloat16)
+_CPU = mx.Device(mx.cpu, 0)
+_SCORES_AT_ONCE = 1 << 26
+"""More of them than this are not to be in memory together, as they are on a CPU."""
+
+
+def _softmax(x: Any, axis: int) -> Any:
+    if not x.size or x.dtype == mx.float64:
+        return NotImplemented
+    return mx.softmax(x, axis=axis, precise=True)
+
+
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    if not _one_kernel(x) or weight.dtype != x.dtype:
+        return NotImplemented
+    return mx.fast.rms_norm(x, weight, eps)
+
+
+def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    if not _one_kernel(x) or any(y is not None and y.dtype != x.dtype for y in (weight, bias)):
+        return NotImplemented
+    return mx.fast.layer_norm(x, weight, bias, eps)
+
+
+def _attention(
+    q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any
+) -> Any:
+    if not (q.size and k.size and v.size) or not q.dtype == k.dtype == v.dtype:
+        return NotImplemented
+    scores = q.size // q.shape[-1] * k.shape[2]
+    if q.dtype == mx.float64 or (scores > _SCORES_AT_ONCE and mx.default_device() == _CPU):
+        return NotImplemented
+    # Without its kernel MLX would round the products to 16 bits before the softmax.
+    options: dict[str, Any] = {"force_fused": True} if q.dtype in _HALF else {}
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    seen: Any = None
+    if mask is not None or window is not None or lengths is not None:
+        seen = _seen(q.shape[2], k.shape[2], causal, mask, window, lengths)
+    elif causal:
+        if q.shape[2] > k.shape[2]:  # the first queries see nothing
+            return NotImplemented
+        seen = "causal"
+    try:
+        result = mx.fast.scaled_dot_product_attention(q, k, v, scale=factor, mask=seen, **options)
+    except (TypeError, ValueError):
+        if not options:
+            raise
+        return NotImplemented  # no kernel for these sizes, or MLX is too old to say so
+    if isinstance(seen, mx.array):
+        # MLX gives a query that sees nothing the mean of all values.
+        result = mx.where(mx.any(seen, axis=-1, keepdims=True), result, 0)
+    return result
+
+
+def _seen(queries: int, keys: int, causal: bool, mask: Any, window: Any, lengths: Any) -> Any:
+    """Which key each query may see, in a shape that broadcasts to that of the products."""
+    key = mx.arange(keys)
+    valid = keys if lengths is None else lengths.astype(mx.int32)[:, None, None, None]
+    parts = [] if lengths is None else [key < valid]
+    if causal:
+        last = mx.arange(queries)[:, None] + (valid - queries)
+        parts.append(key <= last)
+        if window is not None:
+            parts.append(key > last - window)
+    if mask is not None:
+        parts.append(mask[:, None, None, :] if mask.ndim == 2 else mask)
+    seen = parts[0]
+    for part in parts[1:]:
+        seen = mx.logical_and(seen, part)
+    return seen
+
+
+def _one_kernel(x: Any) -> bool:
+    """Whether MLX normalizes these numbers with as many digits as the definition does."""
+    if not x.size:
+        return False
+    return bool(x.dtype == mx.float32 or (x.dtype in _HALF and mx.default_device() != _CPU))
+
+
+FUSED: Mapping[str, Callable[..., Any]] = {
+    "attention": _attention,
+    "layernorm": _layernorm,
+    "rmsnorm": _rmsnorm,
+    "softmax": _softmax,
+}

@@ -1,0 +1,159 @@
+"""What PyTorch itself has for whole ops, and where our kernels for CUDA come first.
+
+`engines/fused/torch_cuda.py`, where it is there, has a table `KERNELS` from an op's name to a
+function of the same arguments. Each is asked first where the op's first array is on CUDA or ROCm,
+and hands over by returning `NotImplemented`; so does each function here, to the op's definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812, as everyone calls it
+
+from anydevice.core.late import load
+from anydevice.engines.fused.torch_attention import attention
+from anydevice.engines.fused.torch_updates import update_adam, update_sgd
+from anydevice.engines.primitives.torch import PRIMITIVES
+
+Function = Callable[..., Any]
+Pair = tuple[int, int]
+_WIDE = (torch.float32, torch.float64)
+
+
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    return F.linear(x, weight, bias)
+
+
+def _silu(x: Any) -> Any:
+    return F.silu(x)
+
+
+def _gelu(x: Any, approximate: bool) -> Any:
+    return F.gelu(x, approximate="tanh" if approximate else "none")
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    if gate.dtype in _WIDE:
+        return F.silu(gate) * up
+    return (F.silu(gate.float()) * up).to(gate.dtype)
+
+
+def _softmax(x: Any, axis: int) -> Any:
+    return torch.softmax(x, axis)
+
+
+def _log_softmax(x: Any, axis: int) -> Any:
+    return torch.log_softmax(x, axis)
+
+
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    if not x.dtype.is_floating_point or axis == ():  # to PyTorch, no axes are all of them
+        return NotImplemented
+    return torch.mean(x, axis, keepdim=keepdims)
+
+
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    if x.dtype != weight.dtype:  # PyTorch would warn that it is slow
+        return NotImplemented
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    if any(part is not None and part.dtype != x.dtype for part in (weight, bias)):
+        return NotImplemented
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    if not logits.shape[-1]:
+        return NotImplemented
+    kind = logits.dtype if logits.dtype in _WIDE else torch.float32
+    logarithms = torch.log_softmax(logits, -1, dtype=kind)
+    picked = PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1)
+    return -picked.mean()
+
+
+def _mean_squared_error(x: Any, y: Any) -> Any:
+    return F.mse_loss(x, y) if x.dtype in _WIDE else F.mse_loss(x.float(), y.float())
+
+
+def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+    # Unless told otherwise for the whole process, cuDNN keeps only 10 bits of float32.
+    if x.is_cuda and x.dtype == torch.float32:
+        return NotImplemented
+    return F.conv2d(x, weight, bias, stride, padding)
+
+
+def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    return F.max_pool2d(x, size, stride) if x.dtype.is_floating_point else NotImplemented
+
+
+def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    return F.avg_pool2d(x, size, stride) if x.dtype.is_floating_point else NotImplemented
+
+
+_OWN: dict[str, Function] = {
+    "linear": _linear,
+    "relu": torch.relu,
+    "silu": _silu,
+    "gelu": _gelu,
+    "swiglu": _swiglu,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "mean": _mean,
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "attention": attention,
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "update_sgd": update_sgd,
+    "update_adam": update_adam,
+}
+
+
+def _nothing_of_our_own(*arguments: Any) -> Any:
+    return NotImplemented
+
+
+def kernels_first(
+    own: Mapping[str, Function], kernels: Mapping[str, Function]
+) -> dict[str, Function]:
+    """The functions, each behind the kernel of its name, which is asked for arrays on CUDA.
+
+    >>> both = kernels_first({"silu": lambda x: "own"}, {"silu": lambda x: "kernel"})
+    >>> both["silu"](torch.ones(1))
+    'own'
+    """
+    merged = dict(own)
+    for name, kernel in kernels.items():
+        merged[name] = _kernel_first(kernel, own.get(name, _nothing_of_our_own))
+    return merged
+
+
+def _kernel_first(kernel: Function, own: Function) -> Function:
+    def either(*arguments: Any) -> Any:
+        first = arguments[0]
+        if (first if isinstance(first, torch.Tensor) else first[0]).is_cuda:
+            result = kernel(*arguments)
+            if result is not NotImplemented:
+                return result
+        return own(*arguments)
+
+    return either
+
+
+def _kernels() -> Mapping[str, Function]:
+    try:
+        found: Mapping[str, Function] = load("anydevice.engines.fused.torch_cuda:KERNELS")
+    except ModuleNotFoundError:  # Triton comes with PyTorch's builds for GPUs only
+        return {}
+    return found
+
+
+FUSED: Mapping[str, Function] = kernels_first(_OWN, _kernels())

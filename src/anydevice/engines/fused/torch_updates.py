@@ -1,0 +1,101 @@
+"""Optimizers' updates by PyTorch's kernels over whole lists: one pass, whatever the lists' length.
+
+They write into copies, because an update leaves what it is given alone. They have no gradient of
+their own and work on one element type, so that whatever else is asked for goes to the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Arrays = Sequence[Any]
+_SERVED = ("cpu", "cuda", "mps")
+
+
+def update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    rate: float,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Any:
+    """The op of that name, for float tensors of one type that no gradient passes through."""
+    lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
+    idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
+    if idle or not _alike(lists) or isinstance(rate, torch.Tensor):
+        return NotImplemented
+    moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
+    torch._fused_sgd_(
+        moved,
+        [gradient.contiguous() for gradient in gradients],
+        kept[0] if kept else [],
+        weight_decay=decay,
+        momentum=momentum if kept else 0.0,
+        lr=rate,
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=False,
+        is_first_step=False,
+    )
+    return moved, kept[0] if kept else None
+
+
+def update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Any,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Any:
+    """The op of that name, for float tensors of one type that no gradient passes through."""
+    if not _alike([parameters, gradients, means, squares]) or isinstance(rate, torch.Tensor):
+        return NotImplemented
+    device = parameters[0].device
+    count = torch.as_tensor(step, dtype=torch.float32, device=device)
+    moved, new_means, new_squares = _copies(parameters), _copies(means), _copies(squares)
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    update(
+        moved,
+        [gradient.contiguous() for gradient in gradients],
+        new_means,
+        new_squares,
+        [],
+        [count] * len(moved),
+        lr=rate,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
+    return moved, new_means, new_squares
+
+
+def _alike(lists: Sequence[Arrays]) -> bool:
+    """Whether one kernel serves all of these now; a compiler makes its own of the definition."""
+    if torch.compiler.is_compiling():
+        return False
+    first = lists[0][0]
+    kind, device = first.dtype, first.device
+    return (
+        kind.is_floating_point
+        and device.type in _SERVED
+        and all(x.dtype == kind and x.device == device for arrays in lists for x in arrays)
+        and not (torch.is_grad_enabled() and any(x.requires_grad for y in lists for x in y))
+    )
+
+
+def _copies(arrays: Arrays) -> list[torch.Tensor]:
+    return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]

@@ -1,0 +1,31 @@
+// One work item for one element of the result.
+//
+// OPERANDS are the arguments for each array (pointer, first element, strides), PLACES the sizes of
+// the axes; OFFSETS computes from `item` where each array's element is, READ reads the operands, and
+// BODY computes and writes. All of them are put before this text.
+
+#if WHOLE_POWERS
+// A power of whole numbers; one with a negative exponent is rounded towards zero.
+NUMBER whole_power(NUMBER base, NUMBER exponent)
+{
+    if (exponent < 0)
+        return base == 1 ? 1 : base == (NUMBER)-1 ? (exponent % 2 ? -1 : 1) : 0;
+    NUMBER power = 1;
+    for (; exponent > 0; exponent /= 2) {
+        if (exponent % 2)
+            power *= base;
+        base *= base;
+    }
+    return power;
+}
+#endif
+
+__kernel void elementwise(const INDEX count PLACES OPERANDS)
+{
+    const size_t item = get_global_id(0);
+    if (item >= (size_t)count)
+        return;
+    OFFSETS
+    READ
+    BODY
+}

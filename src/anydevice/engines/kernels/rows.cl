@@ -1,0 +1,172 @@
+// Operations on each row of an array in C order: a group of work items for a row.
+//
+// A row is read in pieces of WIDTH numbers (1, 4 or 8). With ITEMS, each work item keeps its pieces
+// in registers, and the row is read from memory once; without, it is read anew for each pass.
+
+#if WIDTH == 1
+typedef NUMBER piece_of_row;
+#define LOAD_PIECE(p, i) LOAD(p, i)
+#define STORE_PIECE(p, i, value) STORE(p, i, value)
+#define SUM_OF(v) (v)
+#define MAX_OF(v) (v)
+#else
+typedef JOIN(NUMBER, WIDTH) piece_of_row;
+#define LOAD_PIECE(p, i) JOIN(JOIN(load, WIDTH), JOIN(_, NAME))(p, (size_t)(i) * WIDTH)
+#define STORE_PIECE(p, i, value) JOIN(JOIN(store, WIDTH), JOIN(_, NAME))(p, (size_t)(i) * WIDTH, value)
+#if WIDTH == 8
+#define SUM_OF(v) sum_of_four((v).lo + (v).hi)
+#define MAX_OF(v) max_of_four(fmax((v).lo, (v).hi))
+#else
+#define SUM_OF(v) sum_of_four(v)
+#define MAX_OF(v) max_of_four(v)
+#endif
+
+NUMBER sum_of_four(const JOIN(NUMBER, 4) v)
+{
+    return (v.s0 + v.s1) + (v.s2 + v.s3);
+}
+
+NUMBER max_of_four(const JOIN(NUMBER, 4) v)
+{
+    return fmax(fmax(v.s0, v.s1), fmax(v.s2, v.s3));
+}
+#endif
+
+#if ITEMS
+#define FOR_EACH_PIECE                                                                             \
+    _Pragma("unroll") for (int t = 0, piece = lane; t < ITEMS; t++, piece += GROUP)                \
+        if (piece < pieces)
+#define PIECE kept[t]
+#define READ_ROW                                                                                   \
+    piece_of_row kept[ITEMS];                                                                      \
+    FOR_EACH_PIECE kept[t] = LOAD_PIECE(from, piece);
+#else
+#define FOR_EACH_PIECE for (int piece = lane; piece < pieces; piece += GROUP)
+#define PIECE LOAD_PIECE(from, piece)
+#define READ_ROW
+#endif
+
+#if GROUP > 1
+#define SHARED __local NUMBER shared[GROUP];
+
+NUMBER joined_sum(const NUMBER mine, __local NUMBER *shared, const int lane)
+{
+    barrier(CLK_LOCAL_MEM_FENCE);
+    shared[lane] = mine;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int half_of = GROUP / 2; half_of > 0; half_of /= 2) {
+        if (lane < half_of)
+            shared[lane] += shared[lane + half_of];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    return shared[0];
+}
+
+NUMBER joined_max(const NUMBER mine, __local NUMBER *shared, const int lane)
+{
+    barrier(CLK_LOCAL_MEM_FENCE);
+    shared[lane] = mine;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int half_of = GROUP / 2; half_of > 0; half_of /= 2) {
+        if (lane < half_of)
+            shared[lane] = fmax(shared[lane], shared[lane + half_of]);
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    return shared[0];
+}
+#else
+#define SHARED
+#define joined_sum(mine, shared, lane) (mine)
+#define joined_max(mine, shared, lane) (mine)
+#endif
+
+#define ROW                                                                                        \
+    SHARED                                                                                         \
+    const int lane = get_local_id(0);                                                              \
+    const int pieces = columns / WIDTH;                                                            \
+    __global const ELEMENT *from = x + start + get_group_id(0) * (size_t)columns;                  \
+    __global ELEMENT *to = result + get_group_id(0) * (size_t)columns;                             \
+    READ_ROW
+
+__kernel void softmax(const int columns,
+                      __global const ELEMENT *x,
+                      const long start,
+                      __global ELEMENT *result)
+{
+    ROW
+    piece_of_row most = (piece_of_row)(-INFINITY);
+    FOR_EACH_PIECE most = fmax(most, PIECE);
+    const NUMBER largest = joined_max(MAX_OF(most), shared, lane);
+    piece_of_row sum = (piece_of_row)(0);
+#if ITEMS
+    FOR_EACH_PIECE
+    {
+        kept[t] = exp(kept[t] - largest);
+        sum += kept[t];
+    }
+#else
+    FOR_EACH_PIECE sum += exp(PIECE - largest);
+#endif
+    const NUMBER total = joined_sum(SUM_OF(sum), shared, lane);
+#if ITEMS
+    FOR_EACH_PIECE STORE_PIECE(to, piece, kept[t] / total);
+#else
+    FOR_EACH_PIECE STORE_PIECE(to, piece, exp(PIECE - largest) / total);
+#endif
+}
+
+__kernel void rmsnorm(const int columns,
+                      __global const ELEMENT *x,
+                      const long start,
+                      __global ELEMENT *result,
+                      __global const ELEMENT *weight,
+                      const long weight_start,
+                      const NUMBER eps)
+{
+    ROW
+    weight += weight_start;
+    piece_of_row squares = (piece_of_row)(0);
+    FOR_EACH_PIECE
+    {
+        const piece_of_row value = PIECE;
+        squares += value * value;
+    }
+    const NUMBER mean = joined_sum(SUM_OF(squares), shared, lane) / columns;
+    const NUMBER scale = 1 / sqrt(mean + eps);
+    FOR_EACH_PIECE STORE_PIECE(to, piece, PIECE * scale * LOAD_PIECE(weight, piece));
+}
+
+__kernel void layernorm(const int columns,
+                        __global const ELEMENT *x,
+                        const long start,
+                        __global ELEMENT *result,
+                        __global const ELEMENT *weight,
+                        const long weight_start,
+                        __global const ELEMENT *bias,
+                        const long bias_start,
+                        const NUMBER eps)
+{
+    ROW
+    weight += weight_start;
+    bias += bias_start;
+    piece_of_row sum = (piece_of_row)(0);
+    FOR_EACH_PIECE sum += PIECE;
+    const NUMBER mean = joined_sum(SUM_OF(sum), shared, lane) / columns;
+    piece_of_row squares = (piece_of_row)(0);
+    FOR_EACH_PIECE
+    {
+        const piece_of_row away = PIECE - mean;
+        squares += away * away;
+    }
+    const NUMBER variance = joined_sum(SUM_OF(squares), shared, lane) / columns;
+    const NUMBER scale = 1 / sqrt(variance + eps);
+    FOR_EACH_PIECE
+    {
+        piece_of_row value = (PIECE - mean) * scale;
+        if (HAS_WEIGHT)
+            value *= LOAD_PIECE(weight, piece);
+        if (HAS_BIAS)
+            value += LOAD_PIECE(bias, piece);
+        STORE_PIECE(to, piece, value);
+    }
+}

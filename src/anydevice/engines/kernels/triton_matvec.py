@@ -1,0 +1,214 @@
+"""Products of a few rows with a large weight, as decoding has them: as fast as the weight is read.
+
+One row is multiplied element by element; two to eight go through the matrix units, padded to 16.
+"""
+
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from anydevice.core.record import Record
+from anydevice.engines.kernels.triton_launching import overlapping, start
+
+MOST_ROWS = 8
+PADDED_ROWS = tl.constexpr(16)
+
+
+class Shape(Record):
+    """How the work is cut.
+
+    So many outputs for a program and inputs at a time, by so many warps, with `stages` loads in
+    flight, and a program that does `unroll` of its steps in one.
+    """
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int = 1
+    unroll: int = 1
+    ahead: int = 0
+
+
+def shape_for(rows: int, outputs: int, inputs: int) -> Shape:
+    """What measures fastest for so many rows and a weight of this shape."""
+    if rows > 1:
+        return Shape(16, 256 if inputs % 256 == 0 else 128, 2, stages=4)
+    if inputs > 8192:
+        return Shape(2, 2048, 8)
+    return Shape(2, min(1024, triton.next_power_of_2(inputs)), 4)
+
+
+def matvec(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    shape: Shape | None = None,
+    overlap: bool = True,
+) -> torch.Tensor:
+    """`x` (rows, inputs) times the transposed `weight` (outputs, inputs), plus `bias` (outputs,).
+
+    At most eight rows. The rows of `x` and `weight` must be contiguous, one by one. Sums are
+    float32, rounded once.
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    cut = shape or shape_for(rows, outputs, inputs)
+    options = overlapping(x.device) if overlap else {"overlap": False}
+    start(
+        _one_row if rows == 1 else _few_rows,
+        (triton.cdiv(outputs, cut.outputs),),
+        x.device,
+        x,
+        weight,
+        x if bias is None else bias,
+        out,
+        rows,
+        outputs,
+        inputs,
+        x.stride(0),
+        weight.stride(0),
+        biased=bias is not None,
+        block_outputs=cut.outputs,
+        block=cut.inputs,
+        stages=cut.stages,
+        unroll=cut.unroll,
+        ahead=cut.ahead,
+        num_warps=cut.warps,
+        **options,
+    )
+    return out
+
+
+@triton.jit
+def _one_row(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    outputs,
+    inputs,
+    x_step,
+    weight_step,
+    biased: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+    unroll: tl.constexpr,
+    ahead: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    known = output < outputs
+    line = weight + output.to(tl.int64)[:, None] * weight_step
+    if overlap:
+        tl.extra.cuda.gdc_launch_dependents()
+        if ahead > 0:
+            if tl.program_id(0) < ahead:
+                _ask_for(weight, weight_step, outputs, inputs, block_outputs)
+        tl.extra.cuda.gdc_wait()
+    products = tl.zeros([block_outputs, block], tl.float32)
+    for first in tl.range(0, inputs, block, num_stages=stages, loop_unroll_factor=unroll):
+        place = first + tl.arange(0, block)
+        here = place < inputs
+        value = tl.load(
+            line + place[None, :],
+            known[:, None] & here[None, :],
+            0,
+            eviction_policy="evict_first",
+        )
+        other = tl.load(x + place, here, 0, eviction_policy="evict_last")
+        products += value.to(tl.float32) * other.to(tl.float32)[None, :]
+    result = tl.sum(products, 1)
+    if biased:
+        result += tl.load(bias + output, known, 0).to(tl.float32)
+    tl.store(out + output, result.to(out.dtype.element_ty), known)
+
+
+@triton.jit
+def _ask_for(weight, weight_step, outputs, inputs, block_outputs: tl.constexpr):
+    """Bring the first 8 KiB of each row of this program into the cache, and read nothing.
+
+    What the kernel before this one may still be writing is not looked at: only copies that the
+    whole device shares are made.
+    """
+    first = tl.program_id(0) * block_outputs
+    begin = (weight + first.to(tl.int64) * weight_step).to(tl.int64)
+    step = weight_step * (weight.dtype.element_ty.primitive_bitwidth // 8)
+    size = tl.minimum(inputs * (weight.dtype.element_ty.primitive_bitwidth // 8), 8192)
+    lines = tl.minimum(outputs - first, block_outputs)
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred mine;
+            .reg .u32 line;
+            .reg .u64 place;
+            mov.u32 line, %tid.x;
+            setp.lt.u32 mine, line, $4;
+            mad.wide.u32 place, line, $2, $1;
+            @mine cp.async.bulk.prefetch.L2.global [place], $3;
+            mov.u32 $0, 0;
+        }
+        """,
+        "=r,l,r,r,r",
+        [begin, step, size, lines],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _few_rows(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    outputs,
+    inputs,
+    x_step,
+    weight_step,
+    biased: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block: tl.constexpr,
+    stages: tl.constexpr,
+    unroll: tl.constexpr,
+    ahead: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    row = tl.arange(0, PADDED_ROWS)
+    known = output < outputs
+    line = weight + output.to(tl.int64)[None, :] * weight_step
+    if overlap:
+        tl.extra.cuda.gdc_wait()
+    sums = tl.zeros([PADDED_ROWS, block_outputs], tl.float32)
+    for first in tl.range(0, inputs, block, num_stages=stages, loop_unroll_factor=unroll):
+        place = first + tl.arange(0, block)
+        here = place < inputs
+        few = tl.load(
+            x + row[:, None] * x_step + place[None, :],
+            (row < rows)[:, None] & here[None, :],
+            0,
+            eviction_policy="evict_last",
+        )
+        value = tl.load(
+            line + place[:, None],
+            known[None, :] & here[:, None],
+            0,
+            eviction_policy="evict_first",
+        )
+        sums = tl.dot(few, value, sums)
+    if overlap:
+        tl.extra.cuda.gdc_launch_dependents()
+    if biased:
+        sums += tl.load(bias + output, known, 0).to(tl.float32)[None, :]
+    places = out + row[:, None] * outputs + output[None, :]
+    tl.store(places, sums.to(out.dtype.element_ty), (row < rows)[:, None] & known[None, :])

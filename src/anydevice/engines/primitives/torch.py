@@ -1,0 +1,290 @@
+"""The primitives on PyTorch, eager or traced by `torch.compile` without a break in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.primitives import Primitives, Shape
+from anydevice.engines.host import known_dtype, lacking
+
+Axes = int | tuple[int, ...]
+
+# By name and not by row: names are constants to the compiler.
+_THEIRS: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name, row in DTYPES.items()
+    if not row.packed and isinstance(getattr(torch, name, None), torch.dtype)
+}
+_OURS = {theirs: DTYPES[name] for name, theirs in _THEIRS.items()}
+
+
+class TorchPrimitives:
+    """Every primitive over `torch.Tensor`."""
+
+    # Making
+
+    def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Any:
+        return torch.full(shape, value, dtype=_theirs(dtype), device=like.device)
+
+    def arange(self, stop: int, dtype: DType, like: Any) -> Any:
+        return torch.arange(stop, dtype=_theirs(dtype), device=like.device)
+
+    def asarray(self, values: Any, like: Any) -> Any:
+        if torch.compiler.is_compiling():  # which cannot ask an array of NumPy for its type
+            return torch.as_tensor(values, device=like.device)
+        if values.dtype.kind == "V":  # of ml_dtypes, which PyTorch does not read; float32 holds it
+            kind = _theirs(known_dtype(values.dtype))
+            return torch.tensor(values.astype(np.float32), dtype=kind, device=like.device)
+        return torch.tensor(values, device=like.device)
+
+    # Types and shapes
+
+    def dtype(self, x: Any) -> DType:
+        row = _OURS.get(x.dtype)
+        return known_dtype(x.dtype) if row is None else row
+
+    def astype(self, x: Any, dtype: DType) -> Any:
+        return x.to(_theirs(dtype))
+
+    def reshape(self, x: Any, shape: Shape) -> Any:
+        return x.reshape(shape)
+
+    def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
+        return x.permute(tuple(axes))
+
+    def broadcast_to(self, x: Any, shape: Shape) -> Any:
+        return x.expand(shape)
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return torch.cat(tuple(arrays), axis)
+
+    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
+
+    # One array
+
+    def abs(self, x: Any) -> Any:
+        return torch.abs(x)
+
+    def negative(self, x: Any) -> Any:
+        return torch.neg(x)
+
+    def sign(self, x: Any) -> Any:
+        # PyTorch's sign of what is not a number is 0.
+        signs = torch.sign(x)
+        return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
+
+    def floor(self, x: Any) -> Any:
+        return torch.floor(x)
+
+    def exp(self, x: Any) -> Any:
+        return torch.exp(x)
+
+    def log(self, x: Any) -> Any:
+        return torch.log(x)
+
+    def sqrt(self, x: Any) -> Any:
+        return torch.sqrt(x)
+
+    def rsqrt(self, x: Any) -> Any:
+        return torch.rsqrt(x)
+
+    def sin(self, x: Any) -> Any:
+        return torch.sin(x)
+
+    def cos(self, x: Any) -> Any:
+        return torch.cos(x)
+
+    def tanh(self, x: Any) -> Any:
+        return torch.tanh(x)
+
+    def sigmoid(self, x: Any) -> Any:
+        return torch.sigmoid(x)
+
+    def erf(self, x: Any) -> Any:
+        return torch.erf(x)
+
+    def isnan(self, x: Any) -> Any:
+        return torch.isnan(x)
+
+    def logical_not(self, x: Any) -> Any:
+        return torch.logical_not(x)
+
+    # Two arrays, or an array and a number
+
+    def add(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a + b
+
+    def subtract(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a - b
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a * b
+
+    def divide(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a / b
+
+    def pow(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return torch.pow(a, b)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return torch.maximum(*_arrays(a, b))
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        return torch.minimum(*_arrays(a, b))
+
+    def equal(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a == b
+
+    def less(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a < b
+
+    def less_equal(self, a: Any, b: Any) -> Any:
+        a, b = _pair(a, b)
+        return a <= b
+
+    def logical_and(self, a: Any, b: Any) -> Any:
+        return torch.logical_and(*_arrays(a, b))
+
+    def logical_or(self, a: Any, b: Any) -> Any:
+        return torch.logical_or(*_arrays(a, b))
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        return torch.where(condition, *_pair(a, b))
+
+    # Along axes
+
+    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        kind = torch.int32 if x.dtype == torch.bool else x.dtype  # a sum of truths is a count
+        if axis == ():  # to PyTorch, no axes are all of them
+            return x.to(kind)
+        return torch.sum(x, axis, keepdim=keepdims, dtype=kind)
+
+    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        return x if axis == () else torch.amax(x, axis, keepdim=keepdims)
+
+    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
+        return x if axis == () else torch.amin(x, axis, keepdim=keepdims)
+
+    def argmax(self, x: Any, axis: int) -> Any:
+        return torch.argmax(_ordered(x), axis).to(torch.int32)
+
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        largest, places = torch.topk(_ordered(x), k)
+        return largest.to(x.dtype), places.to(torch.int32)
+
+    # Products and places
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return torch.matmul(a, b)
+
+    def take(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+        if not x.shape[axis]:
+            return x.new_full(shape, _nothing(x))
+        inside, safe = _within(indices, x.shape[axis])
+        found = torch.index_select(x, axis, safe.reshape(-1)).reshape(shape)
+        over_slices = (*indices.shape, *(1 for _ in x.shape[axis + 1 :]))
+        return torch.where(inside.reshape(over_slices), found, _nothing(x))
+
+    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
+        axis %= x.ndim
+        if not x.shape[axis]:
+            shape = torch.broadcast_shapes(x.sum(axis, keepdim=True).shape, indices.shape)
+            return x.new_full(shape, _nothing(x))
+        inside, safe = _within(indices, x.shape[axis])
+        return torch.where(inside, torch.take_along_dim(x, safe, axis), _nothing(x))
+
+    def write(self, x: Any, new: Any, positions: Any) -> Any:
+        if not (x.numel() and new.numel()):
+            return x
+        inside, target = _within(positions, x.shape[2])
+        if new.shape[2] > 1:
+            # A row that is left out may not touch another: it writes again what the first of its
+            # sequence that is in range writes, to the same place.
+            some = inside.any(1, keepdim=True)
+            order = torch.arange(new.shape[2], device=new.device)
+            first = inside.to(torch.uint8).argmax(1, keepdim=True)
+            source = torch.where(inside, order, first)
+            target = torch.gather(target, 1, source)
+            new = torch.gather(new, 2, _over_rows(source, new))
+            inside = some.expand(inside.shape)
+        target = _over_rows(target, new)
+        rows = torch.where(_over_rows(inside, new), new, torch.gather(x, 2, target))
+        # What autograd still needs must not change.
+        put = x.scatter if x.requires_grad or 0 in x.stride() else x.scatter_
+        return put(2, target, rows)
+
+
+def _theirs(dtype: DType) -> torch.dtype:
+    found = _THEIRS.get(dtype.name)
+    if found is None:
+        raise lacking("PyTorch", dtype)
+    return found
+
+
+def _pair(a: Any, b: Any) -> tuple[Any, Any]:
+    """The operands; a Python number becomes one that does not change the other's type."""
+    if not isinstance(b, torch.Tensor):
+        return a, _number(b, a)
+    if not isinstance(a, torch.Tensor):
+        return _number(a, b), b
+    return a, b
+
+
+def _arrays(a: Any, b: Any) -> tuple[Any, Any]:
+    """The operands, where PyTorch takes no numbers."""
+    if not isinstance(b, torch.Tensor):
+        return a, a.new_full((), b)
+    if not isinstance(a, torch.Tensor):
+        return b.new_full((), a), b
+    return a, b
+
+
+def _number(value: Any, beside: torch.Tensor) -> Any:
+    if beside.dtype.is_floating_point or beside.dtype.is_complex:
+        return value
+    return bool(value) if beside.dtype == torch.bool else int(value)
+
+
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    """The array as one that PyTorch can put in order."""
+    return x.to(torch.uint8) if x.dtype == torch.bool else x
+
+
+def _nothing(x: torch.Tensor) -> float | bool:
+    """What is read where there is nothing."""
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return float("nan")
+    return False if x.dtype == torch.bool else 0
+
+
+def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which indices are in range, and indices that all are.
+
+    An index out of range ends a process on CUDA, so that none may reach the library.
+    """
+    places = indices.to(torch.int64)
+    safe = places.clamp(0, size - 1)
+    return safe == places, safe
+
+
+def _over_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What is said of each row, (batch, tokens), said of each of its numbers."""
+    return x[:, None, :, None].expand(rows.shape)
+
+
+PRIMITIVES: Primitives = TorchPrimitives()

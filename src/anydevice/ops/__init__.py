@@ -1,0 +1,120 @@
+"""Ops: computations with one signature and one meaning on every engine.
+
+>>> import numpy
+>>> from anydevice import ops
+>>> ops.softmax(numpy.array([[1.0, 1.0]])).tolist()
+[[0.5, 0.5]]
+
+An op takes arrays of any engine and returns arrays of the same, on the same device. Importing this
+module imports no array library. Wrong shapes and types are a `ConfigurationError` that names them.
+"""
+
+from __future__ import annotations
+
+from anydevice.ops.activating import gelu, relu, silu, swiglu
+from anydevice.ops.arranging import astype, broadcast_to, concat, part, permute, reshape
+from anydevice.ops.attending import attention
+from anydevice.ops.convolving import avg_pool2d, conv2d, max_pool2d
+from anydevice.ops.elements import (
+    abs,  # noqa: A004  the ops have the names that array libraries give them
+    add,
+    cos,
+    divide,
+    equal,
+    erf,
+    exp,
+    floor,
+    isnan,
+    less,
+    less_equal,
+    log,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    power,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sqrt,
+    subtract,
+    tanh,
+    where,
+)
+from anydevice.ops.indexing import cache_write, embedding, take
+from anydevice.ops.losses import cross_entropy, mean_squared_error
+from anydevice.ops.normalizing import layernorm, log_softmax, rmsnorm, softmax
+from anydevice.ops.products import linear, matmul
+from anydevice.ops.reducing import argmax, max, mean, min, sum, top_k  # noqa: A004  as above
+from anydevice.ops.rotating import rope
+from anydevice.ops.updating import update_adam, update_lion, update_sgd
+
+__all__ = [
+    "abs",
+    "add",
+    "argmax",
+    "astype",
+    "attention",
+    "avg_pool2d",
+    "broadcast_to",
+    "cache_write",
+    "concat",
+    "conv2d",
+    "cos",
+    "cross_entropy",
+    "divide",
+    "embedding",
+    "equal",
+    "erf",
+    "exp",
+    "floor",
+    "gelu",
+    "isnan",
+    "layernorm",
+    "less",
+    "less_equal",
+    "linear",
+    "log",
+    "log_softmax",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "matmul",
+    "max",
+    "max_pool2d",
+    "maximum",
+    "mean",
+    "mean_squared_error",
+    "min",
+    "minimum",
+    "multiply",
+    "negative",
+    "part",
+    "permute",
+    "power",
+    "relu",
+    "reshape",
+    "rmsnorm",
+    "rope",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "softmax",
+    "sqrt",
+    "subtract",
+    "sum",
+    "swiglu",
+    "take",
+    "tanh",
+    "top_k",
+    "update_adam",
+    "update_lion",
+    "update_sgd",
+    "where",
+]

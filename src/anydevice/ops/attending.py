@@ -1,0 +1,194 @@
+"""Attention: each query takes a weighted mean of the values whose keys it may see."""
+
+from __future__ import annotations
+
+import math
+
+from anydevice.core.primitives import Primitives
+from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.shapes import floating, same_type, truths, whole, wrong, wrong_shapes
+from anydevice.ops.widening import INT32, widened
+
+_SCORES_AT_ONCE = 1 << 26
+"""Scores that are in memory at a time, at least for one query: 256 MiB of float32."""
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    window: int | None = None,
+    lengths: Array | None = None,
+) -> Array:
+    """`softmax(scale × q · kᵀ) · v` over the keys that each query may see.
+
+    q is (batch, heads, queries, size), k and v (batch, kv heads, keys, size); the result has the
+    shape and type of q. `heads` is a multiple of `kv heads`, and query head h uses key head
+    h // (heads // kv heads). `scale` is size ** -0.5 where not given. Products add up in float32,
+    and the softmax is float32, or float64 for such arrays.
+
+    A query may see all keys, unless one of these says otherwise; one that sees none gives zeros:
+
+    - `lengths` (batch,), whole numbers on the device: only the first `lengths[b]` keys are valid,
+      as in a cache that is not full yet. The others must be there but do not matter, as long as
+      they are finite.
+    - `causal`: the last query stands at the last valid key, and each query sees the keys up to its
+      own. Query i sees key j if j <= valid - queries + i.
+    - `window`, with `causal`: it sees only so many keys, its own included.
+    - `mask`, truth values, true where a key may be seen: (batch, keys), or whatever broadcasts to
+      (batch, heads, queries, keys).
+
+    >>> import numpy
+    >>> q, k = numpy.zeros((1, 1, 2, 4)), numpy.zeros((1, 1, 2, 4))
+    >>> v = numpy.arange(8.0).reshape(1, 1, 2, 4)
+    >>> attention(q, k, v, causal=True).tolist()
+    [[[[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]]]
+    """
+    floating("attention", q)
+    same_type("attention", q, k=k, v=v)
+    _refuse_misfits(q, k, v)
+    if window is not None and (not causal or window < 1):
+        raise wrong("attention", f"window is from 1 on and needs causal=True, but it is {window}")
+    if mask is not None:
+        truths("attention", mask)
+        _refuse_mask(q, k, mask)
+    if lengths is not None:
+        whole("attention", "lengths", lengths)
+        if tuple(lengths.shape) != (q.shape[0],):
+            raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
+    return version(q, "attention", _attention)(q, k, v, causal, scale, mask, window, lengths)
+
+
+def _refuse_misfits(q: Array, k: Array, v: Array) -> None:
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        rule = "q, k and v have four axes: (batch, heads, tokens, size)"
+    elif k.shape != v.shape:
+        rule = "k and v have one shape"
+    elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        rule = "q and k agree in batch and size"
+    elif not k.shape[1] or q.shape[1] % k.shape[1]:
+        rule = "the heads of q are a multiple of those of k"
+    else:
+        return
+    raise wrong_shapes("attention", rule, q=q, k=k, v=v)
+
+
+def _refuse_mask(q: Array, k: Array, mask: Array) -> None:
+    batch, heads, queries, _ = q.shape
+    shape, keys = tuple(mask.shape), k.shape[2]
+    if len(shape) == 2:
+        fits = shape[0] in (1, batch) and shape[1] in (1, keys)
+    else:
+        wanted = (batch, heads, queries, keys)[-len(shape) :] if shape else ()
+        fits = len(shape) == len(wanted) and all(
+            size in (1, full) for size, full in zip(shape, wanted, strict=True)
+        )
+    if not fits:
+        rule = (
+            f"mask is ({batch}, {keys}) or broadcasts to ({batch}, {heads}, {queries}, {keys}); "
+            "one for all heads of a batch is (batch, 1, queries, keys)"
+        )
+        raise wrong_shapes("attention", rule, mask=mask)
+
+
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    scale: float | None,
+    mask: Array | None,
+    window: int | None,
+    lengths: Array | None,
+) -> Array:
+    xp = primitives(q)
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    if not batch * heads * queries * size * keys:
+        return xp.full(tuple(q.shape), 0, xp.dtype(q), q)
+    asked = xp.multiply(widened(xp, q), size**-0.5 if scale is None else float(scale))
+    turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
+    values = widened(xp, v)
+    if mask is not None:
+        mask = _grouped_mask(xp, mask, kv_heads, heads // kv_heads)
+    block = max(1, _SCORES_AT_ONCE // (batch * heads * keys))
+    blocks = []
+    for start in range(0, queries, block):
+        stop = min(start + block, queries)
+        seen = _seen(xp, q, keys, (start, stop), causal, mask, window, lengths)
+        rows = xp.part(asked, 2, start, stop) if stop - start < queries else asked
+        blocks.append(_weighted(xp, rows, turned, values, seen))
+    result = blocks[0] if len(blocks) == 1 else xp.concat(blocks, 2)
+    return xp.astype(result, xp.dtype(q))
+
+
+def _weighted(xp: Primitives, q: Array, k: Array, v: Array, seen: Array | None) -> Array:
+    """The mean of the values for each query; k is (batch, kv heads, size, keys).
+
+    The query heads of one key head are rows of one product, so that no key is copied.
+    """
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[3]
+    groups = heads // kv_heads
+    together = (batch, kv_heads, groups * queries)
+    scores = xp.matmul(xp.reshape(q, (*together, size)), k)
+    if seen is not None:
+        apart = xp.reshape(scores, (batch, kv_heads, groups, queries, keys))
+        scores = xp.reshape(xp.where(seen, apart, -math.inf), (*together, keys))
+    largest = xp.max(scores, -1, True)
+    if seen is not None:  # where nothing is seen, -inf - -inf would not be a number
+        largest = xp.where(xp.equal(largest, -math.inf), 0.0, largest)
+    weights = xp.exp(xp.subtract(scores, largest))
+    total = xp.sum(weights, -1, True)
+    if seen is not None:
+        total = xp.where(xp.equal(total, 0.0), 1.0, total)
+    return xp.reshape(xp.divide(xp.matmul(weights, v), total), (batch, heads, queries, size))
+
+
+def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:
+    """A mask of five axes: batch, kv heads, heads of each, queries, keys; each may be 1."""
+    shape = tuple(mask.shape)
+    if len(shape) == 2:
+        return xp.reshape(mask, (shape[0], 1, 1, 1, shape[1]))
+    batch, heads, queries, keys = (1,) * (4 - len(shape)) + shape
+    split = (1, 1) if heads == 1 else (kv_heads, groups)
+    return xp.reshape(mask, (batch, *split, queries, keys))
+
+
+def _seen(
+    xp: Primitives,
+    q: Array,
+    keys: int,
+    block: tuple[int, int],
+    causal: bool,
+    mask: Array | None,
+    window: int | None,
+    lengths: Array | None,
+) -> Array | None:
+    """Which keys a block of queries may see, of five axes; `None` where that is all of them."""
+    queries, (start, stop) = q.shape[2], block
+    if mask is not None and mask.shape[3] != 1 and stop - start < queries:
+        mask = xp.part(mask, 3, start, stop)
+    if not causal and lengths is None:
+        return mask
+    key = xp.arange(keys, INT32, q)
+    valid: Array = keys
+    if lengths is not None:
+        valid = xp.reshape(xp.astype(lengths, INT32), (q.shape[0], 1, 1, 1, 1))
+    if causal:
+        row = xp.reshape(xp.arange(stop - start, INT32, q), (stop - start, 1))
+        own = xp.add(row, keys - queries + start)
+        if lengths is not None:
+            own = xp.add(xp.add(row, start - queries), valid)
+        seen = xp.less_equal(key, own)
+        if window is not None:
+            seen = xp.logical_and(seen, xp.less(xp.subtract(own, window), key))
+    else:
+        seen = xp.less(key, valid)
+    if len(seen.shape) == 2:
+        seen = xp.reshape(seen, (1, 1, 1, stop - start, keys))
+    return seen if mask is None else xp.logical_and(mask, seen)

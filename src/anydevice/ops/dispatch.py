@@ -1,0 +1,115 @@
+"""From an array to the code that serves it: one lookup by its type.
+
+The tables are filled when a type is first met, from the engine that owns it. After that, nothing
+is imported, opened or asked for, so that compilers can look through these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from anydevice.core.engine import Absent, Engine
+from anydevice.core.late import load
+from anydevice.core.primitives import Primitives
+from anydevice.engines.ownership import owner_of
+from anydevice.errors import ConfigurationError
+
+Array = Any
+"""An array of any library that has an engine."""
+
+# PyTorch's compiler guards what it reads of a table. It reads those by engine and not the one by
+# type, so that meeting another type later makes it compile nothing anew.
+_engines: dict[type, str] = {}
+_primitives: dict[str, Primitives] = {}
+_fused: dict[str, Mapping[str, Callable[..., Any]]] = {}
+
+
+def primitives(x: Array) -> Primitives:
+    """The primitives of the engine whose array `x` is, traced arrays included.
+
+    Raises `ConfigurationError` where `x` is not an array of an imported library.
+
+    >>> import numpy
+    >>> x = numpy.ones((2, 3), numpy.float32)
+    >>> primitives(x).sum(x, 1).tolist()
+    [3.0, 3.0]
+    """
+    return _primitives[_engine_of(type(x)) or _settle(x)]
+
+
+def version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine's own version of an op, or the definition where it has none.
+
+    A version of the engine's own hands over to the definition by returning `NotImplemented`. Both
+    take all arguments by place, in the order of the op's signature.
+    """
+    own = _fused[_engine_of(type(x)) or _settle(x)].get(name)
+    return definition if own is None else partial(_own_or_defined, own, definition)
+
+
+def forget() -> None:
+    """Empty the tables: every type is looked up anew."""
+    _engines.clear()
+    _primitives.clear()
+    _fused.clear()
+
+
+def _own_or_defined(
+    own: Callable[..., Any], definition: Callable[..., Any], *arguments: Any
+) -> Any:
+    result = own(*arguments)
+    return definition(*arguments) if result is NotImplemented else result
+
+
+def _engine_of(kind: type) -> str | None:
+    return _engines.get(kind)
+
+
+def _settle(x: Array) -> str:
+    """Fill the tables for the type of `x`; the name of its engine."""
+    engine = owner_of(x)
+    if engine is None:
+        kind = type(x)
+        name = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        )
+        raise ConfigurationError(
+            f"ops work on arrays, and this is of type {name}; place it with "
+            "anydevice.to_device(x, device), or make it an array with numpy.asarray(x); where an "
+            "op takes an array and a number, the array comes first"
+        )
+    _primitives[engine.name] = _ops_of(engine)
+    _fused[engine.name] = _fused_ones_of(engine)
+    _engines[type(x)] = engine.name
+    return engine.name
+
+
+# PyTorch's compiler runs these while it looks through the caller, and keeps the answers.
+_engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_settle._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _ops_of(engine: Engine) -> Primitives:
+    ops: Primitives | Absent | None = getattr(engine, "ops", None)
+    if isinstance(ops, Absent):
+        raise ops.error()
+    return ops or _from_file("primitives", engine.name, "PRIMITIVES")
+
+
+def _fused_ones_of(engine: Engine) -> Mapping[str, Callable[..., Any]]:
+    fused: Mapping[str, Callable[..., Any]] | None = getattr(engine, "fused", None)
+    if fused is not None:
+        return fused
+    try:
+        fused = _from_file("fused", engine.name, "FUSED")
+    except ModuleNotFoundError as error:
+        if error.name != f"anydevice.engines.fused.{engine.name}":
+            raise
+        fused = {}
+    return fused or {}
+
+
+def _from_file(folder: str, engine: str, name: str) -> Any:
+    return load(f"anydevice.engines.{folder}.{engine}:{name}")

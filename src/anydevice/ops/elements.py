@@ -1,0 +1,320 @@
+"""Ops on single elements: of one array, of two, or of an array and a number.
+
+Two arrays have one element type, and their shapes broadcast. A number beside an array takes over
+the array's type; the array comes first. What is not a number stays so.
+"""
+
+from __future__ import annotations
+
+from anydevice.ops.dispatch import Array, primitives
+from anydevice.ops.shapes import (
+    NUMBERS,
+    broadcasts,
+    floating,
+    paired,
+    truths,
+    unlike,
+    wrong,
+    wrong_shapes,
+)
+
+
+def add(a: Array, b: Array) -> Array:
+    """`a + b`, of the broadcast shape and the type of a.
+
+    >>> import numpy
+    >>> add(numpy.ones((2, 1)), numpy.arange(3.0)).tolist()
+    [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+    """
+    return paired("add", a, b).add(a, b)
+
+
+def subtract(a: Array, b: Array) -> Array:
+    """`a - b`, of the broadcast shape and the type of a.
+
+    >>> import numpy
+    >>> subtract(numpy.arange(3), 1).tolist()
+    [-1, 0, 1]
+    """
+    return paired("subtract", a, b).subtract(a, b)
+
+
+def multiply(a: Array, b: Array) -> Array:
+    """`a × b` element by element, of the broadcast shape and the type of a.
+
+    >>> import numpy
+    >>> multiply(numpy.arange(3), numpy.arange(3)).tolist()
+    [0, 1, 4]
+    """
+    return paired("multiply", a, b).multiply(a, b)
+
+
+def divide(a: Array, b: Array) -> Array:
+    """`a / b` for floating numbers, of the broadcast shape and the type of a.
+
+    Dividing by zero gives an infinity, and 0 / 0 what is not a number.
+
+    >>> import numpy
+    >>> divide(numpy.array([1.0, -1.0, 0.0]), 0).tolist()
+    [inf, -inf, nan]
+    """
+    floating("divide", a)
+    return paired("divide", a, b).divide(a, b)
+
+
+def power(a: Array, b: Array) -> Array:
+    """`a` to the power of b, of the broadcast shape and the type of a.
+
+    >>> import numpy
+    >>> power(numpy.array([1.0, 2.0, 3.0]), 2).tolist()
+    [1.0, 4.0, 9.0]
+    """
+    return paired("power", a, b).pow(a, b)
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """The larger of a and b, of the broadcast shape; what is not a number wins.
+
+    >>> import numpy
+    >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
+    [0.0, 2.0, nan]
+    """
+    return paired("maximum", a, b).maximum(a, b)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """The smaller of a and b, of the broadcast shape; what is not a number wins.
+
+    >>> import numpy
+    >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
+    [-1.0, 0.0, nan]
+    """
+    return paired("minimum", a, b).minimum(a, b)
+
+
+def equal(a: Array, b: Array) -> Array:
+    """Where a is b: truth values of the broadcast shape.
+
+    >>> import numpy
+    >>> equal(numpy.arange(3), 1).tolist()
+    [False, True, False]
+    """
+    return paired("equal", a, b).equal(a, b)
+
+
+def less(a: Array, b: Array) -> Array:
+    """Where a is smaller than b: truth values of the broadcast shape.
+
+    >>> import numpy
+    >>> less(numpy.arange(3), 1).tolist()
+    [True, False, False]
+    """
+    return paired("less", a, b).less(a, b)
+
+
+def less_equal(a: Array, b: Array) -> Array:
+    """Where a is smaller than b, or is b: truth values of the broadcast shape.
+
+    >>> import numpy
+    >>> less_equal(numpy.arange(3), 1).tolist()
+    [True, True, False]
+    """
+    return paired("less_equal", a, b).less_equal(a, b)
+
+
+def logical_and(a: Array, b: Array) -> Array:
+    """Where both truth values hold, of the broadcast shape.
+
+    >>> import numpy
+    >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
+    [True, False]
+    """
+    truths("logical_and", a)
+    return paired("logical_and", a, b).logical_and(a, b)
+
+
+def logical_or(a: Array, b: Array) -> Array:
+    """Where at least one of two truth values holds, of the broadcast shape.
+
+    >>> import numpy
+    >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
+    [True, False]
+    """
+    truths("logical_or", a)
+    return paired("logical_or", a, b).logical_or(a, b)
+
+
+def where(condition: Array, a: Array, b: Array) -> Array:
+    """`a` where the truth value holds, b elsewhere; all three shapes broadcast.
+
+    One of a and b may be a number, which takes over the type of the other.
+
+    >>> import numpy
+    >>> where(numpy.array([True, False]), numpy.array([1.0, 2.0]), 0).tolist()
+    [1.0, 0.0]
+    """
+    xp = truths("where", condition)
+    if type(a) not in NUMBERS:
+        paired("where", a, b)
+    elif type(b) in NUMBERS:
+        raise wrong("where", f"{a} and {b} are both numbers; one of them is an array")
+    else:
+        paired("where", b, a)
+    for name, x in (("a", a), ("b", b)):
+        if type(x) not in NUMBERS and primitives(x) is not xp:
+            raise unlike("where", condition=condition, **{name: x})
+        if type(x) not in NUMBERS and not broadcasts(condition.shape, x.shape):
+            raise wrong_shapes("where", "the shapes broadcast", condition=condition, **{name: x})
+    return xp.where(condition, a, b)
+
+
+def negative(x: Array) -> Array:
+    """`-x`, of the same shape and type.
+
+    >>> import numpy
+    >>> negative(numpy.array([1, -2])).tolist()
+    [-1, 2]
+    """
+    return primitives(x).negative(x)
+
+
+def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
+    """The magnitude of x, of the same shape and type.
+
+    >>> import numpy
+    >>> abs(numpy.array([1, -2])).tolist()
+    [1, 2]
+    """
+    return primitives(x).abs(x)
+
+
+def sign(x: Array) -> Array:
+    """-1, 0 or 1, of the same shape and type.
+
+    >>> import numpy
+    >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
+    [-1.0, 0.0, 1.0]
+    """
+    return primitives(x).sign(x)
+
+
+def floor(x: Array) -> Array:
+    """The largest whole number that is not above x, of the same shape and type.
+
+    >>> import numpy
+    >>> floor(numpy.array([-0.5, 1.5])).tolist()
+    [-1.0, 1.0]
+    """
+    return primitives(x).floor(x)
+
+
+def exp(x: Array) -> Array:
+    """The exponential function of x, for floating numbers; of the same shape and type.
+
+    >>> import numpy
+    >>> exp(numpy.array([0.0, -numpy.inf])).tolist()
+    [1.0, 0.0]
+    """
+    return floating("exp", x).exp(x)
+
+
+def log(x: Array) -> Array:
+    """The natural logarithm of floating numbers, of the same shape and type.
+
+    That of 0 is minus infinity, that of a negative number is not a number.
+
+    >>> import numpy
+    >>> log(numpy.array([1.0, 0.0])).tolist()
+    [0.0, -inf]
+    """
+    return floating("log", x).log(x)
+
+
+def sqrt(x: Array) -> Array:
+    """The square root of floating numbers, of the same shape and type.
+
+    >>> import numpy
+    >>> sqrt(numpy.array([4.0, -1.0])).tolist()
+    [2.0, nan]
+    """
+    return floating("sqrt", x).sqrt(x)
+
+
+def rsqrt(x: Array) -> Array:
+    """One over the square root of floating numbers, of the same shape and type.
+
+    >>> import numpy
+    >>> rsqrt(numpy.array([4.0, 0.0])).tolist()
+    [0.5, inf]
+    """
+    return floating("rsqrt", x).rsqrt(x)
+
+
+def sin(x: Array) -> Array:
+    """The sine of floating numbers, of the same shape and type.
+
+    >>> import numpy
+    >>> sin(numpy.zeros(2)).tolist()
+    [0.0, 0.0]
+    """
+    return floating("sin", x).sin(x)
+
+
+def cos(x: Array) -> Array:
+    """The cosine of floating numbers, of the same shape and type.
+
+    >>> import numpy
+    >>> cos(numpy.zeros(2)).tolist()
+    [1.0, 1.0]
+    """
+    return floating("cos", x).cos(x)
+
+
+def tanh(x: Array) -> Array:
+    """The hyperbolic tangent of floating numbers, of the same shape and type.
+
+    >>> import numpy
+    >>> tanh(numpy.array([0.0, numpy.inf])).tolist()
+    [0.0, 1.0]
+    """
+    return floating("tanh", x).tanh(x)
+
+
+def sigmoid(x: Array) -> Array:
+    """`1 / (1 + exp(-x))` of floating numbers, of the same shape and type; it never overflows.
+
+    >>> import numpy
+    >>> sigmoid(numpy.array([0.0, -numpy.inf, 1000.0])).tolist()
+    [0.5, 0.0, 1.0]
+    """
+    return floating("sigmoid", x).sigmoid(x)
+
+
+def erf(x: Array) -> Array:
+    """The error function of floating numbers, of the same shape and type.
+
+    >>> import numpy
+    >>> erf(numpy.array([0.0, numpy.inf])).tolist()
+    [0.0, 1.0]
+    """
+    return floating("erf", x).erf(x)
+
+
+def isnan(x: Array) -> Array:
+    """Where x is not a number: truth values of the same shape.
+
+    >>> import numpy
+    >>> isnan(numpy.array([1.0, numpy.nan])).tolist()
+    [False, True]
+    """
+    return floating("isnan", x).isnan(x)
+
+
+def logical_not(x: Array) -> Array:
+    """Where the truth value does not hold, of the same shape.
+
+    >>> import numpy
+    >>> logical_not(numpy.array([True, False])).tolist()
+    [False, True]
+    """
+    return truths("logical_not", x).logical_not(x)

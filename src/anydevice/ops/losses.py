@@ -1,0 +1,64 @@
+"""How far off an answer is, as one number to be made small."""
+
+from __future__ import annotations
+
+from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.shapes import floating, paired, size_of, whole, wrong_shapes
+from anydevice.ops.widening import widened
+
+
+def cross_entropy(logits: Array, targets: Array) -> Array:
+    """The mean over all targets of -log(softmax(logits)[target]); one number.
+
+    logits is (…, classes), before any softmax, and targets (…) holds whole numbers. The result is
+    float32, or float64 for such logits. A target outside of the classes makes it what is not a
+    number.
+
+    >>> import numpy
+    >>> cross_entropy(numpy.array([[0.0, 0.0], [9.0, 9.0]]), numpy.array([0, 1])).round(4).tolist()
+    0.6931
+    """
+    floating("cross_entropy", logits)
+    whole("cross_entropy", "targets", targets)
+    if tuple(logits.shape[:-1]) != tuple(targets.shape) or not logits.shape or not logits.shape[-1]:
+        raise wrong_shapes(
+            "cross_entropy",
+            "logits is (…, classes) and targets (…)",
+            logits=logits,
+            targets=targets,
+        )
+    return version(logits, "cross_entropy", _cross_entropy)(logits, targets)
+
+
+def mean_squared_error(x: Array, y: Array) -> Array:
+    """The mean of (x - y)² over two arrays of one shape; one number.
+
+    The result is float32, or float64 for such arrays.
+
+    >>> import numpy
+    >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
+    2.0
+    """
+    floating("mean_squared_error", x)
+    paired("mean_squared_error", x, y)
+    if x.shape != y.shape:
+        raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
+    return version(x, "mean_squared_error", _mean_squared_error)(x, y)
+
+
+def _cross_entropy(logits: Array, targets: Array) -> Array:
+    xp = primitives(logits)
+    count, classes = size_of(tuple(targets.shape)), logits.shape[-1]
+    rows = widened(xp, xp.reshape(logits, (count, classes)))
+    rows = xp.subtract(rows, xp.max(rows, 1, True))
+    total = xp.log(xp.sum(xp.exp(rows), 1, True))
+    chosen = xp.take_along_axis(rows, xp.reshape(targets, (count, 1)), 1)
+    return xp.divide(xp.sum(xp.subtract(total, chosen), (0, 1)), float(count))
+
+
+def _mean_squared_error(x: Array, y: Array) -> Array:
+    xp = primitives(x)
+    off = xp.subtract(widened(xp, x), widened(xp, y))
+    total = xp.multiply(off, off)
+    axes = tuple(range(len(x.shape)))
+    return xp.divide(xp.sum(total, axes), float(size_of(x.shape))) if axes else total

@@ -1,0 +1,117 @@
+"""Ops that bring the numbers along an axis to one scale."""
+
+from __future__ import annotations
+
+from anydevice.core.primitives import Primitives
+from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.shapes import axis_of, floating, wrong_shapes
+from anydevice.ops.widening import widened
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    """`exp(x)` divided by its sum along an axis, of the same shape and type.
+
+    Computed in float32 for numbers of 16 bits, and without overflow. A row that is minus infinity
+    throughout, or has an infinity in it, gives what is not a number.
+
+    >>> import numpy
+    >>> softmax(numpy.array([[0.0, 0.0], [1000.0, -1000.0]])).tolist()
+    [[0.5, 0.5], [1.0, 0.0]]
+    """
+    floating("softmax", x)
+    return version(x, "softmax", _softmax)(x, axis_of("softmax", x, axis))
+
+
+def log_softmax(x: Array, axis: int = -1) -> Array:
+    """The logarithm of `softmax`, exact where softmax itself would be rounded to 0.
+
+    >>> import numpy
+    >>> log_softmax(numpy.array([1000.0, 0.0])).tolist()
+    [0.0, -1000.0]
+    """
+    floating("log_softmax", x)
+    return version(x, "log_softmax", _log_softmax)(x, axis_of("log_softmax", x, axis))
+
+
+def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
+    """`x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and type of x.
+
+    x is (…, size) and weight (size,). Computed in float32 for numbers of 16 bits and rounded once.
+
+    >>> import numpy
+    >>> rmsnorm(numpy.array([[3.0, 4.0]]), numpy.ones(2), eps=0.0).round(3).tolist()
+    [[0.849, 1.131]]
+    """
+    floating("rmsnorm", x)
+    _fits("rmsnorm", x, "weight", weight)
+    return version(x, "rmsnorm", _rmsnorm)(x, weight, eps)
+
+
+def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:
+    """`(x - mean) / sqrt(variance + eps) × weight + bias` along the last axis.
+
+    x is (…, size), weight and bias (size,) or `None`; the result has the shape and type of x.
+    Computed in float32 for numbers of 16 bits and rounded once.
+
+    >>> import numpy
+    >>> layernorm(numpy.array([[1.0, 3.0]]), None, None, eps=0.0).tolist()
+    [[-1.0, 1.0]]
+    """
+    floating("layernorm", x)
+    if weight is not None:
+        _fits("layernorm", x, "weight", weight)
+    if bias is not None:
+        _fits("layernorm", x, "bias", bias)
+    return version(x, "layernorm", _layernorm)(x, weight, bias, eps)
+
+
+def _fits(op: str, x: Array, name: str, vector: Array) -> None:
+    floating(op, vector)
+    if x.shape[-1:] != vector.shape:
+        rule = f"{name} is as long as the last axis of x"
+        raise wrong_shapes(op, rule, x=x, **{name: vector})
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    xp = primitives(x)
+    if not x.shape[axis]:
+        return x
+    raised = xp.exp(_below_zero(xp, widened(xp, x), axis))
+    return xp.astype(xp.divide(raised, xp.sum(raised, axis, True)), xp.dtype(x))
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    xp = primitives(x)
+    if not x.shape[axis]:
+        return x
+    lowered = _below_zero(xp, widened(xp, x), axis)
+    total = xp.log(xp.sum(xp.exp(lowered), axis, True))
+    return xp.astype(xp.subtract(lowered, total), xp.dtype(x))
+
+
+def _below_zero(xp: Primitives, x: Array, axis: int) -> Array:
+    return xp.subtract(x, xp.max(x, axis, True))
+
+
+def _rmsnorm(x: Array, weight: Array, eps: float) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x)
+    scale = xp.rsqrt(xp.add(_mean_of_last(xp, xp.multiply(y, y)), eps))
+    scaled = xp.multiply(xp.multiply(y, scale), xp.astype(weight, xp.dtype(y)))
+    return xp.astype(scaled, xp.dtype(x))
+
+
+def _layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x)
+    y = xp.subtract(y, _mean_of_last(xp, y))
+    y = xp.multiply(y, xp.rsqrt(xp.add(_mean_of_last(xp, xp.multiply(y, y)), eps)))
+    if weight is not None:
+        y = xp.multiply(y, xp.astype(weight, xp.dtype(y)))
+    if bias is not None:
+        y = xp.add(y, xp.astype(bias, xp.dtype(y)))
+    return xp.astype(y, xp.dtype(x))
+
+
+def _mean_of_last(xp: Primitives, x: Array) -> Array:
+    return xp.divide(xp.sum(x, -1, True), float(x.shape[-1]))

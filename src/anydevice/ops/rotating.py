@@ -1,0 +1,112 @@
+"""Positions as rotations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anydevice.core.late import load
+from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.frequencies import Frozen, Scaling, freeze, frequencies, kind_of, thaw
+from anydevice.ops.shapes import floating, whole, wrong_shapes
+from anydevice.ops.widening import FLOAT32, widened
+
+Key = tuple[str, str, Frozen]
+"""Size, theta and scaling, with numbers as exact texts: see `freeze`."""
+
+_tables: dict[Key, tuple[Any, float]] = {}
+
+
+def rope(
+    x: Array,
+    positions: Array,
+    *,
+    theta: float = 10000.0,
+    interleaved: bool = False,
+    scaling: Scaling | None = None,
+) -> Array:
+    """The array with each pair of elements turned by an angle that grows with its position.
+
+    x is (batch, heads, tokens, size) with an even size, and positions, whole numbers, is (tokens,)
+    or (batch, tokens); the result has the shape and type of x. Pair n turns by
+    theta ** (-2 n / size) a step. A pair is elements n and n + size / 2 or, `interleaved`, elements
+    2 n and 2 n + 1. Angles, cosine and sine are float32.
+
+    `scaling` stretches positions for a longer context, spelled as in Hugging Face's
+    `rope_parameters`: a mapping whose `rope_type` is default, linear, llama3 or yarn, with its
+    numbers. Raises `ConfigurationError` where it is of another kind or lacks one of them.
+
+    >>> import numpy
+    >>> rope(numpy.ones((1, 1, 2, 2)), numpy.array([0, 1])).round(3).tolist()
+    [[[[1.0, 1.0], [-0.301, 1.382]]]]
+    """
+    floating("rope", x)
+    whole("rope", "positions", positions)
+    shape = tuple(x.shape)
+    if len(shape) != 4 or shape[3] % 2:
+        raise wrong_shapes("rope", "x is (batch, heads, tokens, size) with an even size", x=x)
+    if tuple(positions.shape) not in (shape[2:3], (shape[0], shape[2])):
+        raise wrong_shapes(
+            "rope", "positions is (tokens,) or (batch, tokens)", x=x, positions=positions
+        )
+    if scaling is not None:
+        kind_of(scaling)
+    return version(x, "rope", _rope)(x, positions, theta, interleaved, scaling)
+
+
+def _rope(
+    x: Array, positions: Array, theta: float, interleaved: bool, scaling: Scaling | None
+) -> Array:
+    xp = primitives(x)
+    batch, heads, tokens, size = x.shape
+    key = (float(size).hex(), float(theta).hex(), freeze(scaling))
+    factor = _factor(key)
+    where = xp.reshape(positions, (*positions.shape[:-1], 1, tokens, 1))
+    angles = xp.multiply(xp.astype(where, FLOAT32), _steps(key, positions))
+    y = widened(xp, x)
+    cosine, sine = xp.cos(angles), xp.sin(angles)
+    if factor != 1:
+        cosine, sine = xp.multiply(cosine, factor), xp.multiply(sine, factor)
+    cosine, sine = xp.astype(cosine, xp.dtype(y)), xp.astype(sine, xp.dtype(y))
+    if interleaved:
+        first, second = xp.part(y, 3, 0, size, 2), xp.part(y, 3, 1, size, 2)
+    else:
+        first, second = xp.part(y, 3, 0, size // 2), xp.part(y, 3, size // 2, size)
+    turned = [
+        xp.subtract(xp.multiply(first, cosine), xp.multiply(second, sine)),
+        xp.add(xp.multiply(second, cosine), xp.multiply(first, sine)),
+    ]
+    if interleaved:
+        apart = [xp.reshape(half, (batch, heads, tokens, size // 2, 1)) for half in turned]
+        whole_again = xp.reshape(xp.concat(apart, 4), (batch, heads, tokens, size))
+    else:
+        whole_again = xp.concat(turned, 3)
+    return xp.astype(whole_again, xp.dtype(x))
+
+
+def _table(key: Key) -> tuple[Any, float]:
+    """The frequencies as a NumPy array of float32, and the factor; computed once for each key."""
+    if key not in _tables:
+        size, theta, scaling = key
+        found, factor = frequencies(int(float.fromhex(size)), float.fromhex(theta), thaw(scaling))
+        _tables[key] = load("numpy:array")(found, "float32"), factor
+    return _tables[key]
+
+
+def _steps(key: Key, like: Array) -> Array:
+    """The angle of each pair for one position, on the device of `like`."""
+    steps = primitives(like).asarray(_table(key)[0], like)
+    if hasattr(steps, "requires_grad"):
+        # As `torch._dynamo.mark_static` does: told to take sizes for variables, PyTorch's compiler
+        # would guard that of a constant, and not find it again.
+        steps._dynamo_static_indices = {0}
+    return steps
+
+
+def _factor(key: Key) -> float:
+    return _table(key)[1]
+
+
+# PyTorch's compiler runs these while it looks through the caller, and keeps what they return: the
+# frequencies are constants on the device, not copied there at each call.
+_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_factor._dynamo_marked_constant = True  # type: ignore[attr-defined]

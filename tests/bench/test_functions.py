@@ -1,0 +1,135 @@
+"""A user's own function or model, timed on each device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import Device, ops, testing
+from anydevice.bench.functions import Timings, benchmark
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+
+def product(a: Any, b: Any) -> Any:
+    return ops.matmul(a, b)
+
+
+def timed(
+    function: Any, *arguments: Any, devices: Sequence[Any] = ("cpu",), **more: Any
+) -> Timings:
+    return benchmark(function, *arguments, devices=devices, limit=0.01, **more)
+
+
+X = np.ones((8, 8), np.float32)
+
+
+def test_a_function_on_the_cpu() -> None:
+    timings = timed(product, X, X)
+    [row] = timings
+    assert (row.device, row.engine, row.reason) == ("cpu", "numpy", None)
+    assert row.seconds is not None
+    assert row.low is not None
+    assert 0 < row.low <= row.seconds
+    assert (len(timings), timings.speed_ups) == (1, {"cpu": 1.0})
+    assert timings.function == "product"
+    assert "1.00 ×" in str(timings)
+    data = json.loads(json.dumps(timings.to_dict()))
+    assert data["rows"][0]["samples"] == row.samples
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+def test_arrays_of_a_library_stay_in_it(engine: str) -> None:
+    pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine), reason="not installed")
+    kinds: set[str] = set()
+
+    def watched(a: Any) -> Any:
+        kinds.add(type(a).__module__.partition(".")[0])
+        return {"out": [ops.add(a, a)], "name": "x"}
+
+    place = Device("cpu", engine=engine)
+    [row] = timed(watched, X, devices=[place])
+    assert (row.engine, row.reason) == (engine, None)
+    assert kinds == {{"jax": "jaxlib"}.get(engine, engine)}
+
+
+def test_every_usable_device_is_tried_and_the_cpu_comes_first() -> None:
+    pytest.importorskip("torch", reason="it serves the made-up cards")
+    with testing.fake_machine(cuda=2, opencl=0, engines=("torch",)):
+        timings = benchmark(product, X, X, limit=0.005)
+    assert [row.device for row in timings] == ["cpu", "cuda:0", "cuda:1"]
+    assert timings["cuda:1"].engine == "torch"
+    assert timings.speed_ups["cpu"] == 1.0
+    with pytest.raises(ConfigurationError, match="'tpu:0' was not measured"):
+        timings["tpu:0"]
+
+
+def test_a_model_is_back_where_it_was() -> None:
+    torch = pytest.importorskip("torch", reason="a model of its own")
+    model = torch.nn.Linear(8, 8)
+    weight = model.weight
+    with testing.fake_machine(cuda=1, engines=("torch",)):
+        timings = timed(model, X, devices=["cpu", "cuda:0"])
+    assert [row.reason for row in timings] == [None, None]
+    assert {row.engine for row in timings} == {"torch"}
+    assert model.weight is weight
+    assert str(model.weight.device) == "cpu"
+    assert timings.function == "Linear"
+
+
+def test_named_arguments_are_moved_too() -> None:
+    torch = pytest.importorskip("torch", reason="to see that it is moved")
+
+    def scaled(a: Any, *, factor: Any) -> None:
+        assert isinstance(factor, torch.Tensor)
+
+    [row] = timed(scaled, X, devices=[Device("cpu", engine="torch")], named={"factor": X})
+    assert row.reason is None
+
+
+def test_a_result_of_a_class_is_waited_for() -> None:
+    @dataclass
+    class Output:
+        logits: Any
+
+    [row] = timed(lambda a: Output(ops.add(a, a)), X)
+    assert row.reason is None
+
+
+def test_a_device_on_which_it_fails_is_a_row_with_the_reason() -> None:
+    pytest.importorskip("torch", reason="it serves the made-up card")
+
+    def only_numpy(a: Any) -> Any:
+        if not isinstance(a, np.ndarray):
+            raise TypeError("only NumPy\nand nothing else")
+        return a
+
+    with testing.fake_machine(cuda=1, engines=("torch",)):
+        timings = timed(only_numpy, X, devices=["cpu", "cuda:0"])
+    assert timings["cuda:0"].reason == "TypeError: only NumPy"
+    assert timings["cuda:0"].seconds is None
+    assert timings.speed_ups == {"cpu": 1.0}
+    assert "cuda:0: TypeError: only NumPy" in str(timings)
+
+
+def test_where_it_fails_everywhere_there_are_no_speed_ups() -> None:
+    def broken() -> None:
+        raise ValueError
+
+    timings = timed(broken)
+    assert timings["cpu"].reason == "ValueError: no message"
+    assert timings.speed_ups == {}
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="takes a function or a model, not a ndarray"):
+        benchmark(X)  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_named_must_be_usable() -> None:
+    with testing.fake_machine(), pytest.raises(DeviceNotFoundError):
+        benchmark(product, X, X, devices=["cuda:0"])

@@ -1,0 +1,101 @@
+"""Which ceiling binds, how near an op came, and what it is compared with."""
+
+from __future__ import annotations
+
+import pytest
+
+from anydevice.bench.judging import judge
+from anydevice.bench.results import Ceiling, Measurement
+
+from .tiny import CEILINGS, measurement
+
+
+def judged(*given: Measurement, written: int = 5 * 10**5) -> tuple[Measurement, ...]:
+    return judge(given, CEILINGS, [written] * len(given))
+
+
+def test_memory_binds_where_moving_takes_longer() -> None:
+    [one] = judged(measurement(seconds=2e-4))
+    assert one.bound == "memory"
+    assert one.fraction == pytest.approx(1e6 / 10e9 / 2e-4)
+    assert one.rate == pytest.approx(1e6 / 2e-4)
+
+
+def test_what_mostly_reads_is_held_against_reading() -> None:
+    [one] = judged(measurement(seconds=1e-4), written=4)
+    assert one.fraction == pytest.approx(1e6 / 20e9 / 1e-4)
+
+
+def test_computing_binds_where_it_takes_longer() -> None:
+    [one] = judged(measurement("matmul", seconds=0.04, operations=2 * 10**9))
+    assert one.bound == "compute"
+    assert one.fraction == pytest.approx(0.5)
+    assert one.rate == pytest.approx(5e10)
+
+
+def test_another_element_type_is_not_held_against_this_one_s_matmul() -> None:
+    [one] = judged(measurement("matmul", seconds=0.04, operations=2 * 10**9, dtype="float16"))
+    assert one.bound == "memory"
+
+
+def test_a_view_has_no_bound() -> None:
+    told, taken = judged(
+        measurement("reshape", 1e-6, moved=0, operations=0),
+        measurement("reshape", 1e-6, engine="mlx", moved=10**9, operations=0),
+    )
+    assert (told.bound, told.fraction, told.rate) == (None, None, None)
+    assert (taken.bound, taken.fraction, taken.rate, taken.moved) == (None, None, None, 0)
+
+
+def test_without_ceilings_there_is_only_a_time() -> None:
+    [one] = judge([measurement(device="cuda:0")], CEILINGS, [0])
+    assert (one.bound, one.fraction) == (None, None)
+    assert one.rate == pytest.approx(1e9)
+
+
+def test_what_was_not_measured_is_left_alone() -> None:
+    lost = measurement(seconds=0.0, state="failed", reason="broken")
+    assert judged(lost) == (lost,)
+
+
+def test_on_the_cpu_everything_is_held_against_numpy() -> None:
+    numpy, torch, jax = judged(
+        measurement(), measurement(seconds=5e-4, engine="torch"), measurement("sum", engine="jax")
+    )
+    assert (numpy.speed_up, torch.speed_up) == (1.0, 2.0)
+    assert torch.over == "cpu with numpy"
+    assert (jax.speed_up, jax.over) == (1.0, "cpu with jax")  # the only one of that op
+
+
+def test_without_numpy_the_fastest_engine_of_the_cpu_counts() -> None:
+    slow, fast, pocl = judged(
+        measurement(engine="mlx"),
+        measurement(seconds=5e-4, engine="torch"),
+        measurement(seconds=1e-3, engine="opencl", device="opencl:0"),
+    )
+    assert slow.speed_up == fast.speed_up * 0.5 == 0.5
+    assert (pocl.speed_up, pocl.over) == (0.5, "cpu with torch")
+
+
+def test_an_accelerator_at_another_size_is_compared_by_work_a_second() -> None:
+    ceilings = (*CEILINGS, Ceiling("cuda:0", "copy", 1e12, "torch", "copy of 1 GiB"))
+    here = [
+        measurement(),
+        measurement(seconds=5e-4, engine="torch"),
+        measurement("cast", operations=0),
+        measurement(device="cuda:0", case="large", operations=10**9, dtype="bfloat16"),
+        measurement("cast", device="cuda:0", case="large", operations=0, moved=10**9),
+        measurement("none", device="cuda:0", case="large"),
+    ]
+    *_, card, cast, nothing = judge(here, ceilings, [5 * 10**5] * len(here))
+    assert card.speed_up == pytest.approx(500)  # 1e12 a second against 2e9
+    assert card.over == "cpu with torch"
+    assert cast.speed_up == pytest.approx(1000)
+    assert nothing.speed_up is None
+
+
+def test_a_case_that_the_cpu_does_not_have_is_not_compared_on_the_cpu() -> None:
+    one, other = judged(measurement(), measurement(case="large", engine="torch"))
+    assert one.speed_up == 1.0
+    assert other.speed_up == 1.0
+    assert other.over == "cpu with torch"

@@ -1,0 +1,179 @@
+"""Real runs of tiny cases, on every engine that is here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anydevice import ops, testing
+from anydevice.bench.ceilings import measure_ceilings
+from anydevice.bench.measuring import bench
+from anydevice.bench.places import find_places
+from anydevice.bench.printing import measurement_lines, summary_lines
+from anydevice.bench.results import Results
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+from .tiny import ADD, CACHE_WRITE, MATMUL, RESHAPE, ROWS, SIZES, SUM, row, two
+
+
+def run(*rows: Any, engine: str = "numpy", **more: Any) -> Results:
+    fields = {"engines": [engine], "limit": 0.005, "sizes": SIZES, **more}
+    return bench(rows=rows or ROWS, **fields)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx", "opencl"])
+def test_every_op_is_measured_on_every_engine(engine: str) -> None:
+    try:
+        find_places(engines=[engine])
+    except DeviceNotFoundError as error:
+        pytest.skip(f"{engine} cannot run here: {error}")
+    results = run(engine=engine)
+    assert [each.op for each in results.measurements] == [each.op for each in ROWS]
+    for each in results.measurements:
+        assert each.state == "measured", each.reason
+        assert each.engine == engine
+        assert 0 < each.low <= each.seconds <= each.high
+        assert each.first > 0
+        assert each.samples >= 1
+    by_op = {each.op: each for each in results.measurements}
+    assert by_op["add"].moved == 3 * 64 * 32 * 4
+    assert by_op["matmul"].operations == 2 * 32**3
+    assert by_op["sum"].moved > 64 * 32 * 4
+    assert {ceiling.what for ceiling in results.ceilings} == {"copy", "read", "matmul"}
+    assert all(ceiling.rate > 0 for ceiling in results.ceilings)
+    assert results.notes == ()
+    assert results.devices[0].engines[engine]
+
+
+def test_a_view_moves_nothing() -> None:
+    [numpy] = run(RESHAPE).measurements
+    assert (numpy.moved, numpy.bound, numpy.rate) == (0, None, None)
+
+
+def test_a_cache_is_handed_on_from_call_to_call() -> None:
+    pytest.importorskip("jax", reason="JAX deletes what was consumed, so that a mistake shows")
+    [jax] = run(CACHE_WRITE, engine="jax").measurements
+    assert jax.state == "measured", jax.reason
+    assert jax.moved > 0
+
+
+def test_arguments_are_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    real = ops.add
+
+    def watched(a: Any, b: Any) -> Any:
+        seen.add(id(a))
+        return real(a, b)
+
+    monkeypatch.setattr(ops, "add", watched)
+    run(ADD)
+    copies = len(seen)
+    assert copies >= 32
+
+
+def test_several_engines_are_compared_with_numpy() -> None:
+    pytest.importorskip("torch", reason="a second engine of the CPU")
+    results = bench(engines=["torch", "numpy"], limit=0.005, sizes=SIZES, rows=[ADD])
+    torch, numpy = results.measurements
+    assert numpy.speed_up == 1.0
+    assert torch.speed_up == pytest.approx(numpy.seconds / torch.seconds)
+    assert {each.over for each in results.measurements} == {"cpu with numpy"}
+
+
+def test_an_accelerator_has_its_own_cases_and_a_bus() -> None:
+    with testing.fake_machine(cuda=1, engines=("numpy",)):
+        results = bench(rows=[ADD, MATMUL], limit=0.005, sizes=SIZES)
+    assert [machine.device for machine in results.devices] == ["cpu", "cuda:0"]
+    on_card = [each for each in results.measurements if each.device == "cuda:0"]
+    assert {each.state for each in on_card} == {"measured"}
+    what = {ceiling.what for ceiling in results.ceilings if ceiling.device == "cuda:0"}
+    assert what == {"copy", "read", "matmul", "to device", "to host"}
+    lines = list(summary_lines(results))
+    assert any("to device" in line for line in lines)
+
+
+def test_element_types_are_float32_unless_asked_for() -> None:
+    many = row("add", two(8, 8), ("float16", "float32", "bool"))
+    only = row("logical_and", two(8, 8), ("bool",))
+    assert [each.dtype for each in run(many, only).measurements] == ["float32", "bool"]
+    asked = run(many, only, dtypes=["float16"])
+    assert [(each.op, each.dtype) for each in asked.measurements] == [("add", "float16")]
+    assert [c.dtype for c in asked.ceilings if c.what == "matmul"] == ["float16"]
+
+
+def test_what_an_engine_lacks_or_breaks_on_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax", reason="it has no float64 unless told so")
+    lacking = run(row("add", two(8, 8), ("float64",)), engine="jax")
+    assert [each.state for each in lacking.measurements] == ["unsupported"]
+    assert "64-bit" in (lacking.measurements[0].reason or "")
+    assert any("not supported" in line for line in measurement_lines(lacking, None))
+    assert lacking.notes[0].startswith("no matmul float64 ceiling of cpu: jax: UnsupportedError")
+    assert lacking.notes[0] in "\n".join(summary_lines(lacking))
+
+    def broken(x: Any, *more: Any) -> Any:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(ops, "add", broken)
+    results = run(ADD)
+    [failed] = results.measurements
+    assert (failed.state, failed.reason) == ("failed", "RuntimeError: first line")
+    said = list(measurement_lines(results, None))
+    assert said == ["failed: add in float32 on cpu with numpy: RuntimeError: first line"]
+    assert results.measured == ()
+
+
+def test_quick_takes_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.check.cases import TABLE
+
+    cases = [each.name for each in TABLE["linear"].benchmarks if each.place == "cpu"]
+    assert len(cases) > 1
+    results = bench(["linear"], engines=["numpy"], quick=True, limit=0.001, sizes=SIZES)
+    assert [each.case for each in results.measurements] == cases[:1]
+    assert results.quick
+    assert any("quick" in line for line in summary_lines(results))
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int, str]] = []
+    run(ADD, SUM, progress=lambda *step: told.append(step))
+    assert told[0][2] == "ceiling of cpu: copy of 64.0 KiB"
+    assert told[-1] == (1, 2, "sum in float32 on cpu with numpy")
+
+
+def test_names_that_nothing_has_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no op 'bogus'"):
+        bench(["bogus"])
+    with pytest.raises(ConfigurationError, match="no element type"):
+        bench(dtypes=["float31"])
+    with pytest.raises(ConfigurationError, match="no engine 'bogus'"):
+        bench(engines=["bogus"])
+    with testing.fake_machine(), pytest.raises(DeviceNotFoundError, match="no cuda"):
+        bench(devices=["cuda"])
+
+
+def test_a_narrow_terminal_shows_fewer_columns() -> None:
+    results = run(ADD, MATMUL)
+    wide = "\n".join(measurement_lines(results, None))
+    narrow = "\n".join(measurement_lines(results, 80))
+    assert "case" in wide
+    assert "case" not in narrow
+    assert "of ceiling" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_without_the_cpu_there_are_no_speed_ups() -> None:
+    with testing.fake_machine(cuda=1, engines=("numpy",)):
+        results = bench(devices=["cuda"], rows=[ADD], limit=0.005, sizes=SIZES)
+    assert "no speed-ups: the CPU was not measured" in "\n".join(measurement_lines(results, None))
+
+
+def test_every_engine_is_tried_for_a_ceiling_and_the_best_counts() -> None:
+    pytest.importorskip("torch", reason="a second engine of the CPU")
+    places = find_places(engines=["numpy", "torch"])
+    ceilings, notes = measure_ceilings(places, ["float32"], limit=0.002, sizes=SIZES)
+    alone, _ = measure_ceilings(places[:1], [], limit=0.002, sizes=SIZES)
+    assert notes == ()
+    assert sorted(ceiling.what for ceiling in ceilings) == ["copy", "matmul", "read"]
+    assert sorted(ceiling.what for ceiling in alone) == ["copy", "read"]
+    assert {ceiling.engine for ceiling in alone} == {"numpy"}

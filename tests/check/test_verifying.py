@@ -1,0 +1,244 @@
+"""Every cell is right, wrong or unsupported; what is wrong is caught and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anydevice.ops
+from anydevice import testing
+from anydevice.check import trials
+from anydevice.check.cases import TABLE
+from anydevice.check.judgements import Cell, Verdicts
+from anydevice.check.rows import FLOATS
+from anydevice.check.verifying import verify
+from anydevice.core.device import Device
+from anydevice.core.engine import Absent
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError, DeviceNotFoundError, VerificationError
+
+Replace = Callable[..., None]
+
+
+def only(op: str, dtype: str = "float32", engine: str = "numpy", **how: Any) -> Cell:
+    (cell,) = [cell for cell in verify([op], None, [engine], [dtype], **how) if cell.of == "value"]
+    return cell
+
+
+def test_everything_that_numpy_computes_is_right() -> None:
+    verdicts = verify(engines=["numpy"])
+    assert not verdicts.wrong, "\n".join(map(str, verdicts.wrong))
+    values = [cell for cell in verdicts if cell.of == "value"]
+    assert {cell.op for cell in values} == set(TABLE)
+    assert all(cell.state == "right" and cell.cases > 0 for cell in values)
+    assert all(cell.state == "unsupported" for cell in verdicts if cell.of == "gradient")
+    verdicts.insist()
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "attention", "top_k", "update_adam"])
+def test_every_engine_of_this_machine_is_asked(op: str) -> None:
+    verdicts = verify([op], dtypes=["float32"], quick=True)
+    assert not verdicts.wrong, "\n".join(map(str, verdicts.wrong))
+    assert {cell.engine for cell in verdicts} >= {"numpy", "torch"}
+
+
+def test_a_norm_that_drops_the_last_element_is_caught(replace: Replace) -> None:
+    def without_the_last(x: Any, weight: Any, eps: float) -> Any:
+        wide = x.astype(np.float32)
+        mean = (wide[..., :-1] ** 2).mean(-1, keepdims=True)
+        return (wide / np.sqrt(mean + eps) * weight.astype(np.float32)).astype(x.dtype)
+
+    replace("numpy", rmsnorm=without_the_last)
+    verdicts = verify(["rmsnorm", "layernorm"], engines=["numpy"])
+    assert {(cell.op, cell.dtype) for cell in verdicts.wrong} == {("rmsnorm", d) for d in FLOATS}
+    worst = verdicts.wrong[0]
+    assert worst.case is not None
+    assert "instead of" in str(worst)
+    assert str(worst).startswith("rmsnorm in float32 on cpu with numpy, ")
+    with pytest.raises(VerificationError, match="rmsnorm in float32") as caught:
+        verdicts.insist()
+    assert caught.value.where == "rmsnorm"
+
+
+def test_a_softmax_that_adds_up_in_16_bits_is_caught(replace: Replace) -> None:
+    def short(x: Any, axis: int) -> Any:
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return powers / powers.sum(axis, keepdims=True, dtype=x.dtype)
+
+    replace("numpy", softmax=short)
+    verdicts = verify(["softmax"], engines=["numpy"], dtypes=["float16", "bfloat16", "float64"])
+    states = {cell.dtype: cell.state for cell in verdicts if cell.of == "value"}
+    assert states == {"float16": "wrong", "bfloat16": "wrong", "float64": "right"}
+
+
+def test_attention_that_adds_up_in_16_bits_is_caught(replace: Replace) -> None:
+    def short(q: Any, k: Any, v: Any, *options: Any) -> Any:
+        causal, scale, mask, window, lengths = options
+        if causal or mask is not None or window or lengths is not None:
+            return NotImplemented
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        group = q.shape[1] // k.shape[1]
+        k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+        scores = (q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)) * factor
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = (powers / powers.sum(-1, keepdims=True)).astype(q.dtype)
+        products = weights[..., None] * v[:, :, None]
+        total = products[..., 0, :]
+        for key in range(1, products.shape[-2]):
+            total = total + products[..., key, :]
+        return total
+
+    replace("numpy", attention=short)
+    cell = only("attention", "bfloat16")
+    assert (cell.state, cell.case) == ("wrong", "sums that grow")
+
+
+def test_one_wrong_result_among_several_is_caught(replace: Replace) -> None:
+    def forgetful(p: Any, g: Any, m: Any, rate: float, *others: float) -> Any:
+        moved = [x - rate * np.sign(0.9 * a + 0.1 * b) for x, a, b in zip(p, m, g, strict=True)]
+        return moved, m  # the means stay as they were
+
+    replace("numpy", update_lion=forgetful)
+    assert only("update_lion").state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda x, axis: x.astype(np.float64), "gave float64 instead of float32"),
+        (lambda x, axis: x[..., :1], "gave the shape (2, 1) instead of (2, 32000)"),
+        (lambda x, axis: (x, x), "gave 2 arrays instead of 1"),
+        (lambda x, axis: torch.zeros(1), "gave a torch.Tensor, which is no array of numpy"),
+        (lambda x, axis: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda x, axis: None, "gave 0 arrays instead of 1"),
+    ],
+)
+def test_every_way_of_being_wrong_is_named(replace: Replace, wrong: Any, words: str) -> None:
+    replace("numpy", softmax=wrong)
+    cell = only("softmax", quick=True)
+    assert (cell.state, cell.reason, cell.largest_error) == ("wrong", words, None)
+
+
+def test_an_error_without_words_is_named_all_the_same(replace: Replace) -> None:
+    def silent(x: Any, axis: int) -> Any:
+        raise KeyboardError
+
+    class KeyboardError(Exception):
+        pass
+
+    replace("numpy", softmax=silent)
+    assert only("softmax", quick=True).reason == "KeyboardError: no message"
+
+
+def test_a_result_in_another_place_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = registry.load("numpy")
+    monkeypatch.setattr(type(engine), "devices_of", lambda self, x: (Device("cuda:1"),))
+    assert only("softmax", quick=True).reason == "the result is on cuda:1"
+    monkeypatch.setattr(type(engine), "devices_of", lambda self, x: ())
+    assert only("softmax", quick=True).reason == "the result is on no known device"
+
+
+def test_what_an_engine_lacks_is_unsupported_with_its_reason(replace: Replace) -> None:
+    def lacking(x: Any, axis: int) -> Any:
+        raise Absent("NumPy has no softmax", instead="write one").error()
+
+    replace("numpy", softmax=lacking)
+    cell = only("softmax")
+    assert (cell.state, cell.cases) == ("unsupported", 0)
+    assert cell.reason == "NumPy has no softmax; write one"
+
+
+def test_a_case_that_is_left_out_is_said(replace: Replace) -> None:
+    def short_only(x: Any, axis: int) -> Any:
+        if x.shape[-1] > 100_000:
+            raise Absent("rows are too long", instead="cut them").error()
+        return NotImplemented
+
+    replace("numpy", softmax=short_only)
+    cell = only("softmax")
+    total = len(TABLE["softmax"].cases)
+    assert cell.state == "right"
+    assert cell.cases == total - 1
+    assert cell.reason == f"{total - 1} of {total} cases; very long: rows are too long; cut them"
+
+
+def test_64_bits_in_jax_are_unsupported_with_the_remedy() -> None:
+    cell = only("add", "float64", "jax", quick=True)
+    assert cell.state == "unsupported"
+    assert "configure(x64=True)" in (cell.reason or "")
+
+
+def test_the_worst_case_is_named(replace: Replace) -> None:
+    def off(x: Any, axis: int) -> Any:
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        share = powers / powers.sum(axis, keepdims=True)
+        return share * np.float32(1.5 if x.shape[axis] == 257 else 1.001)
+
+    replace("numpy", softmax=off)
+    cell = only("softmax")
+    assert cell.case == "another axis"
+    assert cell.largest_error is not None
+    assert cell.largest_error > 0.001
+
+
+def test_progress_is_told_before_each_step() -> None:
+    told: list[tuple[int, int, str]] = []
+    verify(["add"], None, ["numpy"], progress=lambda *step: told.append(step))
+    assert told[0] == (0, 9, "add in float32")
+    assert told[-1] == (8, 9, "gradient of add in float64")
+
+
+def test_names_that_nothing_has() -> None:
+    with pytest.raises(ConfigurationError, match="there is no op 'dance'"):
+        verify(["dance"])
+    with pytest.raises(ConfigurationError, match="there is no element type 'float31'"):
+        verify(["add"], dtypes=["float31"])
+    with pytest.raises(ConfigurationError, match="numpie"):
+        verify(["add"], engines=["numpie"])
+    with testing.fake_machine(), pytest.raises(DeviceNotFoundError, match="no cuda"):
+        verify(["add"], ["cuda"])
+
+
+def test_a_fake_device_is_verified_where_it_really_is() -> None:
+    with testing.fake_machine(cuda=1, engines=["numpy"]):
+        (cell,) = verify(["add"], ["cuda:0"], ["numpy"], ["float32"], quick=True)
+    assert (cell.device, cell.state) == ("cuda:0", "right")
+
+
+def test_verdicts_are_plain_data_too() -> None:
+    verdicts = verify(["add"], engines=["numpy"], dtypes=["float32"], quick=True)
+    data = json.loads(json.dumps(verdicts.to_dict()))
+    assert data["right"] is True
+    assert data["quick"] is True
+    assert data["counts"] == {"right": 1, "wrong": 0, "unsupported": 0}
+    assert data["cells"][0] == {
+        "op": "add",
+        "of": "value",
+        "dtype": "float32",
+        "device": "cpu",
+        "engine": "numpy",
+        "state": "right",
+        "cases": 1,
+        "case": None,
+        "reason": None,
+        "largest_error": None,
+    }
+    assert len(verdicts) == 1
+    assert verdicts.cells[0]
+
+
+def test_the_gradient_is_named_in_a_sentence() -> None:
+    cell = Cell("add", "gradient", "float32", "cpu", "torch", "wrong", 1, "small")
+    assert str(cell) == "gradient of add in float32 on cpu with torch, small: wrong"
+    assert not Verdicts((cell,))
+
+
+def test_every_public_op_is_called_by_its_name() -> None:
+    for op in TABLE:
+        assert callable(getattr(anydevice.ops, op))
+    assert trials.widened(np.array([1], np.int32)).dtype == np.int64

@@ -1,0 +1,185 @@
+"""What is peculiar to JAX: 64 bits that are off, donation, tracers, and several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.core.dtypes import DTYPES
+from anydevice.errors import UnsupportedError
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from anydevice.engines.autodiff.jax import AUTODIFF  # noqa: E402
+from anydevice.engines.compilers.jax import COMPILER  # noqa: E402
+from anydevice.engines.fused.jax import FUSED  # noqa: E402
+from anydevice.engines.primitives.jax import PRIMITIVES as xp  # noqa: E402, N811
+
+FLOAT64, INT32 = DTYPES["float64"], DTYPES["int32"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_64_bits_that_are_off_are_refused(dtype: str) -> None:
+    x = jnp.ones(2)
+    for make in (
+        lambda: xp.astype(x, DTYPES[dtype]),
+        lambda: xp.full((1,), 0, DTYPES[dtype], x),
+        lambda: xp.arange(3, DTYPES[dtype], x),
+        lambda: xp.asarray(np.zeros(2, dtype), x),
+    ):
+        with pytest.raises(UnsupportedError, match="x64=True"):
+            make()
+
+
+def test_64_bits_that_are_on() -> None:
+    jax.config.update("jax_enable_x64", True)
+    x = xp.full((3,), 1 / 3, FLOAT64, jnp.ones(1))
+    assert np.asarray(xp.add(x, 1.0)).tolist() == [1 / 3 + 1] * 3
+    assert xp.sum(xp.astype(x, INT32), 0).dtype == np.int32
+    assert xp.argmax(x, 0).dtype == xp.top_k(x, 1)[1].dtype == np.int32
+    indices = jnp.array([2**40, 1, -(2**40)])
+    assert np.isnan(np.asarray(xp.take(x, indices, 0))).tolist() == [True, False, True]
+    assert xp.matmul(x[None], x[:, None]).dtype == np.float64
+
+
+def test_a_sum_of_truths_is_a_count() -> None:
+    x = jnp.ones((300, 2), bool)
+    assert xp.sum(x, 0).tolist() == [300, 300]
+    assert xp.sum(x, 0).dtype == xp.sum(x, ()).dtype == np.int32
+
+
+def test_a_number_of_numpy_does_not_widen() -> None:
+    x = jnp.ones(2, jnp.bfloat16)
+    assert xp.multiply(x, np.float64(0.5)).dtype == jnp.bfloat16
+    assert xp.add(x, True).dtype == jnp.bfloat16
+
+
+def test_float32_products_ask_for_all_of_float32() -> None:
+    text = str(jax.make_jaxpr(xp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 2))))
+    assert "HIGHEST" in text
+    half = jnp.ones((2, 3), jnp.bfloat16)
+    gradient = jax.make_jaxpr(jax.grad(lambda a, b: xp.matmul(a, b).sum()))(half, half.T)
+    products = [line for line in gradient.eqns if line.primitive.name == "dot_general"]
+    assert {str(x.aval.dtype) for line in products for x in line.invars} == {"bfloat16"}
+
+
+def test_writing_takes_the_memory_of_what_was_there() -> None:
+    x, new, positions = jnp.zeros((1, 1, 3, 2)), jnp.ones((1, 1, 1, 2)), jnp.array([[1]])
+    written = xp.write(x, new, positions)
+    assert x.is_deleted()
+    assert not new.is_deleted()
+    assert written[0, 0, :, 0].tolist() == [0, 1, 0]
+
+
+def test_writing_inside_of_a_transformation_leaves_the_array_alone() -> None:
+    x, new, positions = jnp.zeros((1, 1, 3, 2)), jnp.ones((1, 1, 1, 2)), jnp.array([[1]])
+    gradient = jax.grad(lambda rows: xp.write(x, rows, positions).sum())(new)
+    assert gradient.ravel().tolist() == [1, 1]
+    assert jax.jit(xp.write)(x, new, positions).sum() == 2
+    assert not x.is_deleted()
+
+
+def test_what_is_made_for_a_tracer_or_several_devices_goes_with_it() -> None:
+    def made(x: Any) -> Any:
+        shape, values = x.shape, np.arange(4, dtype=np.int32)
+        return xp.full(shape, 1.0, xp.dtype(x), x) + x + xp.asarray(values, x)
+
+    x = jnp.ones(4)
+    assert jax.jit(made)(x).tolist() == [2, 3, 4, 5]
+    mesh = jax.make_mesh((1,), ("batch",))
+    spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    assert made(spread).tolist() == [2, 3, 4, 5]
+
+
+def test_what_is_made_for_an_array_on_several_devices() -> None:
+    devices = jax.devices("cpu")
+    if len(devices) < 2:
+        pytest.skip("JAX shows one device: XLA_FLAGS did not ask for more before it started")
+    mesh = jax.sharding.Mesh(np.array(devices[:2]), ("batch",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    x = jax.device_put(np.ones(4, np.float32), place)
+    assert (x + xp.full((4,), 1.0, xp.dtype(x), x)).tolist() == [2] * 4
+
+
+def test_static_and_donated_arguments() -> None:
+    traced = []
+
+    def function(x: Any, power: int, cache: Any) -> Any:
+        traced.append(power)
+        return xp.pow(x, power), xp.add(cache, 1)
+
+    compiled = COMPILER.compile(function, static=["power"], donate=["cache"])
+    cache = jnp.zeros(3)
+    found, after = compiled(jnp.array([2.0]), 2, cache)
+    compiled(jnp.array([3.0]), 2, after)
+    assert (found.tolist(), traced) == ([4.0], [2])
+    assert cache.is_deleted()
+
+
+def test_a_static_cache_is_compiled_for_once() -> None:
+    traced = []
+
+    def decode(x: Any, cache: Any, position: Any) -> tuple[Any, Any]:
+        traced.append(x.shape)
+        cache = xp.write(cache, x, xp.reshape(position, (1, 1)))
+        attention = FUSED["attention"]
+        return attention(x, cache, cache, True, None, None, None, xp.add(position, 1)), cache
+
+    compiled = COMPILER.compile(decode, donate=["cache"])
+    cache = jnp.zeros((1, 2, 32, 4))
+    for number in range(20):
+        token = jnp.full((1, 2, 1, 4), float(number))
+        found, cache = compiled(token, cache, jnp.array([number]))
+    assert len(traced) == 1
+    assert np.isfinite(np.asarray(found)).all()
+
+
+def test_gradients() -> None:
+    def layer(x: Any, weight: Any) -> Any:
+        return xp.tanh(xp.matmul(x, weight))
+
+    def loss(parameters: Any, x: Any) -> Any:
+        x = AUTODIFF.checkpoint(layer)(x, parameters["weight"])
+        return xp.sum(xp.multiply(x, AUTODIFF.stop_gradient(parameters["scale"])), (0, 1))
+
+    parameters = {"weight": jnp.ones((3, 3)), "scale": jnp.ones(3), "none": None}
+    x = jnp.arange(6.0).reshape(2, 3)
+    value, gradient = AUTODIFF.value_and_grad(loss)(parameters, x)
+    again, compiled = AUTODIFF.value_and_grad(COMPILER.compile(loss))(parameters, x)
+    assert value == pytest.approx(again)
+    assert gradient["none"] is None
+    assert not gradient["scale"].any()
+    np.testing.assert_allclose(gradient["weight"], compiled["weight"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"), [({"step": np.ones(1, np.int32)}, r"\['step'\]"), (3.0, "the first")]
+)
+def test_there_is_no_gradient_by_what_is_not_a_floating_array(tree: Any, where: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{where}.*another argument"):
+        AUTODIFF.value_and_grad(lambda t: jnp.array(1.0))(tree)
+
+
+def test_what_is_no_floating_array_is_handed_over() -> None:
+    whole = jnp.ones((1, 1, 2, 2), jnp.int32)
+    assert FUSED["mean"](whole, 0, False) is NotImplemented
+    assert FUSED["max_pool2d"](whole, (2, 2), None) is NotImplemented
+    assert FUSED["avg_pool2d"](whole, (2, 2), None) is NotImplemented
+
+
+def test_attention_with_too_many_scores_is_handed_over() -> None:
+    shape = jax.ShapeDtypeStruct((1, 32, 2**13, 8), jnp.bfloat16)
+    assert FUSED["attention"](shape, shape, shape, True, None, None, None, None) is NotImplemented
+
+
+def test_a_new_rate_or_step_compiles_nothing_anew() -> None:
+    from anydevice.engines.fused import jax_updates
+
+    lists = [[jnp.ones(3)] for _ in range(4)]
+    jax_updates._adam.clear_cache()
+    for step in (1, 2, 3):
+        FUSED["update_adam"](*lists, step, 0.1 / step, 0.9, 0.999, 1e-8, 0.0, True)
+    assert jax_updates._adam._cache_size() == 1

@@ -1,0 +1,184 @@
+"""An array finds its engine by its type, and compilers can look through how it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.core.engine import Absent
+from anydevice.engines import fused, ownership, registry
+from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.ops import dispatch
+
+
+@pytest.fixture
+def nothing_met() -> Iterator[None]:
+    dispatch.forget()
+    yield
+    dispatch.forget()
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        ([1.0, 2.0], "of type list;"),
+        (1.0, "of type float;"),
+        (None, "of type NoneType;"),
+        (np.float32(1), r"of type numpy\.float32;"),
+    ],
+    ids=str,
+)
+def test_what_is_no_array_is_refused_by_every_op(x: object, kind: str) -> None:
+    for op in (
+        ops.relu,
+        ops.exp,
+        ops.softmax,
+        ops.sum,
+        ops.max,
+        ops.argmax,
+        ops.mean,
+        ops.negative,
+    ):
+        with pytest.raises(ConfigurationError, match=kind) as caught:
+            op(x)
+        assert "to_device" in str(caught.value)
+        assert "numpy.asarray" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="the array comes first"):
+        ops.add(x, np.ones(2))
+    with pytest.raises(ConfigurationError, match=kind):
+        ops.matmul(np.ones((2, 2)), x)
+
+
+def test_a_version_of_the_engines_own_may_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def own(x: Any, weight: Any, eps: float) -> Any:
+        asked.append((x, weight, eps))
+        return NotImplemented if eps else "its own"
+
+    x, weight = np.ones((2, 3)), np.ones(3)
+    expected = ops.rmsnorm(x, weight, 0.5)
+    monkeypatch.setitem(dispatch._fused, "numpy", {"rmsnorm": own})
+    assert ops.rmsnorm(x, weight, 0.0) == "its own"
+    np.testing.assert_allclose(ops.rmsnorm(x, weight, 0.5), expected)
+    assert [eps for _, _, eps in asked] == [0.0, 0.5]
+
+
+def test_without_a_version_of_its_own_the_definition_itself_is_called() -> None:
+    assert dispatch.version(np.ones(1), "no such op", len) is len
+
+
+@pytest.mark.usefixtures("nothing_met")
+def test_an_engine_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = registry.load("numpy")
+    monkeypatch.setattr(engine, "fused", {"relu": lambda x: "fused"}, raising=False)
+    monkeypatch.setattr(engine, "ops", dispatch._ops_of(engine), raising=False)
+    assert ops.relu(np.ones(2)) == "fused"
+    assert ops.negative(np.ones(2)).tolist() == [-1, -1]
+    dispatch.forget()
+    monkeypatch.setattr(engine, "ops", Absent("it computes nothing", instead="use another"))
+    with pytest.raises(UnsupportedError, match="it computes nothing; use another"):
+        ops.relu(np.ones(2))
+
+
+def test_an_engine_need_not_have_versions_of_its_own() -> None:
+    engine: Any = SimpleNamespace(name="of_another_package")
+    assert dispatch._fused_ones_of(engine) == {}
+
+
+def test_a_file_that_lacks_something_else_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "damaged.py").write_text("import no_such_library")
+    monkeypatch.setattr(fused, "__path__", [*fused.__path__, str(tmp_path)])
+    engine: Any = SimpleNamespace(name="damaged")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        dispatch._fused_ones_of(engine)
+
+
+@pytest.mark.usefixtures("nothing_met")
+def test_subclasses_are_served_too() -> None:
+    class Named(np.ndarray[Any, Any]):
+        pass
+
+    assert ops.sum(np.ones(3).view(Named)).tolist() == 3
+    assert dispatch._engines[Named] == "numpy"
+
+
+def test_importing_the_ops_imports_no_array_library() -> None:
+    code = (
+        "import sys, anydevice.ops; libraries = ('numpy', 'torch', 'jax', 'mlx', 'cupy',"
+        " 'pyopencl', 'ml_dtypes'); print([name for name in libraries if name in sys.modules])"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def a_model(x: Any, weight: Any, positions: Any, theta: float) -> Any:
+    """Something of each kind of op."""
+    y = ops.rmsnorm(x, weight)
+    heads = ops.permute(ops.reshape(y, (1, 6, 2, 8)), (0, 2, 1, 3))
+    turned = ops.rope(heads, positions, theta=theta, scaling={"rope_type": "linear", "factor": 2.0})
+    seen = ops.attention(turned, ops.part(turned, 1, 0, 1), ops.part(heads, 1, 1, 2), causal=True)
+    return ops.mean(ops.add(ops.gelu(seen), ops.multiply(ops.softmax(heads), 0.5)))
+
+
+def a_rotation(x: Any, positions: Any) -> Any:
+    return ops.rope(ops.reshape(x, (1, *x.shape)), positions)
+
+
+def model_inputs() -> tuple[Any, Any, Any]:
+    x = np.random.default_rng(0).normal(size=(1, 6, 16)).astype(np.float32)
+    return x, np.ones(16, np.float32), np.arange(6)
+
+
+@pytest.mark.usefixtures("nothing_met")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiler_of_torch_sees_one_graph_from_the_first_call_on() -> None:
+    import torch
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    torch.compiler.reset()
+    compiled = torch.compile(a_model, fullgraph=True, backend=counter)
+    x, weight, positions = (torch.from_numpy(each) for each in model_inputs())
+    weight = torch.nn.Parameter(weight)
+    ownership._owners.clear()
+    result = compiled(x, weight, positions, 1e4)  # no type of torch has been met before
+    torch.testing.assert_close(result, a_model(x, weight, positions, 1e4))
+    ops.negative(np.ones(1))  # meeting another type later compiles nothing anew
+    ops.negative(torch.nn.Buffer(x))
+    compiled(x, weight, positions, 1e4)
+    assert counter.frame_count == 1
+    for theta in (2e4, 3e4, 4e4):  # which the compiler would make a variable
+        again = compiled(x, weight, positions, theta)
+        torch.testing.assert_close(again, a_model(x, weight, positions, theta))
+    compiled = torch.compile(a_rotation, fullgraph=True, backend=counter, dynamic=True)
+    for tokens, size in ((3, 4), (5, 8)):
+        x, positions = torch.rand(2, tokens, size), torch.arange(tokens)
+        torch.testing.assert_close(compiled(x, positions), a_rotation(x, positions))
+
+
+@pytest.mark.usefixtures("nothing_met")
+def test_jax_can_trace_and_differentiate_ops_from_the_first_call_on() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x, weight, positions = (jnp.asarray(each) for each in model_inputs())
+    ownership._owners.clear()
+    compiled = jax.jit(a_model, static_argnums=3)
+    result = compiled(x, weight, positions, 1e4)
+    np.testing.assert_allclose(result, a_model(x, weight, positions, 1e4), rtol=1e-5)
+    np.testing.assert_allclose(result, a_model(*model_inputs(), 1e4), rtol=1e-5)
+    slope = jax.grad(a_model)(x, weight, positions, 1e4)
+    assert np.isfinite(slope).all()
+    assert np.abs(slope).max() > 0

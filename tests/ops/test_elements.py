@@ -1,0 +1,146 @@
+"""Ops on single elements: values, types, broadcasting, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.errors import ConfigurationError
+
+Array = np.ndarray[Any, Any]
+
+ONE: dict[str, Callable[[Any], Any]] = {
+    "negative": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "floor": np.floor,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: x**-0.5,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "erf": np.vectorize(math.erf),
+    "isnan": np.isnan,
+}
+TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "power": np.power,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "equal": np.equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+}
+FLOATING_ONLY = ["exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "isnan"]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 4)], ids=str)
+@pytest.mark.parametrize("name", ONE)
+def test_one_array(name: str, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).random(shape) * 3 + 0.1
+    x = np.asarray(x)
+    result = getattr(ops, name)(x)
+    assert result.shape == shape
+    if x.size:
+        np.testing.assert_allclose(result, ONE[name](x), rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_arrays_broadcast(name: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(1, 4, (3, 1, 2)).astype(float), rng.integers(1, 4, (4, 2)).astype(float)
+    np.testing.assert_allclose(getattr(ops, name)(a, b), TWO[name](a, b))
+    np.testing.assert_allclose(getattr(ops, name)(a, 2), TWO[name](a, 2))
+    assert getattr(ops, name)(a[:0], b).shape == (0, 4, 2)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_arrays_must_fit(name: str) -> None:
+    op = getattr(ops, name)
+    with pytest.raises(ConfigurationError, match=rf"^{name}: .*a is \(2, 3\), b is \(2,\)"):
+        op(np.ones((2, 3)), np.ones(2))
+    with pytest.raises(ConfigurationError, match=f"^{name}: .*a is float64, b is float32; use ast"):
+        op(np.ones(2), np.ones(2, np.float32))
+    with pytest.raises(ConfigurationError, match="of type list"):
+        op(np.ones(2), [1, 2])
+
+
+def test_a_number_takes_over_the_type() -> None:
+    half = np.ones(2, ml_dtypes.bfloat16)
+    assert ops.add(half, 0.5).dtype == half.dtype
+    assert ops.multiply(np.ones(2, np.int8), 2).dtype == np.int8
+    with pytest.raises(ConfigurationError, match=r"add: 0\.5 is no whole number, but a is int64"):
+        ops.add(np.arange(3), 0.5)
+
+
+def test_arrays_of_two_libraries_are_told_apart() -> None:
+    import torch
+
+    with pytest.raises(ConfigurationError, match=r"a is a numpy\.ndarray, b is a torch\.Tensor"):
+        ops.add(np.ones(2, np.float32), torch.ones(2))
+    with pytest.raises(ConfigurationError, match=r"condition is bool, a is float32"):
+        ops.where(np.array([True]), torch.ones(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("name", FLOATING_ONLY)
+def test_whole_numbers_are_refused_where_the_result_would_not_be_whole(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{name}: this is an array of int64.*astype"):
+        getattr(ops, name)(np.arange(3))
+    with pytest.raises(ConfigurationError, match=r"^divide: "):
+        ops.divide(np.arange(3), np.arange(3))
+
+
+@pytest.mark.parametrize("name", ["negative", "abs", "sign", "floor", "relu"])
+def test_whole_numbers_stay_whole(name: str) -> None:
+    result = getattr(ops, name)(np.array([-2, 0, 3], np.int32))
+    assert result.dtype == np.int32
+
+
+def test_truth_values() -> None:
+    a, b = np.array([True, True, False]), np.array([True, False, False])
+    assert ops.logical_and(a, b).tolist() == [True, False, False]
+    assert ops.logical_or(a, b).tolist() == [True, True, False]
+    assert ops.logical_not(a).tolist() == [False, False, True]
+    for op in (ops.logical_and, ops.logical_or):
+        with pytest.raises(ConfigurationError, match="truth values"):
+            op(np.ones(2), np.ones(2))
+    with pytest.raises(ConfigurationError, match="truth values"):
+        ops.logical_not(np.ones(2))
+
+
+def test_where() -> None:
+    condition = np.array([[True], [False]])
+    a, b = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    assert ops.where(condition, a, b).tolist() == [[1, 2], [3, 4]]
+    assert ops.where(condition, a, 0).tolist() == [[1, 2], [0, 0]]
+    assert ops.where(condition, 0, b).tolist() == [[0, 0], [3, 4]]
+    with pytest.raises(ConfigurationError, match="1 and 2 are both numbers"):
+        ops.where(condition, 1, 2)
+    with pytest.raises(ConfigurationError, match=r"condition is \(3,\), a is \(2,\)"):
+        ops.where(np.array([True] * 3), a, b)
+    with pytest.raises(ConfigurationError, match="truth values"):
+        ops.where(a, a, b)
+    with pytest.raises(ConfigurationError, match="no whole number"):
+        ops.where(condition, np.arange(2), 0.5)
+
+
+def test_extremes() -> None:
+    x = np.array([math.inf, -math.inf, math.nan, 1e300])
+    assert ops.exp(x).tolist() == pytest.approx([math.inf, 0, math.nan, math.inf], nan_ok=True)
+    assert ops.sigmoid(x).tolist() == pytest.approx([1, 0, math.nan, 1], nan_ok=True)
+    assert ops.maximum(x, 0).tolist() == pytest.approx([math.inf, 0, math.nan, 1e300], nan_ok=True)
+    assert ops.multiply(x, x).tolist() == pytest.approx(
+        [math.inf, math.inf, math.nan, math.inf], nan_ok=True
+    )

@@ -1,0 +1,103 @@
+"""Softmax and norms, against the formulas in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.errors import ConfigurationError
+
+pytestmark = pytest.mark.usefixtures("either_version")
+
+Array = np.ndarray[Any, Any]
+TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+X = np.random.default_rng(0).normal(size=(3, 5, 7)) * 3
+
+
+def softmax(x: Array, axis: int) -> Array:
+    raised: Array = np.exp(x)
+    return raised / raised.sum(axis, keepdims=True)
+
+
+def close(result: Array, exact: Array, dtype: Any) -> None:
+    assert (result.dtype, result.shape) == (dtype, exact.shape)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(result.astype(np.float64), exact, rtol=6 * eps, atol=6 * eps)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
+def test_softmax(dtype: Any, axis: int) -> None:
+    x = X.astype(dtype)
+    exact = softmax(x.astype(np.float64), axis)
+    close(ops.softmax(x, axis), exact, dtype)
+    close(ops.log_softmax(x, axis), np.log(exact), dtype)
+
+
+def test_softmax_at_the_edges() -> None:
+    assert ops.softmax(np.array([[1e30, -1e30, 0.0]])).tolist() == [[1, 0, 0]]
+    assert ops.log_softmax(np.array([[1e30, 0.0]])).tolist() == [[0, -1e30]]
+    assert ops.softmax(np.array([[-math.inf, 0.0]])).tolist() == [[0, 1]]
+    for row in ([-math.inf, -math.inf], [math.inf, 0.0], [math.nan, 0.0]):
+        assert np.isnan(ops.softmax(np.array(row))).any()
+    assert ops.softmax(np.array([[5.0]])).tolist() == [[1]]
+    for op in (ops.softmax, ops.log_softmax):
+        assert op(np.ones((0, 3))).shape == (0, 3)
+        assert op(np.ones((3, 0))).shape == (3, 0)
+
+
+def rmsnorm(x: Array, weight: Array, eps: float) -> Array:
+    scaled: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    return scaled
+
+
+def layernorm(x: Array, weight: Array | float, bias: Array | float, eps: float) -> Array:
+    scaled: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+    return scaled * weight + bias
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
+def test_norms(dtype: Any) -> None:
+    weight, bias = np.random.default_rng(1).normal(size=(2, 7)).astype(dtype)
+    x = X.astype(dtype)
+    y, w, b = (each.astype(np.float64) for each in (x, weight, bias))
+    close(ops.rmsnorm(x, weight, 1e-3), rmsnorm(y, w, 1e-3), dtype)
+    close(ops.layernorm(x, weight, bias, 1e-3), layernorm(y, w, b, 1e-3), dtype)
+    close(ops.layernorm(x, weight, None), layernorm(y, w, 0.0, 1e-5), dtype)
+    close(ops.layernorm(x, None, bias), layernorm(y, 1.0, b, 1e-5), dtype)
+
+
+def test_weights_may_be_wider_than_what_they_scale() -> None:
+    x, weight = X.astype(ml_dtypes.bfloat16), np.full(7, 1.001, np.float32)
+    exact = rmsnorm(x.astype(np.float64), weight.astype(np.float64), 1e-6)
+    close(ops.rmsnorm(x, weight), exact, ml_dtypes.bfloat16)
+
+
+def test_norms_at_the_edges() -> None:
+    one = np.ones(3, np.float32)
+    assert ops.rmsnorm(np.zeros((2, 3), np.float32), one).tolist() == [[0, 0, 0]] * 2
+    assert ops.rmsnorm(np.ones((0, 3), np.float32), one).shape == (0, 3)
+    assert ops.rmsnorm(np.full(3, 6e4, np.float16), one.astype(np.float16)).tolist() == [1, 1, 1]
+    assert ops.layernorm(np.full((1, 3), 1e6, np.float32), one, one).tolist() == [[1, 1, 1]]
+    assert np.isnan(ops.rmsnorm(np.array([math.nan, 1, 1], np.float32), one)).all()
+    assert ops.layernorm(np.ones((2, 0)), np.ones(0), None).shape == (2, 0)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    said = r"rmsnorm: weight is as long as the last axis of x, but x is \(3, 5, 7\), weight is \(5,"
+    with pytest.raises(ConfigurationError, match=said):
+        ops.rmsnorm(X, np.ones(5))
+    with pytest.raises(ConfigurationError, match=r"layernorm: bias is as long .*bias is \(7, 1\)"):
+        ops.layernorm(X, np.ones(7), np.ones((7, 1)))
+    with pytest.raises(ConfigurationError, match="of type int"):
+        ops.layernorm(X, 1, None)
+    with pytest.raises(ConfigurationError, match=r"softmax: axis 3 is one of x"):
+        ops.softmax(X, 3)
+    for op in (ops.softmax, ops.log_softmax):
+        with pytest.raises(ConfigurationError, match="floating numbers"):
+            op(np.arange(3))
