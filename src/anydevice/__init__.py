@@ -15,7 +15,11 @@ from anydevice.core.late import load
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
     from anydevice import compat as compat
+    from anydevice import ops as ops
     from anydevice import testing as testing
+    from anydevice.bench.functions import benchmark as benchmark
+    from anydevice.check.verifying import verify as verify
+    from anydevice.check.warming import warm_up as warm_up
     from anydevice.choose.discovery import devices as devices
     from anydevice.choose.discovery import discover as discover
     from anydevice.choose.preferences import prefer as prefer
@@ -60,6 +64,7 @@ _PUBLIC = {
     "TransferError": "anydevice.errors",
     "UnsupportedError": "anydevice.errors",
     "VerificationError": "anydevice.errors",
+    "benchmark": "anydevice.bench.functions",
     "configure": "anydevice.choose.settings",
     "device": "anydevice.choose.scope",
     "device_of": "anydevice.transfer.moving",
@@ -76,8 +81,10 @@ _PUBLIC = {
     "to_device": "anydevice.transfer.moving",
     "to_numpy": "anydevice.transfer.moving",
     "use_device": "anydevice.choose.scope",
+    "verify": "anydevice.check.verifying",
+    "warm_up": "anydevice.check.warming",
 }
-_MODULES = ("compat", "testing")
+_MODULES = ("compat", "ops", "testing")
 
 __all__ = ["__version__", *sorted(_PUBLIC), *_MODULES]
 

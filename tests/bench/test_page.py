@@ -9,7 +9,7 @@ import pytest
 
 from anydevice.bench.comparing import compare_runs
 from anydevice.bench.page import page
-from anydevice.bench.plots import Axis, Dot, Line, dot_plot, roofline
+from anydevice.bench.plots import Axis, Dot, Line, dot_plot, legend, roofline
 from anydevice.bench.results import Ceiling, Results
 
 from .tiny import CEILINGS, machine, measurement, results
@@ -123,6 +123,15 @@ def test_a_roof_for_each_element_type() -> None:
     root = ElementTree.fromstring(plot)
     assert len([path for path in root.findall("path") if path.get("class") == "roof"]) == 2
     assert len([path for path in root.findall("path") if path.get("class") == "grid"]) < 20
+
+
+def test_every_engine_has_a_shape_and_a_colour_of_its_own() -> None:
+    names = ["numpy", "torch", "jax", "mlx", "cupy", "opencl", "another"]
+    root = ElementTree.fromstring(legend(names, names))
+    shapes = [ElementTree.tostring(mark) for mark in root.findall(".//*[@class]")]
+    assert len(shapes) == 7
+    assert len(set(shapes)) == 6  # from the seventh on they repeat
+    assert shapes[6] == shapes[0]
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0, 10.0])

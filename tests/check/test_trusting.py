@@ -152,11 +152,12 @@ def test_on_trial_only_these_are_used(one_card: list[str]) -> None:
 
 
 def test_who_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not trusting.has_kernel("softmax", "numpy", Device("cpu"))
-    assert not trusting.has_kernel("softmax", "torch", Device("cpu"))
+    assert trusting.kernels_of("numpy", Device("cpu")) == ()
+    assert trusting.kernels_of("torch", Device("cpu")) == ()
+    assert {"softmax", "attention"} <= set(trusting.kernels_of("opencl", Device(CARD)))
     monkeypatch.setitem(trusting._TABLES, "torch", "anydevice.nowhere:KERNELS")
     trusting._listed.cache_clear()
-    assert not trusting.has_kernel("softmax", "torch", Device("cuda:0"))
+    assert trusting.kernels_of("torch", Device("cuda:0")) == ()
     trusting._listed.cache_clear()
 
 

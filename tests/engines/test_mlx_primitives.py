@@ -92,6 +92,44 @@ def test_no_place_of_foreign_memory_is_read_or_written() -> None:
     assert XP.take(mx.arange(300), few, 0).tolist() == [200]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", *HALF])
+def test_one_row_is_replaced_whatever_it_held(dtype: str) -> None:
+    held = mx.array([math.nan, math.inf, -0.0, 3.0]).astype(getattr(mx, dtype))
+    x = mx.broadcast_to(held[:, None, None, None], (4, 2, 3, 5))
+    new = drawn(4, 2, 1, 5, dtype=dtype)
+    written = XP.write(x + 0, new, mx.array([[1], [2], [3], [-1]]))
+    expected = host(x).copy()
+    expected[0, :, 1], expected[1, :, 2] = host(new)[0, :, 0], host(new)[1, :, 0]
+    np.testing.assert_array_equal(host(written), expected)
+
+
+def test_a_cache_that_nobody_else_holds_is_not_copied() -> None:
+    cache, new = mx.zeros((1, 4, 4096, 64)), mx.ones((1, 4, 1, 64))
+    mx.eval(cache, new)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for place in range(4):
+        cache = XP.write(cache, new, mx.array([[place]]))
+        mx.eval(cache)
+    assert mx.get_peak_memory() - before < cache.nbytes / 2
+    assert mx.sum(cache).item() == 4 * 4 * 64
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_gradient_of_writing(tokens: int) -> None:
+    places = mx.array([[1, 7][:tokens]])
+
+    def total(arrays: Any) -> Any:
+        return mx.sum(XP.write(arrays[0], arrays[1], places) * mx.arange(3)[:, None])
+
+    arrays = mx.ones((1, 1, 3, 1)), mx.ones((1, 1, tokens, 1))
+    _, (old, new) = AUTODIFF.value_and_grad(total)(arrays)
+    assert old.reshape(-1).tolist() == [0, 0, 2]
+    assert new.reshape(-1).tolist() == [1, 0][:tokens]
+    with pytest.raises(ValueError, match="vjp"):
+        mx.grad(lambda new: mx.sum(XP.write(arrays[0], new, mx.array([[1]]))))(arrays[1][:, :, :1])
+
+
 # Its own versions of ops
 
 

@@ -23,12 +23,13 @@ from anydevice.errors import UnsupportedError
 cl = pytest.importorskip("pyopencl")
 
 from anydevice.engines import (  # noqa: E402
+    opencl_indexing,
     opencl_numbers,
     opencl_products,
     opencl_programs,
     opencl_queues,
-    opencl_views,
 )
+from anydevice.engines.fused.opencl import KERNELS  # noqa: E402
 from anydevice.engines.opencl_programs import Assumed  # noqa: E402
 from anydevice.engines.primitives.opencl import PRIMITIVES  # noqa: E402
 
@@ -628,12 +629,39 @@ def test_memory_is_used_again_and_given_back(xp: Primitives, put: Put) -> None:
     assert pool.held_blocks == 0
 
 
-def test_large_indices_have_64_bits(xp: Primitives, put: Put, get: Any) -> None:
-    x = put(np.arange(6, dtype=np.float32))
-    far = opencl_views.view(x, (2, 3), (3, 1), 0)
-    far.strides = (4 * 2**31, 4)  # never read: only the first row is
-    first = opencl_views.view(far, (1, 3), (2**31, 1), 0)
-    np.testing.assert_array_equal(get(xp.add(first, 1)), [[1, 2, 3]])
+def test_large_indices_have_64_bits(
+    xp: Primitives, put: Put, get: Any, assumed: Assumed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opencl_indexing, "most", 0)
+    x = numbers((20, 24), "float32")
+    placed = put(x)
+    np.testing.assert_array_equal(get(xp.add(placed, xp.part(placed, 0, 3, 4))), x + x[3])
+    check(get(xp.sum(placed, 0)), x.astype(np.float64).sum(0), "float32", 10)
+    np.testing.assert_array_equal(get(xp.argmax(placed, 0)), x.argmax(0))
+    np.testing.assert_array_equal(get(xp.top_k(placed, 1)[1])[:, 0], x.argmax(1))
+    product = xp.matmul(placed, xp.permute_dims(placed, (1, 0)))
+    check(get(product), x.astype(np.float64) @ x.T, "float32", 100)
+
+
+def test_a_group_that_a_kernel_has_no_room_for_is_halved(
+    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, refused = opencl_programs.exact_kernel, []
+
+    def smaller(*given: Any) -> Any:
+        if given[-1] > 8:
+            refused.append(given[-1])
+            return None
+        return exact(*given)
+
+    monkeypatch.setattr(opencl_programs, "exact_kernel", smaller)
+    monkeypatch.setattr(opencl_programs, "assumed", Assumed(work_group=64, is_cpu=False))
+    x = numbers((4, 100), "float32")
+    check(get(xp.sum(put(x), 1)), x.astype(np.float64).sum(1), "float32", 10)
+    assert refused == [64, 32, 16]
+    weight = put(np.ones(100, np.float32))
+    wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True))
+    check(get(KERNELS["rmsnorm"](put(x), weight, 0.0)), wanted, "float32", 10)
 
 
 def test_programs_are_kept_for_later_processes(tmp_path) -> None:

@@ -256,6 +256,21 @@ def test_the_compiler_looks_through_every_fast_version() -> None:
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
+def test_what_pytorch_does_otherwise_is_handed_over() -> None:
+    x, half, own = torch.ones(2, 4), torch.ones(4, dtype=torch.bfloat16), fused.FUSED
+    for result in (
+        own["mean"](x.to(torch.int32), (0,), False),
+        own["mean"](x, (), False),
+        own["rmsnorm"](x, half, 1e-6),
+        own["layernorm"](x, None, half, 1e-5),
+        own["cross_entropy"](torch.ones(2, 0), torch.zeros(2, dtype=torch.int64)),
+        own["max_pool2d"](x[None, None].to(torch.int32), (2, 2), None),
+        own["avg_pool2d"](x[None, None].to(torch.int32), (2, 2), None),
+        own["update_adam"]([x], [x], [x], [half], 1, 0.1, 0.9, 0.9, 1e-8, 0.0, True),
+    ):
+        assert result is NotImplemented
+
+
 class OnCuda:
     """Stands in the place of an array on a card, for functions that only ask where it is."""
 
@@ -273,6 +288,9 @@ def test_a_kernel_is_asked_first_for_arrays_on_cuda(monkeypatch: Any) -> None:
     assert both["silu"]([torch.ones(1)], "kernel") == "own"
     assert both["rope"](there, "own") is NotImplemented
     assert both["rope"](torch.ones(1), "kernel") is NotImplemented
+    image = OnCuda()
+    image.dtype = torch.float32  # type: ignore[attr-defined]
+    assert fused._conv2d(image, None, None, (1, 1), (0, 0)) is NotImplemented
 
 
 def test_updates_that_one_kernel_cannot_serve_are_handed_over() -> None:

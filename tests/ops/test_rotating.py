@@ -166,3 +166,24 @@ def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], s
 def test_what_does_not_fit_is_named(x: Array, positions: Array, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         ops.rope(x, positions)
+
+
+def two_rotations(x: Any, positions: Any) -> Any:
+    near = ops.rope(x, positions, theta=1e4)
+    far = ops.rope(x, positions, theta=1e6, scaling={"rope_type": "linear", "factor": 2.0})
+    again = ops.rope(x, positions, theta=1e4, interleaved=True)
+    return ops.sum(ops.add(ops.multiply(near, far), again))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+def test_torch_compiles_several_of_them_first_without_gradients_then_with() -> None:
+    import torch
+
+    torch.compiler.reset()
+    compiled = torch.compile(two_rotations, fullgraph=True, backend="aot_eager")
+    x, positions = torch.rand(1, 2, 5, 8, requires_grad=True), torch.arange(5)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x, positions), two_rotations(x, positions))
+    (ours,) = torch.autograd.grad(compiled(x, positions), x)
+    (plain,) = torch.autograd.grad(two_rotations(x, positions), x)
+    torch.testing.assert_close(ours, plain)

@@ -24,6 +24,7 @@ NAMES = [
     "TransferError",
     "UnsupportedError",
     "VerificationError",
+    "benchmark",
     "configure",
     "device",
     "device_of",
@@ -40,7 +41,10 @@ NAMES = [
     "to_device",
     "to_numpy",
     "use_device",
+    "verify",
+    "warm_up",
     "compat",
+    "ops",
     "testing",
 ]
 

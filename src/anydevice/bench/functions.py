@@ -158,8 +158,8 @@ def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
         groups: dict[str, list[Any]] = {}
         for value in _arrays(results):
             owner = owner_of(value)
-            if owner is not None:
-                groups.setdefault(owner.name, []).append(value)
+            assert owner is not None
+            groups.setdefault(owner.name, []).append(value)
         for name, values in groups.items():
             registry.load(name).finish(values)
         if not groups:  # it gives no arrays: wait for all that it started
@@ -198,7 +198,7 @@ def _cells(row: DeviceTiming) -> tuple[str, ...]:
     return (
         *place,
         time_in_words(row.seconds),
-        f"± {percent((row.high - row.low) / 2 / row.seconds)}",
+        f"± {percent((row.high - row.low) / 2 / row.seconds)}" if row.samples > 1 else "–",
         time_in_words(row.first or 0.0),
         times(row.speed_up) if row.speed_up else "–",
     )

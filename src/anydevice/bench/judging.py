@@ -71,8 +71,6 @@ def _compared(measurement: Measurement, on_cpu: Sequence[Measurement]) -> Measur
         rival = next((m for m in same if m.engine == "numpy"), None)
         rival = rival or min(same, key=lambda m: m.seconds)
         return _against(measurement, rival, rival.seconds / measurement.seconds)
-    if measurement.device == "cpu":
-        return measurement
     return _against_other_size(measurement, of_op)
 
 

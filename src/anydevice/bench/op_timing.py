@@ -21,7 +21,8 @@ COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
 """Arguments are placed several times over, up to so many bytes: more than caches hold."""
 
 MOST_SETS = 64
-MOST_RESULTS = 512 * 2**20
+MOST_RESULTS = {"cpu": 2**29, "gpu": 2**32}
+"""Bytes of results that are held at a time: calls are waited for together, as many as fit."""
 
 CONSUMING = frozenset({"cache_write"})
 """Ops whose first argument must not be used again: their result takes its place."""
@@ -67,10 +68,17 @@ def time_op(row: Row, made: Call, place: Place, *, limit: float) -> TimedOp:
         written = sum(_bytes(array, engine) for array in leaves(result))
         viewed = not consuming and _is_view(result, sets[0].arrays(engine), engine)
         del result
-        most = 1 if consuming else max(1, min(MOST_CALLS, MOST_RESULTS // max(written, 1)))
+        most = 1 if consuming else _most_calls(place, written)
         timing = time_calls(call, finish, limit=limit, most_calls=most)
     moved = 0 if viewed else row.moved(made, written)
     return TimedOp(replace(timing, first=first), moved, written, row.operations(made))
+
+
+def _most_calls(place: Place, written: int) -> int:
+    """How many results may be held: no more than a quarter of what is free."""
+    free = place.device.facts.free_memory
+    room = MOST_RESULTS[place.size] if free is None else min(MOST_RESULTS[place.size], free // 4)
+    return max(1, min(MOST_CALLS, room // max(written, 1)))
 
 
 class _Arguments:

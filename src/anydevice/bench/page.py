@@ -7,19 +7,21 @@ from html import escape
 from math import log10
 
 from anydevice.bench.ceilings import ceiling_of
-from anydevice.bench.comparing import Comparison
+from anydevice.bench.comparing import Change, Comparison
 from anydevice.bench.page_style import STYLE
 from anydevice.bench.plots import Dot, Line, decades, dot_plot, legend, roofline
-from anydevice.bench.printing import UNITS, comparison_lines, measurement_cells
+from anydevice.bench.printing import UNITS, comparison_counts, measurement_cells
 from anydevice.bench.results import Machine, Measurement, Results
 from anydevice.bench.words import percent, rate_in_words, time_in_words, times
 
 _HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
+_CHANGES = ("op", "case", "dtype", "where", "before", "now", "factor")
 
 
 def page(results: Results, comparison: Comparison | None = None) -> str:
     """One HTML page that holds all of the results and needs no other file."""
-    engines = list(dict.fromkeys(name for m in results.devices for name in m.engines))
+    known = [name for machine in results.devices for name in machine.engines]
+    engines = list(dict.fromkeys([*known, *(each.engine for each in results.measurements)]))
     sections = "".join(_device(machine, results, engines) for machine in results.devices)
     compared = _compared(comparison) if comparison is not None else ""
     return (
@@ -49,9 +51,28 @@ def _top(results: Results) -> str:
 
 
 def _compared(comparison: Comparison) -> str:
-    lines = list(comparison_lines(comparison, "the earlier run"))[1:]
-    text = escape("\n".join(line.strip() for line in lines[1:]))
-    return f"<section><h2>{escape(lines[0])}</h2><pre>{text}</pre></section>"
+    parts = ["<section><h2>Against the earlier run</h2>"]
+    parts += [f"<p>{escape(sentence)}</p>" for sentence in comparison.elsewhere]
+    for title, changes in (("Slower", comparison.slower), ("Faster", comparison.faster)):
+        if changes:
+            parts += [f"<h3>{title}</h3>", _table(_CHANGES, [_change(each) for each in changes])]
+    parts += [
+        f"<p>lost: {escape(_name(each))}: {escape(each.reason or '')}</p>"
+        for each in comparison.lost
+    ]
+    return "".join((*parts, f"<p>{escape(comparison_counts(comparison))}</p></section>"))
+
+
+def _change(each: Change) -> list[str]:
+    return [
+        each.new.op,
+        each.new.case,
+        each.new.dtype,
+        f"{each.new.engine} on {each.new.device}",
+        time_in_words(each.old.seconds),
+        time_in_words(each.new.seconds),
+        times(each.factor),
+    ]
 
 
 def _device(machine: Machine, results: Results, engines: Sequence[str]) -> str:
@@ -65,7 +86,7 @@ def _device(machine: Machine, results: Results, engines: Sequence[str]) -> str:
         f"<p>{escape(used + driver)}</p>{_ceilings(machine.device, results)}"
         f"{legend(list(machine.engines), engines)}"
         f'<div class="figures">{figures}</div>'
-        f"{_table(measured)}{_not_measured(there)}</section>"
+        f"{_all_figures(measured)}{_not_measured(there)}</section>"
     )
 
 
@@ -159,23 +180,26 @@ def _figure(title: str, explanation: str, plot: str) -> str:
     )
 
 
-def _table(measured: Sequence[Measurement]) -> str:
+def _all_figures(measured: Sequence[Measurement]) -> str:
     if not measured:
         return ""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _HEAD)
-    rows = "".join(
+    rows = _table(_HEAD, [measurement_cells(each) for each in measured])
+    return f"<details><summary>All {len(measured)} figures</summary>{rows}</details>"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose cells carry the name of their column, for screens that show no head."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    body = "".join(
         "<tr>"
         + "".join(
             f'<td data-name="{escape(name)}">{escape(cell)}</td>'
-            for name, cell in zip(_HEAD, measurement_cells(each), strict=True)
+            for name, cell in zip(names, row, strict=True)
         )
         + "</tr>"
-        for each in measured
+        for row in rows
     )
-    return (
-        f"<details><summary>All {len(measured)} figures</summary>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></details>"
-    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _not_measured(there: Sequence[Measurement]) -> str:

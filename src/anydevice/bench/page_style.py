@@ -17,8 +17,7 @@ h2 { font-size: 1.2rem; margin: 28px 0 2px; overflow-wrap: anywhere; }
 h2 small, p, figcaption { color: var(--soft); font-weight: normal; font-size: .9rem; }
 p { margin: 0 0 10px; overflow-wrap: anywhere; }
 ul { padding: 0; margin: 0 0 10px; list-style: none; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); padding: 10px;
-  border-radius: 8px; font-size: .8rem; }
+h3 { font-size: 1rem; margin: 12px 0 2px; }
 .ceilings { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 8px; }
 .ceilings li { background: var(--panel); border-radius: 8px; padding: 8px 10px; }
 .ceilings b { display: block; font-size: 1.05rem; white-space: nowrap; }
@@ -55,9 +54,8 @@ td { font-variant-numeric: tabular-nums; }
   td, td:nth-child(-n+4) { display: block; border: 0; padding: 0; text-align: left;
     overflow-wrap: anywhere; }
   td:first-child { font-weight: 600; }
-  td:nth-child(2) { grid-column: span 2; }
+  td:nth-child(2), td:nth-child(4) { grid-column: span 2; }
   td:nth-child(n+5)::before { content: attr(data-name); display: block; color: var(--soft);
     font-size: .7rem; }
 }
-@media print { details > * { display: revert; } }
 """

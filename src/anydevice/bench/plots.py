@@ -109,7 +109,7 @@ def dot_plot(
         middle = top + _ROW / 2
         parts.append(f'<path class="rule" d="M{_LABELS} {middle:.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(_text(0, middle - 2, _shortened(line.name, 18), "name"))
-        parts.append(_text(0, middle + 9, _shortened(line.detail, 23), "detail"))
+        parts.append(_text(0, middle + 9, _shortened(line.detail, 22), "detail"))
         for dot in line.dots:
             mark = _mark(dot.engine, scale.at(dot.value), middle, engines, dot.says)
             parts.append(mark)

@@ -77,7 +77,7 @@ def measurement_cells(each: Measurement) -> list[str]:
         each.dtype,
         each.engine,
         time_in_words(each.seconds),
-        f"± {percent(each.spread)}",
+        f"± {percent(each.spread)}" if each.samples > 1 else "–",
         rate_in_words(each.rate, unit) if each.rate else "–",
         f"{percent(each.fraction)}{bound}" if each.fraction is not None else "–",
         times(each.speed_up) if each.speed_up else "–",
@@ -105,11 +105,16 @@ def comparison_lines(comparison: Comparison, name: str) -> Iterator[str]:
         yield from _changes(title, changes)
     for each in comparison.lost:
         yield f"  lost: {_named(each)}: {each.reason}"
-    counts = f"  {len(comparison.slower)} slower, {len(comparison.faster)} faster, "
+    yield f"  {comparison_counts(comparison)}"
+
+
+def comparison_counts(comparison: Comparison) -> str:
+    """How much is slower, faster, lost and neither."""
+    counts = f"{len(comparison.slower)} slower, {len(comparison.faster)} faster, "
     counts += f"{len(comparison.lost)} lost, {comparison.alike} within the noise"
     if comparison.only_before or comparison.only_now:
         counts += f"; {comparison.only_before} only there, {comparison.only_now} only here"
-    yield counts
+    return counts
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Iterator[str]:

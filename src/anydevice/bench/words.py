@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def time_in_words(seconds: float) -> str:
@@ -14,10 +14,8 @@ def time_in_words(seconds: float) -> str:
     >>> time_in_words(0.00123), time_in_words(2.5), time_in_words(4.2e-6)
     ('1.23 ms', '2.50 s', '4.20 µs')
     """
-    for unit, name in _TIMES:
-        if seconds >= unit * 0.9995:
-            return f"{_three_digits(seconds / unit)} {name}"
-    return f"{_three_digits(seconds / 1e-9)} ns"
+    unit, name = next((pair for pair in _TIMES if seconds >= 0.9995 * pair[0]), _TIMES[-1])
+    return f"{_three_digits(seconds / unit)} {name}"
 
 
 def rate_in_words(rate: float, unit: str) -> str:
@@ -26,10 +24,8 @@ def rate_in_words(rate: float, unit: str) -> str:
     >>> rate_in_words(4.27e12, "B/s"), rate_in_words(31.0, "FLOP/s")
     ('4.27 TB/s', '31.0 FLOP/s')
     """
-    for size, prefix in _THOUSANDS:
-        if rate >= size * 0.9995:
-            return f"{_three_digits(rate / size)} {prefix}{unit}"
-    return f"{_three_digits(rate)} {unit}"
+    size, prefix = next((pair for pair in _THOUSANDS if rate >= 0.9995 * pair[0]), _THOUSANDS[-1])
+    return f"{_three_digits(rate / size)} {prefix}{unit}"
 
 
 def percent(part: float) -> str:

@@ -52,6 +52,7 @@ _ROPE = Row(
         Case("each text its own positions", _each_its_own),
         Case("the smallest head", _turned(1, 1, 3, 2)),
         Case("no tokens", _turned(1, 2, 0, 8)),
+        Case("heads that lie apart", _turned(2, 3, 5, 64), strided=True),
         Case("Llama 3", _turned(1, 2, 9, SIZE, first=9000, theta=5e5, scaling=LLAMA3)),
         Case("linear", _turned(1, 2, 9, 64, scaling={"type": "linear", "factor": 4.0})),
         Case("default", _turned(1, 2, 9, 64, scaling={"rope_type": "default"})),
@@ -131,6 +132,21 @@ _ATTENTION = Row(
         Case("33 tokens, causal, grouped heads", _seen(2, 8, 2, 33, 33, SIZE, causal=True)),
         Case("not causal", _seen(1, 4, 4, 7, 19, 64)),
         Case("one token with a cache", _seen(1, 8, 2, 1, 130, SIZE, lengths=(77,), causal=True)),
+        Case(
+            "one token with a long cache",
+            _seen(2, 8, 2, 1, 2500, SIZE, lengths=(1733, 2500), causal=True),
+        ),
+        Case(
+            "one token with a window",
+            _seen(1, 4, 2, 1, 600, 64, lengths=(500,), causal=True, window=100),
+        ),
+        Case("lengths without an order", _seen(2, 4, 2, 3, 9, 32, lengths=(4, 9))),
+        Case("heads that lie apart", _seen(2, 4, 2, 7, 7, 64, causal=True), strided=True),
+        Case(
+            "one token, heads that lie apart",
+            _seen(2, 4, 2, 1, 33, 64, lengths=(9, 33), causal=True),
+            strided=True,
+        ),
         Case(
             "two texts of different length",
             _seen(2, 4, 2, 3, 40, 64, lengths=(7, 40), causal=True),

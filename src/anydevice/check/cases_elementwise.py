@@ -66,6 +66,7 @@ def _unary(
 
     cases = [Case(name, make(*shape)) for name, shape in _SHAPES]
     cases += [Case("nan, infinities and limits", special, FLOATS), _FLUSHED]
+    cases.append(Case("elements that lie apart", make(9, 17), strided=True))
     return Row(
         op,
         tuple(cases),
@@ -121,6 +122,7 @@ def _binary(
     gives: Any = None,
 ) -> Row:
     cases = [Case(name, make(a, b)) for name, a, b in _PAIRS]
+    cases.append(Case("elements that lie apart", make((9, 17), (9, 17)), strided=True))
     cases.append(Case("a number on the right", lambda draw: call(draw.positive(5, 7), 3)))
     cases.append(Case("a fraction on the right", _with_a_fraction, FLOATS))
     cases.append(Case("nan, infinities and limits", special, FLOATS))
@@ -231,6 +233,8 @@ _SWIGLU = Row(
         Case("one row, odd width", _gated(1, 1001)),
         Case("one element", _gated(1)),
         Case("empty", _gated(0, 8)),
+        Case("rows that lie apart", _gated(3, 5, 64), strided=True),
+        Case("columns that lie apart", _gated(33, 65), strided=True),
         Case("nan and infinities", lambda draw: call(draw.special(), draw.positive(9)), FLOATS),
     ),
     budget=budgets.relative(32),

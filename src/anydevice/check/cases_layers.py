@@ -20,10 +20,6 @@ def _product(a: tuple[int, ...], b: tuple[int, ...], kind: str = "normal") -> Ma
     return lambda draw: call(getattr(draw, kind)(*a), getattr(draw, kind)(*b))
 
 
-def _transposed(draw: Draw) -> Call:
-    return call(draw.normal(65, 130).T, draw.normal(33, 65).T)
-
-
 def _product_operations(made: Call) -> int:
     a, b = made.arguments
     return 2 * size_of(a) * int(b.shape[-1])
@@ -37,7 +33,8 @@ _MATMUL = Row(
         Case("sums that grow", _product((3, 4096), (4096, 5), "positive")),
         Case("the last counts most", lambda draw: call(draw.heavy(3, 513), draw.heavy(7, 513).T)),
         Case("batches repeated", _product((2, 1, 3, 17), (5, 17, 4))),
-        Case("transposed", _transposed),
+        Case("transposed", _product((130, 65), (65, 33)), strided=True),
+        Case("heads cut from one product", _product((2, 3, 5, 16), (2, 3, 16, 7)), strided=True),
         Case("one element", _product((1, 1), (1, 1))),
         Case("nothing to add", _product((3, 0), (0, 4))),
         Case("no rows", _product((0, 5), (5, 4))),
@@ -62,6 +59,10 @@ def _layer(rows: tuple[int, ...], into: int, out: int, *, bias: bool = False) ->
     return make
 
 
+def _weighted(kind: str, rows: int, out: int, into: int) -> Make:
+    return lambda draw: call(getattr(draw, kind)(rows, into), getattr(draw, kind)(out, into))
+
+
 def _layer_operations(made: Call) -> int:
     x, weight, _ = made.arguments
     return 2 * size_of(x) * len(weight)
@@ -74,15 +75,15 @@ def _decoding(name: str, into: int, out: int) -> Benchmark:
 _LINEAR = Row(
     "linear",
     (
-        Case("three tokens, 512 → 259", _layer((1, 3), 512, 259)),
-        Case("one token, 4096 → 130", _layer((1, 1), 4096, 130)),
+        Case("three tokens, 4096 → 259", _layer((1, 3), HIDDEN, 259)),
+        Case("one token, 4096 → 259", _layer((1, 1), HIDDEN, 259)),
+        Case("many tokens, 512 → 65", _layer((2, 37), 512, 65)),
         Case("with a bias", _layer((5,), 77, 33, bias=True)),
+        Case("one token with a bias, odd widths", _layer((1,), 4099, 257, bias=True)),
         Case("a vector", _layer((), 65, 7, bias=True)),
-        Case(
-            "one token, sums that grow",
-            lambda draw: call(draw.positive(1, 4096), draw.positive(9, 4096)),
-        ),
-        Case("the last counts most", lambda draw: call(draw.heavy(1, 513), draw.heavy(9, 513))),
+        Case("one token, sums that grow", _weighted("positive", 1, 257, 4099)),
+        Case("one token, the last counts most", _weighted("heavy", 1, 257, 4099)),
+        Case("rows that lie apart", _layer((2, 3), 64, 33), strided=True),
         Case("no rows", _layer((0,), 8, 4)),
     ),
     budget=budgets.of_magnitudes("linear", lambda x, weight, bias=None: x.shape[-1]),
@@ -125,6 +126,7 @@ def _softmax_row(op: str, budget: Any) -> Row:
             Case("large", lambda draw: call(draw.uniform(-60000, 60000, 3, 33))),
             Case("the last counts most", lambda draw: call(draw.heavy(5, 100))),
             Case("nan and infinities", infinities),
+            Case("rows that lie apart", _row(3, 5, 65), strided=True),
         ),
         budget=budget,
         gradient=_row(3, 5),
@@ -162,6 +164,7 @@ _RMSNORM = Row(
             lambda draw: call(draw.normal(2, 64, spread=0.001), draw.positive(64), 1e-3),
         ),
         Case("nan, infinities and zeros", _norm_special),
+        Case("rows that lie apart", _scaled(3, 5, 64), strided=True),
     ),
     budget=budgets.of_rmsnorm,
     gradient=_scaled(3, 5),
@@ -194,6 +197,7 @@ _LAYERNORM = Row(
         Case("without weight", lambda draw: call(draw.normal(3, 65), None, draw.normal(65))),
         Case("no rows", _normed(0, 8)),
         Case("very long", _normed(1, 100003)),
+        Case("rows that lie apart", _normed(3, 5, 64), strided=True),
     ),
     budget=budgets.of_layernorm,
     gradient=_normed(3, 5),

@@ -42,6 +42,7 @@ _REDUCED = (
     Case("no rows", _along(0, 7, axis=1)),
     Case("very long", _along(1000003, axis=0), FLOATS),
     Case("nan and infinities", _with_nan, FLOATS),
+    Case("elements that lie apart", _along(9, 33, axis=-1), strided=True),
 )
 _REDUCE_BENCHMARKS = (
     Benchmark("16,384 rows of 4096", "gpu", _along(16384, HIDDEN, axis=-1)),
@@ -81,6 +82,7 @@ _ARGMAX = Row(
         Case("another axis", _along(5, 77, 3, axis=1)),
         Case("the first axis", _along(65, 3, axis=0)),
         Case("equal ones", _ties),
+        Case("elements that lie apart", _along(9, 33), strided=True),
         Case("one column", _along(4, 1)),
         Case("no rows", _along(0, 4)),
         Case("nan and infinities", _with_nan, FLOATS),
@@ -191,6 +193,7 @@ _TAKE = Row(
     "take",
     (
         Case("rows", _taken((33, 17), 0, 9)),
+        Case("elements that lie apart", _taken((33, 17), 0, 9), strided=True),
         Case("another axis", _taken((3, 33, 5), 1, 2, 4)),
         Case("from behind", _taken((3, 33), -1, 7)),
         Case("none", _taken((3, 33), 1, 0)),
@@ -215,7 +218,10 @@ def _of(shape: tuple[int, ...], *arguments: Any) -> Make:
 def _shaped(op: str, gpu: Make, cpu: Make, gradient: Make, **cases: Make) -> Row:
     return Row(
         op,
-        tuple(Case(name.replace("_", " "), make) for name, make in cases.items()),
+        (
+            *(Case(name.replace("_", " "), make) for name, make in cases.items()),
+            Case("elements that lie apart", gradient, strided=True),
+        ),
         EVERYTHING,
         gradient=gradient,
         benchmarks=(
@@ -270,7 +276,6 @@ PLACES: tuple[Row, ...] = (
         _of((3, 4), (2, 6)),
         split=_of((6, 8), (2, 3, 8)),
         one_size_left_open=_of((6, 8), (4, -1)),
-        of_a_transposed_array=lambda draw: call(draw.normal(5, 3).T, (5, 3)),
         to_no_axis=_of((1, 1), ()),
         empty=_of((0, 4), (2, 0)),
     ),

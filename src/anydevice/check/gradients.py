@@ -16,7 +16,7 @@ from anydevice.check import reference
 from anydevice.check.comparing import Difference, compare, computing_unit, leaves
 from anydevice.check.drawing import Call, Draw
 from anydevice.check.rows import Row
-from anydevice.check.trials import mapped, widened
+from anydevice.check.trials import mapped, place_plainly, widened
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
@@ -71,7 +71,7 @@ def run(slope: Slope, engine: Engine, device: Device) -> str | Difference | None
         raise autodiff.error()
     kind = slope.row.gives(slope.dtype, slope.call)[0]
     weights = engine.place(slope.weights.astype(DTYPES[kind].numpy()), device)
-    placed = mapped(slope.call, lambda x: engine.place(x, device, narrow=x.dtype.kind in "iu"))
+    placed = mapped(slope.call, lambda x: place_plainly(x, engine, device))
     by = [_holds_numbers(value) for value in slope.call.arguments]
     first = [value for value, counts in zip(placed.arguments, by, strict=True) if counts]
 

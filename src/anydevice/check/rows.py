@@ -24,13 +24,15 @@ class Case(Record):
     """One call of an op that is worth checking or timing.
 
     `make` draws its arguments. `dtypes` narrows those of the row. With `denormal`, an engine may
-    take numbers below the smallest normal one for zero.
+    take numbers below the smallest normal one for zero. With `strided`, arrays are placed with
+    two axes swapped and turned back on the device, so that their elements lie apart.
     """
 
     name: str
     make: Make
     dtypes: tuple[str, ...] | None = None
     denormal: bool = False
+    strided: bool = False
 
 
 class Benchmark(Record):

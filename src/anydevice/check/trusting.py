@@ -49,13 +49,15 @@ class Kept(Record):
     problem: str | None = None
 
 
-def has_kernel(op: str, engine: str, device: Device) -> bool:
-    """Whether an engine has a kernel of our own for an op on a device.
+def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
+    """The kernels of our own that an engine has on a device, by the names of their ops.
 
-    >>> has_kernel("softmax", "numpy", Device("cpu"))
-    False
+    >>> kernels_of("numpy", Device("cpu"))
+    ()
     """
-    return op in _listed(engine) and (engine != "torch" or device.backend in ("cuda", "rocm"))
+    if engine == "torch" and device.backend not in ("cuda", "rocm"):
+        return ()
+    return _listed(engine)
 
 
 @contextmanager
@@ -135,13 +137,13 @@ def sources() -> str:
 
 
 @cache
-def _listed(engine: str) -> frozenset[str]:
+def _listed(engine: str) -> tuple[str, ...]:
     if engine not in _TABLES:
-        return frozenset()
+        return ()
     try:
-        return frozenset(load(_TABLES[engine]))
+        return tuple(load(_TABLES[engine]))
     except ImportError:  # PyTorch is there without Triton
-        return frozenset()
+        return ()
 
 
 def _entry(cell: Cell) -> Entry:

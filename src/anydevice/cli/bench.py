@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     file = None if arguments.file in (None, "-") else arguments.file
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
-    with _progress(output, silent=silent) as progress:
+    with _room_for_all(), _progress(output, silent=silent) as progress:
         results = bench(
             arguments.op,
             arguments.device,
@@ -76,13 +77,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             limit=arguments.limit,
             progress=progress,
         )
-    comparison = compare_runs(old, results) if old else None
-    data = results.to_dict() | ({"comparison": comparison.to_dict()} if comparison else {})
+    comparison = compare_runs(old, results) if old is not None else None
+    data = results.to_dict() | (
+        {"comparison": comparison.to_dict()} if comparison is not None else {}
+    )
     if silent:
         output.json(data)
     else:
         output.say(*summary_lines(results), *measurement_lines(results, output.width))
-        if comparison:
+        if comparison is not None:
             output.say(*comparison_lines(comparison, arguments.compare))
     if file:
         _write(file, json.dumps(results.to_dict(), indent=1) + "\n")
@@ -91,6 +94,20 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     saved = not arguments.save or _save(results, None if silent else output)
     slower = comparison is not None and not comparison
     return 0 if results.measured and saved and not slower else 1
+
+
+@contextmanager
+def _room_for_all() -> Iterator[None]:
+    """A block in which JAX, if it starts, does not take most of a card from the other engines."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _save(results: Results, output: Output | None) -> bool:

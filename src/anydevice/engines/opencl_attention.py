@@ -12,7 +12,7 @@ from anydevice.core.record import Record
 from anydevice.engines import opencl_programs as programs
 from anydevice.engines import opencl_views as views
 from anydevice.engines.opencl_elementwise import filled, plain
-from anydevice.engines.opencl_indexing import extent, index_types
+from anydevice.engines.opencl_indexing import extent, index_types, is_wide
 from anydevice.engines.opencl_numbers import Number, accumulator_of, dtype_of, number_of
 from anydevice.engines.opencl_queues import queue_of_context
 
@@ -101,7 +101,7 @@ def _run(
     places = (size, *starts, *(step for each in steps for step in each))
     variant = Variant(
         number, size, heads // k.shape[1], causal, mask is not None, kind,
-        not any(place % 8 for place in places), far > 2**31 - 1,
+        not any(place % 8 for place in places), is_wide(far),
     )  # fmt: skip
     arrays = [x for x in (q, k, v, lengths, mask) if x is not None]
     _start(variant, out, keys, arguments, views.events_of(*arrays))
@@ -149,7 +149,7 @@ def _tiles_fit(variant: Variant, about: programs.Limits) -> bool:
 
 def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
     """What is put before the text, the type of an index, and the types of the arguments."""
-    types, index = index_types(2**32 if variant.wide else 0)
+    types, index = index_types(variant.wide)
     defines = {**types, **variant.number.defines()}
     defines |= {
         "SIZE": variant.size,

@@ -11,7 +11,7 @@ from anydevice.core.dtypes import DType
 from anydevice.core.record import Record
 from anydevice.engines import opencl_programs as programs
 from anydevice.engines import opencl_views as views
-from anydevice.engines.opencl_indexing import extent, index_types, walk
+from anydevice.engines.opencl_indexing import extent, index_types, is_wide, walk
 from anydevice.engines.opencl_numbers import Number, bits_of, dtype_of
 from anydevice.engines.opencl_queues import queue_of_context
 
@@ -69,7 +69,7 @@ def run(
     route = walk(sizes, steps, names)
     texts = (route.sizes_text, route.strides_text, route.offsets_text)
     key = (context, body, names, numbers, more, *texts)
-    kernel = _kernel(*key, far > 2**31 - 1, programs.assumed)
+    kernel = _kernel(*key, is_wide(far), programs.assumed)
     arguments: list[Any] = [count, *route.sizes]
     for x, start in zip(arrays, starts, strict=True):
         arguments += (x.base_data, start)
@@ -91,7 +91,7 @@ def _kernel(
     wide: bool,
     assumed: programs.Assumed,
 ) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     defines: dict[str, object] = {**types, **numbers[0].defines()}
     operands, scalars, read, places = "", [], "", offsets_text
     for name, number in zip(names, numbers, strict=True):

@@ -16,7 +16,8 @@ from anydevice.core.record import Record
 
 Ints = tuple[int, ...]
 
-_MOST = 2**31 - 1
+most = 2**31 - 1
+"""The largest index of 32 bits."""
 
 
 class Walk(Record):
@@ -68,11 +69,16 @@ def walk(
     )
 
 
-def index_types(*extents: int) -> tuple[dict[str, object], Any]:
-    """What kernels call the type of an index, and NumPy's: 32 bits where that is enough."""
-    if max(extents, default=0) <= _MOST:
-        return {"INDEX": "int", "UNSIGNED": "uint"}, np.int32
-    return {"INDEX": "long", "UNSIGNED": "ulong"}, np.int64
+def is_wide(*extents: int) -> bool:
+    """Whether an index that goes so far needs 64 bits."""
+    return max(extents) > most
+
+
+def index_types(wide: bool) -> tuple[dict[str, object], Any]:
+    """What kernels call the type of an index, and NumPy's."""
+    if wide:
+        return {"INDEX": "long", "UNSIGNED": "ulong"}, np.int64
+    return {"INDEX": "int", "UNSIGNED": "uint"}, np.int32
 
 
 def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:

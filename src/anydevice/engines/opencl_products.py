@@ -13,7 +13,7 @@ from anydevice.core.record import Record
 from anydevice.engines import opencl_programs as programs
 from anydevice.engines import opencl_views as views
 from anydevice.engines.opencl_elementwise import filled, plain
-from anydevice.engines.opencl_indexing import Walk, extent, index_types, walk
+from anydevice.engines.opencl_indexing import Walk, extent, index_types, is_wide, walk
 from anydevice.engines.opencl_numbers import Number, accumulator_of, dtype_of, number_of
 from anydevice.engines.opencl_queues import queue_of_context
 
@@ -21,7 +21,6 @@ Ints = tuple[int, ...]
 
 _FEW_ROWS = 8
 _RUN = 8
-_MOST = 2**31 - 1
 
 
 class Tiles(Record):
@@ -86,7 +85,7 @@ class Product(Record):
         shape_a, shape_b = (self.rows, self.inner), (self.columns, self.inner)
         far_a = extent(views.offset_of(self.a), self.stack + shape_a, self.a_stack + self.a_steps)
         far_b = extent(views.offset_of(self.b), self.stack + shape_b, self.b_stack + self.b_steps)
-        return max(far_a, far_b, self.count * self.rows * self.columns) > _MOST
+        return is_wide(far_a, far_b, self.count * self.rows * self.columns)
 
 
 def matmul(a: Any, b: Any) -> Any:
@@ -205,7 +204,7 @@ def _tile_kernel(
     wide: bool,
     assumed: programs.Assumed,
 ) -> programs.Kernel | None:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     defines = {**types, **number.defines(), **tiles.defines(), **_stack_defines(route)}
     defines |= {"EDGES": int(edges), "A_BY_K": int(a_by_k), "B_BY_K": int(b_by_k)}
     walks = [index] * len((*route.sizes, *route.strides))
@@ -223,7 +222,7 @@ def _panels(product: Product) -> None:
     rows, columns, inner = product.rows, product.columns, product.inner
     a = _packed(product, product.a, product.a_stack, product.a_steps, rows, high)
     b = _packed(product, product.b, product.b_stack, product.b_steps, columns, 16)
-    wide = max(a.size, b.size, product.out.size) > _MOST
+    wide = is_wide(a.size, b.size, product.out.size)
     kernel = _panel_kernel(context, number, high, wide)
     items = -(-rows // (high * _RUN)) * -(-columns // 16) * product.count
     kernel(
@@ -234,7 +233,7 @@ def _panels(product: Product) -> None:
 
 @lru_cache(maxsize=64)
 def _panel_kernel(context: Any, number: Number, high: int, wide: bool) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     nothing = {"BATCH_SIZES": "", "BATCH_STRIDES": "", "BATCH_OFFSETS": "INDEX batch_at_x = 0;"}
     defines = {**types, **number.defines(), **nothing, "PANEL_ROWS": high, "WIDTH": 1, "RUN": _RUN}
     scalars = [index, index, index, None, None, None]
@@ -248,7 +247,7 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
     packed = views.new((product.count, panels, inner, width), DTYPES[kept.name], context)
     count = product.count * panels * inner
     route = walk(product.stack, (stack,), ("x",), "batch")
-    wide = product.wide or packed.size > _MOST
+    wide = product.wide or is_wide(packed.size)
     kernel = _pack_kernel(context, number, route, width, wide, programs.assumed)
     kernel.over(
         queue_of_context(context), count, count, panels, across, inner,
@@ -262,7 +261,7 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
 def _pack_kernel(
     context: Any, number: Number, route: Walk, width: int, wide: bool, assumed: programs.Assumed
 ) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     defines = {**types, **number.defines(), **_stack_defines(route)}
     defines |= {"WIDTH": width, "PANEL_ROWS": 1, "RUN": 1}
     walks = [index] * len((*route.sizes, *route.strides))
@@ -313,7 +312,7 @@ def _few_rows_kernel(
     wide: bool,
     assumed: programs.Assumed,
 ) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     defines = {**types, **number.defines(), **_stack_defines(route)}
     defines |= {"ROWS": rows, "ALIGNED": int(aligned), "MOST_ACROSS": _most_across(context)}
     walks = [index] * len((*route.sizes, *route.strides))

@@ -12,7 +12,7 @@ from anydevice.core.dtypes import DTYPES
 from anydevice.engines import opencl_programs as programs
 from anydevice.engines import opencl_views as views
 from anydevice.engines.opencl_elementwise import filled, plain
-from anydevice.engines.opencl_indexing import Walk, extent, index_types, walk
+from anydevice.engines.opencl_indexing import Walk, extent, index_types, is_wide, walk
 from anydevice.engines.opencl_numbers import INT32, Number, accumulator_of, dtype_of, number_of
 from anydevice.engines.opencl_queues import queue_of_context
 
@@ -91,7 +91,7 @@ def _run(
     far = extent(start, kept + gone, strides + steps)
     kernel, routes = _kernel(
         kind, x.context, number, stored, kept, strides, gone, steps, together,
-        far > 2**31 - 1, programs.assumed,
+        is_wide(far), programs.assumed,
     )  # fmt: skip
     units = outputs * segments
     arguments = (units, segments, count, chunk, x.base_data, start, result.base_data)
@@ -117,7 +117,7 @@ def _kernel(
     wide: bool,
     assumed: programs.Assumed,
 ) -> tuple[programs.Kernel, tuple[Walk, Walk]]:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     outer, inner = walk(kept, (strides,), ("x",), "output"), walk(gone, (steps,), ("x",), "term")
     defines: dict[str, object] = {
         **types,
@@ -170,7 +170,7 @@ def argmax(x: Any, axis: int) -> Any:
     start, count, step = views.offset_of(x), x.shape[at], own[at]
     far = extent(start, (*shape, count), (*strides, step))
     route = walk(shape, (strides,), ("x",), "output")
-    kernel = _argmax(x.context, number, route, far > 2**31 - 1, programs.assumed)
+    kernel = _argmax(x.context, number, route, is_wide(far), programs.assumed)
     queue, events = queue_of_context(x.context), views.events_of(x)
     arguments = (out.size, count, step, x.base_data, start, out.base_data)
     kernel.over(queue, out.size, *arguments, *route.sizes, *route.strides, wait_for=events)
@@ -181,7 +181,7 @@ def argmax(x: Any, axis: int) -> Any:
 def _argmax(
     context: Any, number: Number, route: Walk, wide: bool, assumed: programs.Assumed
 ) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     walks = [index] * len((*route.sizes, *route.strides))
     defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
     defines |= {
@@ -212,7 +212,7 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
 def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
     about = programs.limits(x.context)
     count, start = x.shape[-1], views.offset_of(x)
-    wide = start + x.size > 2**31 - 1
+    wide = is_wide(start + x.size)
     lanes = 16 if about.is_cpu else min(_LANES, 2 ** max(5, (count - 1).bit_length()))
     kernel = _top_kernel(x.context, number, lanes, values is not None, wide, programs.assumed)
     results = (places.base_data if values is None else values.base_data, places.base_data)
@@ -226,7 +226,7 @@ def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
 def _top_kernel(
     context: Any, number: Number, lanes: int, values: bool, wide: bool, assumed: programs.Assumed
 ) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
     defines |= {"KEPT_SIZES": "", "KEPT_STRIDES": "", "KEPT_OFFSETS": "INDEX output_at_x = 0;"}
     defines |= {"KEEP_VALUES": int(values)}

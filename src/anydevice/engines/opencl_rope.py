@@ -10,7 +10,7 @@ import numpy as np
 
 from anydevice.engines import opencl_programs as programs
 from anydevice.engines import opencl_views as views
-from anydevice.engines.opencl_indexing import extent, index_types
+from anydevice.engines.opencl_indexing import extent, index_types, is_wide
 from anydevice.engines.opencl_numbers import Number, dtype_of, number_of
 from anydevice.engines.opencl_queues import queue_of_context
 
@@ -32,7 +32,7 @@ def rope(
     _, heads, tokens, size = x.shape
     steps, place = views.strides_of(x), views.strides_of(positions)
     start, place_start = views.offset_of(x), views.offset_of(positions)
-    wide = max(extent(start, x.shape, steps), x.size) > 2**31 - 1
+    wide = is_wide(extent(start, x.shape, steps), x.size)
     whole = number_of(dtype_of(positions), x.context)
     kernel = _kernel(x.context, number, whole, interleaved, wide, programs.assumed)
     kernel.over(
@@ -70,7 +70,7 @@ def _kernel(
     wide: bool,
     assumed: programs.Assumed,
 ) -> programs.Kernel:
-    types, index = index_types(2**32 if wide else 0)
+    types, index = index_types(wide)
     defines = {**types, **number.defines(), **whole.defines("PLACE_")}
     defines |= {"INTERLEAVED": int(interleaved)}
     scalars = [*[index] * 4, None, *[index] * 5, None, *[index] * 3, None, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 from anydevice.core.late import load
@@ -14,6 +16,8 @@ Key = tuple[str, str, Frozen]
 """Size, theta and scaling, with numbers as exact texts: see `freeze`."""
 
 _tables: dict[Key, tuple[Any, float]] = {}
+_kept = SimpleNamespace()
+_names: dict[tuple[Key, str, bool], str] = {}
 
 
 def rope(
@@ -94,19 +98,32 @@ def _table(key: Key) -> tuple[Any, float]:
 
 def _steps(key: Key, like: Array) -> Array:
     """The angle of each pair for one position, on the device of `like`."""
+    name = _kept_for_compiler(key, like)
+    return getattr(_kept, name) if name else primitives(like).asarray(_table(key)[0], like)
+
+
+def _kept_for_compiler(key: Key, like: Array) -> str:
+    """The name under which `_kept` has the steps, for PyTorch's compiler; else nothing.
+
+    It cannot look through the making of an array from NumPy's. It runs this instead and reads what
+    was made, so that the steps are already on the device when the compiled code is called. Anyone
+    else's arrays are not kept: some only stand for numbers, and must not outlive a call.
+    """
+    if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch._dynamo."):
+        return ""
     steps = primitives(like).asarray(_table(key)[0], like)
-    if hasattr(steps, "requires_grad"):
-        # As `torch._dynamo.mark_static` does: told to take sizes for variables, PyTorch's compiler
-        # would guard that of a constant, and not find it again.
-        steps._dynamo_static_indices = {0}
-    return steps
+    # What is made while no gradients are recorded cannot be used where they are.
+    of = (key, str(steps.device), steps.is_inference())
+    if of not in _names:
+        _names[of] = f"steps_{len(_names)}"
+        setattr(_kept, _names[of], steps)
+    return _names[of]
 
 
 def _factor(key: Key) -> float:
     return _table(key)[1]
 
 
-# PyTorch's compiler runs these while it looks through the caller, and keeps what they return: the
-# frequencies are constants on the device, not copied there at each call.
-_steps._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# PyTorch's compiler runs these while it looks through the caller, and keeps what they return.
+_kept_for_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _factor._dynamo_marked_constant = True  # type: ignore[attr-defined]

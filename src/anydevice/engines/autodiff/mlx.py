@@ -10,6 +10,7 @@ import mlx.core as mx
 import optree
 
 from anydevice.core.primitives import Autodiff
+from anydevice.engines.primitives.mlx import under_way
 
 
 class MlxAutodiff:
@@ -30,7 +31,12 @@ class MlxAutodiff:
             def value_of(arrays: list[Any]) -> Any:
                 return function(structure.unflatten(arrays), *others, **named)
 
-            value, gradients = mx.value_and_grad(value_of)(leaves)
+            depth = getattr(under_way, "gradients", 0)
+            under_way.gradients = depth + 1
+            try:
+                value, gradients = mx.value_and_grad(value_of)(leaves)
+            finally:
+                under_way.gradients = depth
             return value, structure.unflatten(gradients)
 
         return run

@@ -1,7 +1,7 @@
 // Attention of many queries on GPUs: a group of SIZE work items for QUERY_TILE queries of a head.
 //
-// It goes through the keys in tiles of KEY_TILE. An item computes a few scores of a tile, and owns
-// QUERY_TILE / 8 × 8 … numbers of the result in registers. The text of attention.cl comes before this.
+// It goes through the keys in tiles of KEY_TILE. An item computes a few scores of a tile, and keeps
+// 4 × 8 numbers of the result in registers. The text of attention.cl comes before this.
 
 #define QUERY_TILE 32
 #define KEY_TILE 32
@@ -81,25 +81,31 @@ __kernel void attention_by_tile(ARGUMENTS)
             for (int j = 0; j < 4; j++)
                 scores[(score_row + i) * (KEY_TILE + 1) + score_column + 8 * j] = dots[i][j];
         barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll 1
+        for (int row = lane / KEY_TILE; row < QUERY_TILE; row += GROUP / KEY_TILE) {
+            const INDEX query = min(query0 + row, queries - 1);
+            const INDEX key = key0 + lane % KEY_TILE;
+            const range seen = seen_range(query, queries, valid, window);
+            const size_t mask_row = MASK_ROW(batch, head, query);
+            if (key < seen.low || key >= seen.high || MASKED(mask_row, key))
+                scores[row * (KEY_TILE + 1) + lane % KEY_TILE] = NOTHING;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
         for (int row = 0; row < KEY_TILE; row++)
             kv_tile[row * PITCH + lane] =
                 key0 + row < high ? (NUMBER)LOAD(v_from, (size_t)(key0 + row) * v_row + lane)
                                   : (NUMBER)0;
-        for (int row = lane; row < QUERY_TILE; row += GROUP) {
+        if (lane < QUERY_TILE) {
+            const int row = lane;
             __local NUMBER *own = scores + row * (KEY_TILE + 1);
-            const INDEX query = min(query0 + row, queries - 1);
-            const range seen = seen_range(query, queries, valid, window);
-            const size_t mask_row = MASK_ROW(batch, head, query);
             NUMBER most = largest[row];
-            for (int j = 0; j < KEY_TILE; j++) {
-                const INDEX key = key0 + j;
-                if (key < seen.low || key >= seen.high || MASKED(mask_row, key))
-                    own[j] = NOTHING;
+#pragma unroll 1
+            for (int j = 0; j < KEY_TILE; j++)
                 most = fmax(most, own[j]);
-            }
             const NUMBER base = most == NOTHING ? (NUMBER)0 : most;
             downs[row] = exp(largest[row] - base);
             NUMBER total = totals[row] * downs[row];
+#pragma unroll 1
             for (int j = 0; j < KEY_TILE; j++) {
                 own[j] = own[j] == NOTHING ? (NUMBER)0 : exp(own[j] - base);
                 total += own[j];

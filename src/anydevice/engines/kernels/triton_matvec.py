@@ -109,9 +109,8 @@ def _one_row(
     line = weight + output.to(tl.int64)[:, None] * weight_step
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
-        if ahead > 0:
-            if tl.program_id(0) < ahead:
-                _ask_for(weight, weight_step, outputs, inputs, block_outputs)
+        if tl.program_id(0) < ahead:
+            _ask_for(weight, weight_step, outputs, inputs, block_outputs)
         tl.extra.cuda.gdc_wait()
     products = tl.zeros([block_outputs, block], tl.float32)
     for first in tl.range(0, inputs, block, num_stages=stages, loop_unroll_factor=unroll):

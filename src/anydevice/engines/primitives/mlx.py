@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from threading import local
 from typing import Any
 
 import mlx.core as mx
@@ -27,9 +28,13 @@ _OURS = {
 _FLOATING = frozenset({mx.float16, mx.bfloat16, mx.float32, mx.float64})
 _HALF = frozenset({mx.float16, mx.bfloat16})
 _AS_INDEX = frozenset({mx.int32, mx.int64})
+_BITS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 _CPU = mx.Device(mx.cpu, 0)
 _ERF_TERMS = 120
 _ERF_IS_ONE = 6.0
+
+under_way = local()
+"""`gradients`: how many are being taken, one inside the other, in this thread."""
 
 
 def _two(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -194,13 +199,36 @@ class MlxPrimitives:
         return mx.where(inside, mx.take_along_axis(x, safe, axis=before), _nothing(x))
 
     def write(self, x: Any, new: Any, positions: Any) -> Any:
-        keys = x.shape[2]
-        # MLX would write into foreign memory: what is out of range goes to a row of its own.
-        room = mx.concatenate([x, mx.zeros_like(new[:, :, :1])], axis=2)
+        """See the protocol. One row for each batch goes into the memory of `x`, unless a gradient
+        of it may be asked for: `AUTODIFF` says so, and `mx.grad` itself then refuses it.
+        """
         positions = _as_index(positions)
-        inside = mx.logical_and(positions >= 0, positions < keys)
+        inside = mx.logical_and(positions >= 0, positions < x.shape[2])
+        if new.shape[2] == 1 and x.size and not getattr(under_way, "gradients", 0):
+            return _written_in_place(x, new, positions, inside)
+        # MLX would write into foreign memory: what is out of range goes to a row of its own.
+        keys = x.shape[2]
+        room = mx.concatenate([x, mx.zeros_like(new[:, :, :1])], axis=2)
         rows = mx.where(inside, positions, keys)[:, None, :, None]
         return mx.put_along_axis(room, rows, new, axis=2)[:, :, :keys]
+
+
+def _written_in_place(x: Any, new: Any, positions: Any, inside: Any) -> Any:
+    """`x` with one row of each batch replaced, where it is inside.
+
+    MLX copies an array that is read and written by turns. So the old row is not read and chosen,
+    but taken away and the new one added, as whole numbers of the same bits: exact for all numbers,
+    and nothing at all where the row is outside.
+    """
+    batch, heads, keys, size = x.shape
+    bits = _BITS[x.dtype.size]
+    head = mx.arange(batch * heads).reshape(batch, heads) * keys
+    row = mx.reshape(head + mx.clip(positions, 0, keys - 1), (-1,))
+    goes = mx.reshape(mx.broadcast_to(inside, (batch, heads)), (-1, 1))
+    rows = mx.reshape(x.view(bits), (-1, size))
+    rows = rows.at[row].multiply(mx.logical_not(goes).astype(bits))
+    rows = rows.at[row].add(mx.where(goes, mx.reshape(new.view(bits), (-1, size)), 0))
+    return mx.reshape(rows, x.shape).view(x.dtype)
 
 
 # Their gradients are given here: that of the tangent would be only as exact as in `float32`.

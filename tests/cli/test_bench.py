@@ -1,0 +1,202 @@
+"""`anydevice bench`: real runs at the smallest scale, and what becomes of their results."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice import testing
+from anydevice.cli import bench as command
+from anydevice.cli.printing import Output
+
+Anydevice = Callable[..., tuple[int, str, str]]
+
+SHORT = ("--quick", "--engine", "numpy", "--limit", "0.001")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings of a few kilobytes: what they are is not asked here."""
+    from anydevice.bench import ceilings
+
+    tiny = ceilings.Sizes((2**16,), 2**16, (16,))
+    monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
+
+
+def changed(file: Path, factor: float, **more: Any) -> None:
+    data = json.loads(file.read_text("utf-8"))
+    for each in data["measurements"]:
+        for name in ("seconds", "low", "high"):
+            each[name] *= factor
+        each["samples"] = 9
+    file.write_text(json.dumps({**data, **more}), "utf-8")
+
+
+def test_it_prints_ceilings_and_a_table(anydevice: Anydevice) -> None:
+    code, out, err = anydevice("bench", *SHORT, "--op", "reshape,argmax")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("anydevice ")
+    assert any(line.startswith("  copy ") for line in lines)
+    assert any(line.startswith("  matmul float32 ") for line in lines)
+    assert "cpu   speed-up over cpu with numpy" in lines
+    assert [line.split()[0] for line in lines[-2:]] == ["reshape", "argmax"]
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("words", [("--json",), ("--json", "-")])
+def test_json_alone_is_printed(anydevice: Anydevice, words: tuple[str, ...]) -> None:
+    code, out, _ = anydevice("bench", *SHORT, "--op", "reshape", *words)
+    data = json.loads(out)
+    assert code == 0
+    assert data["format"] == 1
+    assert [each["op"] for each in data["measurements"]] == ["reshape"]
+    assert data["devices"][0]["engines"]["numpy"]
+
+
+def test_the_results_are_kept_and_compared(anydevice: Anydevice) -> None:
+    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--json", "old.json")
+    assert code == 0
+    assert "argmax" in out  # the table is printed as well
+    file = Path("old.json")
+    changed(file, 1000.0)
+    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--compare", "old.json")
+    assert code == 0
+    assert "  0 slower, 1 faster, 0 lost, 0 within the noise" in out
+    changed(file, 1e-6, version="0.0.9")
+    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--compare", "old.json")
+    assert code == 1
+    assert "  note: anydevice was 0.0.9" in out
+    assert "  slower  argmax" in out
+    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--compare", "old.json", "--json")
+    assert code == 1
+    assert json.loads(out)["comparison"]["slower"][0]["op"] == "argmax"
+
+
+def test_a_page_is_written(anydevice: Anydevice) -> None:
+    code, _, _ = anydevice("bench", *SHORT, "--op", "argmax", "--html", "report.html")
+    assert code == 0
+    text = Path("report.html").read_text("utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert "argmax" in text
+
+
+def test_saving_changes_the_choice_and_why_says_so(anydevice: Anydevice) -> None:
+    pytest.importorskip("torch", reason="a second engine of the CPU")
+    words = ("--quick", "--engine", "numpy,torch", "--limit", "0.001", "--op", "argmax")
+    code, out, _ = anydevice("bench", *words, "--save")
+    assert code == 0
+    assert "Saved in " in out
+    _, out, _ = anydevice("config", "--why")
+    [line] = [line for line in out.splitlines() if "saved measurements" in line]
+    assert line.startswith("✓ saved measurements")
+    fastest = line.split(" was the fastest")[0].split()[-1]
+    assert fastest in ("numpy", "torch")
+    assert f"{fastest} serves it, the fastest measured here" in out
+    _, out, _ = anydevice("config", "--why", "--json")
+    assert "saved measurements" in {step["source"] for step in json.loads(out)["steps"]}
+    code, out, _ = anydevice("bench", *words, "--save", "--json")
+    assert code == 0
+    assert json.loads(out)["measurements"]
+
+
+def test_where_nothing_can_be_saved_it_says_so(anydevice: Anydevice, tmp_path: Path) -> None:
+    (tmp_path / "home" / "measurements.json").mkdir(parents=True)
+    code, _, err = anydevice("bench", *SHORT, "--op", "argmax", "--save")
+    assert code == 1
+    assert "could not be kept" in err
+
+
+def test_where_nothing_was_measured_the_exit_code_is_1(anydevice: Anydevice) -> None:
+    code, _, _ = anydevice("bench", *SHORT, "--op", "argmax", "--dtype", "bool")
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--op", "bogus"), 1, "there is no op 'bogus'"),
+        (("--engine", "bogus"), 1, "there is no engine 'bogus'"),
+        (("--limit", "0"), 2, "is not a number of seconds above 0"),
+        (("--limit", "soon"), 2, "is not a number of seconds above 0"),
+        (("file.json",), 1, "write --json file.json"),
+        (("--compare", "nothing.json"), 1, "nothing.json cannot be read"),
+    ],
+)
+def test_what_is_written_wrongly(
+    anydevice: Anydevice, words: tuple[str, ...], code: int, said: str
+) -> None:
+    got, _, err = anydevice("bench", *words)
+    assert (got, said in err) == (code, True), err
+
+
+def test_a_file_that_cannot_be_written_is_said(anydevice: Anydevice) -> None:
+    code, _, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "no/such/folder.html")
+    assert code == 1
+    assert "no/such/folder.html cannot be written" in err
+
+
+def test_several_devices(anydevice: Anydevice) -> None:
+    with testing.fake_machine(cuda=1, engines=("numpy",), keep_settings=True):
+        code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--device", "cpu,cuda")
+    assert code == 0
+    assert "to host" in out
+    assert "cuda:0   speed-up over cpu with numpy" in out
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    with command._progress(Output(terminal, width=80), silent=False) as progress:
+        assert progress is not None
+        progress(1, 4, "add on [cpu]")
+    assert "1/4" in terminal.getvalue()
+    assert "add on [cpu]" in terminal.getvalue()
+    for output, silent in ((Output(pipe), False), (Output(pipe, width=80), True)):
+        with command._progress(output, silent=silent) as progress:
+            assert progress is None
+    assert pipe.getvalue() == ""
+
+
+def test_progress_goes_through_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.cli.main import main
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "90")
+    assert main(("bench", *SHORT, "--op", "argmax")) == 0
+    assert "argmax in float32 on cpu with numpy" in terminal.getvalue()
+    table = terminal.getvalue().rpartition("speed-up over")[2]
+    assert "case" not in table  # the terminal is narrow
+
+
+@pytest.mark.parametrize("before", [None, "true"])
+def test_jax_does_not_take_most_of_a_card_from_the_others(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    name, seen = "XLA_PYTHON_CLIENT_PREALLOCATE", []
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    real = command.bench
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        seen.append(os.environ.get(name))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(command, "bench", watched)
+    anydevice("bench", *SHORT, "--op", "argmax")
+    assert seen == [before or "false"]
+    assert os.environ.get(name) == before
