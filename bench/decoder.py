@@ -58,7 +58,7 @@ class Cached:
 
     def __call__(self) -> Any:
         cache, self.cache = self.cache, None
-        logits, self.cache = self.forward(*self.arguments[:2], *self.arguments[2:], cache)
+        logits, self.cache = self.forward(*self.arguments, cache)
         return logits
 
 

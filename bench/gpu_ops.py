@@ -4,8 +4,8 @@
 
 Needs an NVIDIA card of the size of an H200. Sizes are those of a model of 7 billion parameters, in
 bfloat16. Every figure is the median of several replays of a CUDA graph whose calls go through
-several sets of inputs, so that none is in the cache. `--sweep` also tries other ways to cut the
-work. What is wrong is never timed.
+several sets of inputs, so that none is in the cache, with PyTorch and ours in turns. `--sweep` also
+tries other ways to cut the work. What is wrong is never timed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class Case(NamedTuple):
     ceiling: str
     share: float
     least: float
+    longest: float = 0.0
 
 
 @triton.jit
-def _read(x, out, count, block: tl.constexpr, hint: tl.constexpr):
+def _read(x, out, block: tl.constexpr, hint: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     value = tl.load(x + place, eviction_policy=hint)
     total = tl.max(value, 0)
@@ -64,17 +65,15 @@ def _read(x, out, count, block: tl.constexpr, hint: tl.constexpr):
 
 
 @triton.jit
-def _copy(x, out, count, block: tl.constexpr, hint: tl.constexpr):
+def _copy(x, out, block: tl.constexpr, hint: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     value = tl.load(x + place, eviction_policy=hint)
     tl.store(out + place, value)
 
 
 @cache
-def pool() -> tuple[torch.cuda.CUDAGraph | None, tuple[int, int] | None]:
+def pool() -> tuple[torch.cuda.CUDAGraph, tuple[int, int]]:
     """Memory that all graphs share, and the graph that keeps it."""
-    if os.environ.get("BENCH_POOL") == "0":
-        return None, None
     keeper, handle = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     with torch.cuda.graph(keeper, pool=handle):
         torch.zeros(1, device="cuda")
@@ -111,21 +110,20 @@ def seconds(call: Call, sets: int, replays: int = 9) -> float:
 def ceilings() -> dict[str, float]:
     """The rates at which memory is read, and read and written: the best of several kernels."""
     bytes_ = 4 * 2**30
-    x = torch.randint(0, 1000, (bytes_ // 4,), dtype=torch.int32, device="cuda")
+    x = torch.randint(-(2**31), 2**31, (bytes_ // 4,), dtype=torch.int32, device="cuda")
     out = torch.empty_like(x)
 
     def triton_call(kernel: object, block: int, warps: int, hint: str) -> Call:
         def call(number: int) -> torch.Tensor:
-            kernel[(x.numel() // block,)](x, out, x.numel(), block=block, hint=hint, num_warps=warps)
+            kernel[(x.numel() // block,)](x, out, block=block, hint=hint, num_warps=warps)
             return out
 
         return call
 
-    cuts = [(1024, 4, ""), (1024, 4, "evict_first"), (2048, 4, ""), (4096, 4, "evict_first"), (4096, 8, ""), (4096, 8, "evict_first")]
-    read = min(took := [seconds(triton_call(_read, *cut), 1, 7) for cut in cuts])
-    print("read", [round(bytes_ / x / 1e12, 2) for x in took])
-    copy = min(took := [seconds(triton_call(_copy, *cut), 1, 7) for cut in cuts] + [seconds(lambda number: out.copy_(x), 1, 7)])
-    print("copy", [round(2 * bytes_ / x / 1e12, 2) for x in took])
+    cuts = [(1024, 4, ""), (2048, 4, ""), (4096, 4, "evict_first"), (4096, 8, "evict_first")]
+    read = min(seconds(triton_call(_read, *cut), 1) for cut in cuts)
+    copies = [triton_call(_copy, *cut) for cut in cuts]
+    copy = min(seconds(call, 1) for call in (*copies, lambda number: out.copy_(x)))
     return {"read": bytes_ / read, "copy": 2 * bytes_ / copy}
 
 
@@ -167,9 +165,8 @@ def softmax(sweep: bool) -> Case:
     sets, rows = 3, 4096
     x = random(rows, WORDS, sets=sets)
     compiled = torch.compile(lambda x: torch.softmax(x, -1))
-    wide = 32768
-    made = triton_softmax.Shape
-    cuts = [made(1, wide, 16, 1, 2), made(1, wide, 8, 1, 2), made(1, wide, 8, 0, 0, 128), made(1, wide, 16, 0, 0, 64)]
+    cut = triton_softmax.Shape
+    cuts = [cut(1, 32768, 16, 2), cut(1, 32768, 8, 2), cut(1, 32768, 16), cut(1, 8192, 16)]
 
     def ours(cut: triton_softmax.Shape | None) -> Call:
         return lambda number: triton_softmax.softmax(x[number], cut)
@@ -198,7 +195,7 @@ def swiglu(sweep: bool) -> Case:
         return (functional.silu(gate.float()) * up.float()).to(HALF)
 
     compiled = torch.compile(plain)
-    cuts = [triton_swiglu.Shape(a, b) for a, b in ((512, 4), (1024, 4))]
+    cuts = [triton_swiglu.Shape(*one) for one in ((512, 4), (1024, 4), (2048, 8))]
 
     def ours(cut: triton_swiglu.Shape | None) -> Call:
         shape = cut or triton_swiglu.USUAL
@@ -238,12 +235,8 @@ def rope(sweep: bool, transposed: bool = False) -> Case:
         return turned.to(x.dtype)
 
     compiled = torch.compile(plain)
-    made = triton_rope.Shape
-    cuts = (
-        [made(1, 32, 4), made(1, 32, 8), made(1, 16, 2), made(1, 8, 1), made(2, 8, 2), made(2, 32, 8)]
-        if transposed
-        else [made(16, 2, 4), made(8, 2, 2), made(4, 2, 1), made(4, 4, 2), made(16, 1, 2), made(32, 1, 4)]
-    )
+    by_token, by_head = ((1, 32, 4), (1, 32, 8), (1, 16, 2)), ((8, 2, 2), (16, 2, 4), (32, 2, 8))
+    cuts = [triton_rope.Shape(*one) for one in (by_token if transposed else by_head)]
 
     def ours(cut: triton_rope.Shape | None) -> Call:
         return lambda number: triton_rope.rope(
@@ -285,17 +278,9 @@ def matvec(sweep: bool, names: tuple[str, ...] = tuple(LAYERS), rows: int = 1) -
 
         return call
 
-    made = triton_matvec.Shape
-    cuts = (
-        [
-            *(made(*cut, 1, 1, ahead) for cut in ((2, 1024, 4), (2, 2048, 8)) for ahead in (0, 800, 1600, 3200)),
-            made(4, 2048, 8, 3),
-            made(4, 2048, 8, 3, 1, 800),
-        ]
-        if rows == 1
-        else [
-        ]
-    )
+    one_row = ((2, 1024, 4), (2, 2048, 8), (4, 1024, 4), (1, 4096, 4), (4, 2048, 8, 3))
+    few_rows = ((16, 256, 2, 4), (16, 128, 2, 6), (32, 512, 4, 3))
+    cuts = [triton_matvec.Shape(*one) for one in (one_row if rows == 1 else few_rows)]
 
     def ours(cut: triton_matvec.Shape | None, overlap: bool = True) -> Call:
         return each(lambda x, weight: triton_matvec.matvec(x, weight, None, cut, overlap))
@@ -321,14 +306,9 @@ def decode(sweep: bool, batch: int, keys: int) -> Case:
     k, v = (random(batch, KEY_HEADS, keys, SIZE, sets=sets) for _ in range(2))
     q = random(batch, HEADS, 1, SIZE)[0]
     lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
-    pairs = batch * KEY_HEADS
-    made = triton_decode.Shape
-    deep = ((64, 4, 5), (64, 4, 6), (128, 4, 3), (128, 4, 4), (32, 4, 8), (128, 8, 4))
-    cuts = {
-        (1, 4096): [made(64, 64, 4, 1), made(64, 64, 4, 2), made(32, 128, 4, 2), made(32, 64, 4, 3), made(16, 64, 4, 5), made(16, 128, 4, 3)],
-        (1, 32768): [made(16, *cut) for cut in deep] + [made(33, *cut) for cut in ((64, 4, 4), (32, 4, 6), (64, 4, 3))] + [made(128, 64, 4, 1)],
-        (16, 4096): [made(1, *cut) for cut in deep] + [made(2, *cut) for cut in ((64, 4, 4), (32, 4, 6))],
-    }[batch, keys]
+    parts = max(1, 132 // (batch * KEY_HEADS))
+    several = ((parts, 128, 4, 3), (parts, 128, 4, 4), (2 * parts, 64, 4, 4), (4 * parts, 64, 4, 1))
+    cuts = [triton_decode.Shape(*one) for one in several]
 
     def ours(cut: triton_decode.Shape | None) -> Call:
         return lambda number: triton_decode.decode_attention(
@@ -340,7 +320,9 @@ def decode(sweep: bool, batch: int, keys: int) -> Case:
             q.double(), k[number].double(), v[number].double(), enable_gqa=True
         )
 
-    limit = {(1, 4096): 0.0, (1, 32768): 0.8}.get((batch, keys), 0.9)
+    least_share, longest = {4096 * 16: (0.9, 0.0), 32768: (0.8, 0.0)}.get(
+        batch * keys, (0.0, 12e-6)
+    )
     return Case(
         f"decode {batch}×{keys}",
         sets,
@@ -353,8 +335,9 @@ def decode(sweep: bool, batch: int, keys: int) -> Case:
             )
         },
         "read",
-        limit,
+        least_share,
         1.0,
+        longest,
     )
 
 
@@ -381,46 +364,40 @@ CASES: dict[str, Callable[[bool], Iterator[Case]]] = {
 
 
 def wrong(case: Case, call: Call) -> str | None:
-    """What is wrong with a result, element by element; `None` where nothing is."""
-    result, right = call(0).double(), case.right(0).double()
+    """What is wrong with a result; `None` where nothing is."""
+    try:
+        result = call(0)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:60]}"
+    result, right = result.double(), case.right(0).double()
     error = ((result - right).norm() / right.norm()).item()
     return None if error < 4e-3 else f"wrong by {error:.1e}"
 
 
 def run(case: Case, limits: dict[str, float]) -> Iterator[str]:
-    ways = {**case.theirs, **case.ours}
+    wrongs = {name: wrong(case, call) for name, call in case.ours.items()}
+    ways = {**case.theirs, **{name: case.ours[name] for name, why in wrongs.items() if not why}}
+    yield from (f"✗ {case.name:<24} {name}: {why}" for name, why in wrongs.items() if why)
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(TURNS):
         for name, call in ways.items():
-            try:
-                taken[name].append(seconds(call, case.sets))
-            except Exception as error:
-                taken[name].append(float("inf"))
-                print(name, str(error)[:100])
+            taken[name].append(seconds(call, case.sets))
     middle = {name: statistics.median(times) for name, times in taken.items()}
-    theirs = {name: middle[name] for name in case.theirs}
-    best = min(theirs.values())
-    shown = " ".join(f"{name} {case.moved / took / 1e12:.2f}" for name, took in theirs.items())
-    found: list[tuple[float, str]] = []
-    for name, call in case.ours.items():
-        try:
-            trouble = wrong(case, call)
-            took = middle[name]
-        except Exception as error:
-            trouble, took = f"{type(error).__name__}: {str(error)[:60]}", float("inf")
-        if trouble:
-            yield f"✗ {case.name:<24} {name}: {trouble}"
-        else:
-            found.append((took, name))
-    for took, name in sorted(found, key=lambda row: (row[1] != "ours", row[0]))[:9]:
+    best = min(middle[name] for name in case.theirs)
+    shown = " ".join(f"{name} {case.moved / middle[name] / 1e12:.2f}" for name in case.theirs)
+    for name in sorted(
+        set(ways) - set(case.theirs), key=lambda name: (name != "ours", middle[name])
+    ):
+        took = middle[name]
         rate = case.moved / took
         share, ratio = rate / limits[case.ceiling], best / took
-        ok = "✓" if share >= case.share and ratio >= case.least else "✗"
+        fast = took <= case.longest if case.longest else share >= case.share
         yield (
-            f"{ok} {case.name:<24} {name:<26} {took * 1e6:7.1f} µs {rate / 1e12:.2f} TB/s, "
-            f"{share:.3f} of {case.ceiling} (bar {case.share}), {ratio:.2f} × {shown}"
+            f"{'✓' if fast and ratio >= case.least else '✗'} {case.name:<24} {name:<12} "
+            f"{took * 1e6:6.1f} µs, {rate / 1e12:.2f} TB/s: {share:.3f} of {case.ceiling} "
+            f"(bar {f'{case.longest * 1e6:.0f} µs' if case.longest else case.share}), "
+            f"{ratio:.2f} × the best (bar {case.least}) of {shown}"
         )
-        shown = ""
 
 
 def compile_ahead(only: list[str], workers: int) -> None:
@@ -439,7 +416,6 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="try other ways to cut the work")
     parser.add_argument("--only", default=",".join(CASES), help="which, with commas between")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
-    parser.add_argument("--compiled", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     only = asked.only.split(",")
     torch.manual_seed(0)
@@ -451,7 +427,7 @@ def main() -> None:
                 call(0)
         return
     began = time.perf_counter()
-    if asked.sweep and not asked.compiled:
+    if asked.sweep:
         compile_ahead(only, min(14, os.cpu_count() or 1))
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
     limits = ceilings()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from anydevice import ops, testing
-from anydevice.bench.ceilings import measure_ceilings
+from anydevice.bench.ceilings import Sizes, measure_ceilings
 from anydevice.bench.measuring import bench
 from anydevice.bench.places import find_places
 from anydevice.bench.printing import measurement_lines, summary_lines
@@ -177,3 +178,22 @@ def test_every_engine_is_tried_for_a_ceiling_and_the_best_counts() -> None:
     assert sorted(ceiling.what for ceiling in ceilings) == ["copy", "matmul", "read"]
     assert sorted(ceiling.what for ceiling in alone) == ["copy", "read"]
     assert {ceiling.engine for ceiling in alone} == {"numpy"}
+
+
+def test_a_larger_size_is_not_tried_where_a_smaller_one_is_slow_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[int, ...]] = []
+    real = ops.matmul
+
+    def slow(a: Any, b: Any) -> Any:
+        tried.append(a.shape)
+        time.sleep(0.02)
+        return real(a, b)
+
+    monkeypatch.setattr(ops, "matmul", slow)
+    places = find_places(engines=["numpy"])
+    sizes = Sizes((), 0, (16, 64))
+    ceilings, _ = measure_ceilings(places, ["float32"], limit=0.001, sizes=sizes)
+    assert set(tried) == {(16, 16)}
+    assert [ceiling.kernel for ceiling in ceilings] == ["matmul of 16³"]

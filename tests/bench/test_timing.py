@@ -75,3 +75,32 @@ def test_whatever_the_call_raises_is_raised() -> None:
 
 def test_no_time_at_all_has_no_spread() -> None:
     assert Timing(0.0, 0.0, 0.0, 0.0, 1, 1).spread == 0.0
+
+
+def test_a_first_call_that_takes_too_long_stands_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from anydevice.bench import timing
+
+    calls: list[int] = []
+    monkeypatch.setattr(timing, "PATIENCE", 0.01)
+
+    def slow(number: int) -> None:
+        calls.append(number)
+        time.sleep(0.02)
+
+    once = time_calls(slow, lambda results: None, limit=1.0)
+    assert calls == [0]
+    assert (once.samples, once.seconds) == (1, once.first)
+
+
+def test_a_first_call_that_was_made_before_is_not_made_again() -> None:
+    calls: list[int] = []
+
+    def call(number: int) -> None:
+        calls.append(number)
+        time.sleep(0.01)
+
+    timing = time_calls(call, lambda results: None, limit=0.001, first=3.0)
+    assert calls == [0]
+    assert (timing.first, timing.samples) == (3.0, 1)

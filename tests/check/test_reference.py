@@ -130,6 +130,7 @@ def test_a_mask_for_padding_is_one_for_every_head_and_query() -> None:
         {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3},
         {**YARN, "attention_factor": 1.25, "truncate": False},
         {**YARN, "original_max_position_embeddings": 8},
+        {**YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},
     ],
     ids=lambda scaling: scaling["rope_type"] if scaling else "default",
 )

@@ -12,7 +12,7 @@ import torch
 
 import anydevice.ops
 from anydevice import testing
-from anydevice.check import trials
+from anydevice.check import trials, trusting
 from anydevice.check.cases import TABLE
 from anydevice.check.judgements import Cell, Verdicts
 from anydevice.check.rows import FLOATS
@@ -20,6 +20,7 @@ from anydevice.check.verifying import verify
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.engines import registry
+from anydevice.engines.kernels import trust
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, VerificationError
 
 Replace = Callable[..., None]
@@ -184,6 +185,42 @@ def test_the_worst_case_is_named(replace: Replace) -> None:
     assert cell.case == "another axis"
     assert cell.largest_error is not None
     assert cell.largest_error > 0.001
+
+
+def test_a_kernel_is_judged_by_its_gradient_too(
+    replace: Replace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(x: Any) -> Any:
+        if not trust.is_trusted("silu", "float32", "cpu"):
+            return NotImplemented
+        return torch.nn.functional.silu(x.detach())  # right, but without a gradient
+
+    replace("torch", silu=kernel)
+    monkeypatch.setattr(trusting, "kernels_of", lambda engine, device: ("silu",))
+    verdicts = verify(["silu"], None, ["torch"], ["float32"])
+    assert {cell.of: cell.state for cell in verdicts} == {
+        "value": "right",
+        "kernel": "wrong",
+        "gradient": "right",
+    }
+    assert verdicts.wrong[0].case == "its gradient"
+    quick = verify(["silu"], None, ["torch"], ["float32"], quick=True)
+    assert quick.counts() == {"right": 2, "wrong": 0, "unsupported": 0}
+
+
+def test_arrays_whose_elements_lie_apart_are_really_placed_so() -> None:
+    seen = []
+
+    def look(x: Any, engine: Any) -> Any:
+        placed = trials._place_apart(x, engine, Device("cpu"))
+        np.testing.assert_array_equal(placed, x)
+        seen.append(placed.flags.c_contiguous)
+        return placed
+
+    for shape in ((3, 5), (2, 3, 5), (2, 3, 4, 5)):
+        look(np.random.default_rng(0).random(shape), registry.load("numpy"))
+    assert seen == [False] * 3
+    assert look(np.ones(3), registry.load("numpy")).flags.c_contiguous
 
 
 def test_progress_is_told_before_each_step() -> None:

@@ -202,7 +202,7 @@ def test_rope(
 
 
 def test_rope_with_scaling(make: Callable[..., Any]) -> None:
-    frequencies = pytest.importorskip("anydevice.ops.frequencies").frequencies
+    frequencies = pytest.importorskip("anydevice.core.frequencies").frequencies
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     found, factor = frequencies(32, 500.0, scaling)
     x, positions = make(1, 2, 7, 32), torch.arange(7)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.core.engine import Absent
-from anydevice.engines import fused, ownership, registry
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.engines import ownership, registry
+from anydevice.errors import ConfigurationError
 from anydevice.ops import dispatch
 
 
@@ -79,29 +76,9 @@ def test_without_a_version_of_its_own_the_definition_itself_is_called() -> None:
 @pytest.mark.usefixtures("nothing_met")
 def test_an_engine_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = registry.load("numpy")
-    monkeypatch.setattr(engine, "fused", {"relu": lambda x: "fused"}, raising=False)
-    monkeypatch.setattr(engine, "ops", dispatch._ops_of(engine), raising=False)
+    monkeypatch.setattr(engine, "fused", {"relu": lambda x: "fused"})
     assert ops.relu(np.ones(2)) == "fused"
     assert ops.negative(np.ones(2)).tolist() == [-1, -1]
-    dispatch.forget()
-    monkeypatch.setattr(engine, "ops", Absent("it computes nothing", instead="use another"))
-    with pytest.raises(UnsupportedError, match="it computes nothing; use another"):
-        ops.relu(np.ones(2))
-
-
-def test_an_engine_need_not_have_versions_of_its_own() -> None:
-    engine: Any = SimpleNamespace(name="of_another_package")
-    assert dispatch._fused_ones_of(engine) == {}
-
-
-def test_a_file_that_lacks_something_else_is_not_taken_for_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "damaged.py").write_text("import no_such_library")
-    monkeypatch.setattr(fused, "__path__", [*fused.__path__, str(tmp_path)])
-    engine: Any = SimpleNamespace(name="damaged")
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        dispatch._fused_ones_of(engine)
 
 
 @pytest.mark.usefixtures("nothing_met")

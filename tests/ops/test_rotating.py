@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anydevice import ops
+from anydevice.core.frequencies import freeze, frequencies, thaw
 from anydevice.errors import ConfigurationError
-from anydevice.ops.frequencies import freeze, frequencies, thaw
 
 Array = np.ndarray[Any, Any]
 

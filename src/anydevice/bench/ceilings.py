@@ -22,6 +22,9 @@ from anydevice.transfer.moving import to_device, to_numpy
 
 MIB = 2**20
 
+HOPELESS = 8
+"""A kernel that would take so many times the limit, going by a smaller one, is not tried."""
+
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
 """Engines whose arrays `a[...] = b` writes to: a copy without any memory to be made for it."""
 
@@ -73,15 +76,21 @@ def measure_ceilings(
     ]
     best: dict[tuple[str, str, str | None], Ceiling] = {}
     failed: dict[tuple[str, str, str | None], str] = {}
+    slow: dict[tuple[str, str | None, str], float] = {}
     for number, (place, kernel) in enumerate(tries):
         if progress is not None:
             progress(number, len(tries), f"ceiling of {place.device}: {kernel.name}")
         key = (str(place.device), kernel.what, kernel.dtype)
+        same = (str(place), kernel.dtype, kernel.what)
+        # At a larger size it will hardly be faster, and may take minutes.
+        if same in slow and kernel.work / slow[same] > HOPELESS * limit:
+            continue
         try:
             rate = _rate(place, kernel, limit)
         except Exception as error:  # another kernel or engine may do it; the note says if none
             failed.setdefault(key, f"{place.engine}: {type(error).__name__}: {error}")
             continue
+        slow[same] = rate
         if key not in best or rate > best[key].rate:
             best[key] = Ceiling(key[0], kernel.what, rate, place.engine, kernel.name, kernel.dtype)
     notes = tuple(

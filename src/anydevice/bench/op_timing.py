@@ -15,7 +15,7 @@ from anydevice.check.drawing import Call
 from anydevice.check.rows import Row
 from anydevice.check.trials import mapped
 from anydevice.core.engine import Engine
-from anydevice.core.record import Record, replace
+from anydevice.core.record import Record
 
 COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
 """Arguments are placed several times over, up to so many bytes: more than caches hold."""
@@ -69,9 +69,9 @@ def time_op(row: Row, made: Call, place: Place, *, limit: float) -> TimedOp:
         viewed = not consuming and _is_view(result, sets[0].arrays(engine), engine)
         del result
         most = 1 if consuming else _most_calls(place, written)
-        timing = time_calls(call, finish, limit=limit, most_calls=most)
+        timing = time_calls(call, finish, limit=limit, most_calls=most, first=first)
     moved = 0 if viewed else row.moved(made, written)
-    return TimedOp(replace(timing, first=first), moved, written, row.operations(made))
+    return TimedOp(timing, moved, written, row.operations(made))
 
 
 def _most_calls(place: Place, written: int) -> int:

@@ -17,6 +17,9 @@ MOST_SAMPLES = 200
 FEWEST_SAMPLES = 5
 MOST_CALLS = 1000
 
+PATIENCE = 10.0
+"""A first call that takes longer than so many seconds is not repeated, and stands for itself."""
+
 
 class Timing(Record):
     """The seconds of one call: the median of the samples, their quartiles, and the first call.
@@ -47,12 +50,14 @@ def time_calls(
     *,
     limit: float,
     most_calls: int = MOST_CALLS,
+    first: float | None = None,
 ) -> Timing:
     """Time `call`, which is given 0, 1, 2, … so that it can take other arguments each time.
 
     `finish` waits until all of the results are complete. Nothing is started any more after `limit`
-    seconds, except that two calls are always made and a call that is running is waited for. At
-    most `most_calls` results are held at a time.
+    seconds, except that a second call is made if the first took less than 10 seconds, and that
+    one that is running is waited for. At most `most_calls` results are held at a time. `first` is
+    how long the first call took, where it was made before.
 
     >>> time_calls(lambda number: number * 2, lambda results: None, limit=0.01).samples > 1
     True
@@ -66,7 +71,11 @@ def time_calls(
         number += count
         return (time.perf_counter() - began) / count
 
-    first, second = sample(1), sample(1)
+    if first is None:
+        first = sample(1)
+    if first > PATIENCE:
+        return Timing(first, first, first, first, 1, 1)
+    second = sample(1)
     if second >= limit:
         return Timing(second, second, second, first, 1, 1)
     ends = time.perf_counter() + limit

@@ -26,6 +26,7 @@ _UPWARD = {
     "free_memory": "anydevice.hardware.readers:free_memory",
     "native": "anydevice.engines.registry:native",
     "to_device": "anydevice.transfer.moving:to_device",
+    "trust_kernels": "anydevice.check.trusting:load_into_table",
 }
 
 _reached: dict[str, Any] = {}

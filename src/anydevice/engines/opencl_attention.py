@@ -31,7 +31,6 @@ class Variant(Record):
     number: Number
     size: int
     repeat: int
-    causal: bool
     masked: bool
     lengths: Number | None
     aligned: bool
@@ -86,7 +85,7 @@ def _run(
         extent(start, (*x.shape[:3], size), (*step, 1))
         for x, start, step in zip((q, k, v), starts, steps, strict=True)
     )
-    arguments: list[Any] = [heads, queries, keys, window or 0, scale]
+    arguments: list[Any] = [heads, queries, keys, (window or 0) if causal else -1, scale]
     for x, start, step in zip((q, k, v), starts, steps, strict=True):
         arguments += (x.base_data, start, *step)
     arguments.append(out.base_data)
@@ -100,7 +99,7 @@ def _run(
         far = max(far, extent(views.offset_of(mask), (batch, heads, queries, keys), across))
     places = (size, *starts, *(step for each in steps for step in each))
     variant = Variant(
-        number, size, heads // k.shape[1], causal, mask is not None, kind,
+        number, size, heads // k.shape[1], mask is not None, kind,
         not any(place % 8 for place in places), is_wide(far),
     )  # fmt: skip
     arrays = [x for x in (q, k, v, lengths, mask) if x is not None]
@@ -154,7 +153,6 @@ def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
     defines |= {
         "SIZE": variant.size,
         "REPEAT": variant.repeat,
-        "CAUSAL": int(variant.causal),
         "HAS_MASK": int(variant.masked),
         "HAS_LENGTHS": int(variant.lengths is not None),
         "WIDTH": 8 if variant.aligned else 1,

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from anydevice.core.engine import Absent, Engine
-from anydevice.core.late import load
+from anydevice.core.late import reach
 from anydevice.core.primitives import Primitives
 from anydevice.engines.ownership import owner_of
 from anydevice.errors import ConfigurationError
@@ -80,8 +79,10 @@ def _settle(x: Array) -> str:
             "anydevice.to_device(x, device), or make it an array with numpy.asarray(x); where an "
             "op takes an array and a number, the array comes first"
         )
-    _primitives[engine.name] = _ops_of(engine)
-    _fused[engine.name] = _fused_ones_of(engine)
+    if engine.name not in _primitives:
+        _primitives[engine.name] = engine.ops
+        _fused[engine.name] = engine.fused
+        reach("trust_kernels")()
     _engines[type(x)] = engine.name
     return engine.name
 
@@ -89,27 +90,3 @@ def _settle(x: Array) -> str:
 # PyTorch's compiler runs these while it looks through the caller, and keeps the answers.
 _engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _settle._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _ops_of(engine: Engine) -> Primitives:
-    ops: Primitives | Absent | None = getattr(engine, "ops", None)
-    if isinstance(ops, Absent):
-        raise ops.error()
-    return ops or _from_file("primitives", engine.name, "PRIMITIVES")
-
-
-def _fused_ones_of(engine: Engine) -> Mapping[str, Callable[..., Any]]:
-    fused: Mapping[str, Callable[..., Any]] | None = getattr(engine, "fused", None)
-    if fused is not None:
-        return fused
-    try:
-        fused = _from_file("fused", engine.name, "FUSED")
-    except ModuleNotFoundError as error:
-        if error.name != f"anydevice.engines.fused.{engine.name}":
-            raise
-        fused = {}
-    return fused or {}
-
-
-def _from_file(folder: str, engine: str, name: str) -> Any:
-    return load(f"anydevice.engines.{folder}.{engine}:{name}")

@@ -6,9 +6,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+from anydevice.core.frequencies import Frozen, Scaling, freeze, frequencies, kind_of, thaw
 from anydevice.core.late import load
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.frequencies import Frozen, Scaling, freeze, frequencies, kind_of, thaw
 from anydevice.ops.shapes import floating, whole, wrong_shapes
 from anydevice.ops.widening import FLOAT32, widened
 

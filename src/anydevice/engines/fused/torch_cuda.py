@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from anydevice.core.late import load
+from anydevice.core.frequencies import frequencies
 from anydevice.engines.kernels import triton_registered as registered
 from anydevice.engines.kernels.triton_registered import kernel
 from anydevice.engines.kernels.trust import is_trusted
@@ -85,10 +85,10 @@ def _rope(
     ):
         return NotImplemented
     frozen = () if scaling is None else tuple(sorted(scaling.items()))
-    frequencies, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
+    steps, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
     if _differentiated(x):
-        return registered.rope(x, positions, frequencies, factor, interleaved, False)
-    return kernel("rope")(x, positions, frequencies, factor, interleaved)
+        return registered.rope(x, positions, steps, factor, interleaved, False)
+    return kernel("rope")(x, positions, steps, factor, interleaved)
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
@@ -178,9 +178,7 @@ def _frequencies(
     size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
 ) -> tuple[torch.Tensor, float]:
     """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
-    found, factor = load("anydevice.ops.frequencies:frequencies")(
-        size, float(theta), dict(scaling) if scaling else None
-    )
+    found, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
     return torch.tensor(found, dtype=torch.float32, device=device), float(factor)
 
 

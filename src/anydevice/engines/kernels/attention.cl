@@ -2,9 +2,9 @@
 // scaled down whenever a larger score comes (the running maximum and sum of a softmax).
 //
 // q is (batch, heads, queries, SIZE), k and v (batch, heads / REPEAT, keys, SIZE), with strides; the
-// last axis is in one piece. Which keys a query sees: the first `valid` ones, with CAUSAL up to its
-// own place counted from the last valid key, with a window only so many of these, and those that
-// MASK says. What is not seen is not read into a sum, whatever it is.
+// last axis is in one piece. Which keys a query sees: the first `valid` ones; with a window of 0 or
+// more (causal) only up to its own place, counted from the last valid key; of these with a window of
+// 1 or more only so many; and those that the mask says. What is not seen enters no sum, whatever it is.
 
 #define NOTHING (-INFINITY)
 
@@ -15,12 +15,12 @@ typedef struct {
 range seen_range(const INDEX query, const INDEX queries, const INDEX valid, const INDEX window)
 {
     range seen = {0, valid};
-#if CAUSAL
-    const INDEX last = valid - queries + query;
-    seen.high = min(valid, last + 1);
-    if (window > 0)
-        seen.low = max((INDEX)0, last + 1 - window);
-#endif
+    if (window >= 0) {
+        const INDEX last = valid - queries + query;
+        seen.high = min(valid, last + 1);
+        if (window > 0)
+            seen.low = max((INDEX)0, last + 1 - window);
+    }
     return seen;
 }
 

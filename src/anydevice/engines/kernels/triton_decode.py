@@ -12,7 +12,12 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record
-from anydevice.engines.kernels.triton_launching import multiprocessors, overlapping, start
+from anydevice.engines.kernels.triton_launching import (
+    multiprocessors,
+    overlapping,
+    shared_memory,
+    start,
+)
 
 LOG2_E = 1.4426950408889634
 LEAST_GROUP = 16
@@ -20,7 +25,7 @@ LEAST_GROUP = 16
 
 
 class Shape(Record):
-    """How the work is cut: `parts` of the keys, `keys` at a time, by so many warps."""
+    """How the work is cut: `parts` of the keys, `keys` at a time, so many warps and loads."""
 
     parts: int
     keys: int
@@ -28,11 +33,19 @@ class Shape(Record):
     stages: int
 
 
-def shape_for(pairs: int, keys: int, size: int, processors: int) -> Shape:
-    """What measures fastest for so many pairs of batch and key head on a device of this size."""
-    block = 64 if size <= 128 else 32
-    wanted = max(1, (2 * processors) // pairs)
-    return Shape(min(wanted, triton.cdiv(keys, block), 256), block, 4, 3)
+def shape_for(pairs: int, keys: int, size: int, processors: int, shared: int) -> Shape:
+    """What measures fastest for so many pairs of batch and key head, on such a device.
+
+    `processors` is how many programs run side by side, `shared` the fast memory of each.
+    """
+    if pairs * triton.cdiv(keys, 64) <= 4 * processors:
+        return Shape(triton.cdiv(keys, 64), 64 if size <= 128 else 32, 4, 1)
+    parts = max(1, processors // pairs)
+    for block, stages in ((128, 3), (64, 3), (64, 2), (32, 2)):
+        # Two bytes an element, keys and values, and a little for what is exchanged.
+        if (stages - 1) * 4 * block * size + 16384 <= shared:
+            return Shape(parts, block, 4, stages)
+    return Shape(parts, 32, 4, 1)
 
 
 def decode_attention(
@@ -57,7 +70,9 @@ def decode_attention(
         return out
     if not keys:
         return out.zero_()
-    cut = shape or shape_for(batch * key_heads, keys, size, multiprocessors(q.device))
+    cut = shape or shape_for(
+        batch * key_heads, keys, size, multiprocessors(q.device), shared_memory(q.device)
+    )
     options = overlapping(q.device) if overlap else {"overlap": False}
     alone = cut.parts == 1
     averages, sums = out, out
@@ -112,7 +127,7 @@ def decode_attention(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["key_heads", "keys", "window"])
 def _part(
     q,
     k,

@@ -1,7 +1,7 @@
-"""How our Triton kernels are started, on the device that their tensors are on.
+"""How our Triton kernels are started, and what of a device decides how their work is cut.
 
-Where the device and Triton can, a kernel may begin while the one before it ends: it then waits in
-the kernel, before its first access to memory, for what that one wrote.
+Nothing is measured when a kernel is started: how the work is cut is a function of its shape, found
+by `bench/gpu_ops.py`.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.interpreter import InterpretedFunction
 
 LONGEST_ROW = 65536
 """The most bytes of a row that one program keeps to itself; longer ones are read twice."""
@@ -30,26 +29,26 @@ def start(
             kernel[tuple(grid)](*arguments, **options)
 
 
-def interpreted(kernel: Any) -> bool:
-    """Whether a kernel is run by Triton's interpreter, on the CPU, instead of being compiled."""
-    return isinstance(kernel, InterpretedFunction)
-
-
 @cache
 def overlapping(device: torch.device) -> dict[str, Any]:
-    """The options of a kernel that may begin before the one ahead of it has ended."""
+    """The options of a kernel that may begin before the one ahead of it has ended.
+
+    It waits, before it touches what that one may have written, until that one has ended; what is
+    gained is the time that starting takes. NVIDIA's devices can from compute capability 9.0 on.
+    """
     if (
         device.type != "cuda"
         or torch.version.hip
         or torch.cuda.get_device_capability(device) < (9,)
     ):
         return {"overlap": False}
-    options = triton.compiler.compiler.make_backend(
-        triton.runtime.driver.active.get_current_target()
-    ).parse_options({})
-    if not hasattr(options, "launch_pdl"):
-        return {"overlap": False}
-    return {"overlap": True, "launch_pdl": True}
+    return {"overlap": True, "launch_pdl": True} if _can_overlap() else {"overlap": False}
+
+
+def _can_overlap() -> bool:
+    """Whether this Triton has the option: it came with 3.4."""
+    target = triton.runtime.driver.active.get_current_target()
+    return hasattr(triton.compiler.make_backend(target).parse_options({}), "launch_pdl")
 
 
 @cache
@@ -59,3 +58,13 @@ def multiprocessors(device: torch.device) -> int:
         return 1
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """The bytes of fast memory that one program can have."""
+    if device.type != "cuda":
+        return 0
+    facts = torch.cuda.get_device_properties(device)
+    size: int = getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)
+    return size

@@ -13,23 +13,16 @@ import triton.language as tl
 from anydevice.core.record import Record
 from anydevice.engines.kernels.triton_launching import overlapping, start
 
-MOST_ROWS = 8
 PADDED_ROWS = tl.constexpr(16)
 
 
 class Shape(Record):
-    """How the work is cut.
-
-    So many outputs for a program and inputs at a time, by so many warps, with `stages` loads in
-    flight, and a program that does `unroll` of its steps in one.
-    """
+    """How the work is cut: so many outputs for a program, inputs at a time, warps and loads."""
 
     outputs: int
     inputs: int
     warps: int
     stages: int = 1
-    unroll: int = 1
-    ahead: int = 0
 
 
 def shape_for(rows: int, outputs: int, inputs: int) -> Shape:
@@ -77,15 +70,13 @@ def matvec(
         block_outputs=cut.outputs,
         block=cut.inputs,
         stages=cut.stages,
-        unroll=cut.unroll,
-        ahead=cut.ahead,
         num_warps=cut.warps,
         **options,
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _one_row(
     x,
     weight,
@@ -100,8 +91,6 @@ def _one_row(
     block_outputs: tl.constexpr,
     block: tl.constexpr,
     stages: tl.constexpr,
-    unroll: tl.constexpr,
-    ahead: tl.constexpr,
     overlap: tl.constexpr,
 ):
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
@@ -109,11 +98,9 @@ def _one_row(
     line = weight + output.to(tl.int64)[:, None] * weight_step
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
-        if tl.program_id(0) < ahead:
-            _ask_for(weight, weight_step, outputs, inputs, block_outputs)
         tl.extra.cuda.gdc_wait()
     products = tl.zeros([block_outputs, block], tl.float32)
-    for first in tl.range(0, inputs, block, num_stages=stages, loop_unroll_factor=unroll):
+    for first in tl.range(0, inputs, block, num_stages=stages):
         place = first + tl.arange(0, block)
         here = place < inputs
         value = tl.load(
@@ -130,40 +117,7 @@ def _one_row(
     tl.store(out + output, result.to(out.dtype.element_ty), known)
 
 
-@triton.jit
-def _ask_for(weight, weight_step, outputs, inputs, block_outputs: tl.constexpr):
-    """Bring the first 8 KiB of each row of this program into the cache, and read nothing.
-
-    What the kernel before this one may still be writing is not looked at: only copies that the
-    whole device shares are made.
-    """
-    first = tl.program_id(0) * block_outputs
-    begin = (weight + first.to(tl.int64) * weight_step).to(tl.int64)
-    step = weight_step * (weight.dtype.element_ty.primitive_bitwidth // 8)
-    size = tl.minimum(inputs * (weight.dtype.element_ty.primitive_bitwidth // 8), 8192)
-    lines = tl.minimum(outputs - first, block_outputs)
-    tl.inline_asm_elementwise(
-        """
-        {
-            .reg .pred mine;
-            .reg .u32 line;
-            .reg .u64 place;
-            mov.u32 line, %tid.x;
-            setp.lt.u32 mine, line, $4;
-            mad.wide.u32 place, line, $2, $1;
-            @mine cp.async.bulk.prefetch.L2.global [place], $3;
-            mov.u32 $0, 0;
-        }
-        """,
-        "=r,l,r,r,r",
-        [begin, step, size, lines],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _few_rows(
     x,
     weight,
@@ -178,8 +132,6 @@ def _few_rows(
     block_outputs: tl.constexpr,
     block: tl.constexpr,
     stages: tl.constexpr,
-    unroll: tl.constexpr,
-    ahead: tl.constexpr,
     overlap: tl.constexpr,
 ):
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
@@ -189,7 +141,7 @@ def _few_rows(
     if overlap:
         tl.extra.cuda.gdc_wait()
     sums = tl.zeros([PADDED_ROWS, block_outputs], tl.float32)
-    for first in tl.range(0, inputs, block, num_stages=stages, loop_unroll_factor=unroll):
+    for first in tl.range(0, inputs, block, num_stages=stages):
         place = first + tl.arange(0, block)
         here = place < inputs
         few = tl.load(
@@ -206,6 +158,7 @@ def _few_rows(
         )
         sums = tl.dot(few, value, sums)
     if overlap:
+        # Not earlier: what starts then would crowd the few multiprocessors that are free.
         tl.extra.cuda.gdc_launch_dependents()
     if biased:
         sums += tl.load(bias + output, known, 0).to(tl.float32)[None, :]

@@ -59,7 +59,7 @@ def rmsnorm(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _whole_rows(x, weight, out, rows, columns, eps, block_rows: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block)
@@ -72,7 +72,7 @@ def _whole_rows(x, weight, out, rows, columns, eps, block_rows: tl.constexpr, bl
     tl.store(out + places, result.to(out.dtype.element_ty), here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _long_row(x, weight, out, rows, columns, eps, block_rows: tl.constexpr, block: tl.constexpr):
     begin = tl.program_id(0).to(tl.int64) * columns
     squares = tl.zeros([block], tl.float32)

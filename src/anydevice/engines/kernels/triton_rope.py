@@ -27,8 +27,8 @@ def shape_for(heads: int, tokens: int, size: int, by_token: bool) -> Shape:
     rows = max(1, 4096 // triton.next_power_of_2(size))
     if by_token:
         return Shape(1, min(triton.next_power_of_2(heads), rows), 4)
-    block = min(triton.next_power_of_2(tokens), max(1, rows // 2))
-    return Shape(block, min(triton.next_power_of_2(heads), rows // block * 2), 8)
+    block = min(triton.next_power_of_2(tokens), max(1, rows // 4))
+    return Shape(block, min(triton.next_power_of_2(heads), max(1, rows // 2 // block)), 2)
 
 
 def rope(
@@ -78,7 +78,7 @@ def rope(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "tokens"])
 def _rope(
     x,
     positions,

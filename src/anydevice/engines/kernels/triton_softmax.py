@@ -12,36 +12,38 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record
-from anydevice.engines.kernels.triton_launching import LONGEST_ROW, multiprocessors, start
+from anydevice.engines.kernels.triton_launching import (
+    LONGEST_ROW,
+    multiprocessors,
+    shared_memory,
+    start,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Shape(Record):
-    """How the work is cut.
+    """How the work is cut: `rows` and `columns` at a time, by so many warps.
 
-    `rows` and `columns` at a time, by so many warps. With `ahead`, a multiprocessor has `programs`
-    programs that go through the rows, and each holds `ahead` loads of further rows in flight;
-    without, every tile of rows has its own program.
+    With `ahead`, one program for each multiprocessor goes through the rows, with the loads of so
+    many further ones in flight; without, every tile of rows has its own program.
     """
 
     rows: int
     columns: int
     warps: int
-    programs: int = 0
     ahead: int = 0
-    registers: int = 0
 
 
-def shape_for(columns: int, itemsize: int) -> Shape:
-    """What measures fastest for rows of this length."""
+def shape_for(columns: int, itemsize: int, shared: int) -> Shape:
+    """What measures fastest for rows of this length, with so much fast memory for a program."""
     width = triton.next_power_of_2(max(columns, 1))
     if width * itemsize > LONGEST_ROW:
         return Shape(1, 8192, 16)
-    if width >= 16384:
-        return Shape(1, width, 16, programs=1, ahead=2)
+    if width >= 16384 and 2 * width * itemsize + 1024 <= shared:
+        return Shape(1, width, 16, ahead=2)
     rows = max(1, 2048 // width)
-    return Shape(rows, width, min(16, max(4, rows * width // 1024)))
+    return Shape(rows, width, min(16, max(4, rows * width // 512)))
 
 
 def softmax(x: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
@@ -51,7 +53,7 @@ def softmax(x: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
         return out
     columns = x.shape[-1]
     rows = x.numel() // columns
-    cut = shape or shape_for(columns, x.element_size())
+    cut = shape or shape_for(columns, x.element_size(), shared_memory(x.device))
     if columns > cut.columns:
         start(
             _long_row,
@@ -64,23 +66,10 @@ def softmax(x: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
             num_warps=cut.warps,
         )
         return out
-    if cut.registers:
-        start(
-            _one_row,
-            (rows,),
-            x.device,
-            x,
-            out,
-            columns,
-            block=cut.columns,
-            num_warps=cut.warps,
-            maxnreg=cut.registers,
-        )
-        return out
     tiles = triton.cdiv(rows, cut.rows)
     programs = tiles
-    if cut.programs:
-        rounds = triton.cdiv(tiles, cut.programs * multiprocessors(x.device))
+    if cut.ahead:
+        rounds = triton.cdiv(tiles, multiprocessors(x.device))
         programs = triton.cdiv(tiles, rounds)  # the same number of rows for each
     start(
         _whole_rows,
@@ -99,7 +88,7 @@ def softmax(x: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tiles"])
 def _whole_rows(
     x,
     out,
@@ -121,20 +110,6 @@ def _whole_rows(
         power = tl.exp2((value - largest[:, None]) * LOG2_E)
         result = power * (1.0 / tl.sum(power, 1))[:, None]
         tl.store(out + places, result.to(out.dtype.element_ty), here)
-
-
-@triton.jit
-def _one_row(x, out, columns, block: tl.constexpr):
-    begin = tl.program_id(0).to(tl.int64) * columns
-    column = tl.arange(0, block)
-    here = column < columns
-    raw = tl.load(x + begin + column, here, float("-inf"))
-    largest = tl.max(raw.to(tl.float32), 0)
-    # The powers are computed twice, differently, so that 16 bits an element are kept in between.
-    total = tl.sum(tl.exp2((largest - raw.to(tl.float32)) * -LOG2_E), 0)
-    shift = tl.log2(total)
-    result = tl.exp2((raw.to(tl.float32) - largest) * LOG2_E - shift)
-    tl.store(out + begin + column, result.to(out.dtype.element_ty), here)
 
 
 @triton.jit
