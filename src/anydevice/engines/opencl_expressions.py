@@ -33,8 +33,8 @@ FLOATING: dict[str, str] = {
     "pow": "pow(a, b)",
     "maximum": "(a > b || a != a ? a : b)",
     "minimum": "(a < b || a != a ? a : b)",
-    "silu": f"(a == -INFINITY ? (NUMBER)0 : a * {_SIGMOID})",
-    "swiglu": f"(a == -INFINITY ? (NUMBER)0 : a * {_SIGMOID}) * b",
+    "silu": f"(a * {_SIGMOID})",
+    "swiglu": f"(a * {_SIGMOID}) * b",
 }
 
 WHOLE: dict[str, str] = {

@@ -124,7 +124,6 @@ BUILT_IN: dict[str, EngineRow] = {
                 "autodiff": Absent("OpenCL has no autodiff", "train on torch or jax"),
                 "compiler": Absent("OpenCL compiles no models", "compile on torch or jax"),
                 "collectives": Absent("OpenCL devices share nothing", "use torch or jax"),
-                "bfloat16": Absent("OpenCL has no bfloat16", "use float32"),
             },
         ),
     )

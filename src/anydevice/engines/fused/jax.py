@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anydevice.engines.fused.jax_updates import update_adam, update_lion, update_sgd
-from anydevice.engines.primitives.jax import PRIMITIVES
+from anydevice.engines.primitives.jax import PRIMITIVES, on_cpu
 
 Function = Callable[..., Any]
 Pair = tuple[int, int]
@@ -200,6 +200,9 @@ def _mean_squared_error(x: Any, y: Any) -> Any:
 
 @whole(3, 4)
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+    kind = x.dtype
+    if on_cpu(x, weight):  # where XLA would add up numbers of 16 bits in 16 bits
+        x, weight = wide(x), wide(weight)
     result = jax.lax.conv_general_dilated(
         x,
         weight,
@@ -208,8 +211,8 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
         precision=jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None,
     )
     if bias is None:
-        return result
-    return (wide(result) + wide(bias)[:, None, None]).astype(x.dtype)
+        return result.astype(kind)
+    return (wide(result) + wide(bias)[:, None, None]).astype(kind)
 
 
 def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:

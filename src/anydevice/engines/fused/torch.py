@@ -42,11 +42,18 @@ def _swiglu(gate: Any, up: Any) -> Any:
 
 
 def _softmax(x: Any, axis: int) -> Any:
-    return torch.softmax(x, axis)
+    return _rounded_once(torch.softmax, x, axis)
 
 
 def _log_softmax(x: Any, axis: int) -> Any:
-    return torch.log_softmax(x, axis)
+    return _rounded_once(torch.log_softmax, x, axis)
+
+
+def _rounded_once(function: Function, x: Any, axis: int) -> Any:
+    """PyTorch's function; on the CPU it would round numbers of 16 bits on the way."""
+    if x.is_cuda or x.dtype in _WIDE:
+        return function(x, axis)
+    return function(x, axis, dtype=torch.float32).to(x.dtype)
 
 
 def _mean(x: Any, axis: Any, keepdims: bool) -> Any:

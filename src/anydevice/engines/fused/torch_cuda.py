@@ -36,6 +36,7 @@ _SIZES = (16, 32, 64, 128, 256)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+_GPU = "rocm" if torch.version.hip else "cuda"
 _READY = find_spec("triton") is not None
 
 
@@ -193,8 +194,13 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
 """The kernels whether or not they are trusted: for whoever is to find that out."""
 
 
+def _device(x: Any) -> str:
+    """The device as anydevice names it: PyTorch calls an AMD GPU CUDA, too."""
+    return f"{_GPU}:{x.device.index or 0}"
+
+
 def _trusted(name: str, x: Any, *arguments: Any) -> Any:
-    if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), str(x.device)):
+    if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), _device(x)):
         return NotImplemented
     if name == "linear" and arguments[0].numel() < LEAST_WEIGHT:
         return NotImplemented

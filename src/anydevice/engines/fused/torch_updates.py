@@ -27,7 +27,9 @@ def update_sgd(
     """The op of that name, for float tensors of one type that no gradient passes through."""
     lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
     idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
-    if idle or not _alike(lists) or isinstance(rate, torch.Tensor):
+    # With numbers of 16 bits, PyTorch's kernel for the CPU takes a wrong step.
+    wrong = parameters[0].element_size() < 4
+    if idle or wrong or not _alike(lists) or isinstance(rate, torch.Tensor):
         return NotImplemented
     moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
     torch._fused_sgd_(

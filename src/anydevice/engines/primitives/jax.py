@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import NARROWER, known_dtype, lacking
 
 Axes = int | tuple[int, ...]
+_BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 _NO_64_BITS = Absent(
     "JAX's 64-bit numbers are off", instead="call anydevice.configure(x64=True) first"
 )
@@ -149,8 +151,14 @@ class JaxPrimitives:
     # Along axes
 
     def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        kind = jnp.int32 if x.dtype == jnp.bool else x.dtype  # a sum of truths is a count
-        return jnp.sum(x, axis, dtype=kind, keepdims=keepdims)
+        kind = x.dtype
+        if kind == _FLOAT32:
+            return jnp.sum(x, axis, keepdims=keepdims)
+        if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
+            # Left to itself, XLA may add up parts of a long sum in 16 bits.
+            return jnp.sum(x.astype(_FLOAT32), axis, keepdims=keepdims).astype(kind)
+        # A sum of truths is a count.
+        return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
 
     def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
         return jnp.max(x, axis, keepdims=keepdims)
@@ -171,10 +179,12 @@ class JaxPrimitives:
     # Products and places
 
     def matmul(self, a: Any, b: Any) -> Any:
-        # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself. Asking
-        # for a float32 result would make the products of the gradient float32 ones, and slow;
-        # not asking for the highest precision would make those of float32 less than that.
-        return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST if _wide(a) else None)
+        if _wide(a):
+            return _matmul_exact(a, b)
+        # On an accelerator, XLA adds up the products of 16-bit numbers in float32 and rounds once
+        # by itself; asking for a float32 result would make the products of the gradient float32
+        # ones, and slow. On the CPU, it adds up some in 16 bits.
+        return _matmul_rounded_once(a, b) if on_cpu(a, b) else jnp.matmul(a, b)
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
         axis %= x.ndim
@@ -227,14 +237,14 @@ def _pair(a: Any, b: Any) -> tuple[Any, Any]:
 def _number(value: float, beside: Any) -> Any:
     if jnp.issubdtype(beside.dtype, jnp.inexact):
         return value if type(value) is int else float(value)
-    return bool(value) if beside.dtype == jnp.bool else int(value)
+    return bool(value) if beside.dtype == _BOOL else int(value)
 
 
 def _nothing(x: Any) -> float | bool:
     """What is read where there is nothing."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return float("nan")
-    return False if x.dtype == jnp.bool else 0
+    return False if x.dtype == _BOOL else 0
 
 
 def _wide(x: Any) -> bool:
@@ -258,6 +268,24 @@ def _rows_written(x: Any, new: Any, positions: Any) -> Any:
     places = _outside_is_size(positions, x.shape[2])
     one = jax.vmap(lambda cache, rows, at: cache.at[:, at].set(rows, mode="drop"))
     return one(x, new, places)
+
+
+def on_cpu(*arrays: Any) -> bool:
+    """Whether arrays are on the CPU; traced ones are taken to be where JAX puts things."""
+    for x in arrays:
+        if not isinstance(x, jax.core.Tracer):
+            return bool(next(iter(x.devices())).platform == "cpu")
+    return bool(jax.default_backend() == "cpu")
+
+
+@partial(jax.jit, inline=True)
+def _matmul_exact(a: Any, b: Any) -> Any:
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+@partial(jax.jit, inline=True)
+def _matmul_rounded_once(a: Any, b: Any) -> Any:
+    return jnp.matmul(a, b, preferred_element_type=_FLOAT32).astype(a.dtype)
 
 
 _sigmoid: Callable[..., Any] = jax.jit(_sigmoid_in_float32, inline=True)

@@ -127,7 +127,10 @@ class MlxPrimitives:
         return _cos_in_full(x) if x.dtype == mx.float64 else mx.cos(x)
 
     def sigmoid(self, x: Any) -> Any:
-        return 1 / (1 + self.exp(-x)) if x.dtype == mx.float64 else mx.sigmoid(x)
+        if x.dtype == mx.float64:
+            return 1 / (1 + self.exp(-x))
+        # With float16, MLX takes small results for 0.
+        return mx.sigmoid(x.astype(mx.float32)).astype(x.dtype) if x.itemsize < 4 else mx.sigmoid(x)
 
     def erf(self, x: Any) -> Any:
         return self._erf_in_full(x) if x.dtype == mx.float64 else mx.erf(x)
@@ -139,7 +142,8 @@ class MlxPrimitives:
         total = mx.ones_like(near)
         for term in range(_ERF_TERMS, 0, -1):
             total = 1 + total * square * (2 / (2 * term + 1))
-        return 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
+        share = 2 / math.sqrt(math.pi) * near * self.exp(-square) * total
+        return mx.clip(share, -1.0, 1.0)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         if not isinstance(b, mx.array):
