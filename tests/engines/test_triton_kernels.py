@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from anydevice.core.frequencies import frequencies as scaled_frequencies
 from anydevice.engines.kernels import trust
 
 torch = pytest.importorskip("torch")
@@ -24,6 +25,8 @@ torch_cuda = pytest.importorskip("anydevice.engines.fused.torch_cuda")
 
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "rocm:0" if torch.version.hip else "cuda:0"
+"""As anydevice names it; the interpreter stands for it."""
 GPU = torch.cuda.is_available() and not INTERPRETED
 NAMES = ("float32", "float16", "bfloat16")
 # Truncated and not rounded by the interpreter, so that bfloat16 may be off by a whole step.
@@ -203,9 +206,8 @@ def test_rope(
 
 
 def test_rope_with_scaling(make: Callable[..., Any]) -> None:
-    frequencies = pytest.importorskip("anydevice.core.frequencies").frequencies
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    found, factor = frequencies(32, 500.0, scaling)
+    found, factor = scaled_frequencies(32, 500.0, scaling)
     x, positions = make(1, 2, 7, 32), torch.arange(7)
     result = call("rope", x, positions.to(x.device), 500.0, False, scaling)
     right = right_rope(x, positions.to(x.device), torch.tensor(found).float(), False) * factor
@@ -322,19 +324,19 @@ def test_gradients_are_those_of_the_definition(name: str, make: Callable[..., An
 # When they are used
 
 
-def test_only_what_is_trusted_is_used(place: str, make: Callable[..., Any]) -> None:
+def test_only_what_is_trusted_is_used(make: Callable[..., Any]) -> None:
     x = make(2, 8)
     assert torch_cuda.KERNELS["softmax"](x, -1) is NotImplemented
-    trust.trust("softmax", "float32", place)
+    trust.trust("softmax", "float32", DEVICE)
     assert_close(torch_cuda.KERNELS["softmax"](x, -1), x.double().softmax(-1), "float32")
     assert torch_cuda.KERNELS["softmax"](x.half(), -1) is NotImplemented
     assert torch_cuda.KERNELS["rmsnorm"](x, x[0], 1e-6) is NotImplemented
 
 
 def test_a_small_weight_is_left_to_the_library(
-    place: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trust.trust("linear", "float16", place)
+    trust.trust("linear", "float16", DEVICE)
     x, weight = make(1, 64, dtype="float16"), make(64, 64, dtype="float16")
     assert torch_cuda.KERNELS["linear"](x, weight, None) is NotImplemented
     monkeypatch.setattr(torch_cuda, "LEAST_WEIGHT", 4096)
@@ -345,9 +347,9 @@ def test_a_small_weight_is_left_to_the_library(
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "attention"])
 def test_the_compiler_looks_through(
-    name: str, place: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    name: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trust.trust(name, "float16", place)
+    trust.trust(name, "float16", DEVICE)
     monkeypatch.setattr(torch_cuda, "LEAST_WEIGHT", 4096)
     weight = make(64, 64, dtype="float16")
     q, k = make(1, 4, 1, 64, dtype="float16"), make(1, 2, 40, 64, dtype="float16")
@@ -427,7 +429,7 @@ def test_on_the_cpu_nothing_of_it_is_used() -> None:
         "swiglu": (x, x),
     }
     for name, given in arguments.items():
-        trust.trust(name, "float32", "cpu")
+        trust.trust(name, "float32", DEVICE)
         assert torch_cuda.KERNELS[name](*given) is NotImplemented
         assert torch_cuda.UNTRUSTED_KERNELS[name](*given) is NotImplemented
     assert torch_cuda.warm_up("cpu") == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import axis_of, floating, wrong_shapes
+from anydevice.ops.shapes import NO_TYPE, axis_of, floating, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -66,8 +66,9 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
 
 
 def _fits(op: str, x: Array, name: str, vector: Array) -> None:
-    floating(op, vector)
-    if x.shape[-1:] != vector.shape:
+    if x.dtype != getattr(vector, "dtype", NO_TYPE):
+        floating(op, vector)
+    if vector.ndim != 1 or not x.ndim or vector.shape[0] != x.shape[-1]:
         rule = f"{name} is as long as the last axis of x"
         raise wrong_shapes(op, rule, x=x, **{name: vector})
 

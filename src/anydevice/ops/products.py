@@ -44,7 +44,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     if x.dtype != getattr(weight, "dtype", NO_TYPE):
         raise unlike("linear", x=x, weight=weight)
     shape = weight.shape
-    if len(shape) != 2 or x.shape[-1:] != shape[1:]:
+    if len(shape) != 2 or not x.ndim or x.shape[-1] != shape[1]:
         raise wrong_shapes("linear", "weight is (out, in) and x is (…, in)", x=x, weight=weight)
     if bias is not None:
         if x.dtype != getattr(bias, "dtype", NO_TYPE):

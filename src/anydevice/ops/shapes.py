@@ -109,7 +109,7 @@ def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def axis_of(op: str, x: Array, axis: int) -> int:
     """The axis counted from the front."""
-    count = len(x.shape)
+    count: int = x.ndim
     if not -count <= axis < count:
         raise wrong_shapes(op, f"axis {axis} is one of x", x=x)
     return axis % count

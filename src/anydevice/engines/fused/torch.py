@@ -42,18 +42,16 @@ def _swiglu(gate: Any, up: Any) -> Any:
 
 
 def _softmax(x: Any, axis: int) -> Any:
-    return _rounded_once(torch.softmax, x, axis)
+    if x.dtype in _WIDE or x.is_cuda:
+        return torch.softmax(x, axis)
+    # On the CPU, PyTorch would round numbers of 16 bits on the way.
+    return torch.softmax(x, axis, dtype=torch.float32).to(x.dtype)
 
 
 def _log_softmax(x: Any, axis: int) -> Any:
-    return _rounded_once(torch.log_softmax, x, axis)
-
-
-def _rounded_once(function: Function, x: Any, axis: int) -> Any:
-    """PyTorch's function; on the CPU it would round numbers of 16 bits on the way."""
-    if x.is_cuda or x.dtype in _WIDE:
-        return function(x, axis)
-    return function(x, axis, dtype=torch.float32).to(x.dtype)
+    if x.dtype in _WIDE or x.is_cuda:
+        return torch.log_softmax(x, axis)
+    return torch.log_softmax(x, axis, dtype=torch.float32).to(x.dtype)
 
 
 def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
@@ -69,7 +67,8 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
 
 
 def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    if any(part is not None and part.dtype != x.dtype for part in (weight, bias)):
+    kind = x.dtype
+    if (weight is not None and weight.dtype != kind) or (bias is not None and bias.dtype != kind):
         return NotImplemented
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
@@ -163,4 +162,5 @@ def _kernels() -> Mapping[str, Function]:
     return found
 
 
-FUSED: Mapping[str, Function] = kernels_first(_OWN, _kernels())
+_FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
+FUSED: Mapping[str, Function] = kernels_first(_OWN, _kernels()) if _FOR_GPUS else _OWN
