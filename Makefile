@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(BASE) ## find the devices, choose one, check it, place data there and back
+demo: $(BASE) ## find the devices, choose one, check it, move a model there and back, run a decoder on it
 	@$(BIN)/python demo/find_and_choose.py
 
 test: $(TESTS) ## all tests, with the coverage that they must reach

@@ -1,8 +1,8 @@
 """What anydevice does, on this machine, in about ten seconds: `make demo` runs it.
 
 Finds the devices, chooses one, has it compute something in a child process and compares the
-answer, moves a nested model there and back, and loads it from a file straight onto the device.
-Exits with 1 if anything is wrong.
+answer, moves a nested model there and back, loads it from a file straight onto the device, and runs
+a decoder there whose logits are compared with those of the CPU. Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from typing import Any
 import numpy
 
 import anydevice
+from anydevice.check import decoder
 
 Model = dict[str, Any]
+SHAPE = decoder.DecoderShape(
+    vocabulary=1000, hidden=256, layers=2, heads=8, kv_heads=2, size=32, intermediate=688
+)
+TOLERANCE = 1e-4
 
 
 def main() -> int:
@@ -80,6 +85,17 @@ def main() -> int:
         print(f"  ✗ these were loaded wrongly: {', '.join(wrong)}")
         return 1
     print("  ✓ every number is that of the file")
+
+    with step("Run a decoder on the device, written in ops alone"):
+        there = decode(device(decoder.random_parameters(SHAPE)), device)
+    exact = decode(in_float64(decoder.random_parameters(SHAPE)), None)
+    off = float(numpy.abs(there - exact).max() / numpy.abs(exact).max())
+    if not off <= TOLERANCE:
+        print(f"  ✗ the logits are off by {off:.1e} of the largest, more than {TOLERANCE:.0e}")
+        return 1
+    print(
+        f"  ✓ its {there.size:,} logits are those of float64 on the CPU, off by {off:.1e} at most"
+    )
     print("\nAll went well. Next: .venv/bin/anydevice doctor, or README.md")
     return 0
 
@@ -108,6 +124,37 @@ def arrays_of(model: Model) -> dict[str, Any]:
     layers = enumerate(model["layers"])
     named = {f"layers.{i}.{name}": array for i, each in layers for name, array in each.items()}
     return {**named, "steps": model["steps"][0]}
+
+
+def decode(parameters: Any, device: anydevice.Device | None) -> Any:
+    """The logits for a text of 32 tokens, read at once and then one more from the cache."""
+    ids = numpy.random.default_rng(7).integers(0, SHAPE.vocabulary, (1, 33)).astype("int32")
+    places = numpy.arange(33, dtype="int32")
+
+    def placed(array: Any) -> Any:
+        return array if device is None else device(array)
+
+    cache = decoder.empty_cache(SHAPE, 1, 64, parameters["embedding"])
+    parts = []
+    for start, stop in ((0, 32), (32, 33)):
+        some = (
+            placed(numpy.ascontiguousarray(ids[:, start:stop])),
+            placed(places[start:stop].copy()),
+        )
+        logits, kept = decoder.forward(parameters, SHAPE, *some, cache)
+        assert kept is not None
+        cache = kept
+        parts.append(anydevice.to_numpy(logits))
+    return numpy.concatenate(parts, 1)
+
+
+def in_float64(parameters: Any) -> Any:
+    """The same numbers as float64, in the same nest."""
+    if isinstance(parameters, dict):
+        return {name: in_float64(part) for name, part in parameters.items()}
+    if isinstance(parameters, list):
+        return [in_float64(part) for part in parameters]
+    return parameters.astype("float64")
 
 
 def moved(model: Model, device: anydevice.Device) -> Model:
