@@ -1,15 +1,18 @@
-"""Axiom.jl's rows: A1 A2 A5 A8 A14 A15."""
+"""Axiom.jl's rows: A1 A2 A5 A8 A11 A13 A14 A15."""
 
 from __future__ import annotations
 
 import operator
 import pickle
+import time
 
 import jax
 import numpy as np
 import pytest
+import torch
 
-from anydevice import Device, DeviceNotFoundError, device, set_device
+from anydevice import Device, DeviceNotFoundError, device, ops, set_device
+from anydevice.compat import axiom
 from anydevice.compat.axiom import (
     CPUBackend,
     CUDABackend,
@@ -19,12 +22,15 @@ from anydevice.compat.axiom import (
     backend_synchronize,
     backend_to_cpu,
     backend_to_gpu,
+    benchmark,
     cuda_available,
     current_backend,
     detect_gpu,
+    forward,
     metal_available,
     rocm_available,
     set_backend,
+    warm_up,
     with_backend,
 )
 from anydevice.core.finding import Sighting
@@ -212,3 +218,90 @@ def test_a_backend_keeps_its_type_when_it_is_pickled() -> None:
     again = pickle.loads(pickle.dumps(CUDABackend(1)))
     assert type(again) is CUDABackend
     assert (repr(again), repr(CPUBackend())) == ("CUDABackend(1)", "CPUBackend()")
+
+
+# --- A11: timing; A13: the first call -------------------------------------------------------------
+
+
+def layer() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(16, 16)
+
+
+def test_a_model_is_timed_on_each_backend_in_turn() -> None:
+    model, x = layer(), torch.ones(4, 16)
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        set_backend(JuliaBackend())
+        on_cpu = benchmark(forward, model, x, limit=0.01)
+        set_backend(CUDABackend(0))
+        on_gpu = benchmark(forward, model, x, limit=0.01)
+    assert (on_cpu.device, on_gpu.device, on_gpu.engine) == ("cpu", "cuda:0", "torch")
+    for timing in (on_cpu, on_gpu):
+        assert timing.samples >= 1
+        assert 0 < timing.low <= timing.seconds <= timing.high
+
+
+def test_timing_waits_for_each_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    kind = type(registry.load("jax"))
+    finish = kind.finish
+    monkeypatch.setattr(kind, "finish", lambda self, xs: waited.append(1) or finish(self, xs))
+    with fake_machine(keep_settings=True, cuda=1, engines=("jax",)):
+        timing = benchmark(ops.silu, np.ones(16, np.float32), limit=0.01)
+    assert (timing.device, timing.engine, timing.reason) == ("cuda:0", "jax", None)
+    assert len(waited) >= timing.samples
+
+
+def test_the_first_call_is_told_apart() -> None:
+    calls = []
+
+    def slow_at_first(x: np.ndarray) -> np.ndarray:
+        if not calls:
+            time.sleep(0.05)
+        calls.append(1)
+        return x + 1
+
+    with with_backend(CPUBackend()):
+        timing = benchmark(slow_at_first, np.ones(4), limit=0.01)
+    assert timing.first >= 0.05 > 2 * timing.seconds
+
+
+def test_what_cannot_run_says_why() -> None:
+    with with_backend(CPUBackend()):
+        timing = benchmark(ops.matmul, np.ones(3), np.ones(3), limit=0.01)
+    assert timing.seconds is None
+    assert "both have rows and columns" in timing.reason
+
+
+def test_warming_up_compiles_and_gives_the_complete_result() -> None:
+    compiled = []
+
+    @jax.jit
+    def model(x: jax.Array) -> jax.Array:
+        compiled.append(1)
+        return ops.silu(x)
+
+    x = np.ones((2, 3), np.float32)
+    with fake_machine(keep_settings=True, cuda=2, engines=("jax",)), with_backend(CUDABackend(1)):
+        result = warm_up(model, x)
+        assert result.device == CUDABackend(1, engine="jax").native
+        benchmark(model, x, limit=0.01)
+    assert len(compiled) == 1
+    np.testing.assert_allclose(result, x / (1 + np.exp(-x)), rtol=1e-6)
+
+
+def test_warming_up_moves_a_model_that_has_gradients() -> None:
+    model = layer()
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        set_backend(CUDABackend(0))
+        result = warm_up(model, np.ones((4, 16), np.float32))
+    assert result.requires_grad
+    np.testing.assert_allclose(result.detach(), model(torch.ones(4, 16)).detach(), rtol=1e-6)
+
+
+def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed = []
+    monkeypatch.setattr(axiom, "make_kernels_ready", warmed.append)
+    with fake_machine(keep_settings=True, cuda=2, engines=("torch",)), with_backend(CUDABackend(1)):
+        warm_up(ops.silu, np.ones(3, np.float32))
+    assert warmed == [Device("cuda:1")]

@@ -1,10 +1,13 @@
-"""Torchless's rows: T1 T2 T3 T7 T10, and of T5 the choice by free memory."""
+"""Torchless's rows: T1 T2 T3 T6 T7 T10, of T5 the choice by free memory, of T8 the matmul."""
 
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -12,8 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from anydevice import Device, DeviceNotFoundError, TransferError, prefer
+from anydevice import (
+    AnyDeviceError,
+    ConfigurationError,
+    Device,
+    DeviceNotFoundError,
+    TransferError,
+    benchmark,
+    ops,
+    prefer,
+    to_numpy,
+)
+from anydevice.check import reference
 from anydevice.compat.torchless import (
+    Backend,
     BackendPreference,
     UnifiedTensor,
     discover_backends,
@@ -23,6 +38,7 @@ from anydevice.compat.torchless import (
 )
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting
+from anydevice.engines import registry
 from anydevice.testing import fake_machine
 
 GIB = 2**30
@@ -256,3 +272,83 @@ def test_a_model_is_loaded_from_its_file_straight_onto_the_backend(tmp_path: Pat
     assert isinstance(loaded["layer.weight"], jax.Array)
     np.testing.assert_array_equal(np.asarray(loaded["layer.weight"]), weight)
     assert half["layer.weight"].dtype == np.float16
+
+
+# --- T6: the operations, and of T8 the product of matrices ----------------------------------------
+
+DRAWN = np.random.default_rng(5)
+Q = DRAWN.standard_normal((2, 4, 3, 8)).astype(np.float32)
+K, V = DRAWN.standard_normal((2, 2, 2, 6, 8)).astype(np.float32)
+X, WEIGHT = Q[0, 0], DRAWN.standard_normal(8).astype(np.float32)
+LENGTHS = np.array([6, 4], np.int32)
+OPERATIONS = {
+    "matmul": ((X, K[0, 0].T.copy()), {}),
+    "rmsnorm": ((X, WEIGHT, 1e-5), {}),
+    "softmax": ((X, 0), {}),
+    "silu": ((X,), {}),
+    "rope": ((Q, np.array([7, 8, 9], np.int32)), {"theta": 500.0, "interleaved": True}),
+    "attention": ((Q, K, V), {"causal": True, "lengths": LENGTHS}),
+}
+BACKENDS = [
+    ("cuda", "torch"),
+    ("rocm", "jax"),
+    ("metal", "mlx"),
+    ("opencl", "opencl"),
+    ("cpu", "numpy"),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("name", "engine"), BACKENDS)
+def test_every_operation_runs_on_every_backend(name: str, engine: str, operation: str) -> None:
+    arguments, options = OPERATIONS[operation]
+    with backend_with(name, engine) as backend:
+        found = getattr(backend, operation)(*arguments, **options)
+        assert registry.load(engine).owns(found)
+        host = to_numpy(found)
+    wide = [np.float64(x) if getattr(x, "dtype", None) == np.float32 else x for x in arguments]
+    expected = reference.call(operation, *wide, **options)
+    assert host.dtype == np.float32
+    np.testing.assert_allclose(host, expected, rtol=1e-4, atol=1e-5)
+
+
+@contextmanager
+def backend_with(name: str, engine: str) -> Iterator[Backend]:
+    """A backend served by an engine: this machine's OpenCL, a fake one where hardware is needed."""
+    try:
+        seen = registry.load(engine).devices()
+    except AnyDeviceError:
+        seen = ()
+    if not seen:
+        assert engine not in os.environ.get("ANYDEVICE_TEST_ENGINES", "").split(",")
+        pytest.skip(f"{engine} does not run here")
+    if name == "opencl":
+        yield init_backend(BackendPreference.OPENCL)
+    else:
+        fake = {} if name == "cpu" else {name: 1}
+        with fake_machine(keep_settings=True, **fake, engines=(engine,)):
+            yield init_backend(BackendPreference(name))
+
+
+def test_what_is_on_the_backend_already_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(ops, "silu", seen.append)
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        backend = init_backend(BackendPreference.CUDA)
+        x = backend.to_device_2d(X)
+        backend.silu(x)
+    assert seen[0] is x
+
+
+def test_wrong_shapes_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"a is \(3, 8\), b is \(3, 8\)"):
+        init_backend(BackendPreference.CPU).matmul(X, X)
+
+
+def test_a_product_is_compared_with_that_of_the_cpu() -> None:
+    a = np.ones((32, 32), np.float32)
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        timings = benchmark(ops.matmul, a, a, devices=["cpu", "cuda"], limit=0.01)
+    assert [(row.device, row.engine) for row in timings] == [("cpu", "numpy"), ("cuda:0", "torch")]
+    cpu, gpu = (timings[name].seconds for name in ("cpu", "cuda:0"))
+    assert timings.speed_ups == {"cpu": 1.0, "cuda:0": pytest.approx(cpu / gpu)}

@@ -1,4 +1,4 @@
-"""Axiom.jl's backends, spelled in Python over anydevice.
+"""Axiom.jl's backends and its timing of models, spelled in Python over anydevice.
 
 >>> from anydevice.compat import axiom
 >>> with axiom.with_backend(axiom.CPUBackend()):
@@ -12,15 +12,18 @@ of `@with_backend` is a `with` statement, and a function that ends in `!` there 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from anydevice.bench.functions import DeviceTiming
+from anydevice.bench.functions import benchmark as time_on_devices
+from anydevice.check.warming import warm_up as make_kernels_ready
 from anydevice.choose.choice import accelerators_passed_over
 from anydevice.choose.discovery import devices, discover
 from anydevice.choose.scope import device, set_device, use_device, why
 from anydevice.core.device import Device
-from anydevice.transfer.moving import synchronize, to_device
+from anydevice.transfer.moving import synchronize, to_device, to_numpy
 
 
 class AbstractBackend(Device):
@@ -148,6 +151,36 @@ def backend_to_cpu(backend: Device | str, x: Any) -> Any:
 def backend_synchronize(backend: Device | str) -> None:
     """Wait until everything that was started on that backend has ended."""
     synchronize(backend)
+
+
+def forward(model: Callable[..., Any], x: Any) -> Any:
+    """What the model gives for x, where they are."""
+    return model(x)
+
+
+def benchmark(function: Callable[..., Any], *arguments: Any, limit: float = 1.0) -> DeviceTiming:
+    """The seconds of one call with these arguments on the current backend.
+
+    Arrays and models among them are moved there first, and every call is waited for: there is
+    nothing to synchronize. `first` is the first call, which compiles. Calling goes on for `limit`
+    seconds; where it fails, `reason` says why.
+    """
+    here = current_backend()
+    return time_on_devices(function, *arguments, devices=[here], limit=limit)[str(here)]
+
+
+def warm_up(model: Callable[..., Any], *arguments: Any) -> Any:
+    """The model's result for these arguments on the current backend, complete.
+
+    What is compiled on a first call is compiled after it, so that the next one is not slow; so are
+    our own kernels, which are checked as well.
+    """
+    here = current_backend()
+    make_kernels_ready(here)
+    moved, there = to_device((model, arguments), here)
+    result = moved(*there)
+    to_numpy(result)  # waits, also for a library that computes only what is asked for
+    return result
 
 
 def _spelled(chosen: Device) -> Device:

@@ -1,4 +1,4 @@
-"""Torchless's backends and its transfer of tensors, spelled in Python over anydevice.
+"""Torchless's backends, transfer of tensors and operations, spelled in Python over anydevice.
 
 >>> from anydevice.compat.torchless import BackendPreference, init_backend
 >>> init_backend(BackendPreference.CPU).name()
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from anydevice import ops
 from anydevice.choose.choice import Choice, choose
 from anydevice.choose.discovery import devices, discover, free_memory
 from anydevice.choose.scope import device, make_request
@@ -70,6 +71,38 @@ class Backend(Record):
     def load_weights(self, path: str | os.PathLike[str], dtype: object = None) -> dict[str, Any]:
         """A model's tensors by name, from its safetensors files straight onto this backend."""
         return load_weights(path, self.device, dtype)
+
+    # The six operations; see `anydevice.ops` for shapes and types. Arrays are moved first.
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """The products of matrices, computed on this backend."""
+        return ops.matmul(*self._here(a, b))
+
+    def rmsnorm(self, x: Any, weight: Any, eps: float = 1e-6) -> Any:
+        """The last axis of x divided by its root mean square, times the weight."""
+        x, weight = self._here(x, weight)
+        return ops.rmsnorm(x, weight, eps)
+
+    def softmax(self, x: Any, axis: int = -1) -> Any:
+        """Weights along an axis that add up to 1."""
+        (x,) = self._here(x)
+        return ops.softmax(x, axis)
+
+    def silu(self, x: Any) -> Any:
+        """`x × sigmoid(x)`."""
+        return ops.silu(*self._here(x))
+
+    def rope(self, x: Any, positions: Any, **options: Any) -> Any:
+        """Pairs of elements turned by their position; `theta`, `interleaved` and `scaling`."""
+        return ops.rope(*self._here(x, positions), **options)
+
+    def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """Each query's weighted mean of the values; `causal`, `mask`, `lengths` and the others."""
+        *arrays, moved = self._here(q, k, v, options)
+        return ops.attention(*arrays, **moved)
+
+    def _here(self, *arguments: Any) -> Any:
+        return to_device(arguments, self.device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anydevice.engines.fused.jax_updates import update_adam, update_lion, update_sgd
-from anydevice.engines.primitives.jax import PRIMITIVES, on_cpu
+from anydevice.engines.primitives.jax import PRIMITIVES
 
 Function = Callable[..., Any]
 Pair = tuple[int, int]
@@ -201,14 +201,13 @@ def _mean_squared_error(x: Any, y: Any) -> Any:
 @whole(3, 4)
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     kind = x.dtype
-    if on_cpu(x, weight):  # where XLA would add up numbers of 16 bits in 16 bits
-        x, weight = wide(x), wide(weight)
+    x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
     result = jax.lax.conv_general_dilated(
         x,
         weight,
         stride,
         [(size, size) for size in padding],
-        precision=jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None,
+        precision=jax.lax.Precision.HIGHEST,
     )
     if bias is None:
         return result.astype(kind)

@@ -24,6 +24,9 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    if x.ndim == 1 and x.is_cuda:
+        # For one vector alone, cuBLAS adds up numbers of 16 bits in 16 bits.
+        return F.linear(x[None], weight, bias)[0]
     return F.linear(x, weight, bias)
 
 
@@ -63,6 +66,8 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     if x.dtype != weight.dtype:  # PyTorch would warn that it is slow
         return NotImplemented
+    if x.is_cuda:  # there it takes a whole row for no numbers where one element is infinite
+        return NotImplemented
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -87,8 +92,9 @@ def _mean_squared_error(x: Any, y: Any) -> Any:
 
 
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
-    # Unless told otherwise for the whole process, cuDNN keeps only 10 bits of float32.
-    if x.is_cuda and x.dtype == torch.float32:
+    # cuDNN keeps only 10 bits of float32, unless told otherwise for the whole process, and rounds
+    # numbers of 16 bits on the way.
+    if x.is_cuda and x.dtype != torch.float64:
         return NotImplemented
     return F.conv2d(x, weight, bias, stride, padding)
 

@@ -34,7 +34,7 @@ def update_sgd(
     moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
     torch._fused_sgd_(
         moved,
-        [gradient.contiguous() for gradient in gradients],
+        _laid_out_like(moved, gradients),
         kept[0] if kept else [],
         weight_decay=decay,
         momentum=momentum if kept else 0.0,
@@ -69,7 +69,7 @@ def update_adam(
     update = torch._fused_adamw_ if decoupled else torch._fused_adam_
     update(
         moved,
-        [gradient.contiguous() for gradient in gradients],
+        _laid_out_like(moved, gradients),
         new_means,
         new_squares,
         [],
@@ -83,6 +83,16 @@ def update_adam(
         maximize=False,
     )
     return moved, new_means, new_squares
+
+
+def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
+    """The gradients with the strides of the copies: CUDA's kernels refuse others."""
+    return [
+        gradient
+        if gradient.stride() == copy.stride()
+        else gradient.clone(memory_format=torch.contiguous_format)
+        for copy, gradient in zip(moved, gradients, strict=True)
+    ]
 
 
 def _alike(lists: Sequence[Arrays]) -> bool:

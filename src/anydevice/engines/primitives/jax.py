@@ -184,10 +184,9 @@ class JaxPrimitives:
     def matmul(self, a: Any, b: Any) -> Any:
         if _wide(a):
             return _matmul_exact(a, b)
-        # On an accelerator, XLA adds up the products of 16-bit numbers in float32 and rounds once
-        # by itself; asking for a float32 result would make the products of the gradient float32
-        # ones, and slow. On the CPU, it adds up some in 16 bits.
-        return _matmul_rounded_once(a, b) if on_cpu(a, b) else jnp.matmul(a, b)
+        # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
+        # for a float32 result would make the products of the gradient float32 ones, and slow.
+        return jnp.matmul(a, b)
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
         axis %= x.ndim
@@ -230,9 +229,9 @@ def _device(like: Any) -> Any:
 
 def _pair(a: Any, b: Any) -> tuple[Any, Any]:
     """The operands; a Python number becomes one that does not change the other's type."""
-    if type(b) in _NUMBERS:
+    if isinstance(b, _NUMBERS):
         return a, _number(b, a)
-    if type(a) in _NUMBERS:
+    if isinstance(a, _NUMBERS):
         return _number(a, b), b
     return a, b
 
@@ -273,22 +272,9 @@ def _rows_written(x: Any, new: Any, positions: Any) -> Any:
     return one(x, new, places)
 
 
-def on_cpu(*arrays: Any) -> bool:
-    """Whether arrays are on the CPU; traced ones are taken to be where JAX puts things."""
-    for x in arrays:
-        if not isinstance(x, jax.core.Tracer):
-            return bool(next(iter(x.devices())).platform == "cpu")
-    return bool(jax.default_backend() == "cpu")
-
-
 @partial(jax.jit, inline=True)
 def _matmul_exact(a: Any, b: Any) -> Any:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-
-
-@partial(jax.jit, inline=True)
-def _matmul_rounded_once(a: Any, b: Any) -> Any:
-    return jnp.matmul(a, b, preferred_element_type=_FLOAT32).astype(a.dtype)
 
 
 _sigmoid: Callable[..., Any] = jax.jit(_sigmoid_in_float32, inline=True)

@@ -1,0 +1,221 @@
+"""Ops as anydevice.ops dispatches them on a GPU, against the best of the library, in one run.
+
+    PYTHONPATH=src python bench/gpu_dispatched.py
+
+Needs an NVIDIA card with torch; OpenCL on the same card, where PyOpenCL is there. Products of
+matrices, attention over a whole text, the same in OpenCL, and the decoder slice on every engine.
+Every figure is the median of several, both sides in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import anydevice
+from anydevice import ops
+from anydevice.check import decoder
+from anydevice.engines import registry
+from anydevice.engines.kernels import trust
+
+Row = tuple[str, str, bool]
+Call = Callable[[], Any]
+TURNS = 7
+SHAPE = decoder.DecoderShape(
+    vocabulary=1000, hidden=256, layers=2, heads=8, kv_heads=2, size=32, intermediate=688
+)
+
+
+def milliseconds(call: Call, times: int) -> float:
+    """The time on the GPU of one call, the mean over several in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(times):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / times
+
+
+def in_turn(calls: dict[str, Call], times: int) -> dict[str, float]:
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(TURNS + 1):
+        for name, call in calls.items():
+            took = milliseconds(call, times)
+            if turn:
+                taken[name].append(took)
+    return {name: statistics.median(some) for name, some in taken.items()}
+
+
+def matmul() -> list[Row]:
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    took = in_turn({"torch": lambda: torch.matmul(a, b), "ours": lambda: ops.matmul(a, b)}, 5)
+    ratio = took["torch"] / took["ours"]
+    rate = 2 * 8192**3 / took["ours"] / 1e9
+    return [("matmul 8192³", f"{rate:.0f} TFLOP/s, {ratio:.3f} × torch (bar 0.98)", ratio >= 0.98)]
+
+
+def prefill(tokens: int) -> Row:
+    heads, kv_heads, size = 32, 8, 128
+    q = torch.randn(1, heads, tokens, size, device="cuda", dtype=torch.bfloat16)
+    k, v = (
+        torch.randn(1, kv_heads, tokens, size, device="cuda", dtype=torch.bfloat16)
+        for _ in range(2)
+    )
+
+    def by(backend: SDPBackend) -> Call:
+        def call() -> Any:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        return call
+
+    calls: dict[str, Call] = {"ours": lambda: ops.attention(q, k, v, causal=True)}
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+        try:
+            by(backend)()
+            calls[backend.name] = by(backend)
+        except RuntimeError:
+            continue
+    took = in_turn(calls, 5 if tokens < 8192 else 2)
+    ours = took.pop("ours")
+    best = min(took, key=lambda name: took[name])
+    ratio = took[best] / ours
+    rate = 2 * 2 * heads * size * tokens**2 / 2 / ours / 1e9
+    said = f"{rate:.0f} TFLOP/s, {ratio:.3f} × {best} (bar 0.97)"
+    return (f"prefill attention {tokens:,}", said, ratio >= 0.97)
+
+
+def attention() -> list[Row]:
+    return [prefill(4096), prefill(16384)]
+
+
+def wall(call: Call, finish: Call, times: int) -> float:
+    """Median milliseconds of one call, each waited for after several in a row."""
+    taken = []
+    for turn in range(TURNS + 1):
+        finish()
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        finish()
+        if turn:
+            taken.append((time.perf_counter() - began) / times * 1e3)
+    return statistics.median(taken)
+
+
+def opencl() -> list[Row]:
+    cards = [device for device in anydevice.devices("opencl") if device.kind == "gpu"]
+    if not cards:
+        return [("OpenCL", "no OpenCL GPU here", False)]
+    card = cards[0]
+    rows: list[Row] = []
+    engine = registry.load("opencl")
+
+    def finish() -> None:
+        engine.synchronize(card)
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    a, b = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
+    host = a.cpu().numpy(), b.cpu().numpy()
+    left, right = card(host[0]), card(host[1])
+    theirs = wall(lambda: torch.matmul(a, b), torch.cuda.synchronize, 5)
+    ours = wall(lambda: ops.matmul(left, right), finish, 5)
+    close = np.allclose(
+        anydevice.to_numpy(ops.matmul(left, right)), (a @ b).cpu().numpy(), atol=1e-2
+    )
+    ratio = theirs / ours
+    rate = 2 * 4096**3 / ours / 1e9
+    said = f"{rate:.1f} TFLOP/s, {ratio:.2f} × cuBLAS (bar 0.4)"
+    rows.append(("OpenCL matmul 4096³ float32", said, ratio >= 0.4 and bool(close)))
+    began = time.perf_counter()
+    host[0] @ host[1]
+    on_cpu = (time.perf_counter() - began) * 1e3
+    times = f"{on_cpu / theirs:.0f} × torch on CUDA, {on_cpu / ours:.0f} × OpenCL"
+    rows.append(("float32 matmul over NumPy there", f"{times} (reported)", True))
+    return rows + _opencl_rows(card, finish)
+
+
+def _opencl_rows(card: anydevice.Device, finish: Call) -> list[Row]:
+    big = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(big)
+    copy = 2 * big.numel() / milliseconds(lambda: other.copy_(big), 20) / 1e6
+    rows = []
+    random = np.random.default_rng(0)
+    for name, shape in (("rmsnorm", (16384, 4096)), ("softmax", (4096, 32000))):
+        x = card(random.standard_normal(shape, dtype=np.float32))
+        weight = card(np.ones(shape[1], np.float32))
+
+        def call(x: Any = x, weight: Any = weight, name: str = name) -> Any:
+            return ops.rmsnorm(x, weight) if name == "rmsnorm" else ops.softmax(x)
+
+        exact = anydevice.to_numpy(call())  # by the definition, before the kernel is trusted
+        trust.trust(name, "float32", str(card))
+        right = np.allclose(anydevice.to_numpy(call()), exact, rtol=1e-5, atol=1e-7)
+        took = wall(call, finish, 10)
+        rate = 2 * 4 * shape[0] * shape[1] / took / 1e6
+        said = f"{rate / 1e3:.2f} TB/s, {rate / copy:.2f} of a copy (bar 0.7)"
+        rows.append((f"OpenCL {name}", said, rate / copy >= 0.7 and right))
+    return rows
+
+
+def slice_everywhere() -> list[Row]:
+    """The decoder's logits on each engine of the card, against float64 on the CPU."""
+    ids = np.random.default_rng(7).integers(0, SHAPE.vocabulary, (2, 33)).astype(np.int32)
+    host = decoder.random_parameters(SHAPE)
+    wide = _as_float64(host)
+    right, _ = decoder.forward(wide, SHAPE, ids)
+    rows = []
+    for spec, name in (("cuda", "torch"), ("cuda", "jax"), ("cuda", "cupy"), ("opencl", "opencl")):
+        try:
+            card = anydevice.device(spec, engine=name)
+            parameters = card(host)
+            whole, _ = decoder.forward(parameters, SHAPE, card(ids))
+            cache = decoder.empty_cache(SHAPE, 2, 64, parameters["embedding"])
+            places = np.arange(33, dtype=np.int32)
+            for start, stop in ((0, 32), (32, 33)):
+                some = card(ids[:, start:stop].copy()), card(places[start:stop].copy())
+                last, cache = decoder.forward(parameters, SHAPE, *some, cache)
+            off = float(np.abs(anydevice.to_numpy(whole) - right).max() / np.abs(right).max())
+            cached = float(
+                np.abs(anydevice.to_numpy(last)[:, 0] - right[:, 32]).max() / np.abs(right).max()
+            )
+            said = f"off by {off:.1e}, from the cache {cached:.1e} (bar 1e-4)"
+            rows.append((f"decoder on {name}", said, max(off, cached) <= 1e-4))
+        except Exception as error:
+            rows.append((f"decoder on {name}", f"{type(error).__name__}: {error}"[:110], False))
+    return rows
+
+
+def _as_float64(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _as_float64(part) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return [_as_float64(part) for part in tree]
+    return tree.astype(np.float64)
+
+
+def main() -> None:
+    rows: list[Row] = []
+    for part in (matmul, attention, opencl, slice_everywhere):
+        try:
+            rows += part()
+        except Exception as error:
+            rows.append((part.__name__, f"{type(error).__name__}: {error}"[:200], False))
+    for name, said, right in rows:
+        print(f"{'✓' if right else '✗'} {name:<32} {said}")
+
+
+if __name__ == "__main__":
+    main()
