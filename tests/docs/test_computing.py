@@ -1,0 +1,81 @@
+"""What the page on computing says of the code is true; its examples run elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops, verify
+from anydevice.check import decoder
+from anydevice.core.late import load
+from anydevice.engines.registry import BUILT_IN
+from anydevice.ops import dispatch
+
+PAGE = (Path(__file__).parents[2] / "docs/computing.md").read_text("utf-8")
+NOT_OF_COMPUTING = {"collectives"}
+"""What engines lack that no op needs."""
+
+
+def section(title: str) -> str:
+    text = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert text, title
+    return text
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def signature(name: str) -> str:
+    parameters = inspect.signature(getattr(ops, name)).parameters.values()
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    return f"{name}{inspect.Signature(bare)}"
+
+
+def test_every_op_is_in_a_table_once_with_its_signature() -> None:
+    cells = [cells[0] for cells in rows(section("The ops"))]
+    shown = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(shown) == sorted(signature(name) for name in ops.__all__)
+
+
+def test_what_is_unsupported_is_what_the_registry_says() -> None:
+    lacking = rows(section("What is unsupported where"))[1:]
+    shown = {(cells[0].strip("`"), cells[1], cells[2]) for cells in lacking}
+    assert shown == {
+        (name, absent.what, absent.instead)
+        for name, row in BUILT_IN.items()
+        for what, absent in row.lacks.items()
+        if what not in NOT_OF_COMPUTING
+    }
+
+
+def test_the_kernels_of_our_own_are_named() -> None:
+    for library in ("torch", "pyopencl"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    triton, opencl = re.findall(r"\(([^()]*)\)", section("Our own kernels"))[:2]
+    for named, engine in ((triton, "torch_cuda"), (opencl, "opencl")):
+        kernels = load(f"anydevice.engines.fused.{engine}:KERNELS")
+        assert set(re.findall(r"`(\w+)`", named)) == set(kernels)
+
+
+def test_a_wrong_softmax_is_told_as_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def adds_up_in_16_bits(x: Any, axis: int) -> Any:
+        raised = np.exp(x - x.max(axis, keepdims=True))
+        return raised / raised.sum(axis, keepdims=True, dtype=x.dtype)
+
+    dispatch.primitives(np.zeros(1))
+    wrong = {**dispatch._fused["numpy"], "softmax": adds_up_in_16_bits}
+    monkeypatch.setitem(dispatch._fused, "numpy", wrong)
+    (cell,) = verify(["softmax"], engines=["numpy"], dtypes=["bfloat16"]).wrong
+    assert f"\n{cell}\n" in section("Is it right here?")
+
+
+def test_the_decoder_that_it_points_to_is_there() -> None:
+    assert "`anydevice.check.decoder`" in PAGE
+    assert inspect.getdoc(decoder.forward)
