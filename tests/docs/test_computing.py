@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice import ops, verify
+from anydevice import benchmark, ops, verify, warm_up
 from anydevice.check import decoder
 from anydevice.core.late import load
+from anydevice.core.primitives import Primitives
 from anydevice.engines.registry import BUILT_IN
 from anydevice.ops import dispatch
 
-PAGE = (Path(__file__).parents[2] / "docs/computing.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "computing.md").read_text("utf-8")
 NOT_OF_COMPUTING = {"collectives"}
 """What engines lack that no op needs."""
 
@@ -79,3 +81,20 @@ def test_a_wrong_softmax_is_told_as_on_the_page(monkeypatch: pytest.MonkeyPatch)
 def test_the_decoder_that_it_points_to_is_there() -> None:
     assert "`anydevice.check.decoder`" in PAGE
     assert inspect.getdoc(decoder.forward)
+
+
+def test_the_primitives_on_the_page_are_those_of_the_code() -> None:
+    page = (DOCS / "architecture.md").read_text("utf-8")
+    table = page.partition("| kind | primitives |\n")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", table)
+    assert named == [name for name in vars(Primitives) if not name.startswith("_")]
+
+
+def test_every_op_and_what_checks_them_is_in_the_reference() -> None:
+    page = (DOCS / "reference.md").read_text("utf-8")
+    listed = re.findall(r"^::: anydevice\.ops\.(\w+)\.(\w+)$", page, re.MULTILINE)
+    modules = {name: getattr(ops, name).__module__ for name in ops.__all__}
+    assert {name: f"anydevice.ops.{module}" for module, name in listed} == modules
+    assert len(listed) == len(modules)
+    for function in (verify, warm_up, benchmark):
+        assert f"::: {function.__module__}.{function.__name__}\n" in page
