@@ -25,7 +25,7 @@ demo: $(BASE) ## find the devices, choose one, check it, move a model there and 
 	@$(BIN)/python demo/find_and_choose.py
 
 test: $(TESTS) ## all tests, with the coverage that they must reach
-	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest \
+	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile \
 	  --cov --cov-report=term --cov-fail-under=95 $(ARGS)
 
 check: $(TESTS) ## format, lint, types and layers

@@ -94,23 +94,38 @@ __kernel void softmax(const int columns,
                       __global ELEMENT *result)
 {
     ROW
+#if ITEMS
     piece_of_row most = (piece_of_row)(-INFINITY);
     FOR_EACH_PIECE most = fmax(most, PIECE);
     const NUMBER largest = joined_max(MAX_OF(most), shared, lane);
     piece_of_row sum = (piece_of_row)(0);
-#if ITEMS
     FOR_EACH_PIECE
     {
         kept[t] = exp(kept[t] - largest);
         sum += kept[t];
     }
-#else
-    FOR_EACH_PIECE sum += exp(PIECE - largest);
-#endif
     const NUMBER total = joined_sum(SUM_OF(sum), shared, lane);
-#if ITEMS
     FOR_EACH_PIECE STORE_PIECE(to, piece, kept[t] / total);
 #else
+    // The largest so far and the sum that goes with it, so that the row is read twice, not thrice.
+    NUMBER mine = -INFINITY;
+    NUMBER sum = 0;
+    FOR_EACH_PIECE
+    {
+        const piece_of_row value = PIECE;
+        const NUMBER top = MAX_OF(value);
+        if (top > mine) {
+            sum = mine == -INFINITY ? sum : sum * exp(mine - top);
+            mine = top;
+        }
+        // Before any number, minus infinities add nothing; what is not a number stays so.
+        sum += mine == -INFINITY ? (SUM_OF(value) == -INFINITY ? (NUMBER)0 : (NUMBER)NAN)
+                                 : SUM_OF(exp(value - mine));
+    }
+    const NUMBER largest = joined_max(mine, shared, lane);
+    // An item whose pieces were all minus infinity, or that had none, has a sum of 0 or NAN.
+    const NUMBER share = mine == -INFINITY && largest != -INFINITY ? sum : sum * exp(mine - largest);
+    const NUMBER total = joined_sum(share, shared, lane);
     FOR_EACH_PIECE STORE_PIECE(to, piece, exp(PIECE - largest) / total);
 #endif
 }
