@@ -14,7 +14,7 @@ from anydevice.core.record import NOTHING, Record, as_dict, replace
 from anydevice.engines import registry
 from anydevice.engines.ownership import owner_of
 from anydevice.engines.places import place_of
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.tree import flatten
 
@@ -83,12 +83,11 @@ def benchmark(
 
     The arguments, those in `named` (by name) and the model itself are moved there with
     `to_device`; each call is waited for, the first one is told apart, and calling goes on for
-    `limit` seconds a device. Arrays of a library stay in it where it can use the device. A model
-    that is moved in place is back where it was afterwards. Without `devices`, every usable one is
-    tried, the CPU first; a device on which it fails is a row with the reason.
+    `limit` seconds a device. Arrays of a library stay in it where it can use the device. Models,
+    which are moved in place, are back where they were afterwards. Without `devices`, every usable
+    one is tried, the CPU first; a device on which it fails is a row with the reason.
 
-    >>> import anydevice, numpy
-    >>> from anydevice.bench.functions import benchmark
+    >>> import numpy
     >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
     >>> timings["cpu"].speed_up
     1.0
@@ -103,16 +102,25 @@ def benchmark(
     asked = {str(each): each.engine_asked for each in devices or () if isinstance(each, Device)}
     tree = (function, arguments, dict(named))
     library = _library(tree)
-    home = device_of(function)
+    homes = [(part, _home(part)) for part in (function, *arguments, *named.values())]
     rows = []
     try:
         for place in places:
             engine = asked.get(str(place)) or _engine(place, library)
             rows.append(_row(tree, place.served_by(engine), limit))
     finally:
-        if home is not None:
-            to_device(function, home)
+        for part, home in homes:
+            if home is not None:
+                to_device(part, home)  # nothing to do but for what is moved in place
     return Timings(_name(function), _with_speed_ups(rows))
+
+
+def _home(part: Any) -> Device | None:
+    """Where something is; `None` where that is nowhere, or not one place."""
+    try:
+        return device_of(part)
+    except DeviceMismatchError:
+        return None
 
 
 def _default_devices() -> list[Device]:
