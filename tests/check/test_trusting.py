@@ -70,6 +70,27 @@ def test_what_is_wrong_is_named_and_forgotten(one_card: list[str]) -> None:
     assert trusting.load_into_table() == (("rope", "float32", CARD),)
 
 
+def test_a_trial_loses_nothing_that_was_kept(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell(), cell("rope"))))
+    trusting.forget()  # as in another process, in which a trial comes before the first op
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        assert trusted()
+        assert not trusted("rope")
+        trusting.load_into_table()  # which the first op does
+        assert not trusted("rope"), "it is not on trial"
+    assert trusted()
+    assert trusted("rope")
+
+
+def test_what_is_wrong_is_forgotten_without_being_asked_to(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell(), cell("rope"))))
+    found = trusting.refuse(Verdicts((cell(state="wrong"), cell("rope")), quick=True))
+    assert found == (("softmax", "float32", CARD),)
+    assert not trusted()
+    trusting.forget()
+    assert trusting.load_into_table() == (("rope", "float32", CARD),)
+
+
 def test_only_kernels_that_ran_count(one_card: list[str]) -> None:
     kept = trusting.save(Verdicts((cell(of="value"), cell(state="unsupported"))))
     assert kept.trusted == kept.refused == ()
@@ -96,6 +117,8 @@ def test_the_text_of_the_kernels_is_part_of_the_key(monkeypatch: pytest.MonkeyPa
 def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder in ("kernels", "fused"):
         (tmp_path / folder).mkdir()
+    starting = tmp_path / "opencl_rows.py"
+    starting.write_text("")
     kernel = tmp_path / "kernels" / "softmax.cl"
     kernel.write_text("kernel void softmax() {}")
     monkeypatch.setattr(trust, "__file__", str(tmp_path / "kernels" / "trust.py"))
@@ -107,11 +130,17 @@ def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "kernels" / "notes.txt").write_text("not a kernel")
     trusting.sources.cache_clear()
     three = trusting.sources()
+    starting.write_text("group = 1")
     trusting.sources.cache_clear()
-    assert one != two == three
+    assert one != two == three != trusting.sources()
+    trusting.sources.cache_clear()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 5}', '{"a": [1]}', '{"a": [["b"]]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[" * 100_000, "[]", '{"a": 5}', '{"a": [1]}', '{"a": [["b"]]}'],
+    ids=lambda text: text[:10] or "nothing",
+)
 def test_a_damaged_file_is_as_good_as_none(one_card: list[str], text: str) -> None:
     trusting.kernels_file().write_text(text)
     assert trusting.load_into_table() == ()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from anydevice import testing, to_device, to_numpy
+from anydevice.errors import TransferError
 from anydevice.transfer.sharing import stretches
 
 
@@ -107,3 +108,32 @@ def test_read_only_memory_is_shared_as_well(gpu: str, tmp_path: Any) -> None:
     moved = to_device([mapped, mapped[2:]], gpu)
     np.testing.assert_array_equal(moved[1].numpy(), mapped[2:])
     assert shares(moved[0], moved[1])
+
+
+def test_columns_do_not_drag_their_matrix_along(gpu: str) -> None:
+    matrix = np.arange(40_000, dtype=np.float32).reshape(200, 200)
+    moved = to_device({"x": matrix[:, :3], "y": matrix[:, 3]}, gpu)
+    np.testing.assert_array_equal(moved["x"].numpy(), matrix[:, :3])
+    assert moved["x"].untyped_storage().nbytes() == 200 * 3 * 4
+    assert moved["y"].untyped_storage().nbytes() == 200 * 4
+
+
+def test_columns_that_overlap_share_what_they_have_in_common(gpu: str) -> None:
+    matrix = np.arange(40_000, dtype=np.float32).reshape(200, 200)
+    apart = matrix[:, 100]
+    moved = to_device([matrix[:, :3], matrix[:, 2:5], apart], gpu)
+    assert shares(moved[0], moved[1])
+    np.testing.assert_array_equal(moved[2].numpy(), apart)
+    assert moved[2].untyped_storage().nbytes() == 800
+
+
+def test_a_mask_is_never_lost(gpu: str) -> None:
+    masked = np.ma.masked_array(np.arange(4.0), mask=[True, False, False, False])
+    with pytest.raises(TransferError):
+        to_device([masked, masked[1:]], gpu)
+
+
+def test_what_the_library_knows_nothing_of_fails_alone_and_by_name() -> None:
+    sparse = torch.eye(3).to_sparse()
+    with pytest.raises(TransferError, match=r"\['odd'\].*to_dense"):
+        to_numpy({"plain": torch.ones(2), "odd": sparse})

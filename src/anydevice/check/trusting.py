@@ -36,6 +36,7 @@ Entry = tuple[str, str, str]
 """A kernel, an element type and a device."""
 
 _trusted: set[Entry] = set()
+_is_loaded = False
 
 
 class Kept(Record):
@@ -66,6 +67,7 @@ def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Call
 
     It is given a function that condemns them. After it all are trusted as before, or no more.
     """
+    load_into_table()  # now, and not in the middle of it, when the first op is called
     tried = {(kernel, dtype, device) for kernel in kernels}
     after = set(_trusted)
     _replace(tried)
@@ -85,6 +87,21 @@ def save(verdicts: Verdicts) -> Kept:
     judged = [cell for cell in verdicts if cell.of == "kernel" and cell.state != "unsupported"]
     refused = {_entry(cell) for cell in judged if not cell}
     right = {_entry(cell) for cell in judged} - refused
+    problem = _keep(right, refused)
+    return Kept(tuple(sorted(right)), tuple(sorted(refused)), problem)
+
+
+def refuse(verdicts: Verdicts) -> tuple[Entry, ...]:
+    """Trust no kernel that was found wrong, now and in later processes; which those are."""
+    refused = {_entry(cell) for cell in verdicts.wrong if cell.of == "kernel"}
+    if refused:
+        _keep(set(), refused)
+    return tuple(sorted(refused))
+
+
+def _keep(right: set[Entry], refused: set[Entry]) -> str | None:
+    """Add to and take from what is trusted, in the file too; why that could not be written."""
+    load_into_table()
     _replace((_trusted | right) - refused)
     try:
         with writing(kernels_file()) as write:
@@ -96,27 +113,32 @@ def save(verdicts: Verdicts) -> Kept:
                 kept[key] = here
             write(_written(kept))
     except OSError as error:
-        problem = f"the kernels could not be kept in {kernels_file()}: {error.strerror}"
-        return Kept(tuple(sorted(right)), tuple(sorted(refused)), problem)
-    return Kept(tuple(sorted(right)), tuple(sorted(refused)))
+        return f"the kernels could not be kept in {kernels_file()}: {error.strerror}"
+    return None
 
 
 def load_into_table() -> tuple[Entry, ...]:
-    """Trust every kernel that was verified for this device, driver, library and text of it."""
-    kept = _read()
-    if not kept:  # then nobody need look at the machine
-        return ()
-    found = {
-        (kernel, dtype, device)
-        for device, key in _keys().items()
-        for kernel, dtype in kept.get(key, ())
-    }
-    _replace(_trusted | found)
-    return tuple(sorted(found))
+    """Trust every kernel that was verified for this device, driver, library and text of it.
+
+    The file is read once in a process. Returns what is trusted now.
+    """
+    global _is_loaded
+    kept = {} if _is_loaded else _read()
+    _is_loaded = True
+    if kept:  # else nobody need look at the machine
+        found = {
+            (kernel, dtype, device)
+            for device, key in _keys().items()
+            for kernel, dtype in kept.get(key, ())
+        }
+        _replace(_trusted | found)
+    return tuple(sorted(_trusted))
 
 
 def forget() -> None:
-    """Trust no kernel any more in this process; the file stays as it is."""
+    """Trust no kernel any more, until the file, which stays as it is, is read again."""
+    global _is_loaded
+    _is_loaded = False
     _replace(set())
 
 
@@ -130,7 +152,8 @@ def sources() -> str:
     """A short hash of the text of all our kernels, and of the files that start them."""
     digest = hashlib.sha256()
     engines = Path(table.__file__).parents[1]
-    for path in sorted([*(engines / "kernels").iterdir(), *(engines / "fused").iterdir()]):
+    patterns = ("kernels/*", "fused/*", "opencl*", "primitives/opencl*")
+    for path in sorted(path for pattern in patterns for path in engines.glob(pattern)):
         if path.suffix in (".py", ".cl"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -180,7 +203,7 @@ def _read() -> dict[str, set[tuple[str, str]]]:
             str(key): {(str(kernel), str(dtype)) for kernel, dtype in pairs}
             for key, pairs in data.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 

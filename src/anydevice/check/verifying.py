@@ -63,7 +63,7 @@ def verify(
     Each argument narrows what is looked at; `quick` takes only the first case of each op and no
     gradients. Every cell is right, wrong with the largest error and where it is, or unsupported
     with the reason; whatever an engine raises is a cell too. Kernels of our own have cells of
-    their own; one that is found wrong is no longer used in this process.
+    their own; one that is found wrong is not used any more, in later processes either.
 
     Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
     machine lacks what was asked for.
@@ -82,7 +82,9 @@ def verify(
         if progress is not None:
             progress(number, len(steps), str(step))
         cells += _cells(step, quick=quick)
-    return Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
+    verdicts = Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
+    trusting.refuse(verdicts)
+    return verdicts
 
 
 def _steps(

@@ -68,7 +68,7 @@ def read_measurements() -> dict[str, dict[str, float]]:
         version = (path, status.st_mtime_ns, status.st_size, status.st_ino)
         if _kept[0] != version:
             _kept = (version, _read(path))
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return _kept[1]
 

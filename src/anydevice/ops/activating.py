@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import floating, paired, wrong_shapes
+from anydevice.ops.shapes import floating, same_type, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -54,7 +54,7 @@ def swiglu(gate: Array, up: Array) -> Array:
     [0.0, 200.0]
     """
     floating("swiglu", gate)
-    paired("swiglu", gate, up)
+    same_type("swiglu", gate, up=up)
     if gate.shape != up.shape:
         raise wrong_shapes("swiglu", "gate and up have one shape", gate=gate, up=up)
     return version(gate, "swiglu", _swiglu)(gate, up)

@@ -16,7 +16,7 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
     >>> reshape(numpy.arange(6), (2, -1)).tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
-    xp = primitives(x)
+    xp = primitives(x, "reshape")
     asked = (shape,) if isinstance(shape, int) else tuple(shape)
     count, known = size_of(x.shape), size_of(asked)
     if asked and min(asked) < 0:
@@ -36,7 +36,7 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
     >>> permute(numpy.ones((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
-    xp = primitives(x)
+    xp = primitives(x, "permute")
     order = tuple(axis_of("permute", x, axis) for axis in axes)
     if sorted(order) != list(range(len(x.shape))):
         raise wrong_shapes("permute", f"{tuple(axes)} names each axis of x once", x=x)
@@ -53,7 +53,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     if not len(arrays):
         raise wrong("concat", "there are no arrays; it takes one or more")
     first = arrays[0]
-    xp = primitives(first)
+    xp = primitives(first, "concat")
     at = axis_of("concat", first, axis)
     for other in arrays[1:]:
         same_type("concat", first, another=other)
@@ -74,7 +74,7 @@ def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     >>> part(numpy.arange(10), 0, 1, 8, 3).tolist()
     [1, 4, 7]
     """
-    xp = primitives(x)
+    xp = primitives(x, "part")
     at = axis_of("part", x, axis)
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
         rule = f"{start}:{stop}:{step} is a range of axis {axis}, counted from the front"
@@ -89,7 +89,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     >>> broadcast_to(numpy.array([1, 2]), (2, 2)).tolist()
     [[1, 2], [1, 2]]
     """
-    xp = primitives(x)
+    xp = primitives(x, "broadcast_to")
     asked = tuple(shape)
     own = tuple(x.shape)
     if len(own) > len(asked) or any(
@@ -109,4 +109,4 @@ def astype(x: Array, dtype: str | DType | object) -> Array:
     >>> astype(numpy.array([1.5, 2.5]), "int32").tolist()
     [1, 2]
     """
-    return primitives(x).astype(x, as_dtype(dtype))
+    return primitives(x, "astype").astype(x, as_dtype(dtype))

@@ -6,6 +6,7 @@ import math
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.numbers import plain_number
 from anydevice.ops.shapes import floating, same_type, truths, whole, wrong, wrong_shapes
 from anydevice.ops.widening import INT32, widened
 
@@ -51,10 +52,11 @@ def attention(
     floating("attention", q)
     same_type("attention", q, k=k, v=v)
     _refuse_misfits(q, k, v)
+    scale, window = plain_number(scale), plain_number(window)
     if window is not None and (not causal or window < 1):
         raise wrong("attention", f"window is from 1 on and needs causal=True, but it is {window}")
     if mask is not None:
-        truths("attention", mask)
+        truths("attention", mask, "mask")
         _refuse_mask(q, k, mask)
     if lengths is not None:
         whole("attention", "lengths", lengths)

@@ -25,17 +25,24 @@ _primitives: dict[str, Primitives] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 
-def primitives(x: Array) -> Primitives:
+def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
     """The primitives of the engine whose array `x` is, traced arrays included.
 
-    Raises `ConfigurationError` where `x` is not an array of an imported library.
+    Raises `ConfigurationError` where `x` is not an array of an imported library; it names the op
+    and what the argument is called there.
 
     >>> import numpy
     >>> x = numpy.ones((2, 3), numpy.float32)
     >>> primitives(x).sum(x, 1).tolist()
     [3.0, 3.0]
     """
-    return _primitives[_engine_of(type(x)) or _settle(x)]
+    return _primitives[_engine_of(type(x)) or _settle(x, op, name)]
+
+
+def known(x: Array) -> Primitives | None:
+    """The primitives for an array whose type was met before; `None` for anything else."""
+    engine = _engine_of(type(x))
+    return None if engine is None else _primitives[engine]
 
 
 def version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +51,7 @@ def version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[...
     A version of the engine's own hands over to the definition by returning `NotImplemented`. Both
     take all arguments by place, in the order of the op's signature.
     """
-    own = _fused[_engine_of(type(x)) or _settle(x)].get(name)
+    own = _fused[_engine_of(type(x)) or _settle(x, name)].get(name)
     return definition if own is None else partial(_own_or_defined, own, definition)
 
 
@@ -66,7 +73,7 @@ def _engine_of(kind: type) -> str | None:
     return _engines.get(kind)
 
 
-def _settle(x: Array) -> str:
+def _settle(x: Array, op: str, argument: str = "") -> str:
     """Fill the tables for the type of `x`; the name of its engine."""
     engine = owner_of(x)
     if engine is None:
@@ -74,10 +81,11 @@ def _settle(x: Array) -> str:
         name = (
             kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
         )
+        x_there = argument if argument.isidentifier() else "x"
         raise ConfigurationError(
-            f"ops work on arrays, and this is of type {name}; place it with "
-            "anydevice.to_device(x, device), or make it an array with numpy.asarray(x); where an "
-            "op takes an array and a number, the array comes first"
+            f"{op}: {argument or 'this'} is no array, but of type {name}; make it one with "
+            f"numpy.asarray({x_there}), and place it with anydevice.to_device({x_there}, device)",
+            source=op,
         )
     if engine.name not in _primitives:
         _primitives[engine.name] = engine.ops

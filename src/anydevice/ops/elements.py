@@ -1,56 +1,59 @@
 """Ops on single elements: of one array, of two, or of an array and a number.
 
 Two arrays have one element type, and their shapes broadcast. A number beside an array takes over
-the array's type; the array comes first. What is not a number stays so.
+the array's type, whichever of them comes first; a number of NumPy's is a number like any other.
+What is not a number stays so.
 """
 
 from __future__ import annotations
 
 from anydevice.ops.dispatch import Array, primitives
+from anydevice.ops.numbers import NUMBERS
 from anydevice.ops.shapes import (
-    NUMBERS,
     broadcasts,
     floating,
     paired,
     truths,
     unlike,
-    wrong,
     wrong_shapes,
 )
 
 
 def add(a: Array, b: Array) -> Array:
-    """`a + b`, of the broadcast shape and the type of a.
+    """`a + b`, of the broadcast shape and their type.
 
     >>> import numpy
     >>> add(numpy.ones((2, 1)), numpy.arange(3.0)).tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
-    return paired("add", a, b).add(a, b)
+    xp, a, b = paired("add", a, b)
+    return xp.add(a, b)
 
 
 def subtract(a: Array, b: Array) -> Array:
-    """`a - b`, of the broadcast shape and the type of a.
+    """`a - b`, of the broadcast shape and their type.
 
     >>> import numpy
-    >>> subtract(numpy.arange(3), 1).tolist()
-    [-1, 0, 1]
+    >>> subtract(numpy.arange(3), 1).tolist(), subtract(1, numpy.arange(3)).tolist()
+    ([-1, 0, 1], [1, 0, -1])
     """
-    return paired("subtract", a, b).subtract(a, b)
+    xp, a, b = paired("subtract", a, b)
+    return xp.subtract(a, b)
 
 
 def multiply(a: Array, b: Array) -> Array:
-    """`a × b` element by element, of the broadcast shape and the type of a.
+    """`a × b` element by element, of the broadcast shape and their type.
 
     >>> import numpy
     >>> multiply(numpy.arange(3), numpy.arange(3)).tolist()
     [0, 1, 4]
     """
-    return paired("multiply", a, b).multiply(a, b)
+    xp, a, b = paired("multiply", a, b)
+    return xp.multiply(a, b)
 
 
 def divide(a: Array, b: Array) -> Array:
-    """`a / b` for floating numbers, of the broadcast shape and the type of a.
+    """`a / b` for floating numbers, of the broadcast shape and their type.
 
     Dividing by zero gives an infinity, and 0 / 0 what is not a number.
 
@@ -58,18 +61,20 @@ def divide(a: Array, b: Array) -> Array:
     >>> divide(numpy.array([1.0, -1.0, 0.0]), 0).tolist()
     [inf, -inf, nan]
     """
-    floating("divide", a)
-    return paired("divide", a, b).divide(a, b)
+    xp, a, b = paired("divide", a, b)
+    floating("divide", b if type(a) in NUMBERS else a)
+    return xp.divide(a, b)
 
 
 def power(a: Array, b: Array) -> Array:
-    """`a` to the power of b, of the broadcast shape and the type of a.
+    """`a` to the power of b, of the broadcast shape and their type.
 
     >>> import numpy
     >>> power(numpy.array([1.0, 2.0, 3.0]), 2).tolist()
     [1.0, 4.0, 9.0]
     """
-    return paired("power", a, b).pow(a, b)
+    xp, a, b = paired("power", a, b)
+    return xp.pow(a, b)
 
 
 def maximum(a: Array, b: Array) -> Array:
@@ -79,7 +84,8 @@ def maximum(a: Array, b: Array) -> Array:
     >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
     [0.0, 2.0, nan]
     """
-    return paired("maximum", a, b).maximum(a, b)
+    xp, a, b = paired("maximum", a, b)
+    return xp.maximum(a, b)
 
 
 def minimum(a: Array, b: Array) -> Array:
@@ -89,7 +95,8 @@ def minimum(a: Array, b: Array) -> Array:
     >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
     [-1.0, 0.0, nan]
     """
-    return paired("minimum", a, b).minimum(a, b)
+    xp, a, b = paired("minimum", a, b)
+    return xp.minimum(a, b)
 
 
 def equal(a: Array, b: Array) -> Array:
@@ -99,7 +106,8 @@ def equal(a: Array, b: Array) -> Array:
     >>> equal(numpy.arange(3), 1).tolist()
     [False, True, False]
     """
-    return paired("equal", a, b).equal(a, b)
+    xp, a, b = paired("equal", a, b)
+    return xp.equal(a, b)
 
 
 def less(a: Array, b: Array) -> Array:
@@ -109,7 +117,8 @@ def less(a: Array, b: Array) -> Array:
     >>> less(numpy.arange(3), 1).tolist()
     [True, False, False]
     """
-    return paired("less", a, b).less(a, b)
+    xp, a, b = paired("less", a, b)
+    return xp.less(a, b)
 
 
 def less_equal(a: Array, b: Array) -> Array:
@@ -119,7 +128,8 @@ def less_equal(a: Array, b: Array) -> Array:
     >>> less_equal(numpy.arange(3), 1).tolist()
     [True, True, False]
     """
-    return paired("less_equal", a, b).less_equal(a, b)
+    xp, a, b = paired("less_equal", a, b)
+    return xp.less_equal(a, b)
 
 
 def logical_and(a: Array, b: Array) -> Array:
@@ -129,8 +139,9 @@ def logical_and(a: Array, b: Array) -> Array:
     >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
     [True, False]
     """
-    truths("logical_and", a)
-    return paired("logical_and", a, b).logical_and(a, b)
+    truths("logical_and", a, "a")
+    xp, a, b = paired("logical_and", a, b)
+    return xp.logical_and(a, b)
 
 
 def logical_or(a: Array, b: Array) -> Array:
@@ -140,8 +151,9 @@ def logical_or(a: Array, b: Array) -> Array:
     >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
     [True, False]
     """
-    truths("logical_or", a)
-    return paired("logical_or", a, b).logical_or(a, b)
+    truths("logical_or", a, "a")
+    xp, a, b = paired("logical_or", a, b)
+    return xp.logical_or(a, b)
 
 
 def where(condition: Array, a: Array, b: Array) -> Array:
@@ -153,13 +165,8 @@ def where(condition: Array, a: Array, b: Array) -> Array:
     >>> where(numpy.array([True, False]), numpy.array([1.0, 2.0]), 0).tolist()
     [1.0, 0.0]
     """
-    xp = truths("where", condition)
-    if type(a) not in NUMBERS:
-        paired("where", a, b)
-    elif type(b) in NUMBERS:
-        raise wrong("where", f"{a} and {b} are both numbers; one of them is an array")
-    else:
-        paired("where", b, a)
+    xp = truths("where", condition, "condition")
+    _, a, b = paired("where", a, b)
     for name, x in (("a", a), ("b", b)):
         if type(x) not in NUMBERS and primitives(x) is not xp:
             raise unlike("where", condition=condition, **{name: x})
@@ -175,7 +182,7 @@ def negative(x: Array) -> Array:
     >>> negative(numpy.array([1, -2])).tolist()
     [-1, 2]
     """
-    return primitives(x).negative(x)
+    return primitives(x, "negative").negative(x)
 
 
 def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
@@ -185,7 +192,7 @@ def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has
     >>> abs(numpy.array([1, -2])).tolist()
     [1, 2]
     """
-    return primitives(x).abs(x)
+    return primitives(x, "abs").abs(x)
 
 
 def sign(x: Array) -> Array:
@@ -195,7 +202,7 @@ def sign(x: Array) -> Array:
     >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
     [-1.0, 0.0, 1.0]
     """
-    return primitives(x).sign(x)
+    return primitives(x, "sign").sign(x)
 
 
 def floor(x: Array) -> Array:
@@ -205,7 +212,7 @@ def floor(x: Array) -> Array:
     >>> floor(numpy.array([-0.5, 1.5])).tolist()
     [-1.0, 1.0]
     """
-    return primitives(x).floor(x)
+    return primitives(x, "floor").floor(x)
 
 
 def exp(x: Array) -> Array:

@@ -32,7 +32,7 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
     >>> take(numpy.array([5, 6, 7]), numpy.array([2, 0, 3])).tolist()
     [7, 5, 0]
     """
-    xp = primitives(x)
+    xp = primitives(x, "take")
     whole("take", "indices", indices)
     return xp.take(x, indices, axis_of("take", x, axis))
 

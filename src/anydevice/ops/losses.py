@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import floating, paired, size_of, whole, wrong_shapes
+from anydevice.ops.shapes import floating, same_type, size_of, whole, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -40,7 +40,7 @@ def mean_squared_error(x: Array, y: Array) -> Array:
     2.0
     """
     floating("mean_squared_error", x)
-    paired("mean_squared_error", x, y)
+    same_type("mean_squared_error", x, y=y)
     if x.shape != y.shape:
         raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
     return version(x, "mean_squared_error", _mean_squared_error)(x, y)

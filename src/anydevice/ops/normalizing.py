@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.numbers import plain_number
 from anydevice.ops.shapes import NO_TYPE, axis_of, floating, wrong_shapes
 from anydevice.ops.widening import widened
 
@@ -44,6 +45,8 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
     """
     floating("rmsnorm", x)
     _fits("rmsnorm", x, "weight", weight)
+    if type(eps) is not float:
+        eps = plain_number(eps)
     return version(x, "rmsnorm", _rmsnorm)(x, weight, eps)
 
 

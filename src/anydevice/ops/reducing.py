@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.numbers import plain_number
 from anydevice.ops.shapes import axes_of, axis_of, size_of, wrong, wrong_shapes
 from anydevice.ops.widening import INT32, wide
 
@@ -21,7 +22,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     >>> sum(numpy.ones((2, 3)), axis=1).tolist(), sum(numpy.ones((2, 3))).tolist()
     ([3.0, 3.0], 6.0)
     """
-    xp = primitives(x)
+    xp = primitives(x, "sum")
     if xp.dtype(x).kind == "bool":
         x = xp.astype(x, INT32)
     axes = axes_of("sum", x, axis)
@@ -50,7 +51,7 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     >>> max(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [3.0, 6.0]
     """
-    xp = primitives(x)
+    xp = primitives(x, "max")
     axes = _filled("max", x, axis)
     return xp.max(x, axes, keepdims) if axes else x
 
@@ -64,7 +65,7 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     >>> min(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
     [1.0, 2.0]
     """
-    xp = primitives(x)
+    xp = primitives(x, "min")
     axes = _filled("min", x, axis)
     return xp.min(x, axes, keepdims) if axes else x
 
@@ -96,6 +97,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """
     own = version(x, "top_k", _top_k)
     last = axis_of("top_k", x, -1)
+    k = plain_number(k)
     if not 1 <= k <= x.shape[last]:
         raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
     pair: tuple[Array, Array] = own(x, k)

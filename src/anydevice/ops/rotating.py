@@ -9,6 +9,7 @@ from typing import Any
 from anydevice.core.frequencies import Frozen, Scaling, freeze, frequencies, kind_of, thaw
 from anydevice.core.late import load
 from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.numbers import plain_number
 from anydevice.ops.shapes import floating, whole, wrong_shapes
 from anydevice.ops.widening import FLOAT32, widened
 
@@ -54,7 +55,7 @@ def rope(
         )
     if scaling is not None:
         kind_of(scaling)
-    return version(x, "rope", _rope)(x, positions, theta, interleaved, scaling)
+    return version(x, "rope", _rope)(x, positions, plain_number(theta), interleaved, scaling)
 
 
 def _rope(

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.errors import ConfigurationError
-from anydevice.ops.dispatch import Array, primitives
-
-NUMBERS = (int, float, bool)
+from anydevice.ops.dispatch import Array, known, primitives
+from anydevice.ops.numbers import NUMBERS, plain_number
 
 NO_TYPE = Ellipsis
 """What has no element type has this one; NumPy would take `None` for `float64`."""
@@ -32,27 +31,58 @@ def wrong_shapes(op: str, rule: str, **arrays: Array) -> ConfigurationError:
     return wrong(op, f"{rule}, but {shown}")
 
 
-def paired(op: str, a: Array, b: Array) -> Primitives:
-    """The primitives for two arrays that go together, or for an array and a number.
+def paired(op: str, a: Array, b: Array) -> tuple[Primitives, Array, Array]:
+    """Two arrays that go together, or an array and a number, with the primitives for them.
 
-    Raises `ConfigurationError` where their element types differ, or their shapes do not broadcast.
+    Numbers of NumPy's come back as Python's, which take over the type of the array. Raises
+    `ConfigurationError` where the element types differ, or the shapes do not broadcast.
     """
-    xp = primitives(a)
+    xp = known(a)
+    if xp is None:
+        return _led_by_a_number(op, a, b)
     if type(b) in NUMBERS:
-        if type(b) is float and xp.dtype(a).kind != "float":
-            raise wrong(
-                op, f"{b} is no whole number, but a is {xp.dtype(a)}; use astype(a, 'float32')"
-            )
-    elif a.dtype != getattr(b, "dtype", NO_TYPE):
-        raise unlike(op, a=a, b=b)
-    elif a.shape != b.shape and not broadcasts(a.shape, b.shape):
+        _refuse_fraction(op, b, xp, a=a)
+        return xp, a, b
+    if a.dtype != getattr(b, "dtype", NO_TYPE):
+        number = plain_number(b)
+        if number is b:
+            raise unlike(op, a=a, b=b)
+        return paired(op, a, number)
+    left, right = a.shape, b.shape
+    if left != right and not broadcasts(left, right):
         raise wrong_shapes(op, "the shapes of a and b broadcast", a=a, b=b)
-    return xp
+    # A number of NumPy's has a type and a shape, as if it were an array.
+    return xp, a, b if right else plain_number(b)
+
+
+def _led_by_a_number(op: str, a: Array, b: Array) -> tuple[Primitives, Array, Array]:
+    """The same, where the type of a is not known: a number, or an array of a new type."""
+    a, b = plain_number(a), plain_number(b)
+    if type(a) not in NUMBERS:
+        primitives(a, op, "a")  # from now on its type is known
+        return paired(op, a, b)
+    if type(b) in NUMBERS:
+        raise wrong(op, f"{a} and {b} are both numbers; one of them is an array")
+    xp = primitives(b, op, "b")
+    _refuse_fraction(op, a, xp, b=b)
+    return xp, a, b
+
+
+def _refuse_fraction(op: str, number: float, xp: Primitives, **beside: Array) -> None:
+    if type(number) is float:
+        for name, x in beside.items():
+            dtype = xp.dtype(x)
+            if dtype.kind != "float":
+                raise wrong(
+                    op,
+                    f"{number} is no whole number, but {name} is {dtype}; "
+                    f"use astype({name}, 'float32')",
+                )
 
 
 def unlike(op: str, **arrays: Array) -> ConfigurationError:
     """The error for arrays that are not of one library, or not of one element type."""
-    types = {name: primitives(x).dtype(x).name for name, x in arrays.items()}
+    types = {name: primitives(x, op, name).dtype(x).name for name, x in arrays.items()}
     if len(set(types.values())) > 1:
         shown = ", ".join(f"{name} is {dtype}" for name, dtype in types.items())
         return wrong(op, f"arrays have one element type, but {shown}; use astype on one of them")
@@ -71,7 +101,7 @@ def same_type(op: str, a: Array, **others: Array) -> None:
 
 def floating(op: str, x: Array) -> Primitives:
     """The primitives for an array of floating numbers; any other is refused."""
-    xp = primitives(x)
+    xp = primitives(x, op)
     dtype = xp.dtype(x)
     if dtype.kind != "float":
         raise _not_of_kind(op, dtype, "floating numbers; use astype(x, 'float32')")
@@ -80,14 +110,14 @@ def floating(op: str, x: Array) -> Primitives:
 
 def whole(op: str, name: str, x: Array) -> None:
     """Refuse indices, counts and places that are not whole numbers."""
-    dtype = primitives(x).dtype(x)
+    dtype = primitives(x, op, name).dtype(x)
     if dtype.kind != "int" and dtype.kind != "uint":
         raise _not_of_kind(op, dtype, f"whole numbers in {name}; use astype({name}, 'int32')")
 
 
-def truths(op: str, x: Array) -> Primitives:
+def truths(op: str, x: Array, name: str = "") -> Primitives:
     """The primitives for an array of truth values; any other is refused."""
-    xp = primitives(x)
+    xp = primitives(x, op, name)
     dtype = xp.dtype(x)
     if dtype.kind != "bool":
         raise _not_of_kind(op, dtype, "truth values; compare first, as in ops.less(x, 0)")
@@ -110,6 +140,8 @@ def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
 def axis_of(op: str, x: Array, axis: int) -> int:
     """The axis counted from the front."""
     count: int = x.ndim
+    if type(axis) is not int:
+        axis = plain_number(axis)
     if not -count <= axis < count:
         raise wrong_shapes(op, f"axis {axis} is one of x", x=x)
     return axis % count
@@ -119,7 +151,7 @@ def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, .
     """The axes counted from the front; all of them for `None`."""
     if axis is None:
         return tuple(range(len(x.shape)))
-    if isinstance(axis, int):
+    if isinstance(axis, int) or plain_number(axis) is not axis:
         return (axis_of(op, x, axis),)
     axes = tuple(axis_of(op, x, one) for one in axis)
     if len(set(axes)) != len(axes):

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import NUMBERS, wrong, wrong_shapes
+from anydevice.ops.numbers import NUMBERS, plain_numbers
+from anydevice.ops.shapes import wrong, wrong_shapes
 from anydevice.ops.widening import wide
 
 Arrays = Sequence[Array]
@@ -45,7 +46,7 @@ def update_sgd(
         return [], None if velocities is None else []
     own = version(parameters[0], "update_sgd", _update_sgd)
     new: tuple[list[Array], list[Array] | None] = own(
-        parameters, gradients, velocities, rate, momentum, decay, nesterov
+        parameters, gradients, velocities, *plain_numbers(rate, momentum, decay), nesterov
     )
     return new
 
@@ -78,8 +79,9 @@ def update_adam(
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
     own = version(parameters[0], "update_adam", _update_adam)
+    numbers = plain_numbers(step, rate, beta1, beta2, eps, decay)
     new: tuple[list[Array], list[Array], list[Array]] = own(
-        parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
+        parameters, gradients, means, squares, *numbers, decoupled
     )
     return new
 
@@ -107,7 +109,7 @@ def update_lion(
         return [], []
     own = version(parameters[0], "update_lion", _update_lion)
     new: tuple[list[Array], list[Array]] = own(
-        parameters, gradients, means, rate, beta1, beta2, decay
+        parameters, gradients, means, *plain_numbers(rate, beta1, beta2, decay)
     )
     return new
 

@@ -157,5 +157,8 @@ def _fill(rooms: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> No
 
 
 def _is_large(array: Any) -> bool:
-    size = getattr(array, "nbytes", 0)
+    try:
+        size = array.nbytes
+    except (AttributeError, RuntimeError):  # PyTorch knows none for sparse tensors
+        return False
     return isinstance(size, int) and size >= WORTH_STAGING

@@ -163,7 +163,10 @@ def _moved(
     _upload(moved, from_host, leaves, target, narrow)
     for stretch in shared_memory:
         engine = stretch.owner if _stays(stretch.owner, target, convert) else target.engine
-        (memory,) = _moved([stretch.memory], None, target, convert, copy, narrow)
+        try:
+            (memory,) = _moved([stretch.memory], None, target, convert, copy, narrow)
+        except Exception as error:
+            raise _naming(leaves, stretch.views[0].position, error) from error
         for position, view in stretch.again(memory, engine).items():
             moved[position] = view
     return moved
@@ -266,7 +269,10 @@ def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
     elsewhere = [n for n, value in enumerate(values) if _owner(value).name != "numpy"]
     shared_memory = stretches(values, elsewhere) if len(elsewhere) > 1 else []
     for stretch in shared_memory:
-        memory = _host_copy(stretch.memory, stretch.owner)
+        try:
+            memory = _host_copy(stretch.memory, stretch.owner)
+        except Exception as error:
+            raise _naming(leaves, stretch.views[0].position, error) from error
         for position, view in stretch.again(memory, _owner(memory)).items():
             host[position] = view
     for position in elsewhere:

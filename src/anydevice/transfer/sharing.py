@@ -2,13 +2,16 @@
 
 Two views of one memory that overlap are moved as the one stretch of memory that both lie in, and
 become two views of the copy. Views that do not overlap cannot tell whether they still lie beside
-each other, so they are moved one by one.
+each other, so they are moved one by one unless moving them as one costs little more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
@@ -16,6 +19,9 @@ from anydevice.core.engine import Engine, Storage
 from anydevice.core.record import Record
 from anydevice.engines.ownership import owner_of
 from anydevice.errors import UnsupportedError
+
+_MOST_WORK = 10_000
+_SOMEWHERE = 1 << 40  # NumPy takes an address of 0 for a missing one
 
 
 class View(Record):
@@ -53,19 +59,22 @@ def stretches(values: Sequence[Any], positions: Sequence[int]) -> list[Stretch]:
 
     An array that its library knows no memory of shares none.
     """
-    spans = sorted(_spans(values, positions), key=lambda span: span[:4])
-    found: list[Stretch] = []
-    together: list[_Span] = []
+    spans = sorted(_spans(values, positions), key=lambda span: (span.place, span.start))
+    together: list[list[_Span]] = []
     reach = 0
     for span in spans:
-        key, start, stop = span[:2], span[2], span[3]
-        if together and key == together[0][:2] and start < reach:
-            together.append(span)
-            reach = max(reach, stop)
-            continue
-        found += _as_stretch(values, together, reach)
-        together, reach = [span], stop
-    return found + _as_stretch(values, together, reach)
+        if together and span.place == together[-1][0].place and span.start < reach:
+            together[-1].append(span)
+            reach = max(reach, span.stop)
+        else:
+            together.append([span])
+            reach = span.stop
+    return [
+        _as_stretch(values, group)
+        for near in together
+        for group in _overlapping(near)
+        if len(group) > 1
+    ]
 
 
 def can_hold(engine: Engine, device: Device, stretch: Stretch) -> bool:
@@ -85,50 +94,113 @@ def can_hold(engine: Engine, device: Device, stretch: Stretch) -> bool:
     return lying_well or engine.name == stretch.owner.name == "numpy"
 
 
-_Span = tuple[tuple[str, str], tuple[int, int], int, int, int, Storage]
-"""Library and device, allocation, first and last byte in it, position, storage."""
+class _Span(Record):
+    """Where an array begins and ends in its allocation, which library and device are part of."""
+
+    place: tuple[str, str, int, int]
+    start: int
+    stop: int
+    position: int
+    storage: Storage
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.storage.shape) * self.itemsize
+
+    def touched(self) -> Any:
+        """An array of nothing that lies as this one does: only good for asking what overlaps."""
+        return np.asarray(_Outline(self))
+
+
+class _Outline:
+    """Addresses for NumPy to compare. Nothing is ever read there."""
+
+    def __init__(self, span: _Span) -> None:
+        self.__array_interface__ = {
+            "data": (_SOMEWHERE + span.storage.offset, True),
+            "shape": span.storage.shape,
+            "strides": span.storage.strides,
+            "typestr": f"|V{span.itemsize}",
+            "version": 3,
+        }
 
 
 def _spans(values: Sequence[Any], positions: Sequence[int]) -> list[_Span]:
-    spans: list[_Span] = []
-    for position in positions:
-        value = values[position]
-        owner = owner_of(value)
-        if owner is None or not owner.has_views:
-            continue
-        storage = owner.storage(value)
-        if storage is None or 0 in storage.shape or not _is_native(value):
-            continue
-        low = high = storage.offset
-        for length, stride in zip(storage.shape, storage.strides, strict=True):
-            way = (length - 1) * stride
-            low, high = (low + way, high) if way < 0 else (low, high + way)
-        place = (owner.name, str(owner.devices_of(value)[0]))
-        high += owner.dtype_of(value).itemsize
-        spans.append((place, storage.allocation, low, high, position, storage))
-    return spans
+    return [span for position in positions if (span := _span(values[position], position))]
 
 
-def _as_stretch(values: Sequence[Any], spans: list[_Span], stop: int) -> list[Stretch]:
-    if len(spans) < 2:
-        return []
-    start = spans[0][2]
-    first = values[spans[0][4]]
+def _span(value: Any, position: int) -> _Span | None:
+    """Where an array lies; `None` where it shares nothing, or nothing is known of it."""
+    owner = owner_of(value)
+    if owner is None or not owner.has_views or not _is_plain(value, owner):
+        return None
+    try:
+        storage, itemsize = owner.storage(value), owner.dtype_of(value).itemsize
+    except Exception:  # a type or layout of its own: moving it alone says what is wrong
+        return None
+    if storage is None or 0 in storage.shape:
+        return None
+    start = stop = storage.offset
+    for length, stride in zip(storage.shape, storage.strides, strict=True):
+        way = (length - 1) * stride
+        start, stop = (start + way, stop) if way < 0 else (start, stop + way)
+    place = (owner.name, str(owner.devices_of(value)[0]), *storage.allocation)
+    return _Span(place, start, stop + itemsize, position, storage, itemsize)
+
+
+def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
+    """Spans that lie near each other, in groups that are to be moved as one.
+
+    All of them, where moving them together is hardly more than moving each. Columns of a large
+    matrix lie near each other too, but have no byte in common: they are not to drag it along.
+    """
+    whole = max(span.stop for span in spans) - spans[0].start
+    if whole <= 2 * sum(span.nbytes for span in spans):
+        return [spans]
+    groups: list[list[_Span]] = []
+    for span in spans:
+        met = [group for group in groups if any(_meet(span, other) for other in group)]
+        groups = [group for group in groups if group not in met]
+        groups.append(sorted((one for group in (*met, [span]) for one in group), key=_start))
+    return groups
+
+
+def _start(span: _Span) -> int:
+    return span.start
+
+
+def _meet(one: _Span, other: _Span) -> bool:
+    if one.stop <= other.start or other.stop <= one.start:
+        return False
+    try:
+        effort: Any = _MOST_WORK  # NumPy's own annotation knows two numbers only
+        return bool(np.shares_memory(one.touched(), other.touched(), effort))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _as_stretch(values: Sequence[Any], spans: list[_Span]) -> Stretch:
+    start, stop = spans[0].start, max(span.stop for span in spans)
+    first = values[spans[0].position]
     owner = owner_of(first)
     assert owner is not None
     memory = owner.view(first, DTYPES["uint8"], start, (1,), (stop - start,))
     views = tuple(
         View(
-            position,
-            owner.dtype_of(values[position]),
-            storage.offset - start,
-            storage.strides,
-            storage.shape,
+            span.position,
+            owner.dtype_of(values[span.position]),
+            span.storage.offset - start,
+            span.storage.strides,
+            span.storage.shape,
         )
-        for _, _, _, _, position, storage in spans
+        for span in spans
     )
-    return [Stretch(memory, owner, views)]
+    return Stretch(memory, owner, views)
 
 
-def _is_native(value: Any) -> bool:
-    return bool(getattr(value.dtype, "isnative", True))
+def _is_plain(value: Any, owner: Engine) -> bool:
+    """Whether its bytes are all there is to it: no mask beside them, no foreign byte order."""
+    if owner.name != "numpy":
+        return True
+    return type(value) in (np.ndarray, np.memmap) and value.dtype.isnative
