@@ -155,3 +155,18 @@ def test_times_must_be_numbers(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         read_results(str(tmp_path / "nothing.json"))
+
+
+def test_runs_with_nothing_in_common_are_no_success() -> None:
+    many = [measurement(op, engine="torch") for op in "abcd"]
+    comparison = compare_runs(results(*many), results(measurement("a")))
+    assert not comparison
+    assert (comparison.only_before, comparison.only_now) == (4, 1)
+    said = (
+        "nothing in common: that run has 4 cases in float32 with torch on cpu, "
+        "this one a of small in float32 with numpy on cpu"
+    )
+    assert comparison.to_dict()["apart"] == said
+    assert list(comparison_lines(comparison, "old.json"))[-1] == f"  {said}"
+    nothing = compare_runs(results(), results(measurement("a")))
+    assert (nothing.apart or "").startswith("nothing in common: that run has nothing, this one a")

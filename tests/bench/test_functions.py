@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anydevice import Device, ops, testing
-from anydevice.bench.functions import Timings, benchmark
+from anydevice.bench.functions import DeviceTiming, Timings, benchmark
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 
@@ -133,3 +133,55 @@ def test_what_cannot_be_called_is_refused() -> None:
 def test_a_device_that_is_named_must_be_usable() -> None:
     with testing.fake_machine(), pytest.raises(DeviceNotFoundError):
         benchmark(product, X, X, devices=["cuda:0"])
+
+
+def test_several_engines_of_one_device_stay_apart() -> None:
+    pytest.importorskip("torch", reason="a second engine of the CPU")
+    seen: list[str] = []
+
+    def watched(a: Any) -> Any:
+        seen.append(type(a).__module__)
+        return ops.add(a, a)
+
+    engines = ("torch", "numpy", "torch")
+    timings = timed(watched, X, devices=[Device("cpu", engine=engine) for engine in engines])
+    assert [(row.device, row.engine) for row in timings] == [("cpu", "torch"), ("cpu", "numpy")]
+    assert list(dict.fromkeys(seen)) == ["torch", "numpy"]
+    assert timings["cpu with numpy"].engine == "numpy"
+    assert list(timings.speed_ups) == ["cpu with torch", "cpu with numpy"]
+    assert timings.speed_ups["cpu with torch"] == 1.0
+    with pytest.raises(ConfigurationError, match=r"several engines.*: cpu with torch, cpu with nu"):
+        timings["cpu"]
+
+
+@pytest.mark.parametrize("devices", ["cpu", Device("cpu")])
+def test_one_device_need_not_be_in_a_list(devices: Any) -> None:
+    assert [row.device for row in timed(product, X, X, devices=devices)] == ["cpu"]
+
+
+def test_an_option_of_the_function_is_pointed_to_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"no option 'dim'; .*named=\{'dim': …\}"):
+        timed(product, X, X, dim=-1)
+
+
+def test_the_cpu_is_not_tried_again_through_opencl() -> None:
+    from anydevice.core.facts import Facts
+    from anydevice.core.finding import Seen, Sighting
+
+    pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
+    with testing.fake_machine(sightings=[pocl]):
+        assert [row.device for row in benchmark(product, X, X, limit=0.005)] == ["cpu"]
+
+
+def test_a_wide_spread_is_called_noisy() -> None:
+    quiet = DeviceTiming("cpu", "numpy", 1.0, 0.9, 1.1, 1.0, 5, 1.0)
+    noisy = DeviceTiming("cuda:0", "torch", 1.0, 0.1, 27.0, 1.0, 5, 1.0)
+    said = str(Timings("f", (quiet, noisy)))
+    assert "± 10 %" in said
+    assert "1345" not in said
+    assert said.splitlines()[-1].startswith("noisy: calls differ by more than ± 50 %")
+    assert "noisy" not in str(Timings("f", (quiet,)))
+
+
+def test_a_function_is_called_by_its_own_name() -> None:
+    assert timed(lambda a: a, X).function == "<lambda>"

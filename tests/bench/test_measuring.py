@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,10 +13,24 @@ from anydevice.bench.ceilings import Sizes, measure_ceilings
 from anydevice.bench.measuring import bench
 from anydevice.bench.places import find_places
 from anydevice.bench.printing import measurement_lines, summary_lines
-from anydevice.bench.results import Results
+from anydevice.bench.results import Ceiling, Results
+from anydevice.bench.timing import Timing
+from anydevice.check.drawing import Draw
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
-from .tiny import ADD, CACHE_WRITE, MATMUL, RESHAPE, ROWS, SIZES, SUM, row, two
+from .tiny import (
+    ADD,
+    CACHE_WRITE,
+    MATMUL,
+    RESHAPE,
+    ROWS,
+    SIZES,
+    SUM,
+    measurement,
+    results,
+    row,
+    two,
+)
 
 
 def run(*rows: Any, engine: str = "numpy", **more: Any) -> Results:
@@ -43,7 +58,7 @@ def test_every_op_is_measured_on_every_engine(engine: str) -> None:
     assert by_op["sum"].moved > 64 * 32 * 4
     assert {ceiling.what for ceiling in results.ceilings} == {"copy", "read", "matmul"}
     assert all(ceiling.rate > 0 for ceiling in results.ceilings)
-    assert results.notes == ()
+    assert not [note for note in results.notes if note.startswith("no ")]
     assert results.devices[0].engines[engine]
 
 
@@ -138,7 +153,7 @@ def test_quick_takes_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_is_told() -> None:
     told: list[tuple[int, int, str]] = []
     run(ADD, SUM, progress=lambda *step: told.append(step))
-    assert told[0][2] == "ceiling of cpu: copy of 64.0 KiB"
+    assert told[0][2] == "ceiling of cpu with numpy: copy of 64.0 KiB"
     assert told[-1] == (1, 2, "sum in float32 on cpu with numpy")
 
 
@@ -153,14 +168,54 @@ def test_names_that_nothing_has_are_refused() -> None:
         bench(devices=["cuda"])
 
 
+def heads(run: Results) -> list[str]:
+    """The heads of its table as the terminal gets narrower, a column at a time."""
+    found: list[str] = []
+    width = None
+    while True:
+        title, head, *lines = list(measurement_lines(run, width))[1:]
+        assert ("speed-up" in title) == ("speed-up" in head)
+        if found and head == found[-1]:
+            return found  # narrower it does not get
+        found.append(head)
+        longest = max(map(len, (head, *lines)))
+        assert width is None or longest <= width
+        width = longest - 1
+
+
 def test_a_narrow_terminal_shows_fewer_columns() -> None:
-    results = run(ADD, MATMUL)
-    wide = "\n".join(measurement_lines(results, None))
-    narrow = "\n".join(measurement_lines(results, 80))
-    assert "case" in wide
-    assert "case" not in narrow
-    assert "of ceiling" in narrow
-    assert max(map(len, narrow.splitlines())) <= 80
+    versus = [measurement(engine=e, over="cpu with numpy") for e in ("numpy", "torch")]
+    columns = [set(head.split()) for head in heads(results(*versus))]
+    left_out = [wider - narrower for wider, narrower in pairwise(columns)]
+    assert left_out == [{"spread"}, {"case"}, {"speed-up"}]
+
+
+def test_with_one_engine_the_speed_up_is_left_out_first() -> None:
+    columns = [set(h.split()) for h in heads(results(measurement(over="cpu with numpy")))]
+    left_out = [wider - narrower for wider, narrower in pairwise(columns)]
+    assert left_out == [{"speed-up"}, {"spread"}, {"case"}]
+
+
+def test_no_op_is_above_its_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.bench import measuring
+
+    low = tuple(Ceiling("cpu", what, 1.0, "numpy", "crawl") for what in ("copy", "read"))
+    monkeypatch.setattr(measuring, "measure_ceilings", lambda *_, **__: (low, ()))
+    results = run(ADD, SUM)
+    assert max(each.fraction or 0 for each in results.measurements) == pytest.approx(1.0)
+    assert [ceiling.kernel for ceiling in results.ceilings] == ["add, small", "sum, small"]
+    assert len(results.notes) == 2
+
+
+@pytest.mark.parametrize("ops", ["add", ["add"]])
+def test_one_name_need_not_be_in_a_list(ops: Any) -> None:
+    results = bench(ops, "cpu", "numpy", "float32", quick=True, limit=0.001, sizes=SIZES)
+    assert [each.op for each in results.measurements] == ["add"]
+
+
+def test_where_nothing_is_left_to_measure_it_says_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match="add has no case in int8; it has float32"):
+        run(ADD, dtypes=["int8"])
 
 
 def test_without_the_cpu_there_are_no_speed_ups() -> None:
@@ -197,3 +252,24 @@ def test_a_larger_size_is_not_tried_where_a_smaller_one_is_slow_already(
     ceilings, _ = measure_ceilings(places, ["float32"], limit=0.001, sizes=sizes)
     assert set(tried) == {(16, 16)}
     assert [ceiling.kernel for ceiling in ceilings] == ["matmul of 16³"]
+
+
+def test_the_fastest_sample_is_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.bench import ceilings
+
+    timing = Timing(1.0, 0.9, 1.1, 2.0, samples=5, calls=1, fastest=0.5)
+    monkeypatch.setattr(ceilings, "time_calls", lambda *_, **__: timing)
+    places = find_places(engines=["numpy"])
+    [found], _ = measure_ceilings(places, ["float32"], limit=1.0, sizes=Sizes((), 0, (16,)))
+    assert found.rate == 2 * 16**3 / 0.5
+
+
+def test_a_quick_run_multiplies_matrices_as_large_as_those_of_its_ops() -> None:
+    from anydevice.bench.ceilings import SIZES as USUAL
+    from anydevice.check.cases import TABLE
+    from anydevice.core.dtypes import DTYPES
+
+    case = next(each for each in TABLE["matmul"].benchmarks if each.place == "cpu")
+    made = case.make(Draw(DTYPES["float32"], "matmul"))
+    largest = max(max(array.shape) for array in made.arrays())
+    assert max(USUAL["cpu", True].edges) >= largest

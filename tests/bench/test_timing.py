@@ -74,7 +74,7 @@ def test_whatever_the_call_raises_is_raised() -> None:
 
 
 def test_no_time_at_all_has_no_spread() -> None:
-    assert Timing(0.0, 0.0, 0.0, 0.0, 1, 1).spread == 0.0
+    assert Timing(0.0, 0.0, 0.0, 0.0, 1, 1, 0.0).spread == 0.0
 
 
 def test_a_first_call_that_takes_too_long_stands_for_itself(

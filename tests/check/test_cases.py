@@ -173,3 +173,8 @@ def test_flushing_is_one_of_two_right_answers() -> None:
 def test_an_op_without_a_row() -> None:
     with pytest.raises(ConfigurationError, match="there is no op 'dance'; the ops are matmul"):
         row_of("dance")
+
+
+def test_a_slip_of_the_pen_is_told_what_was_meant() -> None:
+    with pytest.raises(ConfigurationError, match=r"no op 'sofmax'; did you mean 'softmax'\?$"):
+        row_of("sofmax")

@@ -241,6 +241,24 @@ def test_names_that_nothing_has() -> None:
         verify(["add"], ["cuda"])
 
 
+@pytest.mark.parametrize("device", ["cpu", Device("cpu"), [Device("cpu")]])
+def test_one_name_need_not_be_in_a_list(device: Any) -> None:
+    (cell,) = verify("add", device, "numpy", "float32", quick=True)
+    assert (cell.op, cell.device, cell.engine, cell.dtype) == ("add", "cpu", "numpy", "float32")
+
+
+def test_where_nothing_is_left_to_verify_it_says_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match="softmax has no case in int8; it has float32, "):
+        verify("softmax", engines="numpy", dtypes="int8")
+    with pytest.raises(ConfigurationError, match="softmax, exp have no case in int8; they have "):
+        verify(["softmax", "exp"], dtypes="int8")
+    with pytest.raises(ConfigurationError, match=r"these \d+ ops have no case in int8; they have "):
+        verify(dtypes="int8")
+    for nothing in ({"ops": []}, {"dtypes": []}):
+        with pytest.raises(ConfigurationError, match="nothing to do; leave the argument out"):
+            verify(**nothing)  # type: ignore[arg-type]
+
+
 def test_a_fake_device_is_verified_where_it_really_is() -> None:
     with testing.fake_machine(cuda=1, engines=["numpy"]):
         (cell,) = verify(["add"], ["cuda:0"], ["numpy"], ["float32"], quick=True)

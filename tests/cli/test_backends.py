@@ -86,3 +86,6 @@ def test_it_fits_the_terminal(width: int) -> None:
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in page.getvalue().splitlines()]
     assert "\x1b[1mcuda" in page.getvalue()
     assert all(len(line) <= width for line in lines[:-1])
+    whole = words("\n".join(lines))
+    wanted = [each for row in BACKENDS.values() for each in (row.blas, row.runtime_compiler)]
+    assert words(" ".join((*wanted, "run-time compiler"))) <= whole, "no word is broken"

@@ -93,7 +93,7 @@ def test_saving_changes_the_choice_and_why_says_so(anydevice: Anydevice) -> None
     words = ("--quick", "--engine", "numpy,torch", "--limit", "0.001", "--op", "argmax")
     code, out, _ = anydevice("bench", *words, "--save")
     assert code == 0
-    assert "Saved in " in out
+    assert "; anydevice config --why shows the effect" in out
     _, out, _ = anydevice("config", "--why")
     [line] = [line for line in out.splitlines() if "saved measurements" in line]
     assert line.startswith("✓ saved measurements")
@@ -115,8 +115,9 @@ def test_where_nothing_can_be_saved_it_says_so(anydevice: Anydevice, tmp_path: P
 
 
 def test_where_nothing_was_measured_the_exit_code_is_1(anydevice: Anydevice) -> None:
-    code, _, _ = anydevice("bench", *SHORT, "--op", "argmax", "--dtype", "bool")
-    assert code == 1
+    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--dtype", "bool")
+    assert (code, out) == (1, "")
+    assert "argmax has no case in bool; it has float32" in err
 
 
 @pytest.mark.parametrize(
@@ -138,9 +139,37 @@ def test_what_is_written_wrongly(
 
 
 def test_a_file_that_cannot_be_written_is_said(anydevice: Anydevice) -> None:
-    code, _, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "no/such/folder.html")
-    assert code == 1
+    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--html", "no/such/folder.html")
+    assert (code, out) == (1, "")  # nothing was measured for it
     assert "no/such/folder.html cannot be written" in err
+    code, out, err = anydevice("bench", *SHORT, "--op", "argmax", "--json", "no/such/file.json")
+    assert (code, out) == (1, "")  # JSON goes to the file, so that errors are for people
+    assert "no/such/file.json cannot be written: No such file" in err
+    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--json", "--html", "no/such.html")
+    assert (code, "cannot be written" in json.loads(out)["error"]) == (1, True)
+
+
+def test_looking_whether_a_file_can_be_written_leaves_no_trace(anydevice: Anydevice) -> None:
+    Path("there.json").write_text("kept", "utf-8")
+    words = ("--op", "bogus", "--html", "new.html", "--json", "there.json")
+    assert anydevice("bench", *SHORT, *words)[0] == 1
+    assert not Path("new.html").exists()
+    assert Path("there.json").read_text("utf-8") == "kept"
+
+
+def test_runs_with_nothing_in_common_are_a_failure(anydevice: Anydevice) -> None:
+    anydevice("bench", *SHORT, "--op", "argmax", "--json", "old.json")
+    code, out, _ = anydevice("bench", *SHORT, "--op", "reshape", "--compare", "old.json")
+    assert code == 1
+    assert "  nothing in common: that run has argmax of 16 rows of 32000 in float32" in out
+    assert "this one reshape of" in out
+
+
+def test_saving_one_engine_says_that_two_are_needed(anydevice: Anydevice) -> None:
+    code, out, _ = anydevice("bench", *SHORT, "--op", "argmax", "--save")
+    assert code == 0
+    assert "once two engines of a device are measured" in out
+    assert "config --why" not in out
 
 
 def test_several_devices(anydevice: Anydevice) -> None:
@@ -179,8 +208,8 @@ def test_progress_goes_through_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("COLUMNS", "90")
     assert main(("bench", *SHORT, "--op", "argmax")) == 0
     assert "argmax in float32 on cpu with numpy" in terminal.getvalue()
-    table = terminal.getvalue().rpartition("speed-up over")[2]
-    assert "case" not in table  # the terminal is narrow
+    table = terminal.getvalue().rpartition("FLOP/s")[2]
+    assert "speed-up" not in table  # the terminal is narrow
 
 
 @pytest.mark.parametrize("before", [None, "true"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from anydevice import testing
 from anydevice.cli import config as command
+from anydevice.cli.printing import Output
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting
 
@@ -48,6 +51,8 @@ def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> No
         f"  project file      {project}",
         f"  user file         {home / 'anydevice.toml'} (does not exist)",
         f"  past checks       {home / 'verdicts.json'} (does not exist)",
+        f"  measurements      {home / 'measurements.json'} (does not exist)",
+        f"  our kernels       {home / 'kernels.json'} (does not exist)",
     ]
 
 
@@ -84,6 +89,19 @@ def test_every_step_of_the_choice(anydevice: Anydevice, project: Path) -> None:
         "✓ order of backends   cpu   cpu is usable",
         "",
         "Chosen: cpu, because no accelerator is in this machine",
+    ]
+
+
+def test_steps_fit_a_narrow_terminal(project: Path) -> None:
+    project.write_text('device = "tpu"\n')
+    page = io.StringIO()
+    with testing.fake_machine(keep_settings=True):
+        command.run(Namespace(json=False, why=True), Output(page, width=60))
+    steps = page.getvalue().partition("Steps of the choice\n")[2].splitlines()[:3]
+    assert steps == [
+        "✗ project file   tpu",
+        "    this machine has no tpu: not in this fake machine",
+        "✓ order of backends   cpu   cpu is usable",
     ]
 
 

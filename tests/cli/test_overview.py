@@ -121,3 +121,12 @@ def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
     assert "Chosen: nothing, because no device fits" in out
     assert "reading it failed" in out
     assert data["chosen"] is None
+
+
+def test_where_nothing_is_to_be_mended_it_leads_on(anydevice: Anydevice) -> None:
+    with testing.fake_machine(keep_settings=True, cuda=1):
+        _, out, _ = anydevice()
+    assert out.splitlines()[-1].startswith("Next: anydevice doctor, anydevice verify")
+    with testing.fake_machine(keep_settings=True, sightings=[A_CARD_WITHOUT_A_LIBRARY]):
+        _, out, _ = anydevice()
+    assert "Next: " not in out

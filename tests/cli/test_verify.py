@@ -136,6 +136,42 @@ def test_a_name_that_nothing_has(anydevice: Anydevice) -> None:
     assert "not allowed with" in err
 
 
+def test_names_with_commas_and_repeated(anydevice: Anydevice) -> None:
+    words = ("--op", "add,exp", "--op", "log", "--dtype", "float32", *NUMPY, "--quick")
+    code, out, _ = anydevice("verify", *words)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["add", "exp", "log"]
+    code, _, err = anydevice("verify", "--op", ",")
+    assert (code, "',' has no name in it" in err) == (2, True)
+
+
+def test_where_nothing_is_left_to_verify_it_is_a_failure(anydevice: Anydevice) -> None:
+    code, out, err = anydevice("verify", "--op", "softmax", "--dtype", "int8", *NUMPY)
+    assert (code, out) == (1, "")
+    assert "softmax has no case in int8; it has float32, float16, bfloat16, float64" in err
+
+
+def test_ops_that_are_alike_share_a_line_unless_all_are_asked_for(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = (
+        *(cell(op, "float32") for op in ("add", "exp", "log", "sin")),
+        *(cell(op, "float32", "wrong", reason="off") for op in ("cos", "tanh")),
+        cell("erf", "float32", "unsupported", reason="no erf"),
+    )
+    monkeypatch.setattr(verify, "verify", lambda *_, **__: Verdicts(cells))
+    marks = anydevice("verify")[1].split("\n\n")[0].splitlines()[2:]
+    assert marks == [
+        "add and 3 more  ✓",
+        "cos             ✗",
+        "tanh            ✗",
+        "erf             –",
+    ]
+    every = ["add   ✓", "exp   ✓", "log   ✓", "sin   ✓", "cos   ✗", "tanh  ✗", "erf   –"]
+    for words in (("--all",), ("--op", "add")):
+        assert anydevice("verify", *words)[1].split("\n\n")[0].splitlines()[2:] == every
+
+
 def test_saving_where_there_are_no_kernels(anydevice: Anydevice) -> None:
     code, out, _ = anydevice("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
     assert code == 0

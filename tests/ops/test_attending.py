@@ -169,9 +169,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "whole numbers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
     "window": ({"window": 3}, "needs causal=True"),
     "from 1 on": ({"window": 0, "causal": True}, "it is 0"),
-    "mask is": ({"mask": np.ones((3, 5), bool)}, r"mask is \(3, 5\)"),
+    "of two axes is (batch, keys), here (2, 5), but it is (3, 5)": (
+        {"mask": np.ones((3, 5), bool)},
+        r"\(queries, keys\) as mask\[None, None\]$",
+    ),
     "broadcasts to": ({"mask": np.ones((2, 3, 3, 5), bool)}, r"\(2, 4, 3, 5\)"),
-    "one for all heads": ({"mask": np.ones((1, 2, 4, 3, 5), bool)}, r"\(1, 2, 4, 3, 5\)"),
+    "batch, heads, queries, keys": ({"mask": np.ones((1, 2, 4, 3, 5), bool)}, r"\(1, 2, 4, 3, 5\)"),
     "truth values": ({"mask": np.ones((2, 5))}, "array of float64"),
     "one element type": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
     "floating numbers": ({"q": np.ones((2, 4, 3, 4), int)}, "array of int64"),
@@ -187,3 +190,13 @@ def test_what_does_not_fit_is_named(rule: str) -> None:
         ops.attention(**arguments)
     assert rule in str(caught.value)
     assert str(caught.value).startswith("attention: ")
+
+
+def test_a_mask_of_two_axes_is_of_batch_and_keys_even_where_it_could_be_of_queries() -> None:
+    q = np.random.default_rng(0).normal(size=(3, 1, 3, 4))
+    mask = np.tri(3, dtype=bool)
+    by_batch = ops.attention(q, q, q, mask=mask)
+    np.testing.assert_allclose(by_batch, ops.attention(q, q, q, mask=mask[:, None, None]))
+    by_query = ops.attention(q, q, q, mask=mask[None, None])
+    np.testing.assert_allclose(by_query, ops.attention(q, q, q, causal=True))
+    assert not np.allclose(by_batch, by_query)

@@ -144,3 +144,23 @@ def test_extremes() -> None:
     assert ops.multiply(x, x).tolist() == pytest.approx(
         [math.inf, math.inf, math.nan, math.inf], nan_ok=True
     )
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_numbers_are_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{name}: 1 and 2.0 are both numbers; one of"):
+        getattr(ops, name)(1, np.float64(2))
+
+
+def test_what_numpy_has_for_no_number_of_ours_is_refused() -> None:
+    for odd in (np.datetime64("2020-01-01"), np.str_("text"), np.longdouble(1)):
+        with pytest.raises(ConfigurationError, match=r"^add: b is no array, but of type numpy\."):
+            ops.add(np.ones(2, np.float32), odd)
+
+
+@pytest.mark.parametrize("first", [2.0, 3])
+def test_the_compiler_of_torch_looks_through_a_number_that_comes_first(first: float) -> None:
+    import torch
+
+    compiled = torch.compile(lambda x: ops.subtract(first, x), fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [first - 1] * 2

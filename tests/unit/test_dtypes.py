@@ -110,3 +110,10 @@ def test_the_table_imports_no_array_library() -> None:
     program = f"import sys, {dtypes.__name__}; print({{'numpy', 'ml_dtypes'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_where_it_is_clear_what_was_meant_no_list_follows() -> None:
+    with pytest.raises(ConfigurationError, match=r"type 'fp32'; did you mean 'float32'\?$"):
+        as_dtype("fp32")
+    with pytest.raises(ConfigurationError, match=r"type 'text'; the element types are .*bfloat16"):
+        as_dtype("text")

@@ -10,6 +10,7 @@ import anydevice
 from anydevice import testing
 from anydevice.engines import registry
 from anydevice.errors import (
+    ConfigurationError,
     DeviceMismatchError,
     DeviceNotFoundError,
     TransferError,
@@ -168,3 +169,40 @@ def test_a_fake_device_keeps_its_data_on_the_host() -> None:
         moved = anydevice.to_device({"x": numpy.ones(2, numpy.float32)}, "cuda:1")
         assert moved["x"].device == torch.device("cpu")
         assert anydevice.to_device(moved, "cuda:1")["x"] is moved["x"]
+
+
+def test_the_libraries_own_objects_name_devices() -> None:
+    import jax
+    import mlx.core as mx
+
+    x = numpy.ones(2, numpy.float32)
+    own = {
+        "torch": [torch.device("cpu"), torch.device("cpu", 0)],
+        "jax": [jax.devices("cpu")[0]],
+        "mlx": [mx.Device(mx.cpu, 0), mx.cpu],
+    }
+    for name, objects in own.items():
+        for spec in objects:
+            assert registry.load(name).owns(anydevice.to_device(x, spec))
+            with anydevice.use_device([spec]) as here:
+                assert (here, here.engine) == (anydevice.Device("cpu"), name)
+    with pytest.raises(DeviceNotFoundError, match=r"torch itself has no .*cuda.*; it sees cpu"):
+        anydevice.device(torch.device("cuda", 77))
+
+
+@pytest.mark.parametrize(
+    "data", [numpy.ones(2), torch.ones(2), {"x": 1}], ids=lambda x: str(type(x))
+)
+def test_data_comes_first(data: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"does not name .* first, as in to_device\(data,"):
+        anydevice.to_device("cpu", data)  # type: ignore[arg-type]
+
+
+def test_the_warning_of_narrowed_numbers_points_at_the_caller() -> None:
+    from anydevice.engines import host
+
+    for data in (numpy.arange(3), {"ids": numpy.arange(3)}):
+        host.forget_warning()
+        with pytest.warns(UserWarning, match="int64 arrays whose numbers fit become int32") as said:
+            anydevice.to_device(data, anydevice.Device("cpu", engine="jax"))
+        assert said[0].filename == __file__

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,3 +176,19 @@ def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch)
         "no installed library drives cuda:0: torch is not installed; jax is not installed; "
         'to mend it: pip install "anydevice[cuda]"'
     )
+
+
+def test_what_is_absent_says_so_when_it_is_used() -> None:
+    absent: Any = registry.load("numpy").autodiff
+    with pytest.raises(UnsupportedError, match="NumPy has no autodiff; train on torch") as caught:
+        absent.value_and_grad(len)
+    assert caught.value.absent is absent
+    assert not hasattr(absent, "value_and_grad")
+    assert not hasattr(absent, "__array__")
+    for again in (copy.copy(absent), copy.deepcopy(absent), pickle.loads(pickle.dumps(absent))):
+        assert again == absent
+
+
+def test_what_is_absent_and_not_made_yet_ends_in_no_circle() -> None:
+    with pytest.raises(AttributeError, match="what"):
+        str(Absent.__new__(Absent))

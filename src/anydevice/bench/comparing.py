@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anydevice.bench.results import Measurement, Results
@@ -13,6 +13,9 @@ MARGIN = 1.05
 
 FEW, UNSURE = 3, 1.25
 """With fewer samples than that, quartiles say little, and are taken to be so much wider."""
+
+_NAMED = 3
+"""So many cases are named in a sentence; more are counted."""
 
 
 class Change(Record):
@@ -38,11 +41,12 @@ class Change(Record):
 
 
 class Comparison(Record):
-    """What changed between two runs; true where nothing got slower or was lost.
+    """What changed between two runs; true where they can be compared and nothing got worse.
 
     `lost` was measured before and cannot be measured any more. `alike` counts what differs by no
     more than the noise, `only_before` and `only_now` what one of the runs left out. `elsewhere`
     has a sentence for each thing that makes the two runs of different machines or versions.
+    Where the runs have nothing in common, `apart` says what each of them has.
     """
 
     slower: tuple[Change, ...]
@@ -52,9 +56,10 @@ class Comparison(Record):
     only_before: int
     only_now: int
     elsewhere: tuple[str, ...] = ()
+    apart: str | None = None
 
     def __bool__(self) -> bool:
-        return not self.slower and not self.lost
+        return not self.slower and not self.lost and self.apart is None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""
@@ -70,6 +75,7 @@ class Comparison(Record):
             "only_before": self.only_before,
             "only_now": self.only_now,
             "elsewhere": list(self.elsewhere),
+            "apart": self.apart,
         }
 
 
@@ -97,7 +103,26 @@ def compare_runs(old: Results, new: Results) -> Comparison:
         len(before.keys() - now.keys()) - len(lost),
         len(now.keys() - before.keys()),
         tuple(_differences(old, new)),
+        _apart(old, new),
     )
+
+
+def _apart(old: Results, new: Results) -> str | None:
+    if {each.key for each in old.measurements} & {each.key for each in new.measurements}:
+        return None
+    before, now = (_in_words(run.measured) for run in (old, new))
+    return f"nothing in common: that run has {before}, this one {now}"
+
+
+def _in_words(measured: Sequence[Measurement]) -> str:
+    """Which ops were measured where; what differs is among ops, cases, types and places."""
+    if not measured:
+        return "nothing"
+    ops = list(dict.fromkeys(f"{each.op} of {each.case}" for each in measured))
+    named = ", ".join(ops) if len(ops) <= _NAMED else f"{len(ops)} cases"
+    dtypes = ", ".join(dict.fromkeys(each.dtype for each in measured))
+    places = ", ".join(dict.fromkeys(f"{each.engine} on {each.device}" for each in measured))
+    return f"{named} in {dtypes} with {places}"
 
 
 def _is_above(one: Measurement, other: Measurement) -> bool:

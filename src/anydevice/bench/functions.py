@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,15 @@ from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.tree import flatten
 
+NOISY = 0.5
+"""Where the quartiles lie further from the median than this part of it, the figure says little."""
+
 
 class DeviceTiming(Record):
     """The seconds of one call on one device: the median, the quartiles, and the first call.
 
-    `speed_up` is over the CPU, or over the first device where the CPU was not among them. Where
-    it could not be run, `reason` says why and there are no times.
+    `speed_up` is over the first row of the CPU, or over the first row where the CPU was not among
+    them. Where it could not be run, `reason` says why and there are no times.
     """
 
     device: str
@@ -36,9 +40,20 @@ class DeviceTiming(Record):
     speed_up: float | None = None
     reason: str | None = None
 
+    @property
+    def spread(self) -> float | None:
+        """Half the way from quartile to quartile, as a part of the median."""
+        if not self.seconds or self.low is None or self.high is None or self.samples < 2:
+            return None
+        return (self.high - self.low) / 2 / self.seconds
+
 
 class Timings(Record):
-    """What `benchmark` found, one row a device; print it, or take its `rows`."""
+    """What `benchmark` found, one row for each device and engine; print it, or take its `rows`.
+
+    `timings["cpu"]` is the row of a device. Where a device was measured with several engines, each
+    of its rows is called after both: `timings["cpu with torch"]`.
+    """
 
     function: str
     rows: tuple[DeviceTiming, ...]
@@ -49,17 +64,28 @@ class Timings(Record):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, device: str) -> DeviceTiming:
-        for row in self.rows:
-            if row.device == device:
-                return row
-        names = ", ".join(row.device for row in self.rows)
-        raise ConfigurationError(f"{device!r} was not measured; these were: {names}", repr(device))
+    def __getitem__(self, name: str) -> DeviceTiming:
+        named = self._named()
+        if name in named:
+            return named[name]
+        several = any(row.device == name for row in self.rows)
+        problem = "was measured with several engines" if several else "was not measured"
+        raise ConfigurationError(
+            f"{name!r} {problem}; the rows are: {', '.join(named)}", repr(name)
+        )
 
     @property
     def speed_ups(self) -> dict[str, float]:
-        """How many times as fast as the CPU each device was."""
-        return {row.device: row.speed_up for row in self.rows if row.speed_up is not None}
+        """How many times as fast as the CPU each row was, called as in `timings[…]`."""
+        named = self._named().items()
+        return {name: row.speed_up for name, row in named if row.speed_up is not None}
+
+    def _named(self) -> dict[str, DeviceTiming]:
+        devices = Counter(row.device for row in self.rows)
+        return {
+            row.device if devices[row.device] == 1 else f"{row.device} with {row.engine}": row
+            for row in self.rows
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""
@@ -68,16 +94,22 @@ class Timings(Record):
     def __str__(self) -> str:
         head = ("device", "engine", "time", "spread", "first call", "speed-up")
         lines = table(head, [_cells(row) for row in self.rows], right=(2, 3, 4, 5))
-        failed = [f"{row.device}: {row.reason}" for row in self.rows if row.reason]
-        return "\n".join((self.function, *lines, *failed))
+        below = [f"{name}: {row.reason}" for name, row in self._named().items() if row.reason]
+        if any((row.spread or 0) > NOISY for row in self.rows):
+            below.append(
+                f"noisy: calls differ by more than ± {percent(NOISY)}; repeat it while nothing "
+                "else runs, or with a longer limit"
+            )
+        return "\n".join((self.function, *lines, *below))
 
 
 def benchmark(
     function: Callable[..., Any],
     *arguments: Any,
-    devices: Sequence[Device | str] | None = None,
+    devices: Device | str | Sequence[Device | str] | None = None,
     named: Mapping[str, Any] = NOTHING,
     limit: float = 1.0,
+    **unknown: Any,
 ) -> Timings:
     """Time your own function or model with these arguments on each device.
 
@@ -85,28 +117,36 @@ def benchmark(
     `to_device`; each call is waited for, the first one is told apart, and calling goes on for
     `limit` seconds a device. Arrays of a library stay in it where it can use the device. Models,
     which are moved in place, are back where they were afterwards. Without `devices`, every usable
-    one is tried, the CPU first; a device on which it fails is a row with the reason.
+    one is tried, the CPU first and only as itself, not through OpenCL again; a device on which it
+    fails is a row with the reason. Devices that ask for an engine are measured with that one, so
+    that several engines of one device can stand side by side.
 
     >>> import numpy
     >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
     >>> timings["cpu"].speed_up
     1.0
 
-    Raises `DeviceNotFoundError` where a device that is named is not usable.
+    Raises `DeviceNotFoundError` where a device that is named is not usable, and
+    `ConfigurationError` for an option that there is not: your function's own go into `named`.
     """
+    if unknown:
+        inside = ", ".join(f"{name!r}: …" for name in unknown)
+        raise ConfigurationError(
+            f"benchmark() has no option {', '.join(map(repr, unknown))}; pass what your function "
+            f"takes by name as named={{{inside}}}",
+            ", ".join(unknown),
+        )
     if not callable(function):
         raise ConfigurationError(
             f"benchmark() takes a function or a model, not a {type(function).__name__}", "function"
         )
-    places = _default_devices() if devices is None else [choose_device(each) for each in devices]
-    asked = {str(each): each.engine_asked for each in devices or () if isinstance(each, Device)}
     tree = (function, arguments, dict(named))
     library = _library(tree)
+    places = list(dict.fromkeys(_places(devices, library)))
     homes = [(part, _home(part)) for part in (function, *arguments, *named.values())]
     rows = []
     try:
-        for place in places:
-            engine = asked.get(str(place)) or _engine(place, library)
+        for place, engine in places:
             rows.append(_row(tree, place.served_by(engine), limit))
     finally:
         for part, home in homes:
@@ -121,6 +161,20 @@ def _home(part: Any) -> Device | None:
         return device_of(part)
     except DeviceMismatchError:
         return None
+
+
+def _places(
+    devices: Device | str | Sequence[Device | str] | None, library: str | None
+) -> Iterator[tuple[Device, str | None]]:
+    """Each device with the engine that was asked for there, or that suits the arrays."""
+    if devices is None:
+        for device in _default_devices():
+            yield device, _engine(device, library)
+        return
+    for each in [devices] if isinstance(devices, Device | str) else devices:
+        asked = each.engine_asked if isinstance(each, Device) else None
+        device = choose_device(each)
+        yield device, asked or _engine(device, library)
 
 
 def _default_devices() -> list[Device]:
@@ -153,7 +207,7 @@ def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTimi
         reason = f"{type(error).__name__}: {lines[0]}"
         return DeviceTiming(str(device), device.engine, reason=reason)
     figures = as_dict(timing)
-    del figures["calls"]
+    del figures["calls"], figures["fastest"]
     return DeviceTiming(str(device), device.engine, **figures)
 
 
@@ -201,17 +255,22 @@ def _with_speed_ups(rows: Sequence[DeviceTiming]) -> tuple[DeviceTiming, ...]:
 
 def _cells(row: DeviceTiming) -> tuple[str, ...]:
     place = (row.device, row.engine or "–")
-    if row.seconds is None or row.low is None or row.high is None:
+    if row.seconds is None:
         return (*place, "–", "–", "–", "–")
     return (
         *place,
         time_in_words(row.seconds),
-        f"± {percent((row.high - row.low) / 2 / row.seconds)}" if row.samples > 1 else "–",
+        _spread_in_words(row.spread),
         time_in_words(row.first or 0.0),
         times(row.speed_up) if row.speed_up else "–",
     )
 
 
+def _spread_in_words(spread: float | None) -> str:
+    if spread is None:
+        return "–"
+    return f"± {percent(spread)}" if spread <= NOISY else "noisy"
+
+
 def _name(function: Any) -> str:
-    named = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
-    return str(named or type(function).__name__)
+    return str(getattr(function, "__name__", None) or type(function).__name__)

@@ -22,12 +22,39 @@ def judge(
 
     `written` has the bytes of each one's results.
     """
+    moving = without_views(measurements, ceilings, written)
     bounded = [
         _bounded(measurement, ceilings, results)
-        for measurement, results in zip(measurements, written, strict=True)
+        for measurement, results in zip(moving, written, strict=True)
     ]
     on_cpu = [m for m in bounded if m.device == "cpu" and m.state == "measured"]
     return tuple(_compared(measurement, on_cpu) for measurement in bounded)
+
+
+def without_views(
+    measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
+) -> tuple[Measurement, ...]:
+    """The measurements, with nothing moved by those that are too fast to have moved anything."""
+    return tuple(
+        replace(each, moved=0) if _is_too_fast(each, ceilings, results) else each
+        for each, results in zip(measurements, written, strict=True)
+    )
+
+
+def _is_too_fast(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> bool:
+    memory = memory_ceiling(measurement, ceilings, results)
+    if memory is None or measurement.operations or not measurement.seconds:
+        return False
+    return measurement.moved / measurement.seconds > TOO_FAST * memory.rate
+
+
+def memory_ceiling(
+    measurement: Measurement, ceilings: Sequence[Ceiling], results: int
+) -> Ceiling | None:
+    """What its moving of bytes is held against: reading where it mostly reads, else copying."""
+    reads = measurement.moved and results < MOSTLY_READ * measurement.moved
+    reading = ceiling_of(ceilings, measurement.device, "read") if reads else None
+    return reading or ceiling_of(ceilings, measurement.device, "copy")
 
 
 def _bounded(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> Measurement:
@@ -37,10 +64,7 @@ def _bounded(measurement: Measurement, ceilings: Sequence[Ceiling], results: int
     if not least:
         return measurement
     bound = max(least, key=lambda each: least[each])
-    fraction = least[bound] / measurement.seconds
-    if not measurement.operations and fraction > TOO_FAST:
-        return replace(measurement, moved=0)
-    return replace(measurement, bound=bound, fraction=fraction)
+    return replace(measurement, bound=bound, fraction=least[bound] / measurement.seconds)
 
 
 def _least_times(
@@ -49,10 +73,7 @@ def _least_times(
     """The seconds that a call would take at each ceiling."""
     least: dict[Bound, float] = {}
     moved, operations = measurement.moved, measurement.operations
-    reads = moved and results < MOSTLY_READ * moved
-    copying = ceiling_of(ceilings, measurement.device, "copy")
-    reading = ceiling_of(ceilings, measurement.device, "read") if reads else None
-    memory = reading or copying
+    memory = memory_ceiling(measurement, ceilings, results)
     compute = ceiling_of(ceilings, measurement.device, "matmul", measurement.dtype)
     if memory and moved:
         least["memory"] = moved / memory.rate

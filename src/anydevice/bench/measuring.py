@@ -13,9 +13,11 @@ from anydevice.bench.ceilings import Sizes, measure_ceilings
 from anydevice.bench.judging import judge
 from anydevice.bench.op_timing import time_op
 from anydevice.bench.places import Place, Progress, find_places, machines_of
+from anydevice.bench.raising import raise_ceilings
 from anydevice.bench.results import Measurement, Results
 from anydevice.check import trusting
 from anydevice.check.cases import TABLE, row_of
+from anydevice.check.coverage import insist_on_cases, one_or_more
 from anydevice.check.drawing import Call
 from anydevice.check.rows import Benchmark, Row
 from anydevice.core.dtypes import as_dtype
@@ -42,10 +44,10 @@ class _Step(Record):
 
 
 def bench(
-    ops: Sequence[str] | None = None,
-    devices: Sequence[str] | None = None,
-    engines: Sequence[str] | None = None,
-    dtypes: Sequence[str] | None = None,
+    ops: str | Sequence[str] | None = None,
+    devices: str | Sequence[str] | None = None,
+    engines: str | Sequence[str] | None = None,
+    dtypes: str | Sequence[str] | None = None,
     *,
     quick: bool = False,
     limit: float | None = None,
@@ -55,19 +57,21 @@ def bench(
 ) -> Results:
     """Measure the ceilings of this machine, then every op on every device and engine.
 
-    The first four arguments narrow what is measured; unasked, element types are float32, and on
-    accelerators bfloat16 too. `quick` takes one case of each op and less time; `limit` is the
-    seconds for one op in one place. `rows` and `sizes` replace the table of cases and the sizes of
-    the ceilings. Whatever an engine raises is told in the results.
+    The first four arguments, a name or several each, narrow what is measured; unasked, element
+    types are float32, and on accelerators bfloat16 too. `quick` takes one case of each op and less
+    time; `limit` is the seconds for one op in one place. `rows` and `sizes` replace the table of
+    cases and the sizes of the ceilings. Whatever an engine raises is told in the results.
 
-    Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
-    machine lacks what was asked for.
+    Raises `ConfigurationError` for a name that nothing has, or where nothing is left to measure,
+    and `DeviceNotFoundError` where this machine lacks what was asked for.
     """
     began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     table = list(rows) if rows is not None else list(TABLE.values())
-    chosen = [row_of(op) for op in ops] if ops is not None else table
-    kinds = None if dtypes is None else tuple(as_dtype(dtype).name for dtype in dtypes)
-    places = find_places(devices or (), engines)
+    named, asked = one_or_more(ops), one_or_more(dtypes)
+    chosen = [row_of(op) for op in named] if named is not None else table
+    kinds = None if asked is None else tuple(as_dtype(dtype).name for dtype in asked)
+    insist_on_cases(chosen, kinds)
+    places = find_places(one_or_more(devices) or (), one_or_more(engines))
     seconds = limit or (QUICK_LIMIT if quick else LIMIT)
     trusting.load_into_table()
     steps = list(_steps(chosen, places, kinds, quick=quick))
@@ -80,15 +84,16 @@ def bench(
         progress=progress,
     )
     found = list(_measured(steps, seconds, progress))
-    judged = judge([each for each, _ in found], ceilings, [written for _, written in found])
+    written = [results for _, results in found]
+    raised = raise_ceilings([each for each, _ in found], ceilings, written)
     return Results(
         __version__,
         made,
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         tuple(machines_of(places)),
-        ceilings,
-        judged,
-        notes,
+        raised.ceilings,
+        judge(raised.measurements, raised.ceilings, written),
+        (*notes, *raised.notes),
         quick,
         seconds,
         round(time.perf_counter() - began, 3),

@@ -10,8 +10,8 @@ from anydevice.bench.ceilings import ceiling_of
 from anydevice.bench.comparing import Change, Comparison
 from anydevice.bench.page_style import STYLE
 from anydevice.bench.plots import Dot, Line, decades, dot_plot, legend, roofline
-from anydevice.bench.printing import UNITS, comparison_counts, measurement_cells
-from anydevice.bench.results import Machine, Measurement, Results
+from anydevice.bench.printing import comparison_counts, measurement_cells
+from anydevice.bench.results import UNITS, Machine, Measurement, Results
 from anydevice.bench.words import percent, rate_in_words, time_in_words, times
 
 _HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")

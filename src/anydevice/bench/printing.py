@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from anydevice.bench.comparing import Change, Comparison
-from anydevice.bench.results import Ceiling, Machine, Measurement, Results
+from anydevice.bench.results import UNITS, Ceiling, Machine, Measurement, Results
 from anydevice.bench.words import percent, rate_in_words, table, time_in_words, times
 
-NARROW = 112
-"""Below this many columns the cases and the spread are left out."""
-
-UNITS = {"copy": "B/s", "read": "B/s", "matmul": "FLOP/s", "to device": "B/s", "to host": "B/s"}
+_HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
+_TO_THE_LEFT = ("op", "case", "dtype", "engine")
+_LESS_NEEDED = ("spread", "case")
+"""What a terminal that is too narrow goes without, in this order."""
 
 
 def summary_lines(results: Results) -> Iterator[str]:
@@ -44,27 +44,36 @@ def ceiling_line(ceiling: Ceiling) -> str:
 
 def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
     """A table for each device; on a narrow terminal with fewer columns."""
-    narrow = width is not None and width < NARROW
     for machine in results.devices:
         there = [each for each in results.measured if each.device == machine.device]
         if not there:
             continue
-        head = ["op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up"]
-        rows = [measurement_cells(each) for each in there]
-        right = [4, 5, 6, 7, 8]
-        if narrow:
-            kept = [0, 2, 3, 4, 6, 7, 8]
-            head, rows = [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
-            right = [3, 4, 5, 6]
+        head, lines = _fitting(there, width)
         yield ""
-        yield f"{machine.device}{_over(there)}"
-        yield from table(head, rows, right)
+        yield f"{machine.device}{_over(there) if 'speed-up' in head else ''}"
+        yield from lines
     for each in results.measurements:
         if each.state == "failed":
             yield f"failed: {_named(each)}: {each.reason}"
     lacking = sum(each.state == "unsupported" for each in results.measurements)
     if lacking:
         yield f"{lacking} not supported by their engine; --json has the reasons"
+
+
+def _fitting(there: Sequence[Measurement], width: int | None) -> tuple[list[str], list[str]]:
+    """The columns that fit the terminal, and the lines of the table."""
+    # Measured with one engine alone, everything is held against itself: 1.00 × all the way down.
+    alone = all(each.over == f"{each.device} with {each.engine}" for each in there)
+    leaving = list(_LESS_NEEDED)
+    leaving.insert(0 if alone else len(leaving), "speed-up")
+    head = list(_HEAD)
+    rows = [dict(zip(_HEAD, measurement_cells(each), strict=True)) for each in there]
+    while True:
+        right = [number for number, name in enumerate(head) if name not in _TO_THE_LEFT]
+        lines = table(head, [[row[name] for name in head] for row in rows], right)
+        if width is None or not leaving or max(map(len, lines)) <= width:
+            return head, lines
+        head.remove(leaving.pop(0))
 
 
 def measurement_cells(each: Measurement) -> list[str]:
@@ -109,7 +118,9 @@ def comparison_lines(comparison: Comparison, name: str) -> Iterator[str]:
 
 
 def comparison_counts(comparison: Comparison) -> str:
-    """How much is slower, faster, lost and neither."""
+    """How much is slower, faster, lost and neither; or that nothing can be compared."""
+    if comparison.apart:
+        return comparison.apart
     counts = f"{len(comparison.slower)} slower, {len(comparison.faster)} faster, "
     counts += f"{len(comparison.lost)} lost, {comparison.alike} within the noise"
     if comparison.only_before or comparison.only_now:

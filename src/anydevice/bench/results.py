@@ -16,6 +16,15 @@ Bound = Literal["memory", "compute"]
 State = Literal["measured", "unsupported", "failed"]
 What = Literal["copy", "read", "matmul", "to device", "to host"]
 
+UNITS: Mapping[What, str] = {
+    "copy": "B/s",
+    "read": "B/s",
+    "matmul": "FLOP/s",
+    "to device": "B/s",
+    "to host": "B/s",
+}
+"""What the rate of each ceiling counts."""
+
 
 class Ceiling(Record):
     """The most that a device was seen to do: bytes a second, operations a second for a matmul.

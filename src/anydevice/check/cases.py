@@ -20,6 +20,7 @@ whose squares float32 still holds: ops on 16-bit numbers compute in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from anydevice.check.cases_attention import ATTENTION
 from anydevice.check.cases_elementwise import ELEMENTWISE
@@ -35,7 +36,12 @@ TABLE: Mapping[str, Row] = {
 
 
 def row_of(op: str) -> Row:
-    """The row of an op; raises `ConfigurationError` with the valid names where there is none."""
+    """The row of an op.
+
+    Raises `ConfigurationError` where there is none: with the name that was meant, or all of them.
+    """
     if op not in TABLE:
-        raise ConfigurationError(f"there is no op {op!r}; the ops are {', '.join(TABLE)}", "op")
+        meant = get_close_matches(op, TABLE, 1)
+        hint = f"did you mean {meant[0]!r}?" if meant else f"the ops are {', '.join(TABLE)}"
+        raise ConfigurationError(f"there is no op {op!r}; {hint}", "op")
     return TABLE[op]

@@ -11,6 +11,7 @@ from math import inf, isfinite
 from anydevice.check import gradients, trials, trusting
 from anydevice.check.cases import TABLE, row_of
 from anydevice.check.comparing import ROUNDING_UNIT, Difference
+from anydevice.check.coverage import insist_on_cases, one_or_more
 from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
 from anydevice.check.rows import Row
 from anydevice.choose.discovery import discover
@@ -50,32 +51,34 @@ class _Step(Record):
 
 
 def verify(
-    ops: Sequence[str] | None = None,
-    devices: Sequence[str] | None = None,
-    engines: Sequence[str] | None = None,
-    dtypes: Sequence[str] | None = None,
+    ops: str | Sequence[str] | None = None,
+    devices: str | Device | Sequence[str | Device] | None = None,
+    engines: str | Sequence[str] | None = None,
+    dtypes: str | Sequence[str] | None = None,
     *,
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Verdicts:
     """Compute every op here in every way there is, and compare with the float64 reference.
 
-    Each argument narrows what is looked at; `quick` takes only the first case of each op and no
-    gradients. Every cell is right, wrong with the largest error and where it is, or unsupported
-    with the reason; whatever an engine raises is a cell too. Kernels of our own have cells of
-    their own; one that is found wrong is not used any more, in later processes either.
+    Each argument, a name or several, narrows what is looked at; `quick` takes only the first case
+    of each op and no gradients. Every cell is right, wrong with the largest error and where it is,
+    or unsupported with the reason; whatever an engine raises is a cell too. Kernels of our own have
+    cells of their own; one that is found wrong is not used any more, in later processes either.
 
-    Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
-    machine lacks what was asked for.
+    Raises `ConfigurationError` for a name that nothing has, or where nothing is left to verify,
+    and `DeviceNotFoundError` where this machine lacks what was asked for.
 
-    >>> verdicts = verify(["add"], engines=["numpy"], dtypes=["float32"], quick=True)
+    >>> verdicts = verify("add", engines="numpy", dtypes="float32", quick=True)
     >>> [(cell.op, cell.dtype, cell.engine, cell.state) for cell in verdicts]
     [('add', 'float32', 'numpy', 'right')]
     """
     began = time.perf_counter()
-    rows = [row_of(op) for op in ops] if ops is not None else list(TABLE.values())
-    kinds = None if dtypes is None else [as_dtype(dtype).name for dtype in dtypes]
-    places = _places(devices or (), engines)
+    named, asked = one_or_more(ops), one_or_more(dtypes)
+    rows = [row_of(op) for op in named] if named is not None else list(TABLE.values())
+    kinds = None if asked is None else [as_dtype(dtype).name for dtype in asked]
+    insist_on_cases(rows, kinds)
+    places = _places([str(each) for each in one_or_more(devices) or ()], one_or_more(engines))
     steps = list(_steps(rows, kinds, places, quick=quick))
     cells: list[Cell] = []
     for number, step in enumerate(steps):

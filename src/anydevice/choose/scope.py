@@ -15,6 +15,7 @@ from anydevice.choose import settings
 from anydevice.choose.choice import Choice, Request, Wish, choose
 from anydevice.choose.discovery import discover, free_memory
 from anydevice.choose.files import project_file, user_file
+from anydevice.choose.library_devices import device_from_library
 from anydevice.choose.measurements import measured_engines
 from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
 from anydevice.choose.report import Report
@@ -55,8 +56,9 @@ def device(
     (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
     `configure`, the order of backends. It may end at the CPU, with one warning that gives every
     reason. A `spec` is met or `DeviceNotFoundError` is raised: a backend or device ("cuda",
-    "cuda:1"), a kind ("gpu", "tpu", "cpu"), or a list in order of priority. `engine` asks for an
-    array library, else the one serves that `anydevice bench --save` found fastest there, if it
+    "cuda:1"), a kind ("gpu", "tpu", "cpu"), a library's own object (`torch.device`, `jax.Device`,
+    …; its library is then the engine), or a list in order of priority. `engine` asks for an array
+    library, else the one serves that `anydevice bench --save` found fastest there, if it
     did; `min_free` passes over devices with less free memory (bytes or "20GiB").
 
     >>> import anydevice
@@ -162,6 +164,8 @@ def make_request(
     """Everything that bears on a choice now, gathered from argument to files."""
     wishes: list[Wish] = []
     engines: list[tuple[str, str]] = []
+    if spec is not None and not isinstance(spec, str | Device | list | tuple):
+        spec = _not_ours(spec)
     if engine is not None:
         check_engine(engine, "engine=")
         engines.append((engine, "argument"))
@@ -195,12 +199,7 @@ def make_request(
 def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
     assert spec is not None
     named = list(spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
-    for one in named:
-        if not isinstance(one, str | Device):
-            raise ConfigurationError(
-                f"{one!r} does not name a device; write a backend and an index, such as 'cuda:0'",
-                "device()",
-            )
+    named = [one if isinstance(one, str | Device) else _not_ours(one) for one in named]
     names = tuple(name for one in named for name in split_wishes(str(one)))
     if not names:
         raise ConfigurationError(
@@ -211,6 +210,20 @@ def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
     for name in names:
         check_wish(name, "device()")
     return Wish("argument", names, binding=True)
+
+
+def _not_ours(spec: Any) -> Device:
+    """The device that a library's own object stands for; whatever else it is, is refused."""
+    known = device_from_library(spec)
+    if known is not None:
+        return known
+    kind = type(spec)
+    said = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    raise ConfigurationError(
+        f"what is of type {said} does not name a device; write a backend and an index, such as "
+        "'cuda:0', and where data is moved put it first, as in to_device(data, device)",
+        "device()",
+    )
 
 
 def _from_environment(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from io import StringIO
+from textwrap import wrap
 
 from anydevice.choose.discovery import discover
 from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
@@ -21,6 +22,8 @@ EXAMPLE = "anydevice backends"
 
 _CPU_DETAILS = ("simd", "threads", "physical_cores", "logical_cores", "usable_cores")
 _PIPED_WIDTH = 80
+_NARROW = 80
+"""Below this many columns a table would break words: its cells stand below each other instead."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,9 +129,40 @@ def _cpu_in_words(report: Report) -> str:
     return "   ".join(str(part) for part in parts if part)
 
 
+def _show_stacked(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output
+) -> None:
+    """The rows one below the other: the mark and the name, then a line for each other cell."""
+    output.say(output.paint(title, "strong"), "")
+    named = headings.index("backend") if "backend" in headings else 0
+    for row in rows:
+        name = output.paint(row[named], "strong")
+        output.say(" ".join((*row[:named], name)))
+        for heading, cell in zip(headings[named + 1 :], row[named + 1 :], strict=True):
+            for number, line in enumerate(cell.splitlines()):
+                words = line if number else f"{heading}: {line}"
+                output.say(*_wrapped(words, output.width or _PIPED_WIDTH))
+        output.say("")
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    """Lines that fit, set in; a word is never broken."""
+    return wrap(
+        words,
+        width,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _show_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output
 ) -> None:
+    if output.width is not None and output.width < _NARROW:
+        _show_stacked(title, headings, rows, output)
+        return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -16,7 +16,9 @@ from anydevice.bench.places import Progress
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, read_results
 from anydevice.bench.saving import save
-from anydevice.choose.measurements import measurements_file
+from anydevice.choose.discovery import discover
+from anydevice.choose.measurements import measured_engines, measurements_file
+from anydevice.cli.narrowing import add_narrowing
 from anydevice.cli.printing import Output, complain
 from anydevice.errors import ConfigurationError
 
@@ -25,19 +27,7 @@ EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, for how long, and where the results go."""
-    for option, metavar, example in (
-        ("--op", "OP", "matmul,softmax"),
-        ("--device", "DEVICE", "cuda:0,cpu"),
-        ("--engine", "ENGINE", "torch,jax"),
-        ("--dtype", "DTYPE", "float32,bfloat16"),
-    ):
-        parser.add_argument(
-            option,
-            metavar=metavar,
-            type=_names,
-            action="extend",
-            help=f"only these, such as {example}",
-        )
+    add_narrowing(parser)
     parser.add_argument(
         "--quick", action="store_true", help="one case of each op, and less time for each"
     )
@@ -58,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Measure, print, and give 1 where something got slower, or nothing could be measured."""
+    """Measure, print, and give 1 where something got slower, or there was nothing to compare."""
     if arguments.file and not arguments.json:
         raise ConfigurationError(
             f"what is {arguments.file!r}? write --json {arguments.file} to save the results there",
@@ -67,6 +57,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     file = None if arguments.file in (None, "-") else arguments.file
     silent = arguments.json and file is None
     old = read_results(arguments.compare) if arguments.compare else None
+    for path in filter(None, (file, arguments.html)):
+        _insist_on_room_for(path)
     with _room_for_all(), _progress(output, silent=silent) as progress:
         results = bench(
             arguments.op,
@@ -115,19 +107,39 @@ def _save(results: Results, output: Output | None) -> bool:
     if problem:
         complain(problem)
     elif output:
-        output.say("", f"Saved in {measurements_file()}; anydevice config --why shows the effect")
+        output.say("", f"Saved in {measurements_file()}; {_effect(results)}")
     return problem is None
+
+
+def _effect(results: Results) -> str:
+    measured = {each.device for each in results.measured}
+    devices = [device for device in discover().devices if str(device) in measured]
+    if measured_engines(devices):
+        return "anydevice config --why shows the effect"
+    return "it has an effect once two engines of a device are measured: --engine numpy,torch"
+
+
+def _insist_on_room_for(path: str) -> None:
+    """Raise before anything is measured where the results could not be written."""
+    target = Path(path)
+    was_there = target.exists()
+    try:
+        target.open("ab").close()  # changes nothing in what is there
+        if not was_there:
+            target.unlink()
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+
+
+def _cannot_be_written(path: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{path} cannot be written: {error.strerror}", path)
 
 
 def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, "utf-8")
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}", path) from error
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+        raise _cannot_be_written(path, error) from error
 
 
 def _limit(text: str) -> float:

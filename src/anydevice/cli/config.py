@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from textwrap import wrap
 
+from anydevice.check.trusting import kernels_file
 from anydevice.choose.because import because
 from anydevice.choose.choice import Choice, Request, Step
 from anydevice.choose.discovery import discover
 from anydevice.choose.files import project_file, user_file, verdicts_file
 from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.choose.measurements import measurements_file
 from anydevice.choose.scope import make_request, why
 from anydevice.choose.settings import Config, current
 from anydevice.cli.printing import Output, complain
@@ -146,8 +149,12 @@ def _places() -> list[tuple[str, str]]:
             places.append((name, "none here or in a folder above"))
         else:
             places.append((name, f"{path}{'' if _exists(path) else ' (does not exist)'}"))
-    kept = verdicts_file()
-    places.append(("past checks", f"{kept}{'' if _exists(kept) else ' (does not exist)'}"))
+    for name, kept in (
+        ("past checks", verdicts_file()),
+        ("measurements", measurements_file()),
+        ("our kernels", kernels_file()),
+    ):
+        places.append((name, f"{kept}{'' if _exists(kept) else ' (does not exist)'}"))
     return places
 
 
@@ -158,6 +165,18 @@ def _show_settings(settings: list[Setting], output: Output) -> None:
     for setting in settings:
         origin = output.paint(setting.origin, "dim" if setting.origin == "default" else "good")
         output.say(f"  {setting.name.ljust(names)}{setting.value.ljust(values)}{origin}")
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    """Words in lines that fit, each set in; what has no space in it is left whole."""
+    return wrap(
+        words,
+        max(width, 20),
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _mark(step: Step) -> tuple[str, str]:
@@ -174,7 +193,11 @@ def _show_steps(choice: Choice, output: Output) -> None:
     for step in choice.steps:
         mark, style = _mark(step)
         words = f"{step.source.ljust(sources)}{step.asked.ljust(asked)}{step.outcome}"
-        output.say(f"{output.paint(mark, style)} {words}")
+        if output.width is None or len(words) + 2 <= output.width:
+            output.say(f"{output.paint(mark, style)} {words}")
+            continue
+        output.say(f"{output.paint(mark, style)} {step.source}   {step.asked}")
+        output.say(*_wrapped(step.outcome, output.width))
     if choice.device is None:
         output.say("", "Chosen: nothing, because no device fits")
     else:

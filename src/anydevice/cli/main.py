@@ -89,6 +89,8 @@ def _run(words: list[str], output: Output) -> int:
         name = next((word for word in words if not word.startswith("-")), None)
         command = _load(name if name in COMMANDS else "overview")
         arguments = _parser(command, name).parse_args(words)
+        # With `--json FILE` the terminal is for people, errors too.
+        as_json = arguments.json and getattr(arguments, "file", None) in (None, "-")
         with _warnings_in_a_line():
             return command.run(arguments, output)
     except SystemExit as leaving:  # --help and --version

@@ -14,6 +14,9 @@ from anydevice.errors import AnyDeviceError
 
 EXAMPLE = "anydevice"
 
+NEXT = "Next: anydevice doctor, anydevice verify --quick, anydevice bench --quick"
+"""Where to go from here, on a machine where nothing is to be mended first."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The summary takes no arguments of its own."""
@@ -34,7 +37,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             plain |= {"chosen": str(choice.device), "because": because(report, choice)}
         output.json(plain | ({"error": str(problem)} if problem else {}))
     else:
-        output.say(text(report, choice=choice, paint=output.paint, width=output.width))
+        shown = text(report, choice=choice, paint=output.paint, width=output.width)
+        output.say(shown)
+        if choice is not None and choice.device is not None and "anydevice doctor" not in shown:
+            output.say(NEXT)
         if problem:
             output.stream.flush()  # so that the error stands below where both go to one place
             complain(problem)

@@ -10,10 +10,11 @@ from anydevice.check import trusting
 from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
 from anydevice.check.verifying import Progress, verify
 from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.cli.narrowing import add_narrowing
 from anydevice.cli.printing import Output
 from anydevice.core.record import Record, as_dict
 
-EXAMPLE = "anydevice verify --op rmsnorm --op softmax --engine torch --dtype bfloat16"
+EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
 
 _MARKS = {"right": (USABLE, "good"), "wrong": (UNUSABLE, "bad"), "unsupported": (ABSENT, "dim")}
 _SHORT = {
@@ -32,15 +33,10 @@ _NAMED = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of the table is verified, and whether the outcome is kept."""
-    for name, what in (
-        ("op", "this op"),
-        ("device", 'this device: "cuda", "cuda:1" or "gpu"'),
-        ("engine", "this array library, such as torch"),
-        ("dtype", "this element type, such as bfloat16"),
-    ):
-        parser.add_argument(
-            f"--{name}", action="append", metavar=name.upper(), help=f"only {what}; may be repeated"
-        )
+    add_narrowing(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="a line for every op, also where many are alike"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--quick", action="store_true", help="one case of each op, no gradients")
     how.add_argument(
@@ -63,18 +59,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json(verdicts.to_dict() | ({"kernels": as_dict(kept)} if kept else {}))
     else:
-        show(verdicts, output)
+        show(verdicts, output, folded=arguments.op is None and not arguments.all)
         if kept:
             _show_kept(kept, output)
     return 0 if verdicts and not (kept and kept.problem) else 1
 
 
-def show(verdicts: Verdicts, output: Output) -> None:
-    """Print the matrix, what is wrong, why something is unsupported, and the result."""
+def show(verdicts: Verdicts, output: Output, *, folded: bool = False) -> None:
+    """Print the matrix, what is wrong, why something is unsupported, and the result.
+
+    Where it is `folded`, ops that are nowhere wrong and have the same marks share a line.
+    """
     for of, title in _TITLES.items():
         cells = [cell for cell in verdicts if cell.of == of]
         if any(cell.state != "unsupported" for cell in cells) or (cells and of == "value"):
-            _show_matrix(title, cells, output)
+            _show_matrix(title, cells, output, folded=folded)
     if verdicts.wrong:
         output.say(output.paint("Wrong", "bad"))
         output.say(*(f"  {cell}" for cell in verdicts.wrong), "")
@@ -102,22 +101,41 @@ class _Group(Record):
         return max(_COLUMN * len(self.dtypes), len(self.title)) + _GAP
 
 
-def _show_matrix(title: str, cells: Sequence[Cell], output: Output) -> None:
+def _show_matrix(title: str, cells: Sequence[Cell], output: Output, *, folded: bool) -> None:
     states = {(cell.op, cell.device, cell.engine, cell.dtype): cell.state for cell in cells}
-    ops = list(dict.fromkeys(cell.op for cell in cells))
+    ops = _lines_of(cells, folded=folded)
     label = max(map(len, (title, *ops))) + 2
     for groups in _that_fit(_groups(cells), output.width, label):
         heads = "".join(group.title.ljust(group.width) for group in groups).rstrip()
         output.say(output.paint(title.ljust(label) + heads, "strong"))
         types = "".join(_line(map(_SHORT.__getitem__, g.dtypes), g) for g in groups).rstrip()
         output.say(output.paint(" " * label + types, "dim"))
-        for op in ops:
-            line = op.ljust(label)
+        for name, op in ops.items():
+            line = name.ljust(label)
             for group in groups:
                 places = (states.get((op, group.device, group.engine, d)) for d in group.dtypes)
                 line += _line((_MARKS[s][0] if s else "" for s in places), group)
             output.say(_painted(line.rstrip(), output))
         output.say("")
+
+
+def _lines_of(cells: Sequence[Cell], *, folded: bool) -> dict[str, str]:
+    """What stands at the start of each line, with the op whose marks follow."""
+    marks: dict[str, list[tuple[str, ...]]] = {}
+    for cell in cells:
+        marks.setdefault(cell.op, []).append((cell.device, cell.engine, cell.dtype, cell.state))
+    if not folded:
+        return {op: op for op in marks}
+    wrong = {cell.op for cell in cells if cell.state == "wrong"}
+    alike: dict[object, list[str]] = {}
+    for op, its in marks.items():
+        alike.setdefault(op if op in wrong else tuple(sorted(its)), []).append(op)
+    return {_together(ops): ops[0] for ops in alike.values()}
+
+
+def _together(ops: Sequence[str]) -> str:
+    """Some of the ops by name and how many more there are: no two lines are called the same."""
+    return ops[0] if len(ops) == 1 else f"{ops[0]} and {len(ops) - 1} more"
 
 
 def _groups(cells: Sequence[Cell]) -> list[_Group]:

@@ -119,7 +119,7 @@ _SAID_ELSEWHERE = {
 def as_dtype(spec: object) -> DType:
     """The row for a name, or for any library's own object for a type.
 
-    Raises `ConfigurationError` with the valid names where there is none.
+    Raises `ConfigurationError` where there is none: with the name that was meant, or all of them.
 
     >>> import numpy
     >>> as_dtype("float16").bits, as_dtype(numpy.float32).name, as_dtype(numpy.dtype("<i2")).name
@@ -131,10 +131,8 @@ def as_dtype(spec: object) -> DType:
     row = DTYPES.get(name)
     if row is None:
         meant = _SAID_ELSEWHERE.get(name.lower())
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        raise ConfigurationError(
-            f"there is no element type {name!r}{hint}; the element types are {', '.join(DTYPES)}"
-        )
+        hint = f"did you mean {meant!r}?" if meant else f"the element types are {', '.join(DTYPES)}"
+        raise ConfigurationError(f"there is no element type {name!r}; {hint}")
     return row
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from anydevice.core.record import Record
 from anydevice.errors import UnsupportedError
@@ -31,6 +31,18 @@ class Absent(Record):
     def error(self) -> UnsupportedError:
         """The error for whoever needs what is absent."""
         return UnsupportedError(str(self), self)
+
+    if not TYPE_CHECKING:  # a type checker is to see that there is nothing to be used
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Whoever uses it as what is absent is told so."""
+            if name.startswith("_") or name in self._fields:
+                raise AttributeError(name)
+            raise AbsentError(str(self), self)
+
+
+class AbsentError(UnsupportedError, AttributeError):
+    """What an engine lacks was used; it is an `AttributeError`, so that `hasattr` says no."""
 
 
 class Storage(Record):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Collection
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ Array = np.ndarray[Any, Any]
 NARROWER = {"float64": "float32", "complex128": "complex64", "int64": "int32", "uint64": "uint32"}
 """The 64-bit types, and what each becomes in a library that has none."""
 
+_PACKAGE = __name__.partition(".")[0]
 _warned = False
 
 
@@ -113,7 +116,20 @@ def _warn_once(text: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(f"{text}, or pass narrow=True (this is said once)", stacklevel=5)
+        said = f"{text}, or pass narrow=True (this is said once)"
+        warnings.warn(said, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """The `stacklevel`, for who calls this, of the innermost line that is not anydevice's own."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
 
 
 def forget_warning() -> None:

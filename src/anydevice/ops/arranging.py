@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.ops.dispatch import Array, primitives
+from anydevice.ops.numbers import plain_number
 from anydevice.ops.shapes import axis_of, same_type, size_of, wrong, wrong_shapes
 
 
@@ -17,6 +18,8 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
     [[0, 1, 2], [3, 4, 5]]
     """
     xp = primitives(x, "reshape")
+    if not isinstance(shape, tuple):
+        shape = plain_number(shape)
     asked = (shape,) if isinstance(shape, int) else tuple(shape)
     count, known = size_of(x.shape), size_of(asked)
     if asked and min(asked) < 0:

@@ -40,8 +40,9 @@ def attention(
     - `causal`: the last query stands at the last valid key, and each query sees the keys up to its
       own. Query i sees key j if j <= valid - queries + i.
     - `window`, with `causal`: it sees only so many keys, its own included.
-    - `mask`, truth values, true where a key may be seen: (batch, keys), or whatever broadcasts to
-      (batch, heads, queries, keys).
+    - `mask`, truth values, true where a key may be seen: (batch, keys), or of three or four axes
+      whatever broadcasts to (batch, heads, queries, keys). Two axes are never (queries, keys); give
+      such a mask as `mask[None, None]`.
 
     >>> import numpy
     >>> q, k = numpy.zeros((1, 1, 2, 4)), numpy.zeros((1, 1, 2, 4))
@@ -82,18 +83,21 @@ def _refuse_misfits(q: Array, k: Array, v: Array) -> None:
 def _refuse_mask(q: Array, k: Array, mask: Array) -> None:
     batch, heads, queries, _ = q.shape
     shape, keys = tuple(mask.shape), k.shape[2]
+    wanted = (batch, heads, queries, keys)
     if len(shape) == 2:
         fits = shape[0] in (1, batch) and shape[1] in (1, keys)
     else:
-        wanted = (batch, heads, queries, keys)[-len(shape) :] if shape else ()
-        fits = len(shape) == len(wanted) and all(
-            size in (1, full) for size, full in zip(shape, wanted, strict=True)
+        fits = len(shape) <= 4 and all(
+            size in (1, full) for size, full in zip(shape[::-1], wanted[::-1], strict=False)
         )
     if not fits:
-        rule = (
-            f"mask is ({batch}, {keys}) or broadcasts to ({batch}, {heads}, {queries}, {keys}); "
-            "one for all heads of a batch is (batch, 1, queries, keys)"
-        )
+        if len(shape) == 2:
+            raise wrong(
+                "attention",
+                f"a mask of two axes is (batch, keys), here ({batch}, {keys}), but it is {shape}; "
+                "give one that is (queries, keys) as mask[None, None]",
+            )
+        rule = f"mask broadcasts to (batch, heads, queries, keys), here {wanted}"
         raise wrong_shapes("attention", rule, mask=mask)
 
 

@@ -65,6 +65,8 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
         _fits("layernorm", x, "weight", weight)
     if bias is not None:
         _fits("layernorm", x, "bias", bias)
+    if type(eps) is not float:
+        eps = plain_number(eps)
     return version(x, "layernorm", _layernorm)(x, weight, bias, eps)
 
 

@@ -151,7 +151,7 @@ def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, .
     """The axes counted from the front; all of them for `None`."""
     if axis is None:
         return tuple(range(len(x.shape)))
-    if isinstance(axis, int) or plain_number(axis) is not axis:
+    if isinstance(axis, int) or isinstance(axis := plain_number(axis), int):
         return (axis_of(op, x, axis),)
     axes = tuple(axis_of(op, x, one) for one in axis)
     if len(set(axes)) != len(axes):
@@ -166,7 +166,8 @@ def size_of(shape: Shape) -> int:
 
 def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
     """A number for both height and width, or one for each; neither is smaller than `least`."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
+    one = plain_number(value)
+    both = (one, one) if isinstance(one, int) else tuple(one)
     if len(both) != 2 or min(both) < least:
         raise wrong(op, f"{name} is a whole number from {least} on, or two, but it is {value!r}")
     return both

@@ -39,6 +39,7 @@ def to_device(
     `convert=True` makes every array the engine's. What is already there is returned as it is.
     Between libraries a copy is made; `copy=False` may share memory instead, where both can.
 
+    `device` may be a `Device`, a name, or a library's own object, such as a `torch.device`.
     `tree` may be an array or any nest: dicts, lists, tuples, dataclasses, modules, optimizer
     states, types added with `register_type`. A `torch.nn.Module` is moved in place and returned.
     Arrays that occur twice stay one array.

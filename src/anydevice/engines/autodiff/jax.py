@@ -11,13 +11,20 @@ import jax.numpy as jnp
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
+from anydevice.engines.autodiff.scalars import refuse_all_but_one_number
 
 
 class JaxAutodiff:
     """Reverse mode by `jax.value_and_grad`."""
 
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        transformed = jax.value_and_grad(function)
+        @wraps(function)
+        def one_number(*arguments: Any, **named: Any) -> Any:
+            value = function(*arguments, **named)
+            refuse_all_but_one_number(value, isinstance(value, jax.Array))
+            return value
+
+        transformed = jax.value_and_grad(one_number)
 
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:

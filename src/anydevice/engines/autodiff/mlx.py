@@ -10,6 +10,7 @@ import mlx.core as mx
 import optree
 
 from anydevice.core.primitives import Autodiff
+from anydevice.engines.autodiff.scalars import refuse_all_but_one_number
 from anydevice.engines.primitives.mlx import under_way
 
 
@@ -29,7 +30,9 @@ class MlxAutodiff:
             leaves, structure = optree.tree_flatten(first)
 
             def value_of(arrays: list[Any]) -> Any:
-                return function(structure.unflatten(arrays), *others, **named)
+                value = function(structure.unflatten(arrays), *others, **named)
+                refuse_all_but_one_number(value, isinstance(value, mx.array))
+                return value
 
             depth = getattr(under_way, "gradients", 0)
             under_way.gradients = depth + 1

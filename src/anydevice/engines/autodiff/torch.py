@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
+from anydevice.engines.autodiff.scalars import refuse_all_but_one_number
 
 _under_way = local()
 
@@ -68,12 +69,7 @@ def _input(leaf: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def _gradients(value: Any, inputs: list[torch.Tensor], depth: int) -> list[torch.Tensor]:
-    if not isinstance(value, torch.Tensor) or value.ndim:
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise TypeError(
-            f"a gradient is that of one number, and the function gave {shape}; "
-            "end it with ops.sum or ops.mean"
-        )
+    refuse_all_but_one_number(value, isinstance(value, torch.Tensor))
     if not inputs:
         return []
     if not value.requires_grad:

@@ -126,6 +126,8 @@ def _attention(
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not 0 < scores <= _LARGEST_SCORES:
         return NotImplemented
+    if scale is not None and not isinstance(scale, int | float):
+        return NotImplemented  # an array, which cannot be a constant of compiled code
     return _attended(q, k, v, mask, lengths, causal, scale, window)
 
 

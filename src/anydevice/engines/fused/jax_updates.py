@@ -65,7 +65,7 @@ def update_lion(
 
 def _wide(like: Any) -> Callable[[Any], Any]:
     """What brings an array or a number into the type in which `like` is computed."""
-    kind = jnp.float32 if like.dtype.itemsize < 4 else like.dtype
+    kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
     return lambda x: jnp.asarray(x).astype(kind)
 
 

@@ -94,7 +94,7 @@ def _mean_squared_error(x: Any, y: Any) -> Any:
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     # cuDNN keeps only 10 bits of float32, unless told otherwise for the whole process, and rounds
     # numbers of 16 bits on the way.
-    if x.is_cuda and x.dtype != torch.float64:
+    if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented
     return F.conv2d(x, weight, bias, stride, padding)
 

@@ -256,7 +256,7 @@ def _arrays(a: Any, b: Any) -> tuple[Any, Any]:
 
 def _number(value: Any, beside: torch.Tensor) -> Any:
     if beside.dtype.is_floating_point or beside.dtype.is_complex:
-        return value
+        return int(value) if type(value) is bool else value  # it subtracts no truth values
     return bool(value) if beside.dtype == torch.bool else int(value)
 
 
