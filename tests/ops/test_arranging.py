@@ -11,7 +11,7 @@ import pytest
 
 from anydevice import ops
 from anydevice.core.dtypes import DTYPES
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, UnsupportedError
 
 X = np.arange(24.0).reshape(2, 3, 4)
 
@@ -73,3 +73,12 @@ def test_what_does_not_fit_is_named(name: str) -> None:
     call, said = WRONG[name]
     with pytest.raises(ConfigurationError, match=said):
         call()
+
+
+def test_it_is_said_how_jax_gets_64_bits_in_code_and_for_commands() -> None:
+    import jax.numpy as jnp
+
+    with pytest.raises(
+        UnsupportedError, match=r"configure\(x64=True\).* x64 = true in anydevice\."
+    ):
+        ops.astype(jnp.ones(2, jnp.float32), "float64")

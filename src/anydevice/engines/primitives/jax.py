@@ -19,7 +19,8 @@ Axes = int | tuple[int, ...]
 _BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 _NUMBERS = (bool, int, float)
 _NO_64_BITS = Absent(
-    "JAX's 64-bit numbers are off", instead="call anydevice.configure(x64=True) first"
+    "JAX's 64-bit numbers are off",
+    instead="call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml",
 )
 
 
