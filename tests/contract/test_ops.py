@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,11 @@ from anydevice import ops
 from anydevice.check import reference
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine
-from anydevice.core.late import load
+from anydevice.core.engine import Absent, Engine
 from anydevice.core.primitives import Autodiff
-from anydevice.engines import registry
-from anydevice.errors import AnyDeviceError, UnsupportedError
+from anydevice.errors import UnsupportedError
+
+from .homes import home, homes
 
 TOLERANCE = {"float32": 2e-5, "float64": 2e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 """The float64 figure is that of rotary angles, which are float32 everywhere."""
@@ -160,37 +159,15 @@ class Home:
         return function(*plain, **{n.name: x for n, x in given if n.kind is n.KEYWORD_ONLY})
 
     def autodiff(self) -> Autodiff:
-        if "autodiff" in registry.row_of(self.engine.name).lacks:
-            pytest.skip(str(registry.row_of(self.engine.name).lacks["autodiff"]))
-        found: Autodiff = load(f"anydevice.engines.autodiff.{self.engine.name}:AUTODIFF")
-        return found
+        if isinstance(self.engine.autodiff, Absent):
+            pytest.skip(str(self.engine.autodiff))
+        return self.engine.autodiff
 
 
-def places() -> list[Any]:
-    """Each engine that runs here on one device of each of its backends."""
-    required = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
-    found = []
-    for name in registry.engine_names():
-        try:
-            engine = registry.load(name)
-        except AnyDeviceError as error:
-            marks = () if name in required else pytest.mark.skip(reason=str(error))
-            found.append(pytest.param(str(error), id=name, marks=marks))
-            continue
-        found += [
-            pytest.param((engine, device), id=f"{name}-{device.backend}")
-            for device in engine.devices()
-            if device.index == 0
-        ]
-    return found
-
-
-@pytest.fixture(params=places(), scope="module")
+@pytest.fixture(params=homes(), scope="module")
 def at(request: pytest.FixtureRequest) -> Home:
-    if isinstance(request.param, str):
-        pytest.fail(f"this engine was asked for and cannot run: {request.param}")
-    engine, device = request.param
-    return Home(engine, device, load(f"anydevice.engines.fused.{engine.name}:FUSED"))
+    engine, device = home(request)
+    return Home(engine, device, engine.fused)
 
 
 def rounded(x: Any, dtype: str) -> Any:
@@ -241,7 +218,7 @@ def test_its_gradient_is_the_slope_of_the_reference(at: Home, case: str) -> None
     op, arguments, _ = CASES[case]
     arguments = tuple(rounded(x, "float32") for x in arguments)
     autodiff = at.autodiff()
-    xp = load(f"anydevice.engines.primitives.{at.engine.name}:PRIMITIVES")
+    xp = at.engine.ops
     given = [at.put(x, "float32") for x in arguments]
     result = at.call(op, *given)
     weights = draw(*result.shape, seed=9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,10 @@ import pytest
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, as_dtype
 from anydevice.core.engine import Engine
-from anydevice.core.late import load
 from anydevice.core.primitives import Primitives
-from anydevice.engines import registry
-from anydevice.errors import AnyDeviceError, UnsupportedError
+from anydevice.errors import UnsupportedError
+
+from .homes import home, homes
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 NUMBERS = (*FLOATS, "int32")
@@ -62,31 +61,10 @@ class Home:
             np.testing.assert_array_equal(found, expected)
 
 
-def places() -> list[Any]:
-    """Each engine that runs here on one device of each of its backends."""
-    required = os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split()
-    found = []
-    for name in registry.engine_names():
-        try:
-            engine = registry.load(name)
-        except AnyDeviceError as error:
-            marks = () if name in required else pytest.mark.skip(reason=str(error))
-            found.append(pytest.param(str(error), id=name, marks=marks))
-            continue
-        found += [
-            pytest.param((engine, device), id=f"{name}-{device.backend}")
-            for device in engine.devices()
-            if device.index == 0
-        ]
-    return found
-
-
-@pytest.fixture(params=places(), scope="module")
+@pytest.fixture(params=homes(), scope="module")
 def at(request: pytest.FixtureRequest) -> Home:
-    if isinstance(request.param, str):
-        pytest.fail(f"this engine was asked for and cannot run: {request.param}")
-    engine, device = request.param
-    return Home(engine, device, load(f"anydevice.engines.primitives.{engine.name}:PRIMITIVES"))
+    engine, device = home(request)
+    return Home(engine, device, engine.ops)
 
 
 def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray[Any, Any]:
