@@ -207,14 +207,13 @@ def _as_float64(tree: Any) -> Any:
 
 
 def main() -> None:
-    rows: list[Row] = []
     for part in (matmul, attention, opencl, slice_everywhere):
         try:
-            rows += part()
+            rows = part()
         except Exception as error:
-            rows.append((part.__name__, f"{type(error).__name__}: {error}"[:200], False))
-    for name, said, right in rows:
-        print(f"{'✓' if right else '✗'} {name:<32} {said}")
+            rows = [(part.__name__, f"{type(error).__name__}: {error}"[:200], False)]
+        for name, said, right in rows:
+            print(f"{'✓' if right else '✗'} {name:<32} {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Runs the contract tests on the card, compares what discovery says with `nvidia-smi`, checks the
 card with every library, uses CUDA in a forked child after discovery, and measures how long finding
-takes. Exits with 1 where anything is wrong.
+takes; then the benchmarks of moving and of ops, and `anydevice verify` for every engine of the card.
+Names of parts run only those. Exits with 1 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -127,15 +128,34 @@ def contract_tests() -> list[Row]:
     return rows
 
 
-def moving() -> list[Row]:
-    """In a process of its own, so that what it holds on the card does not disturb the others."""
+def script(name: str, *arguments: str) -> list[Row]:
+    """The rows that another benchmark prints.
+
+    In a process of its own, so that what it holds on the card does not disturb the others.
+    """
     done = subprocess.run(
-        [sys.executable, "bench/moving.py"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, f"bench/{name}.py", *arguments], cwd=ROOT, capture_output=True, text=True
     )
-    print(done.stderr[-2000:])
-    lines = [line for line in done.stdout.splitlines() if line[:1] in "✓✗"]
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    lines = [line for line in done.stdout.splitlines() if line[:1] in ("✓", "✗")]
     rows = [(line[2:30].strip(), line[30:].strip(), line[0] == "✓") for line in lines]
-    return rows or [("moving", f"ended with {done.returncode}", False)]
+    return rows or [(name, f"ended with {done.returncode}", False)]
+
+
+def moving() -> list[Row]:
+    return script("moving")
+
+
+def kernels() -> list[Row]:
+    return script("gpu_ops")
+
+
+def dispatched() -> list[Row]:
+    return script("gpu_dispatched")
+
+
+def verifying() -> list[Row]:
+    return script("gpu_verify", "300")
 
 
 def speed() -> list[Row]:
@@ -159,6 +179,9 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     fork_after_discovery,
     contract_tests,
     moving,
+    kernels,
+    dispatched,
+    verifying,
     speed,
 )
 
