@@ -4,8 +4,8 @@
 
 Runs the contract tests on the card, compares what discovery says with `nvidia-smi`, checks the
 card with every library, uses CUDA in a forked child after discovery, and measures how long finding
-takes; then the benchmarks of moving and of ops, and `anydevice verify` for every engine of the card.
-Names of parts run only those. Exits with 1 where anything is wrong.
+takes; then the benchmarks of moving and of ops, and `anydevice verify` for every engine of the
+card. Names of parts run only those. Exits with 1 where anything is wrong.
 """
 
 from __future__ import annotations
