@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from anydevice.bench.results import Machine
 from anydevice.choose.discovery import discover
-from anydevice.choose.examination import prepare
+from anydevice.choose.examination import pairs_among
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record
@@ -51,11 +51,7 @@ def find_places(devices: Sequence[str] = (), engines: Sequence[str] | None = Non
     Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
     machine lacks what was named.
     """
-    report = discover()
-    if engines is None:
-        pairs = prepare(report, devices).pairs
-    else:
-        pairs = tuple(pair for name in engines for pair in prepare(report, devices, name).pairs)
+    pairs = pairs_among(discover(), devices, engines)
     return [
         Place(device, place_of(device.served_by(engine)), engine)
         for device, engine in sorted(dict.fromkeys(pairs), key=_cpu_first)

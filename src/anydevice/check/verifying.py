@@ -15,7 +15,7 @@ from anydevice.check.coverage import insist_on_cases, one_or_more
 from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
 from anydevice.check.rows import Row
 from anydevice.choose.discovery import discover
-from anydevice.choose.examination import prepare
+from anydevice.choose.examination import pairs_among
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Absent, Engine
@@ -113,11 +113,7 @@ def _steps(
 
 
 def _places(devices: Sequence[str], engines: Sequence[str] | None) -> list[_Place]:
-    report = discover()
-    if engines is None:
-        pairs = prepare(report, devices).pairs
-    else:
-        pairs = tuple(pair for name in engines for pair in prepare(report, devices, name).pairs)
+    pairs = pairs_among(discover(), devices, engines)
     return [
         _Place(str(device), place_of(device.served_by(engine)), engine) for device, engine in pairs
     ]

@@ -83,6 +83,17 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
     return Plan(part, pairs)
 
 
+def pairs_among(
+    report: Report, names: Sequence[str] = (), engines: Sequence[str] | None = None
+) -> tuple[tuple[Device, str], ...]:
+    """Each device with each library that drives it, or those of both that are named.
+
+    Raises as `prepare` does.
+    """
+    asked: Sequence[str | None] = (None,) if engines is None else engines
+    return tuple(pair for engine in asked for pair in prepare(report, names, engine).pairs)
+
+
 def conclude(plan: Plan, verdicts: Sequence[Verdict], environment: Mapping[str, str]) -> Conclusion:
     """What the verdicts and the rest of the report mean.
 
