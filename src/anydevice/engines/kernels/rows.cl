@@ -49,36 +49,34 @@ NUMBER max_of_four(const JOIN(NUMBER, 4) v)
 #if GROUP > 1
 #define SHARED __local NUMBER shared[GROUP];
 
-NUMBER joined_sum(const NUMBER mine, __local NUMBER *shared, const int lane)
-{
-    barrier(CLK_LOCAL_MEM_FENCE);
-    shared[lane] = mine;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int half_of = GROUP / 2; half_of > 0; half_of /= 2) {
-        if (lane < half_of)
-            shared[lane] += shared[lane + half_of];
-        barrier(CLK_LOCAL_MEM_FENCE);
+// Each round makes one number of up to eight, so that a large group waits only a few times.
+#define JOINED(name, WITH)                                                                         \
+    NUMBER name(const NUMBER mine, __local NUMBER *shared, const int lane)                         \
+    {                                                                                              \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+        shared[lane] = mine;                                                                       \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+        for (int left = GROUP; left > 1;) {                                                        \
+            const int next = max(left / 8, 1);                                                     \
+            if (lane < next)                                                                       \
+                for (int other = lane + next; other < left; other += next)                         \
+                    shared[lane] = WITH(shared[lane], shared[other]);                              \
+            left = next;                                                                           \
+            barrier(CLK_LOCAL_MEM_FENCE);                                                          \
+        }                                                                                          \
+        return shared[0];                                                                          \
     }
-    return shared[0];
-}
-
-NUMBER joined_max(const NUMBER mine, __local NUMBER *shared, const int lane)
-{
-    barrier(CLK_LOCAL_MEM_FENCE);
-    shared[lane] = mine;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (int half_of = GROUP / 2; half_of > 0; half_of /= 2) {
-        if (lane < half_of)
-            shared[lane] = fmax(shared[lane], shared[lane + half_of]);
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    return shared[0];
-}
+#define PLUS(a, b) ((a) + (b))
+JOINED(joined_sum, PLUS)
+JOINED(joined_max, fmax)
 #else
 #define SHARED
 #define joined_sum(mine, shared, lane) (mine)
 #define joined_max(mine, shared, lane) (mine)
 #endif
+
+// Said ahead, a compiler makes room for groups that are larger than it would take unasked.
+#define OF_A_GROUP __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 
 #define ROW                                                                                        \
     SHARED                                                                                         \
@@ -88,10 +86,11 @@ NUMBER joined_max(const NUMBER mine, __local NUMBER *shared, const int lane)
     __global ELEMENT *to = result + get_group_id(0) * (size_t)columns;                             \
     READ_ROW
 
-__kernel void softmax(const int columns,
-                      __global const ELEMENT *x,
-                      const long start,
-                      __global ELEMENT *result)
+OF_A_GROUP void softmax(
+    const int columns,
+    __global const ELEMENT *x,
+    const long start,
+    __global ELEMENT *result)
 {
     ROW
 #if ITEMS
@@ -105,7 +104,8 @@ __kernel void softmax(const int columns,
         sum += kept[t];
     }
     const NUMBER total = joined_sum(SUM_OF(sum), shared, lane);
-    FOR_EACH_PIECE STORE_PIECE(to, piece, kept[t] / total);
+    const NUMBER factor = 1 / total;
+    FOR_EACH_PIECE STORE_PIECE(to, piece, kept[t] * factor);
 #else
     // The largest so far and the sum that goes with it, so that the row is read twice, not thrice.
     NUMBER mine = -INFINITY;
@@ -126,17 +126,19 @@ __kernel void softmax(const int columns,
     // An item whose pieces were all minus infinity, or that had none, has a sum of 0 or NAN.
     const NUMBER share = mine == -INFINITY && largest != -INFINITY ? sum : sum * exp(mine - largest);
     const NUMBER total = joined_sum(share, shared, lane);
-    FOR_EACH_PIECE STORE_PIECE(to, piece, exp(PIECE - largest) / total);
+    const NUMBER factor = 1 / total;
+    FOR_EACH_PIECE STORE_PIECE(to, piece, exp(PIECE - largest) * factor);
 #endif
 }
 
-__kernel void rmsnorm(const int columns,
-                      __global const ELEMENT *x,
-                      const long start,
-                      __global ELEMENT *result,
-                      __global const ELEMENT *weight,
-                      const long weight_start,
-                      const NUMBER eps)
+OF_A_GROUP void rmsnorm(
+    const int columns,
+    __global const ELEMENT *x,
+    const long start,
+    __global ELEMENT *result,
+    __global const ELEMENT *weight,
+    const long weight_start,
+    const NUMBER eps)
 {
     ROW
     weight += weight_start;
@@ -151,15 +153,16 @@ __kernel void rmsnorm(const int columns,
     FOR_EACH_PIECE STORE_PIECE(to, piece, PIECE * scale * LOAD_PIECE(weight, piece));
 }
 
-__kernel void layernorm(const int columns,
-                        __global const ELEMENT *x,
-                        const long start,
-                        __global ELEMENT *result,
-                        __global const ELEMENT *weight,
-                        const long weight_start,
-                        __global const ELEMENT *bias,
-                        const long bias_start,
-                        const NUMBER eps)
+OF_A_GROUP void layernorm(
+    const int columns,
+    __global const ELEMENT *x,
+    const long start,
+    __global ELEMENT *result,
+    __global const ELEMENT *weight,
+    const long weight_start,
+    __global const ELEMENT *bias,
+    const long bias_start,
+    const NUMBER eps)
 {
     ROW
     weight += weight_start;

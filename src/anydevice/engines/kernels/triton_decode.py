@@ -165,7 +165,7 @@ def _part(
     key_head = (pair % key_heads).to(tl.int64)
     valid = keys
     if measured:
-        valid = tl.minimum(tl.load(lengths + batch).to(tl.int32), keys)
+        valid = tl.maximum(tl.minimum(tl.load(lengths + batch), keys), 0).to(tl.int32)
     begin = tl.maximum(valid - window, 0)
     share = tl.cdiv(tl.cdiv(valid - begin, parts), block) * block
     first = begin + part * share

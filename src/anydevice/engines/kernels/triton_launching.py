@@ -4,7 +4,7 @@ Nothing is measured when a kernel is started: how the work is cut is a function 
 by `bench/gpu_ops.py`.
 """
 
-# mypy: disable-error-code="import-not-found"
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
 LONGEST_ROW = 65536
 """The most bytes of a row that one program keeps to itself; longer ones are read twice."""
@@ -68,3 +69,27 @@ def shared_memory(device: torch.device) -> int:
     facts = torch.cuda.get_device_properties(device)
     size: int = getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)
     return size
+
+
+@triton.jit
+def fetch_ahead(start, size):
+    """Ask for `size` bytes of memory (a multiple of 16, as is `start`) to be brought nearer.
+
+    What is brought is not read: whoever writes there before it is needed changes it. So a kernel
+    that still waits for the one ahead of it may ask already. Compute capability 9.0 and later.
+    """
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred first;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [start.to(tl.int64), size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -14,7 +14,9 @@ import triton.language as tl
 from anydevice.core.record import Record
 from anydevice.engines.kernels.triton_launching import (
     LONGEST_ROW,
+    fetch_ahead,
     multiprocessors,
+    overlapping,
     shared_memory,
     start,
 )
@@ -69,8 +71,7 @@ def softmax(x: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
     tiles = triton.cdiv(rows, cut.rows)
     programs = tiles
     if cut.ahead:
-        rounds = triton.cdiv(tiles, multiprocessors(x.device))
-        programs = triton.cdiv(tiles, rounds)  # the same number of rows for each
+        programs = min(tiles, multiprocessors(x.device))
     start(
         _whole_rows,
         (programs,),
@@ -83,7 +84,9 @@ def softmax(x: torch.Tensor, shape: Shape | None = None) -> torch.Tensor:
         block_rows=cut.rows,
         block=cut.columns,
         stages=cut.ahead + 1,
+        aligned=columns * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0,
         num_warps=cut.warps,
+        **(overlapping(x.device) if cut.ahead else {"overlap": False}),
     )
     return out
 
@@ -98,13 +101,21 @@ def _whole_rows(
     block_rows: tl.constexpr,
     block: tl.constexpr,
     stages: tl.constexpr,
+    overlap: tl.constexpr,
+    aligned: tl.constexpr,
 ):
     column = tl.arange(0, block)
+    if overlap:
+        if aligned:
+            first = x + tl.program_id(0).to(tl.int64) * block_rows * columns
+            fetch_ahead(first, columns * x.dtype.element_ty.primitive_bitwidth // 8)
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=stages):
         row = tile * block_rows + tl.arange(0, block_rows).to(tl.int64)
         here = (row < rows)[:, None] & (column < columns)[None, :]
         places = row[:, None] * columns + column[None, :]
-        raw = tl.load(x + places, here, float("-inf"))
+        raw = tl.load(x + places, here, float("-inf"), eviction_policy="evict_first")
         value = raw.to(tl.float32)
         largest = tl.max(value, 1)
         power = tl.exp2((value - largest[:, None]) * LOG2_E)

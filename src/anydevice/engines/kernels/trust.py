@@ -1,12 +1,24 @@
 """Which kernels of our own may be used: those that gave the right answers here.
 
 The table is kept in memory only. Whoever has checked a kernel on a device, or has read that it was
-checked, says so with `trust`; the engines ask with `is_trusted` before each use.
+checked, says so with `trust` or `replace`; the engines ask with `is_trusted` before each use.
+
+While a kernel is on trial, only the thread that tries it uses it: to all others the table is what
+it was. Changes add before they take away, so that nobody meets a table that is half empty.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+
+Entry = tuple[str, str, str]
+"""A kernel, an element type and a device."""
+
 _trusted: set[str] = set()
+_trials: dict[int, frozenset[str]] = {}
+"""By thread, what alone is used there for now; empty but for while something is on trial."""
 
 
 def trust(kernel: str, dtype: str, device: str) -> None:
@@ -22,7 +34,19 @@ def trust(kernel: str, dtype: str, device: str) -> None:
 
 def is_trusted(kernel: str, dtype: str, device: str) -> bool:
     """Whether a kernel may be used for this element type on this device."""
-    return _row(kernel, dtype, device) in _trusted
+    row = _row(kernel, dtype, device)
+    if _trials:
+        tried = _is_tried(row)
+        if tried is not None:
+            return tried
+    return row in _trusted
+
+
+def replace(entries: Iterable[Entry]) -> None:
+    """Trust these kernels and no others."""
+    rows = {_row(*entry) for entry in entries}
+    _trusted.update(rows)
+    _trusted.intersection_update(rows)
 
 
 def forget() -> None:
@@ -30,6 +54,38 @@ def forget() -> None:
     _trusted.clear()
 
 
+@contextmanager
+def trial(entries: Iterable[Entry]) -> Iterator[None]:
+    """A block in which the calling thread uses these kernels and no others.
+
+    >>> with trial([("softmax", "float16", "cuda:7")]):
+    ...     is_trusted("softmax", "float16", "cuda:7")
+    True
+    >>> is_trusted("softmax", "float16", "cuda:7")
+    False
+    """
+    thread, rows = get_ident(), frozenset(_row(*entry) for entry in entries)
+    before = _trials.get(thread)
+    _trials[thread] = rows
+    try:
+        yield
+    finally:
+        if before is None:
+            del _trials[thread]
+        else:
+            _trials[thread] = before
+
+
+def _is_tried(row: str) -> bool | None:
+    """Whether the calling thread tries it; `None` where it tries nothing."""
+    rows = _trials.get(get_ident())
+    return None if rows is None else row in rows
+
+
 def _row(kernel: str, dtype: str, device: str) -> str:
     # One string and not a tuple: a compiler that traces this keeps it as a constant.
     return f"{kernel} {dtype} {device}"
+
+
+# PyTorch's compiler runs this while it looks through the caller, and keeps the answer.
+_is_tried._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -183,10 +183,8 @@ class CupyPrimitives:
         if not x.size:
             empty = cupy.empty((*x.shape[:-1], min(k, x.shape[-1])), x.dtype)
             return empty, empty.astype(np.int32)
-        # The sort is stable and puts what is not a number last; read backwards, the first of
-        # equal ones would come last, so it is the array read backwards that is sorted.
-        order = cupy.argsort(_wide(x)[..., ::-1], axis=-1)[..., ::-1]
-        places = x.shape[-1] - 1 - order[..., :k]
+        # The sort is stable, so that the first of equal ones comes first where the keys descend.
+        places = cupy.argsort(~_ordered(x), axis=-1)[..., :k]
         return self.take_along_axis(x, places, -1), places.astype(np.int32)
 
     @_there
@@ -290,6 +288,18 @@ def _bits(x: Any) -> Any:
     """What is to change places: `bfloat16` as `uint16`, all else as it is."""
     is_array = isinstance(x, cupy.ndarray)
     return x.view(np.uint16) if is_array and _is_bfloat16(x.dtype) else x
+
+
+def _ordered(x: Any) -> Any:
+    """Whole numbers in the order of the elements; what is not a number is the largest of all."""
+    if not _is_floating(x):
+        return x.view(np.uint8) if x.dtype == np.bool_ else x
+    wide = _wide(x) + 0.0  # without the sign of a zero
+    bits = wide.view(np.int32 if wide.dtype.itemsize == 4 else np.int64)
+    facts = np.iinfo(bits.dtype)
+    # Of negative numbers, all bits but the sign have to be turned over.
+    keys = bits ^ ((bits >> (facts.bits - 1)) & facts.max)
+    return cupy.where(cupy.isnan(wide), facts.max, keys)
 
 
 def _nothing(x: Any) -> float:
