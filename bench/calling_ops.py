@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from anydevice import ops
@@ -56,9 +57,14 @@ def of_torch() -> Calls:
     functional: Any = torch.nn.functional
     return {
         "add": (lambda: ops.add(x, y), lambda: torch.add(x, y)),
+        "multiply by 0.5": (lambda: ops.multiply(x, 0.5), lambda: torch.mul(x, 0.5)),
         "exp": (lambda: ops.exp(x), lambda: torch.exp(x)),
+        "relu": (lambda: ops.relu(x), lambda: torch.relu(x)),
+        "mean": (lambda: ops.mean(x, -1), lambda: torch.mean(x, -1)),
         "sum": (lambda: ops.sum(x, -1), lambda: torch.sum(x, -1)),
         "reshape": (lambda: ops.reshape(x, (4, 16)), lambda: torch.reshape(x, (4, 16))),
+        "permute": (lambda: ops.permute(x, (1, 0)), lambda: torch.permute(x, (1, 0))),
+        "concat": (lambda: ops.concat([x, y]), lambda: torch.cat([x, y])),
         "matmul": (lambda: ops.matmul(x, y), lambda: torch.matmul(x, y)),
         "linear": (lambda: ops.linear(x, y), lambda: functional.linear(x, y)),
         "softmax": (lambda: ops.softmax(x), lambda: torch.softmax(x, -1)),
@@ -84,6 +90,7 @@ def of_jax() -> Calls:
     x, y = jnp.ones((8, 8)), jnp.ones((8, 8))
     return {
         "add": (lambda: ops.add(x, y), lambda: jnp.add(x, y)),
+        "multiply by 0.5": (lambda: ops.multiply(x, 0.5), lambda: jnp.multiply(x, 0.5)),
         "exp": (lambda: ops.exp(x), lambda: jnp.exp(x)),
         "sum": (lambda: ops.sum(x, -1), lambda: jnp.sum(x, -1)),
         "reshape": (lambda: ops.reshape(x, (4, 16)), lambda: jnp.reshape(x, (4, 16))),
@@ -93,6 +100,47 @@ def of_jax() -> Calls:
     }
 
 
+def of_mlx() -> Calls:
+    """MLX computes later; what is measured is what writes down that it is to."""
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)  # type: ignore[arg-type,unused-ignore]
+    x, y, weight = mx.ones((8, 8)), mx.ones((8, 8)), mx.ones(8)
+    return {
+        "add": (lambda: ops.add(x, y), lambda: mx.add(x, y)),
+        "multiply by 0.5": (lambda: ops.multiply(x, 0.5), lambda: mx.multiply(x, 0.5)),
+        "exp": (lambda: ops.exp(x), lambda: mx.exp(x)),
+        "sum": (lambda: ops.sum(x, -1), lambda: mx.sum(x, -1)),
+        "reshape": (lambda: ops.reshape(x, (4, 16)), lambda: mx.reshape(x, (4, 16))),
+        "matmul": (lambda: ops.matmul(x, y), lambda: mx.matmul(x, y)),
+        "softmax": (lambda: ops.softmax(x), lambda: mx.softmax(x, -1)),
+        "rmsnorm": (lambda: ops.rmsnorm(x, weight), lambda: mx.fast.rms_norm(x, weight, 1e-6)),
+        "layernorm": (
+            lambda: ops.layernorm(x, weight, weight),
+            lambda: mx.fast.layer_norm(x, weight, weight, 1e-5),
+        ),
+    }
+
+
+def of_numpy() -> Calls:
+    import numpy as np
+
+    x, y = np.ones((8, 8), np.float32), np.ones((8, 8), np.float32)
+    return {
+        "add": (lambda: ops.add(x, y), lambda: np.add(x, y)),
+        "exp": (lambda: ops.exp(x), lambda: np.exp(x)),
+        "sum": (lambda: ops.sum(x, -1), lambda: np.sum(x, -1)),
+        "reshape": (lambda: ops.reshape(x, (4, 16)), lambda: np.reshape(x, (4, 16))),
+        "matmul": (lambda: ops.matmul(x, y), lambda: np.matmul(x, y)),
+    }
+
+
+LIBRARIES: dict[str, Callable[[], Calls]] = {
+    "torch": of_torch,
+    "jax": of_jax,
+    "mlx": of_mlx,
+    "numpy": of_numpy,
+}
 COMPOSITE = ("linear", "softmax", "silu", "gelu", "rmsnorm", "layernorm", "embedding")
 
 
@@ -123,10 +171,11 @@ def main() -> list[Row]:
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     rounds = 31 if parser.parse_known_args()[0].quick else 201
     rows = [looking_up(rounds)]
-    rows += measured("torch", of_torch(), rounds)
-    rows += measured("jax", of_jax(), rounds)
+    for engine, calls in LIBRARIES.items():
+        if find_spec(engine) is not None:
+            rows += measured(engine, calls(), rounds)
     for name, said, right in rows:
-        print(f"{'✓' if right else '✗'} {name:<20} {said}")
+        print(f"{'✓' if right else '✗'} {name:<24} {said}")
     return rows
 
 

@@ -15,6 +15,7 @@ from anydevice.core.late import load
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
     from anydevice import compat as compat
+    from anydevice import nn as nn
     from anydevice import ops as ops
     from anydevice import testing as testing
     from anydevice.bench.functions import benchmark as benchmark
@@ -39,9 +40,17 @@ if TYPE_CHECKING:
     from anydevice.errors import TransferError as TransferError
     from anydevice.errors import UnsupportedError as UnsupportedError
     from anydevice.errors import VerificationError as VerificationError
+    from anydevice.memory.batch_size import find_batch_size as find_batch_size
+    from anydevice.memory.estimates import MemoryEstimate as MemoryEstimate
+    from anydevice.memory.estimates import estimate_inference as estimate_inference
+    from anydevice.memory.falling_back import cpu_fallback as cpu_fallback
+    from anydevice.memory.figures import MemoryStats as MemoryStats
+    from anydevice.memory.figures import memory_stats as memory_stats
+    from anydevice.memory.giving_back import release as release
+    from anydevice.memory.plans import plan_inference as plan_inference
+    from anydevice.memory.training_estimates import estimate_training as estimate_training
     from anydevice.transfer.containers import register_type as register_type
     from anydevice.transfer.moving import device_of as device_of
-    from anydevice.transfer.moving import release as release
     from anydevice.transfer.moving import synchronize as synchronize
     from anydevice.transfer.moving import to_device as to_device
     from anydevice.transfer.moving import to_numpy as to_numpy
@@ -59,6 +68,8 @@ _PUBLIC = {
     "DeviceMismatchError": "anydevice.errors",
     "DeviceNotFoundError": "anydevice.errors",
     "Finding": "anydevice.core.finding",
+    "MemoryEstimate": "anydevice.memory.estimates",
+    "MemoryStats": "anydevice.memory.figures",
     "OutOfMemoryError": "anydevice.errors",
     "Report": "anydevice.choose.report",
     "TransferError": "anydevice.errors",
@@ -66,15 +77,21 @@ _PUBLIC = {
     "VerificationError": "anydevice.errors",
     "benchmark": "anydevice.bench.functions",
     "configure": "anydevice.choose.settings",
+    "cpu_fallback": "anydevice.memory.falling_back",
     "device": "anydevice.choose.scope",
     "device_of": "anydevice.transfer.moving",
     "devices": "anydevice.choose.discovery",
     "discover": "anydevice.choose.discovery",
+    "estimate_inference": "anydevice.memory.estimates",
+    "estimate_training": "anydevice.memory.training_estimates",
+    "find_batch_size": "anydevice.memory.batch_size",
     "load_weights": "anydevice.transfer.weights",
+    "plan_inference": "anydevice.memory.plans",
+    "memory_stats": "anydevice.memory.figures",
     "prefer": "anydevice.choose.preferences",
     "prefetch": "anydevice.transfer.prefetching",
     "register_type": "anydevice.transfer.containers",
-    "release": "anydevice.transfer.moving",
+    "release": "anydevice.memory.giving_back",
     "rng": "anydevice.transfer.randomness",
     "set_device": "anydevice.choose.scope",
     "synchronize": "anydevice.transfer.moving",
@@ -84,7 +101,7 @@ _PUBLIC = {
     "verify": "anydevice.check.verifying",
     "warm_up": "anydevice.check.warming",
 }
-_MODULES = ("compat", "ops", "testing")
+_MODULES = ("compat", "nn", "ops", "testing")
 
 __all__ = ["__version__", *sorted(_PUBLIC), *_MODULES]
 

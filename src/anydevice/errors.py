@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anydevice.core.device import Device
     from anydevice.core.engine import Absent
     from anydevice.core.finding import Finding
 
@@ -53,7 +54,8 @@ class UnsupportedError(AnyDeviceError):
 class OutOfMemoryError(AnyDeviceError, MemoryError):
     """A device has no room; `asked`, `free` and `total` are bytes, `None` where unknown.
 
-    `advice` says what to try, the most promising first.
+    `device` is where the room is lacking, as far as that is known. `advice` says what to try, the
+    most promising first.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class OutOfMemoryError(AnyDeviceError, MemoryError):
         asked: int | None = None,
         free: int | None = None,
         total: int | None = None,
+        device: Device | None = None,
         advice: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.advice = tuple(advice)
+        self.device = device
         self.asked = asked
         self.free = free
         self.total = total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from anydevice import Device, ops, testing
 from anydevice.bench.functions import DeviceTiming, Timings, benchmark
-from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceNotFoundError
 
 
 def product(a: Any, b: Any) -> Any:
@@ -185,3 +186,72 @@ def test_a_wide_spread_is_called_noisy() -> None:
 
 def test_a_function_is_called_by_its_own_name() -> None:
     assert timed(lambda a: a, X).function == "<lambda>"
+
+
+def ten_more(x: Any) -> Any:
+    x += 10
+    return x
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch", "mlx", "opencl"])
+def test_what_a_function_writes_does_not_reach_the_arrays_of_the_caller(engine: str) -> None:
+    from anydevice.engines import registry
+
+    try:
+        library = registry.load(engine)
+    except AnyDeviceError as error:
+        pytest.skip(str(error))
+    place = library.devices()[0]
+    given = library.place(X, place)
+    with library.default_scope(place) if library.shares_memory else nullcontext():
+        [row] = timed(ten_more, given, devices=[place.served_by(engine)], named={})
+        [named] = timed(ten_more, devices=[place.served_by(engine)], named={"x": given})
+    assert (row.reason, named.reason) == (None, None)
+    np.testing.assert_array_equal(library.to_host(given), X)
+
+
+def test_arrays_stay_as_they_lie_in_memory_and_two_that_are_one_stay_one() -> None:
+    turned = np.asfortranarray(X)
+
+    def watched(a: Any, b: Any) -> None:
+        assert a is b
+        assert a is not turned
+        assert a.flags.f_contiguous
+        assert a.strides == turned.strides
+
+    apart = np.asfortranarray(np.ones((3, 5)))
+    [row] = timed(watched, turned, turned)
+    assert row.reason is None
+    [row] = timed(lambda a: ten_more(a).flags.f_contiguous or 1 / 0, apart)
+    assert (row.reason, apart.max()) == (None, 1.0)
+
+
+def test_a_model_keeps_its_own_state_and_gradients_still_flow() -> None:
+    torch = pytest.importorskip("torch", reason="a model with a state")
+    norm, leaf = torch.nn.BatchNorm1d(8), torch.ones(8, 8, requires_grad=True)
+    count = norm.num_batches_tracked
+
+    def trained(model: Any, x: Any) -> Any:
+        assert x is leaf
+        return torch.autograd.grad(model(x).sum(), x)[0]
+
+    [row] = timed(trained, norm, leaf)
+    assert row.reason is None
+    assert norm.num_batches_tracked is count
+    assert int(count) >= 2
+
+
+@pytest.mark.parametrize(
+    "limit", [0, -1.0, float("nan"), float("inf"), "1", None, True, [1]], ids=repr
+)
+def test_a_limit_is_seconds(limit: Any) -> None:
+    with pytest.raises(ConfigurationError, match="limit is a number of seconds above 0, not"):
+        benchmark(product, X, X, devices=["cpu"], limit=limit)
+
+
+def test_other_arguments_that_make_no_sense() -> None:
+    for named in ([("a", X)], {1: X}, None):
+        with pytest.raises(ConfigurationError, match="named is a mapping from names"):
+            benchmark(product, X, named=named, devices=["cpu"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="given no devices; leave them out for all"):
+        benchmark(product, X, X, devices=[])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +24,7 @@ from anydevice.engines.kernels import trust
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 CARD = "opencl:0"
+KEPT = ("kernel 7", "float32", CARD)
 
 
 def cell(
@@ -236,3 +241,96 @@ def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyP
     assert str(condemned).startswith("our kernel for softmax in float32 on opencl:0 with opencl, ")
     assert not trusted()
     assert trusting.save(verdicts).refused == (("softmax", "float32", CARD),)
+
+
+def elsewhere(ask: Callable[[], Any]) -> Any:
+    """What another thread gets."""
+    with ThreadPoolExecutor(1) as others:
+        return others.submit(ask).result(timeout=30)
+
+
+def test_a_trial_is_the_matter_of_one_thread(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell("rope"),)))
+    with trusting.on_trial(["softmax"], "float32", CARD) as condemn:
+        assert (trusted(), trusted("rope")) == (True, False)
+        assert elsewhere(lambda: (trusted(), trusted("rope"))) == (False, True)
+
+        def another_trial() -> tuple[bool, ...]:
+            with trusting.on_trial(["silu"], "float32", CARD):
+                return trusted(), trusted("rope"), trusted("silu")
+
+        assert elsewhere(another_trial) == (False, False, True)
+        assert trusted(), "the other trial changed nothing here"
+        condemn()
+    with trusting.on_trial(["rope"], "float32", CARD) as condemn:
+        condemn()
+        assert trusted("rope"), "until the trial is over"
+        assert not elsewhere(lambda: trusted("rope")), "where nothing is on trial"
+
+
+def test_a_trial_within_a_trial_gives_way_to_the_first_again(one_card: list[str]) -> None:
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        with trusting.on_trial(["rope"], "float32", CARD):
+            assert (trusted(), trusted("rope")) == (False, True)
+        assert (trusted(), trusted("rope")) == (True, False)
+    assert not trust._trials
+
+
+def test_what_others_learn_during_a_trial_is_not_lost(one_card: list[str]) -> None:
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        elsewhere(lambda: trusting.save(Verdicts((cell("rope"),))))
+    assert trusted("rope")
+    assert not trusted()
+
+
+def test_nobody_meets_a_table_that_is_half_empty() -> None:
+    many = {(f"kernel {n}", "float32", CARD) for n in range(300)}
+    trusting._replace(many)
+    done = Event()
+
+    def missed() -> int:
+        count = 0
+        while not done.is_set():
+            count += not trust.is_trusted("kernel 7", "float32", CARD)
+        return count
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as others:
+            watching = others.submit(missed)
+            for n in range(300):
+                trusting._replace(many - {(f"kernel {n}", "float32", CARD)} | {KEPT})
+            done.set()
+            assert watching.result(timeout=30) == 0
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+
+
+def test_two_that_verify_at_once_leave_the_warnings_as_they_were() -> None:
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(3) as several:
+        jobs = [
+            several.submit(verify, ["exp", "silu"], engines="numpy", dtypes="float32")
+            for _ in range(6)
+        ]
+        assert all(bool(job.result(timeout=60)) for job in jobs)
+    assert warnings.filters == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+def test_compiled_code_asks_the_table_and_looks_through_a_trial(one_card: list[str]) -> None:
+    torch = pytest.importorskip("torch", reason="its compiler traces the question")
+
+    def asked(x: Any) -> Any:
+        return x + 1 if trust.is_trusted("softmax", "float32", CARD) else x
+
+    torch.compiler.reset()
+    compiled, zero = torch.compile(asked, fullgraph=True, backend="eager"), torch.zeros(1)
+    assert compiled(zero).item() == 0
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        assert compiled(zero).item() == 1
+    assert compiled(zero).item() == 0
+    trusting._replace({("softmax", "float32", CARD)})
+    assert compiled(zero).item() == 1

@@ -297,3 +297,32 @@ def test_every_public_op_is_called_by_its_name() -> None:
     for op in TABLE:
         assert callable(getattr(anydevice.ops, op))
     assert trials.widened(np.array([1], np.int32)).dtype == np.int64
+
+
+def test_what_an_engine_lacks_unless_told_otherwise_says_how_to_tell_it() -> None:
+    pytest.importorskip("jax", reason="it has 64-bit numbers only when told so")
+    (cell,) = verify("add", devices="cpu", engines="jax", dtypes="float64", quick=True)
+    assert cell.state == "unsupported"
+    assert cell.reason is not None
+    assert "configure(x64=True)" in cell.reason
+    assert "x64 = true in anydevice.toml" in cell.reason
+
+
+def test_gradients_of_an_engine_that_compiles_each_step_are_asked_for_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jax = pytest.importorskip("jax", reason="it compiles each step")
+    from anydevice.engines import registry
+
+    compiled: list[Any] = []
+    real = type(registry.load("jax").compiler).compile
+
+    def watched(self: Any, function: Any, **named: Any) -> Any:
+        compiled.append(function)
+        return real(self, function, **named)
+
+    monkeypatch.setattr(type(registry.load("jax").compiler), "compile", watched)
+    assert jax.devices()
+    verdicts = verify("tanh", devices="cpu", engines="jax", dtypes="float32")
+    assert [cell.state for cell in verdicts if cell.of == "gradient"] == ["right"]
+    assert len(compiled) == 1

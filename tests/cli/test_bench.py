@@ -14,7 +14,6 @@ import pytest
 
 from anydevice import testing
 from anydevice.cli import bench as command
-from anydevice.cli.printing import Output
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -185,19 +184,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
-    terminal, pipe = Terminal(), io.StringIO()
-    with command._progress(Output(terminal, width=80), silent=False) as progress:
-        assert progress is not None
-        progress(1, 4, "add on [cpu]")
-    assert "1/4" in terminal.getvalue()
-    assert "add on [cpu]" in terminal.getvalue()
-    for output, silent in ((Output(pipe), False), (Output(pipe, width=80), True)):
-        with command._progress(output, silent=silent) as progress:
-            assert progress is None
-    assert pipe.getvalue() == ""
 
 
 def test_progress_goes_through_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:

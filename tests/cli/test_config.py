@@ -36,7 +36,7 @@ def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> No
         "device": ["automatic", "default"],
         "engine": ["automatic", "default"],
         "order": ["the order of backends", "default"],
-        "memory": ["balanced (75 %)", "default"],
+        "memory": ["no limit", "default"],
         "x64": ["off", "default"],
         "jit": ["on", "default"],
         "mixed_precision": ["off", "default"],

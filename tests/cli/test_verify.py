@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -202,22 +199,6 @@ def test_saving_says_what_is_used_from_now_on(
     code, out, _ = anydevice(*words)
     assert code == 1
     assert out.endswith("the disk is full\n")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
-def test_a_bar_on_a_terminal_and_only_there() -> None:
-    leader, follower = pty.openpty()
-    with open(follower, "w", encoding="utf-8") as terminal:
-        with verify._progress(Output(terminal, width=80)) as tell:
-            assert tell is not None
-            tell(3, 9, "add in float32")
-        terminal.flush()
-        text = os.read(leader, 100_000).decode()
-    os.close(leader)
-    assert "3/9" in text
-    assert "add in float32" in text
-    with verify._progress(Output(io.StringIO())) as tell:
-        assert tell is None
 
 
 def test_an_engine_that_cannot_be_loaded_is_unsupported(

@@ -1,4 +1,4 @@
-"""Axiom.jl's rows: A1 A2 A5 A8 A11 A13 A14 A15."""
+"""Axiom.jl's rows: A1 A2 A5 A8 A11 A12 A13 A14 A15."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from anydevice import Device, DeviceNotFoundError, device, ops, set_device
+from anydevice import Device, DeviceNotFoundError, device, find_batch_size, ops, set_device
 from anydevice.compat import axiom
 from anydevice.compat.axiom import (
     CPUBackend,
@@ -28,6 +28,7 @@ from anydevice.compat.axiom import (
     detect_gpu,
     forward,
     metal_available,
+    reclaim,
     rocm_available,
     set_backend,
     warm_up,
@@ -305,3 +306,22 @@ def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.M
     with fake_machine(keep_settings=True, cuda=2, engines=("torch",)), with_backend(CUDABackend(1)):
         warm_up(ops.silu, np.ones(3, np.float32))
     assert warmed == [Device("cuda:1")]
+
+
+def test_after_running_out_memory_is_given_back_and_a_smaller_batch_is_found() -> None:
+    place = Device("opencl:0", engine="opencl")
+    memory = registry.load("opencl").memory
+    one = place(np.ones((1, 2**16), np.float32))
+    memory.set_limit(place, 2**24)
+    try:
+        found = find_batch_size(
+            lambda size: ops.add(ops.broadcast_to(one, (size, 2**16)), one), 128
+        )
+        assert found == 32  # 8 MiB; with 16 MiB and the row itself it is at its limit
+        ops.add(ops.broadcast_to(one, (found, 2**16)), one)
+        kept = memory.use(place).reserved
+        assert kept > 32 * one.nbytes
+        reclaim()
+        assert one.nbytes <= memory.use(place).reserved < 2 * one.nbytes
+    finally:
+        memory.set_limit(place, None)

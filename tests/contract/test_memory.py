@@ -118,15 +118,48 @@ def test_finishing_takes_one_several_or_none(engine: Engine, device: Device) -> 
 
 
 def test_memory_figures_follow_what_is_placed(engine: Engine, device: Device) -> None:
-    before = engine.memory(device)
+    before = engine.memory.use(device)
     held = engine.place(np.ones((1024, 1024), np.float32), device)
-    after = engine.memory(device)
+    after = engine.memory.use(device)
     if before is None or after is None:
         assert before is after
         return
-    assert after[0] >= before[0] + 4 * 2**20
-    assert all(used <= reserved for used, reserved in (before, after))
+    assert after.in_use >= before.in_use + 4 * 2**20
+    for figures in (before, after):
+        assert 0 <= figures.in_use <= figures.reserved
+        assert figures.peak is None or figures.peak >= figures.in_use
+        assert not (figures.preallocated and device.kind == "cpu")
     del held
+    engine.synchronize(device)
+    gone = engine.memory.use(device)
+    assert gone is not None
+    assert gone.in_use <= after.in_use - 4 * 2**20
+
+
+def test_what_no_array_uses_is_given_back(engine: Engine, device: Device) -> None:
+    held = engine.place(np.ones((1024, 1024), np.float32), device)
+    kept = engine.place(np.full((3,), 7, np.float32), device)
+    before = engine.memory.use(device)
+    del held
+    engine.memory.release(device)
+    after = engine.memory.use(device)
+    np.testing.assert_array_equal(engine.to_host(kept), [7, 7, 7])
+    if before is not None and after is not None:
+        assert after.in_use <= before.in_use - 4 * 2**20
+        assert after.reserved <= before.reserved
+
+
+def test_the_peak_is_looked_for_anew(engine: Engine, device: Device) -> None:
+    held = engine.place(np.ones((1024, 1024), np.float32), device)
+    del held
+    engine.synchronize(device)
+    with_it = engine.memory.use(device)
+    engine.memory.reset_peak(device)
+    without = engine.memory.use(device)
+    if with_it is not None and without is not None and with_it.peak is not None:
+        assert with_it.peak >= 4 * 2**20
+        assert without.peak is not None
+        assert without.peak <= with_it.peak
 
 
 def test_a_view_is_made_from_its_place_in_memory(engine: Engine, device: Device) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
+from anydevice.core.late import load
 from anydevice.engines import host, registry
 from anydevice.errors import UnsupportedError
 
@@ -80,7 +81,8 @@ def test_float64_is_refused_while_x64_is_off() -> None:
         engine.place(np.zeros(2), CPU)
     assert str(caught.value) == (
         "JAX's 64-bit numbers are off, so this float64 array would be rounded to float32; "
-        "call anydevice.configure(x64=True) first, or pass narrow=True to have it rounded"
+        "call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml, "
+        "or pass narrow=True to have it rounded"
     )
     with pytest.raises(UnsupportedError, match="64-bit numbers are off"):
         engine.empty((2,), as_dtype("float64"), CPU)
@@ -127,20 +129,22 @@ def test_a_type_that_jax_lacks_is_refused() -> None:
         engine.place(np.zeros(2, as_dtype("float6_e2m3fn").numpy()), CPU)
 
 
-def test_figures_come_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU counts nothing, so a device that does stands in for it."""
-
-    class Counting:
-        def memory_stats(self) -> dict[str, int]:
-            return {"bytes_in_use": 3, "pool_bytes": 8}
-
-    monkeypatch.setattr(type(engine), "native", lambda self, device: Counting())
-    assert engine.memory(CPU) == (3, 8)
-
-
 def test_waiting_covers_what_was_started() -> None:
     x = engine.place(np.ones((512, 512), np.float32), CPU)
     for _ in range(4):
         x = engine.matmul(x, x) / 512
     engine.synchronize(CPU)
     assert x.is_ready()
+
+
+def test_what_is_more_than_jax_may_ever_hold_is_refused_at_once() -> None:
+    class Card:
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 2**31}
+
+    refuse = load("anydevice.engines.jax:_refuse_impossible")
+    refuse(2**31, Card())
+    with pytest.raises(MemoryError, match=f"tried to allocate {2**31 + 1} bytes") as refused:
+        refuse(2**31 + 1, Card())
+    assert engine.memory.ran_out(refused.value)
+    assert engine.memory.asked(refused.value) == 2**31 + 1

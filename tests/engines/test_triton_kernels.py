@@ -261,6 +261,16 @@ def test_attention(
     assert_close(whole, right, dtype)
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_lengths_out_of_range_are_none_or_all(make: Callable[..., Any], window: int | None) -> None:
+    shapes = (4, 1), (2, 40), (2, 40)
+    q, k, v = (make(4, heads, tokens, 32, dtype="float16") for heads, tokens in shapes)
+    lengths = torch.tensor([2**32 + 3, -1, -(2**63), 2**63 - 1], device=q.device)
+    result = call("attention", q, k, v, True, None, None, window, lengths)
+    right = right_attention(q, k, v, 32**-0.5, window, lengths.clamp(0, 40))
+    assert_close(result, right, "float16")
+
+
 def test_attention_to_an_empty_cache_is_zero(make: Callable[..., Any]) -> None:
     q, k = make(1, 2, 1, 16, dtype="float16"), make(1, 2, 0, 16, dtype="float16")
     assert not call("attention", q, k, k, True, None, None, None, None).any()

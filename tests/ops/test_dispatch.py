@@ -12,7 +12,7 @@ import pytest
 
 from anydevice import ops
 from anydevice.engines import ownership, registry
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.ops import dispatch
 
 
@@ -88,6 +88,38 @@ def test_without_a_version_of_its_own_the_definition_itself_is_called() -> None:
 
 
 @pytest.mark.usefixtures("nothing_met")
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_])
+def test_versions_by_what_an_op_takes(dtype: Any) -> None:
+    x, kind = np.ones(1, dtype), np.dtype(dtype).name
+    for _ in range(2):  # the first time, the type is not known yet
+        assert dispatch.own_version(x, "no such op", len) is len
+        if kind == "float32":
+            assert dispatch.floating_version(x, "no such op", len) is len
+            assert dispatch.floats(x) is dispatch.primitives(x)
+        else:
+            assert dispatch.floats(x) is None
+            with pytest.raises(ConfigurationError, match=f"^log: this is an array of {kind}, and"):
+                dispatch.floating_version(x, "log", len)
+        if kind == "bool":
+            with pytest.raises(ConfigurationError, match=r"^negate: .*bool, and it takes numbers"):
+                dispatch.numeric_version(x, "negate", len)
+        else:
+            assert dispatch.numeric_version(x, "no such op", len) is len
+
+
+def test_an_op_that_is_a_primitive_is_called_as_one() -> None:
+    x = np.ones((2, 2))
+    xp = dispatch.primitives(x)
+    for name in ("matmul", "argmax", "top_k"):
+        assert dispatch.own_version(x, name, len) == getattr(xp, name)
+
+
+def test_an_element_type_that_only_its_library_has_is_named() -> None:
+    with pytest.raises(UnsupportedError, match="datetime64"):
+        ops.exp(np.array(["2020-01-01"], "datetime64[D]"))
+
+
+@pytest.mark.usefixtures("nothing_met")
 def test_an_engine_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = registry.load("numpy")
     monkeypatch.setattr(engine, "fused", {"relu": lambda x: "fused"})
@@ -157,6 +189,32 @@ def test_the_compiler_of_torch_sees_one_graph_from_the_first_call_on() -> None:
     for tokens, size in ((3, 4), (5, 8)):
         x, positions = torch.rand(2, tokens, size), torch.arange(tokens)
         torch.testing.assert_close(compiled(x, positions), a_rotation(x, positions))
+
+
+def in_several_types(x: Any, weight: Any) -> Any:
+    """Types of elements are met here that are those of no argument."""
+    half = ops.astype(ops.exp(ops.subtract(x, 1)), "bfloat16")
+    normed = ops.rmsnorm(half, ops.astype(weight, "bfloat16"))
+    places = ops.argmax(ops.layernorm(normed, None, None))
+    return ops.add(ops.sum(ops.power(places, 2)), ops.sum(ops.less(ops.relu(half), 0.5)))
+
+
+@pytest.mark.usefixtures("nothing_met")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiler_of_torch_meets_types_of_elements_on_its_way() -> None:
+    import torch
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    torch.compiler.reset()
+    compiled = torch.compile(in_several_types, fullgraph=True, backend=counter)
+    x, weight = torch.rand(3, 8), torch.nn.Parameter(torch.rand(8))
+    ownership._owners.clear()
+    result = compiled(x, weight)
+    assert result == in_several_types(x, weight)
+    ops.exp(torch.rand(2, dtype=torch.float64))
+    compiled(x, weight)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.usefixtures("nothing_met")

@@ -19,6 +19,8 @@ NAMES = [
     "DeviceMismatchError",
     "DeviceNotFoundError",
     "Finding",
+    "MemoryEstimate",
+    "MemoryStats",
     "OutOfMemoryError",
     "Report",
     "TransferError",
@@ -26,11 +28,17 @@ NAMES = [
     "VerificationError",
     "benchmark",
     "configure",
+    "cpu_fallback",
     "device",
     "device_of",
     "devices",
     "discover",
+    "estimate_inference",
+    "estimate_training",
+    "find_batch_size",
     "load_weights",
+    "memory_stats",
+    "plan_inference",
     "prefer",
     "prefetch",
     "register_type",
@@ -44,6 +52,7 @@ NAMES = [
     "verify",
     "warm_up",
     "compat",
+    "nn",
     "ops",
     "testing",
 ]
@@ -68,7 +77,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_no_module_hides_a_public_function() -> None:
-    modules = {path.stem for path in SOURCE.iterdir()} - {"compat", "ops", "testing"}
+    modules = {path.stem for path in SOURCE.iterdir()} - {"compat", "nn", "ops", "testing"}
     assert modules.isdisjoint(NAMES)
 
 

@@ -12,6 +12,7 @@ from anydevice.core.finding import Finding, Stage, Standing, Verdict
 from anydevice.engines.builds import Build
 from anydevice.engines.refusals import why_not
 from anydevice.hardware.cuda_errors import cuda_fault, nvml_fault
+from anydevice.hardware.readings import DeviceProcess
 
 GIB = 2**30
 
@@ -197,6 +198,24 @@ def test_little_free_memory_is_said() -> None:
     unknown = usable("torch", total=80 * GIB)
     [said] = causes.worth_knowing(report_of(little, enough, unknown), (), {})
     assert (said.subject, said.evidence) == ("cuda:0", ("8.0 GiB free of 80.0 GiB",))
+
+
+def test_who_holds_the_memory_is_said() -> None:
+    report = report_of(usable("torch", total=80 * GIB, free=8 * GIB))
+    holders = {
+        Device("cuda:0"): (
+            DeviceProcess(7, "python fit.py", 60 * GIB),
+            DeviceProcess(8, "another container", 3 * GIB),
+            DeviceProcess(9, "one that does not tell"),
+        )
+    }
+    [said] = causes.worth_knowing(report, (), {}, holders)
+    assert said.evidence == (
+        "8.0 GiB free of 80.0 GiB",
+        "python fit.py (pid 7) holds 60.0 GiB, about what JAX takes at its start",
+        "another container (pid 8) holds 3.0 GiB",
+    )
+    assert "anydevice watch" in said.advice
 
 
 def test_slow_first_calls_are_said_together() -> None:

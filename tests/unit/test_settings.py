@@ -151,6 +151,31 @@ def test_what_comes_too_late_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     anydevice.configure(env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})  # it is so already
 
 
+@pytest.mark.parametrize(
+    ("variable", "module", "library"),
+    [
+        ("CUPY_GPU_MEMORY_LIMIT", "cupy", "CuPy"),
+        ("CUDA_VISIBLE_DEVICES", "cupy", "CuPy"),
+        ("PYOPENCL_NO_CACHE", "pyopencl", "PyOpenCL"),
+        ("OCL_ICD_VENDORS", "pyopencl", "PyOpenCL"),
+        ("MLX_DISABLE_COMPILE", "mlx.core", "MLX"),
+    ],
+)
+def test_what_is_read_once_comes_too_late_after_the_import(
+    monkeypatch: pytest.MonkeyPatch, variable: str, module: str, library: str
+) -> None:
+    monkeypatch.setenv(variable, "")
+    for name in ("cupy", "pyopencl", "mlx.core"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(effects, "_READ_AT_START", ())
+    anydevice.configure(env={variable: "1"})
+    monkeypatch.setitem(sys.modules, module, sys)
+    with pytest.warns(UserWarning, match=f"{variable} was set too late: {library} is imported"):
+        anydevice.configure(env={variable: "2"})
+    anydevice.configure(env={"PYOPENCL_CTX": "0"})  # it is read anew each time
+    monkeypatch.delenv("PYOPENCL_CTX")
+
+
 def test_whether_a_library_has_started_is_asked_without_importing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -378,7 +378,7 @@ def test_the_bar_ends_with_an_error(file: Path, monkeypatch: pytest.MonkeyPatch)
     write(file, {"a": np.float32([1e9])})
     with pytest.raises(TransferError):
         load_weights(file, CPU, "float16", progress=True)
-    assert terminal.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+    assert terminal.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K\x1b[?25h")
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anydevice.bench.timing import Timing, time_calls
+from anydevice.bench.borrowing import apart_from, identities
+from anydevice.bench.timing import Timing, seconds_of, time_calls
 from anydevice.bench.words import percent, table, time_in_words, times
 from anydevice.choose.discovery import devices as usable_devices
 from anydevice.choose.scope import device as choose_device
@@ -16,6 +17,7 @@ from anydevice.engines import registry
 from anydevice.engines.ownership import owner_of
 from anydevice.engines.places import place_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
+from anydevice.memory.running_out import in_a_line
 from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.tree import flatten
 
@@ -121,13 +123,18 @@ def benchmark(
     fails is a row with the reason. Devices that ask for an engine are measured with that one, so
     that several engines of one device can stand side by side.
 
+    A function may write into its arguments: it is given copies, and the arrays that you passed stay
+    as they are, but for tensors that require gradients. What it keeps itself changes: the state of
+    a model, what stands around it.
+
     >>> import numpy
     >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
     >>> timings["cpu"].speed_up
     1.0
 
     Raises `DeviceNotFoundError` where a device that is named is not usable, and
-    `ConfigurationError` for an option that there is not: your function's own go into `named`.
+    `ConfigurationError` for an option that there is not (your function's own go into `named`), a
+    limit that is no number of seconds, or no devices at all.
     """
     if unknown:
         inside = ", ".join(f"{name!r}: …" for name in unknown)
@@ -140,9 +147,19 @@ def benchmark(
         raise ConfigurationError(
             f"benchmark() takes a function or a model, not a {type(function).__name__}", "function"
         )
+    if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
+        raise ConfigurationError(
+            f"named is a mapping from names to arguments, such as {{'x': x}}, not {named!r:.80}",
+            "named",
+        )
+    limit = seconds_of(limit)
     tree = (function, arguments, dict(named))
     library = _library(tree)
     places = list(dict.fromkeys(_places(devices, library)))
+    if not places:
+        raise ConfigurationError(
+            "benchmark() was given no devices; leave them out for all", "devices"
+        )
     homes = [(part, _home(part)) for part in (function, *arguments, *named.values())]
     rows = []
     try:
@@ -203,8 +220,7 @@ def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTimi
     try:
         timing = _timed(tree, device, limit)
     except Exception as error:  # whatever the function raises there is its result there
-        lines = str(error).strip().splitlines() or ["no message"]
-        reason = f"{type(error).__name__}: {lines[0]}"
+        reason = in_a_line(error, place_of(device))
         return DeviceTiming(str(device), device.engine, reason=reason)
     figures = as_dict(timing)
     del figures["calls"], figures["fastest"]
@@ -212,7 +228,9 @@ def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTimi
 
 
 def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
+    theirs = identities(tree[1:])
     function, arguments, named = to_device(tree, device)
+    arguments, named = apart_from(theirs, (arguments, named))
     engine = registry.load(device.engine or "numpy")
     place = place_of(device)
 

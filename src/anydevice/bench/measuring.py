@@ -15,6 +15,7 @@ from anydevice.bench.op_timing import time_op
 from anydevice.bench.places import Place, Progress, find_places, machines_of
 from anydevice.bench.raising import raise_ceilings
 from anydevice.bench.results import Measurement, Results
+from anydevice.bench.timing import seconds_of
 from anydevice.check import trusting
 from anydevice.check.cases import TABLE, row_of
 from anydevice.check.coverage import insist_on_cases, one_or_more
@@ -23,6 +24,7 @@ from anydevice.check.rows import Benchmark, Row
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
 from anydevice.errors import UnsupportedError
+from anydevice.memory.running_out import in_a_line
 
 LIMIT, QUICK_LIMIT = 0.5, 0.1
 """Seconds that one op may take in one case, element type and place."""
@@ -62,8 +64,9 @@ def bench(
     time; `limit` is the seconds for one op in one place. `rows` and `sizes` replace the table of
     cases and the sizes of the ceilings. Whatever an engine raises is told in the results.
 
-    Raises `ConfigurationError` for a name that nothing has, or where nothing is left to measure,
-    and `DeviceNotFoundError` where this machine lacks what was asked for.
+    Raises `ConfigurationError` for a name that nothing has, a limit that is no number of seconds,
+    or where nothing is left to measure, and `DeviceNotFoundError` where this machine lacks what was
+    asked for.
     """
     began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     table = list(rows) if rows is not None else list(TABLE.values())
@@ -72,7 +75,7 @@ def bench(
     kinds = None if asked is None else tuple(as_dtype(dtype).name for dtype in asked)
     insist_on_cases(chosen, kinds)
     places = find_places(one_or_more(devices) or (), one_or_more(engines))
-    seconds = limit or (QUICK_LIMIT if quick else LIMIT)
+    seconds = seconds_of((QUICK_LIMIT if quick else LIMIT) if limit is None else limit)
     trusting.load_into_table()
     steps = list(_steps(chosen, places, kinds, quick=quick))
     ceilings, notes = measure_ceilings(
@@ -142,8 +145,7 @@ def _one(step: _Step, made: Call, place: Place, limit: float) -> tuple[Measureme
     except UnsupportedError as error:
         return Measurement(*where, "unsupported", str(error)), 0
     except Exception as error:  # an engine fails in any way it likes: that is a result
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        return Measurement(*where, "failed", f"{type(error).__name__}: {first_line}"), 0
+        return Measurement(*where, "failed", in_a_line(error, place.lies)), 0
     timing = timed.timing
     measurement = Measurement(
         *where,

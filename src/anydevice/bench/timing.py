@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import ceil
+from math import ceil, inf
+from numbers import Real
 from statistics import median, quantiles
 from typing import Any
 
 from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError
 
 SHORTEST = 2e-3
 """Seconds that a sample should take: the waiting at its end must not be a part of the figure."""
@@ -45,6 +47,20 @@ class Timing(Record):
     def spread(self) -> float:
         """Half the way from quartile to quartile, as a part of the median."""
         return round((self.high - self.low) / 2 / self.seconds, 6) if self.seconds else 0.0
+
+
+def seconds_of(limit: Any) -> float:
+    """A limit as seconds.
+
+    Raises `ConfigurationError` for what is no number of seconds above 0.
+
+    >>> seconds_of(1)
+    1.0
+    """
+    number = isinstance(limit, Real) and not isinstance(limit, bool)
+    if not number or not 0 < limit < inf:
+        raise ConfigurationError(f"limit is a number of seconds above 0, not {limit!r}", "limit")
+    return float(limit)
 
 
 def time_calls(

@@ -164,6 +164,17 @@ _ATTENTION = Row(
         Case("a query that sees nothing", _nothing_seen),
         Case("more queries than valid keys", _seen(1, 2, 1, 4, 6, 16, lengths=(2,), causal=True)),
         Case("nothing valid", _seen(2, 2, 1, 1, 6, 16, lengths=(0, 3), causal=True)),
+        Case(
+            "lengths out of range",
+            _seen(3, 4, 2, 1, 33, 32, lengths=(-7, 2**31 - 1, -(2**31)), causal=True),
+        ),
+        Case(
+            "lengths out of range, a window",
+            _seen(2, 4, 2, 5, 9, 32, lengths=(2**31 - 1, -1), causal=True, window=4),
+        ),
+        Case("lengths out of range, no order", _seen(2, 2, 1, 3, 9, 16, lengths=(-1, 99))),
+        Case("a window wider than all", _seen(1, 2, 1, 5, 9, 32, causal=True, window=2**40)),
+        Case("a scale of zero", _seen(1, 2, 1, 5, 9, 32, causal=True, scale=0)),
         Case("its own scale", _seen(1, 2, 2, 5, 5, 16, scale=0.5)),
         Case("odd head", _seen(1, 3, 1, 5, 7, 40, causal=True)),
         Case("one query, one key", _seen(1, 1, 1, 1, 1, 8, causal=True)),

@@ -33,6 +33,13 @@ Sixteen roundings in 16 bits, and 256 in float32: a forgotten factor or term is 
 """
 
 
+_COMPILES_EACH_STEP = ("jax",)
+"""Engines that compile every step of a function unless they are given it whole.
+
+A gradient has many, and is asked for inside of compiled code there.
+"""
+
+
 class Slope(Record):
     """Small arguments of an op, and the gradient by each floating one."""
 
@@ -84,8 +91,12 @@ def run(slope: Slope, engine: Engine, device: Device) -> str | Difference | None
         result = next(leaves(getattr(ops, slope.row.op)(*arguments, **placed.options)))
         return ops.sum(ops.multiply(result, weights))
 
+    differentiated = autodiff.value_and_grad(value)
+    compiler = engine.compiler
+    if engine.name in _COMPILES_EACH_STEP and not isinstance(compiler, Absent):
+        differentiated = compiler.compile(differentiated)
     with engine.default_scope(device) if engine.shares_memory else nullcontext():
-        _, gradients = autodiff.value_and_grad(value)(first)
+        _, gradients = differentiated(first)
     return _judged(slope, [engine.to_host(each) for each in leaves(gradients)])
 
 

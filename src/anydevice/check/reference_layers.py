@@ -146,7 +146,7 @@ def seen_keys(
     keys = k.shape[2]
     seen = np.ones((batch, heads, queries, keys), bool)
     for b in range(batch):
-        valid = keys if lengths is None else int(lengths[b])
+        valid = keys if lengths is None else min(max(int(lengths[b]), 0), keys)
         key = np.arange(keys)[None, :]
         newest = valid - queries + np.arange(queries)[:, None]
         seen[b] &= key < valid

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from anydevice.check.judgements import Cell, Verdicts
@@ -32,11 +33,12 @@ _TABLES = {
 }
 """Where the engines that have kernels of our own list them, by the names of their ops."""
 
-Entry = tuple[str, str, str]
-"""A kernel, an element type and a device."""
+Entry = table.Entry
 
 _trusted: set[Entry] = set()
 _is_loaded = False
+_changing = RLock()
+"""Held while what is trusted is read, changed or written; never while anything is computed."""
 
 
 class Kept(Record):
@@ -63,18 +65,20 @@ def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
 
 @contextmanager
 def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Callable[[], None]]:
-    """A block in which these kernels are used and no others, so that they can be judged.
+    """A block in which this thread uses these kernels and no others, so that they can be judged.
 
-    It is given a function that condemns them. After it all are trusted as before, or no more.
+    It is given a function that condemns them: they are trusted no more, by any thread. Otherwise
+    all are trusted as before.
     """
-    load_into_table()  # now, and not in the middle of it, when the first op is called
+    load_into_table()
     tried = {(kernel, dtype, device) for kernel in kernels}
-    after = set(_trusted)
-    _replace(tried)
-    try:
-        yield lambda: after.difference_update(tried)
-    finally:
-        _replace(after)
+
+    def condemn() -> None:
+        with _changing:
+            _replace(_trusted - tried)
+
+    with table.trial(tried):
+        yield condemn
 
 
 def save(verdicts: Verdicts) -> Kept:
@@ -101,8 +105,13 @@ def refuse(verdicts: Verdicts) -> tuple[Entry, ...]:
 
 def _keep(right: set[Entry], refused: set[Entry]) -> str | None:
     """Add to and take from what is trusted, in the file too; why that could not be written."""
-    load_into_table()
-    _replace((_trusted | right) - refused)
+    with _changing:
+        load_into_table()
+        _replace((_trusted | right) - refused)
+        return _written_down(right, refused)
+
+
+def _written_down(right: set[Entry], refused: set[Entry]) -> str | None:
     try:
         with writing(kernels_file()) as write:
             kept = _read()
@@ -123,23 +132,25 @@ def load_into_table() -> tuple[Entry, ...]:
     The file is read once in a process. Returns what is trusted now.
     """
     global _is_loaded
-    kept = {} if _is_loaded else _read()
-    _is_loaded = True
-    if kept:  # else nobody need look at the machine
-        found = {
-            (kernel, dtype, device)
-            for device, key in _keys().items()
-            for kernel, dtype in kept.get(key, ())
-        }
-        _replace(_trusted | found)
-    return tuple(sorted(_trusted))
+    with _changing:
+        kept = {} if _is_loaded else _read()
+        _is_loaded = True
+        if kept:  # else nobody need look at the machine
+            found = {
+                (kernel, dtype, device)
+                for device, key in _keys().items()
+                for kernel, dtype in kept.get(key, ())
+            }
+            _replace(_trusted | found)
+        return tuple(sorted(_trusted))
 
 
 def forget() -> None:
     """Trust no kernel any more, until the file, which stays as it is, is read again."""
     global _is_loaded
-    _is_loaded = False
-    _replace(set())
+    with _changing:
+        _is_loaded = False
+        _replace(set())
 
 
 def kernels_file() -> Path:
@@ -174,11 +185,9 @@ def _entry(cell: Cell) -> Entry:
 
 
 def _replace(entries: set[Entry]) -> None:
-    _trusted.clear()
     _trusted.update(entries)
-    table.forget()
-    for entry in entries:
-        table.trust(*entry)
+    _trusted.intersection_update(entries)
+    table.replace(entries)
 
 
 def _keys() -> dict[str, str]:

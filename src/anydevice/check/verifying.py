@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf, isfinite
+from threading import RLock
 
 from anydevice.check import gradients, trials, trusting
 from anydevice.check.cases import TABLE, row_of
@@ -23,9 +24,13 @@ from anydevice.core.record import Record
 from anydevice.engines import registry
 from anydevice.engines.places import place_of
 from anydevice.errors import UnsupportedError
+from anydevice.memory.running_out import refuse
 
 Progress = Callable[[int, int, str], None]
 """Called before each step with how many are done, how many there are, and what comes now."""
+
+_judging = RLock()
+"""Two threads that verify take turns: what Python warns of can be silenced for all of them only."""
 
 Check = Callable[[Engine, Device], str | Difference | None]
 
@@ -67,7 +72,8 @@ def verify(
     cells of their own; one that is found wrong is not used any more, in later processes either.
 
     Raises `ConfigurationError` for a name that nothing has, or where nothing is left to verify,
-    and `DeviceNotFoundError` where this machine lacks what was asked for.
+    `DeviceNotFoundError` where this machine lacks what was asked for, and `OutOfMemoryError`
+    where a device has no room for a case: that is no verdict.
 
     >>> verdicts = verify("add", engines="numpy", dtypes="float32", quick=True)
     >>> [(cell.op, cell.dtype, cell.engine, cell.state) for cell in verdicts]
@@ -79,7 +85,35 @@ def verify(
     kinds = None if asked is None else [as_dtype(dtype).name for dtype in asked]
     insist_on_cases(rows, kinds)
     places = _places([str(each) for each in one_or_more(devices) or ()], one_or_more(engines))
-    steps = list(_steps(rows, kinds, places, quick=quick))
+    return _verdicts(list(_steps(rows, kinds, places, quick=quick)), began, progress, quick=quick)
+
+
+def verify_kernels(
+    pairs: Sequence[tuple[str, str]],
+    device: Device,
+    engine: str,
+    *,
+    progress: Progress | None = None,
+) -> Verdicts:
+    """The cells of these kernels of our own alone, each an op and an element type, on one device.
+
+    Pairs for which there are no cases, or no kernel, are left out. One that is found wrong is not
+    used any more, as with `verify`.
+    """
+    began = time.perf_counter()
+    place = _Place(str(device), place_of(device.served_by(engine)), engine)
+    steps = [
+        step
+        for op, dtype in pairs
+        for step in _steps([row_of(op)], [dtype], [place], quick=True)
+        if step.of == "kernel"
+    ]
+    return _verdicts(steps, began, progress, quick=False)
+
+
+def _verdicts(
+    steps: Sequence[_Step], began: float, progress: Progress | None, *, quick: bool
+) -> Verdicts:
     cells: list[Cell] = []
     for number, step in enumerate(steps):
         if progress is not None:
@@ -123,7 +157,7 @@ def _cells(step: _Step, *, quick: bool) -> Iterator[Cell]:
     checks = list(_checks(step, quick=quick))
     kernels = (step.row.op,) if step.of == "kernel" else ()
     for place in step.places:
-        with trusting.on_trial(kernels, step.dtype, str(place.device)) as condemn:
+        with _judging, trusting.on_trial(kernels, step.dtype, str(place.device)) as condemn:
             cell = _cell(step, place, checks)
             if not cell:
                 condemn()
@@ -160,6 +194,7 @@ def _cell(step: _Step, place: _Place, checks: Sequence[tuple[str, Check]]) -> Ce
         except UnsupportedError as error:
             lacking.append((name, str(error)))
         except Exception as error:  # an engine fails in any way it likes: that is a finding
+            refuse(error, place.device)  # but for want of memory, which says nothing of the op
             found = f"{type(error).__name__}: {_first_line(error)}"
             wrong.append((name, found))
         else:

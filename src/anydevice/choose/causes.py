@@ -6,12 +6,14 @@ Pure data and functions: they read a report, verdicts and an environment, and as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anydevice.choose.report import Report
+from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Stage, Standing, Verdict
 from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
+from anydevice.hardware.readings import DeviceProcess
 
 
 class Cause(Record):
@@ -49,7 +51,7 @@ CAUSES = (
         r"out of memory|OUT_OF_MEMORY|MemoryError|RESOURCE_EXHAUSTED|no memory left"
         r"|ALLOC_FAILED|ALLOCATION_FAILURE",
         "The device has no memory left: another process, or another library in this one, holds it.",
-        "end what holds it (nvidia-smi and rocm-smi list the processes), or ask for less",
+        "end what holds it (anydevice watch lists the processes), or ask for less",
     ),
     Cause(
         "hidden by a variable",
@@ -159,6 +161,7 @@ _BY_STAGE: dict[Stage, Cause] = {
 
 _MUCH_SLOWER, _NOTICEABLE = 10.0, 0.05
 _LITTLE_FREE = 0.25
+_TAKEN_BY_JAX = (0.72, 0.78)
 
 
 def explain(report: Report) -> tuple[Explanation, ...]:
@@ -193,12 +196,18 @@ def cause_of(reason: str, stage: Stage) -> Cause:
 
 
 def worth_knowing(
-    report: Report, verdicts: Iterable[Verdict], environment: Mapping[str, str]
+    report: Report,
+    verdicts: Iterable[Verdict],
+    environment: Mapping[str, str],
+    holders: Mapping[Device, Sequence[DeviceProcess]] | None = None,
 ) -> tuple[Explanation, ...]:
-    """What is no fault and surprises all the same: memory that is held, slow first calls."""
+    """What is no fault and surprises all the same: memory that is held, slow first calls.
+
+    `holders` are the processes that use a device, of those that have little memory free.
+    """
     return (
         *_preallocation(report, environment),
-        *_held_memory(report),
+        *_held_memory(report, holders or {}),
         *_slow_first_calls(verdicts),
     )
 
@@ -263,21 +272,41 @@ def _percent(share: str) -> str:
         return "75 %"
 
 
-def _held_memory(report: Report) -> Iterator[Explanation]:
-    for device in report.devices:
-        facts = device.standing.facts if device.standing else None
-        if facts is None or device.kind == "cpu" or not facts.total_memory:
-            continue
-        free = facts.free_memory
-        if free is not None and free < _LITTLE_FREE * facts.total_memory:
-            yield Explanation(
-                str(device),
-                "little memory free",
-                (f"{format_size(free)} free of {format_size(facts.total_memory)}",),
-                "Other processes hold the rest; a JAX process alone takes 75 % unless told not to.",
-                "see who holds it with the vendor's tool (nvidia-smi, rocm-smi), or choose with "
-                'device(min_free="8GiB")',
-            )
+def has_little_free(device: Device) -> bool:
+    """Whether most of an accelerator's memory is taken, as far as that is known."""
+    facts = device.standing.facts if device.standing else None
+    if facts is None or device.kind == "cpu" or not facts.total_memory:
+        return False
+    return facts.free_memory is not None and facts.free_memory < _LITTLE_FREE * facts.total_memory
+
+
+def _held_memory(
+    report: Report, holders: Mapping[Device, Sequence[DeviceProcess]]
+) -> Iterator[Explanation]:
+    for device in filter(has_little_free, report.devices):
+        assert device.standing is not None
+        facts = device.standing.facts
+        amounts = f"{format_size(facts.free_memory)} free of {format_size(facts.total_memory)}"
+        known = [process for process in holders.get(device, ()) if process.memory]
+        yield Explanation(
+            str(device),
+            "little memory free",
+            (amounts, *(_holding(process, facts.total_memory or 0) for process in known)),
+            "Other processes hold the rest; a JAX process alone takes 75 % unless told not to.",
+            "see who holds it, and whether they compute: anydevice watch; or choose with "
+            'device(min_free="8GiB")',
+        )
+
+
+def _holding(process: DeviceProcess, total: int) -> str:
+    size = process.memory or 0
+    words = f"{process.name} (pid {process.pid}) holds {format_size(size)}"
+    low, high = _TAKEN_BY_JAX
+    return (
+        f"{words}, about what JAX takes at its start"
+        if low * total < size < high * total
+        else words
+    )
 
 
 def _slow_first_calls(verdicts: Iterable[Verdict]) -> Iterator[Explanation]:

@@ -164,7 +164,8 @@ def _situation() -> tuple[str | None, ...]:
 
 def _let_files_take_effect() -> None:
     try:
-        apply_files()
+        # Not the memory, for which the machine must be known: choosing a device sees to it.
+        apply_files(("env", "x64", "jit"))
     except ConfigurationError:
         pass  # choosing a device complains of it
 

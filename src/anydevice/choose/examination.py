@@ -13,6 +13,7 @@ from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Verdict
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.errors import DeviceNotFoundError
+from anydevice.hardware.readings import DeviceProcess, processes
 
 
 class Trouble(Record):
@@ -106,8 +107,17 @@ def conclude(plan: Plan, verdicts: Sequence[Verdict], environment: Mapping[str, 
         tuple(verdicts),
         plan.troubles,
         (*earlier, *(explanation for explanation in failed if explanation)),
-        causes.worth_knowing(plan.report, verdicts, environment),
+        causes.worth_knowing(plan.report, verdicts, environment, _holders(plan.report)),
     )
+
+
+def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
+    """Who uses the devices that have little memory free; nobody else's driver is asked."""
+    return {
+        device: processes(device.backend, device.index, device.standing.facts)
+        for device in report.devices
+        if causes.has_little_free(device) and device.standing is not None
+    }
 
 
 def _troubles(report: Report) -> Iterator[Trouble]:

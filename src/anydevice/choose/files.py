@@ -72,6 +72,11 @@ def verdicts_file() -> Path:
     return _home("user_cache_dir") / "verdicts.json"
 
 
+def compiled_folder(engine: str) -> Path:
+    """Where an engine keeps compiled code for later processes."""
+    return _home("user_cache_dir") / "compiled" / engine
+
+
 def _home(kind: str) -> Path:
     own = os.environ.get("ANYDEVICE_HOME")
     if own:

@@ -11,6 +11,7 @@ from typing import Any
 from anydevice.choose.files import project_file, user_file
 from anydevice.choose.preferences import SETTINGS, read_settings
 from anydevice.core.device import parse_place
+from anydevice.core.late import reach
 from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.sizes import parse_size
 from anydevice.engines import effects
@@ -26,7 +27,8 @@ class Config(Record):
 
     - `order`: backends in the order to try, before anydevice's own order.
     - `memory`: how much of a device this process may take: "conservative" (60 %), "balanced"
-      (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB".
+      (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB". Where
+      nobody has set it, no library is limited.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
     - `mixed_precision`: train and run in 16 bits where the device does it well.
@@ -88,17 +90,28 @@ def configure(**changes: Any) -> Config:
     >>> configure(time_limit=None).time_limit
     5.0
 
-    Raises `ConfigurationError`, and changes nothing, where a name or value is wrong.
+    `memory` holds every array library to its share, those that load later too; without it none is
+    limited. `configure(memory=None)` lifts the limits again.
+
+    Raises `ConfigurationError`, and changes nothing, where a name or value is wrong, or JAX has
+    started on a GPU already and can no longer be given another `memory`.
     """
+    return change(changes, insist=True)
+
+
+def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
+    """What `configure` does; a `memory` that JAX is too late for is a warning without `insist`."""
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
+    if insist and checked.get("memory") is not None:
+        reach("check_budget")(Config(memory=checked["memory"]))
     with _lock:
         for name, value in checked.items():
             if value is None:
                 _changes.pop(name, None)
             else:
                 _changes[name] = value
-    config = current()[0]
-    _take_effect(changes, config)
+    config, origins = current()
+    _take_effect(changes, config, origins)
     return config
 
 
@@ -116,22 +129,26 @@ def current() -> tuple[Config, dict[str, str]]:
     return config, origins
 
 
-def apply_files() -> None:
+def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
     """Let what the files set take effect, once for each value: they are read, not called."""
     config, origins = current()
     pending: dict[str, Any] = {}
-    for name in ("env", "x64", "jit"):
+    for name in names:
         value = getattr(config, name)
         if name in origins and origins[name] != "configure()" and _applied.get(name) != value:
             _applied[name] = pending[name] = value
     if pending:
-        _take_effect(pending, config)
+        _take_effect(pending, config, origins)
 
 
 def forget_changes() -> None:
     """Back to what the files say: every `configure()` of this process is undone."""
     with _lock:
+        limited = "memory" in _changes or "memory" in _applied
         _changes.clear()
+        _applied.pop("memory", None)
+    if limited:
+        reach("set_budget")(None)
 
 
 def _check(name: str, value: Any, source: str) -> Any:
@@ -215,7 +232,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 }
 
 
-def _take_effect(changes: Mapping[str, Any], config: Config) -> None:
+def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
     if changes.get("env"):
         late += effects.set_variables(config.env)
@@ -223,5 +240,7 @@ def _take_effect(changes: Mapping[str, Any], config: Config) -> None:
         late += effects.set_x64(config.x64)
     if "jit" in changes:
         late += effects.set_jit(config.jit)
+    if "memory" in changes:
+        late += reach("set_budget")(config if "memory" in origins else None)
     for sentence in late:
-        warnings.warn(sentence, stacklevel=3)
+        warnings.warn(sentence, stacklevel=4)

@@ -12,7 +12,6 @@ from pathlib import Path
 from anydevice.bench.comparing import compare_runs
 from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench
 from anydevice.bench.page import page
-from anydevice.bench.places import Progress
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, read_results
 from anydevice.bench.saving import save
@@ -20,6 +19,7 @@ from anydevice.choose.discovery import discover
 from anydevice.choose.measurements import measured_engines, measurements_file
 from anydevice.cli.narrowing import add_narrowing
 from anydevice.cli.printing import Output, complain
+from anydevice.cli.progress import shown_on
 from anydevice.errors import ConfigurationError
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     old = read_results(arguments.compare) if arguments.compare else None
     for path in filter(None, (file, arguments.html)):
         _insist_on_room_for(path)
-    with _room_for_all(), _progress(output, silent=silent) as progress:
+    with _room_for_all(), shown_on(output, silent=silent) as progress:
         results = bench(
             arguments.op,
             arguments.device,
@@ -150,33 +150,3 @@ def _limit(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
-
-
-@contextmanager
-def _progress(output: Output, *, silent: bool) -> Iterator[Progress | None]:
-    """A bar of what is done and what is left, on a terminal and only there."""
-    if output.width is None or silent:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(file=output.stream, no_color=not output.colour)
-    columns = (
-        BarColumn(24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    try:
-        with Bar(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=1)
-
-            def show(done: int, total: int, doing: str) -> None:
-                bar.update(task, completed=done, total=total, description=doing)
-
-            yield show
-    finally:
-        # An interruption while the bar starts or stops would leave the cursor hidden.
-        console.show_cursor()

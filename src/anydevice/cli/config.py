@@ -120,7 +120,7 @@ def _settings(config: Config, origins: dict[str, str]) -> list[Setting]:
     share = f"{config.memory} ({fraction:.0%})".replace("%", " %") if fraction else config.memory
     values = {
         "order": ", ".join(config.order) or "the order of backends",
-        "memory": str(share),
+        "memory": str(share) if "memory" in origins else "no limit",
         "x64": _switch(config.x64),
         "jit": _switch(config.jit),
         "mixed_precision": _switch(config.mixed_precision),

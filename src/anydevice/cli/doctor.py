@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from anydevice.choose.causes import Explanation, seconds_in_words
 from anydevice.choose.checking import check
@@ -14,6 +13,7 @@ from anydevice.choose.examination import Conclusion, Plan, conclude, prepare
 from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
 from anydevice.choose.scope import why
 from anydevice.cli.printing import Output, complain
+from anydevice.cli.progress import shown_on
 from anydevice.core.finding import Verdict
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError
@@ -79,8 +79,10 @@ def _show(plan: Plan, limit: float, output: Output) -> Conclusion:
     column = max(map(len, places)) + 3
     libraries = max((len(registry.with_version(engine)) for _, engine in plan.pairs), default=0) + 3
     verdicts = []
-    for number, (device, engine) in enumerate(plan.pairs, 1):
-        with _progress(f"{device} with {engine} ({number} of {len(plan.pairs)})", output):
+    for number, (device, engine) in enumerate(plan.pairs):
+        with shown_on(output) as tell:
+            if tell is not None:
+                tell(number, len(plan.pairs), f"{device} with {engine}")
             verdict = check(device, engine, limit=limit)
         verdicts.append(verdict)
         output.say(_line(verdict, column, libraries, output))
@@ -138,24 +140,3 @@ def _broken(sentence: str, width: int | None) -> list[str]:
     return wrap(
         sentence, room, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
     )
-
-
-@contextmanager
-def _progress(doing: str, output: Output) -> Iterator[None]:
-    """A line that says what is being done and for how long, on a terminal and only there."""
-    if output.width is None:
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(file=output.stream, no_color=not output.colour)
-    # "line" is the spinner that a terminal without Unicode can show as well.
-    columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
-    try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            progress.add_task(doing, total=None)
-            yield
-    finally:
-        # An interruption while the line starts or stops would leave the cursor hidden.
-        console.show_cursor()

@@ -25,6 +25,8 @@ COMMANDS = {
     "doctor": "compute on every usable device, explain what is wrong and what to do",
     "verify": "compute every op here in every way, and compare with one reference",
     "bench": "measure this machine's ceilings, and how near to them every op comes",
+    "plan": "whether a model fits here, on which devices, and what would fit if not",
+    "watch": "a live view of every device: memory, load, heat, power and processes",
     "prefer": "save the device that you prefer",
     "config": "show the settings in force and where each came from",
 }

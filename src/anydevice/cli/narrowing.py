@@ -24,14 +24,15 @@ def add_narrowing(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}",
             metavar=name.upper(),
-            type=_names,
+            type=names,
             action="extend",
             help=f"only these, such as {example}; may be repeated",
         )
 
 
-def _names(text: str) -> list[str]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
+def names(text: str) -> list[str]:
+    """The names in a text that has commas between them; for argparse, which says if none is."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
         raise argparse.ArgumentTypeError(f"{text!r} has no name in it")
-    return names
+    return found

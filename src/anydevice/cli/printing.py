@@ -13,6 +13,7 @@ _COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "mend": "36"}
 
 _IN_ASCII = str.maketrans(
     {"✓": "+", "✗": "x", "–": "-", "·": "-", "…": "...", "→": "->", "─": "-", "×": "x", "µ": "u"}
+    | {"█": "#", "░": ".", "°": ""}
 )
 """What stands for our own marks on a stream that has no Unicode."""
 
@@ -30,7 +31,11 @@ class Output(Record):
     def say(self, *lines: str) -> None:
         """Print lines; what the stream cannot encode is written in ASCII."""
         for line in lines or ("",):
-            self.stream.write(_showable(line, self.stream) + "\n")
+            self.stream.write(self.showable(line) + "\n")
+
+    def showable(self, line: str) -> str:
+        """The line in what the stream can encode."""
+        return _showable(line, self.stream)
 
     def json(self, value: object) -> None:
         """Print a value as JSON, in ASCII alone, so that it is valid on every stream."""

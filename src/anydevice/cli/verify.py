@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 from anydevice.check import trusting
 from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
-from anydevice.check.verifying import Progress, verify
+from anydevice.check.verifying import verify
 from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
 from anydevice.cli.narrowing import add_narrowing
 from anydevice.cli.printing import Output
+from anydevice.cli.progress import shown_on
 from anydevice.core.record import Record, as_dict
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Verify, print, and give 1 where anything is wrong, or what is right cannot be kept."""
-    with _progress(None if arguments.json else output) as progress:
+    with shown_on(output, silent=arguments.json) as progress:
         verdicts = verify(
             arguments.op,
             arguments.device,
@@ -194,33 +194,3 @@ def _show_kept(kept: trusting.Kept, output: Output) -> None:
         output.say(output.paint(kept.problem, "bad"))
     elif not kept.trusted and not kept.refused:
         output.say("There are no kernels of our own for these devices: nothing was to be saved.")
-
-
-@contextmanager
-def _progress(output: Output | None) -> Iterator[Progress | None]:
-    """A bar that says what is being verified, on a terminal and only there."""
-    if output is None or output.width is None:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(file=output.stream, no_color=not output.colour)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    try:
-        with Bar(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=None)
-
-            def tell(done: int, total: int, doing: str) -> None:
-                bar.update(task, completed=done, total=total, description=doing)
-
-            yield tell
-    finally:
-        # An interruption while the bar starts or stops would leave the cursor hidden.
-        console.show_cursor()

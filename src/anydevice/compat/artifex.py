@@ -24,12 +24,10 @@ from anydevice.compat.artifex_capabilities import (
     DeviceDetector,
     DeviceType,
     MachineDetector,
-    jax_places,
     why_no_gpu,
 )
 from anydevice.compat.artifex_configuration import DeviceConfiguration, MemoryStrategy
 from anydevice.compat.artifex_placement import JAXDeviceManager
-from anydevice.core.sizes import format_size
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 
@@ -69,8 +67,6 @@ class DeviceManager:
         self._config = config if config is not None else DeviceConfiguration.in_force()
         self._detector = detector if detector is not None else MachineDetector()
         self._detected: tuple[Report, DeviceCapabilities] | None = None
-        if config is not None and config.memory_strategy is MemoryStrategy.AGGRESSIVE:
-            _warn_if_shared(config)
 
     @property
     def config(self) -> DeviceConfiguration:
@@ -220,24 +216,3 @@ def _ask(detector: DeviceDetector) -> DeviceCapabilities:
             "DeviceCapabilities"
         )
     return said
-
-
-def _warn_if_shared(config: DeviceConfiguration) -> None:
-    """AGGRESSIVE takes what others on the same GPU need: say so where others are on it."""
-    share = config.effective_memory_fraction or 0.0
-    for place in jax_places("gpu"):
-        free, total = place.facts.free_memory, place.facts.total_memory
-        if place.facts.memory_kind == "unified":
-            reason = "its memory is the machine's, which every program shares"
-        elif free is not None and total is not None and free < share * total:
-            reason = (
-                f"only {format_size(free)} of its {format_size(total)} are free, "
-                "the rest is held by other programs or by this one"
-            )
-        else:
-            continue
-        warnings.warn(
-            f"MemoryStrategy.AGGRESSIVE takes {share:.0%} of {place}, but {reason}; "
-            "MemoryStrategy.CONSERVATIVE is for GPUs that are shared",
-            stacklevel=3,
-        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
-from anydevice.choose.settings import STRATEGIES, configure, current
+from anydevice.choose.settings import STRATEGIES, change, current
 from anydevice.errors import ConfigurationError
 
 _PLATFORMS = {"gpu": ("cuda", "rocm", "metal")}
@@ -68,20 +68,24 @@ class DeviceConfiguration:
         """Make these the settings of the process, all of them or, where one is wrong, none.
 
         Raises `ConfigurationError` for a wrong value. What comes too late for JAX, because it has
-        started already, is said in a warning.
+        started already, is said in a warning, and so is `MemoryStrategy.AGGRESSIVE` on a GPU that
+        others use too.
         """
         order = [
             backend
             for platform in self.platform_priority or ()
             for backend in _PLATFORMS.get(platform, (platform,))
         ]
-        configure(
-            memory=self._share(),
-            x64=self.enable_x64,
-            jit=self.enable_jit,
-            mixed_precision=self.enable_mixed_precision,
-            order=order or None,
-            env=dict(self.environment_variables) or None,
+        change(
+            {
+                "memory": self._share(),
+                "x64": self.enable_x64,
+                "jit": self.enable_jit,
+                "mixed_precision": self.enable_mixed_precision,
+                "order": order or None,
+                "env": dict(self.environment_variables) or None,
+            },
+            insist=False,
         )
 
     def _share(self) -> str | float:

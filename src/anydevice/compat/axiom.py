@@ -23,6 +23,7 @@ from anydevice.choose.choice import accelerators_passed_over
 from anydevice.choose.discovery import devices, discover
 from anydevice.choose.scope import device, set_device, use_device, why
 from anydevice.core.device import Device
+from anydevice.memory.giving_back import release
 from anydevice.transfer.moving import synchronize, to_device, to_numpy
 
 
@@ -151,6 +152,11 @@ def backend_to_cpu(backend: Device | str, x: Any) -> Any:
 def backend_synchronize(backend: Device | str) -> None:
     """Wait until everything that was started on that backend has ended."""
     synchronize(backend)
+
+
+def reclaim(backend: Device | str | None = None) -> None:
+    """Give memory that no array uses back, of one backend or of all; there, `CUDA.reclaim()`."""
+    release(backend)
 
 
 def forward(model: Callable[..., Any], x: Any) -> Any:

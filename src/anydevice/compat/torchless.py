@@ -26,7 +26,8 @@ from anydevice.core.device import Device
 from anydevice.core.finding import Finding
 from anydevice.core.record import Record, replace
 from anydevice.core.sizes import format_size
-from anydevice.errors import DeviceNotFoundError, TransferError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError, TransferError
+from anydevice.memory.estimates import estimate_inference
 from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
 from anydevice.transfer.weights import load_weights
 
@@ -144,6 +145,58 @@ def init_backend_with_memory_check(preference: BackendPreference, required_bytes
     Raises `DeviceNotFoundError`, which says what each device has, where none has the room.
     """
     return _init(preference, required_bytes)
+
+
+class InferenceMemory(Record):
+    """What running a model takes, in bytes; `total_gb()` is the total as Torchless prints it."""
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    activation_bytes: int
+    total_bytes: int
+
+    def total_gb(self) -> float:
+        """The total in units of 1024³ bytes, which Torchless calls GB."""
+        return self.total_bytes / 2**30
+
+
+def estimate_inference_memory(
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    vocab_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    max_seq_len: int,
+    bytes_per_element: int,
+) -> InferenceMemory:
+    """The memory that a model of this shape takes, for one sequence; the arguments in this order.
+
+    >>> estimate = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 4)
+    >>> estimate.weights_bytes, 27 < estimate.total_gb() < 36
+    (28966928896, True)
+
+    `total_bytes` goes into `init_backend_with_memory_check`. It has the overhead of the process in
+    it, which the parts have not. Raises `ConfigurationError` for numbers that cannot be.
+    """
+    types = {1: "float8_e4m3fn", 2: "float16", 4: "float32", 8: "float64"}
+    if bytes_per_element not in types:
+        raise ConfigurationError(
+            f"an element has 1, 2, 4 or 8 bytes, not {bytes_per_element!r}", "bytes_per_element"
+        )
+    found = estimate_inference(
+        hidden=hidden_size,
+        intermediate=intermediate_size,
+        layers=num_layers,
+        vocabulary=vocab_size,
+        heads=num_heads,
+        kv_heads=num_kv_heads,
+        context=max_seq_len,
+        dtype=types[bytes_per_element],
+    )
+    return InferenceMemory(
+        found.weights, found.kv_cache, found.activations + found.logits, found.total
+    )
 
 
 def discover_backends() -> tuple[Finding, ...]:

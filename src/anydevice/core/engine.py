@@ -70,6 +70,54 @@ class Storage(Record):
         return self.address, self.size
 
 
+class MemoryUse(Record):
+    """What one library holds of a device in this process; bytes, `None` where it does not count.
+
+    `in_use` is what arrays lie in, `reserved` what the library holds in all, for arrays and for
+    later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the
+    most that the library may hold, where it was given one. `preallocated` marks memory that was
+    taken at the start, before any array needed it: `reserved` says nothing of need then.
+
+    >>> MemoryUse(in_use=10, reserved=30).reserved
+    30
+    """
+
+    in_use: int
+    reserved: int
+    peak: int | None = None
+    limit: int | None = None
+    preallocated: bool = False
+
+
+class Memory(Protocol):
+    """The memory of one library: its figures, its limit, and giving back what is not in use.
+
+    Methods that take a device raise `DeviceNotFoundError` where the library does not see it.
+    """
+
+    def use(self, device: Device) -> MemoryUse | None:
+        """What the library holds there now; `None` where it does not count."""
+
+    def reset_peak(self, device: Device) -> None:
+        """Begin to look for the peak anew, where the library has one."""
+
+    def set_limit(self, device: Device, limit: int | None) -> str | None:
+        """Let the library hold at most so many bytes there from now on; `None` lifts the limit.
+
+        An allocation beyond it fails as if the device were full. The sentence says why it has no
+        effect, and what to do, where it has none.
+        """
+
+    def release(self, device: Device) -> None:
+        """Give memory that no array uses back to the device."""
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Whether the error is the library's way of saying that there is no memory left."""
+
+    def asked(self, error: BaseException) -> int | None:
+        """The bytes that were asked for when it ran out, as far as the error tells."""
+
+
 class Engine(Protocol):
     """One array library, the same few methods for each. Importing the file imports the library.
 
@@ -100,6 +148,10 @@ class Engine(Protocol):
     @property
     def compiler(self) -> Compiler | Absent:
         """Faster versions of functions over arrays."""
+
+    @property
+    def memory(self) -> Memory:
+        """What the library holds of a device's memory, and how much of it it may hold."""
 
     @property
     def shares_memory(self) -> bool:
@@ -201,12 +253,6 @@ class Engine(Protocol):
 
     def synchronize(self, device: Device) -> None:
         """Wait until everything that was started on the device has ended."""
-
-    def memory(self, device: Device) -> tuple[int, int] | None:
-        """Bytes in use, and bytes held in all, by this process through this library.
-
-        `None` where the library does not count.
-        """
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block in which the library's own default device is this one."""

@@ -42,7 +42,7 @@ def freeze(scaling: Scaling | None) -> Frozen:
     """
     if scaling is None:
         return ()
-    return tuple([_as_text(scaling.get(key)) for key in _KEYS])
+    return tuple([_as_text(key, scaling.get(key)) for key in _KEYS])
 
 
 def thaw(frozen: Frozen) -> Scaling | None:
@@ -56,13 +56,16 @@ def thaw(frozen: Frozen) -> Scaling | None:
 def frequencies(size: int, theta: float, scaling: Scaling | None) -> tuple[list[float], float]:
     """The angle of each pair of elements for one step, and the factor of cosine and sine.
 
-    Raises `ConfigurationError` where the scaling is of no kind that is known, or lacks a number.
+    Raises `ConfigurationError` where the scaling is of no kind that is known, or lacks a number, or
+    has one that makes no sense.
 
     >>> frequencies(4, 10000.0, None)
     ([1.0, 0.01], 1.0)
     >>> frequencies(4, 10000.0, {"rope_type": "linear", "factor": 2.0})
     ([0.5, 0.005], 1.0)
     """
+    if not 0 < theta < math.inf:
+        raise _wrong(f"theta is a number above 0, but it is {theta}")
     plain = [theta ** (-2 * pair / size) for pair in range(size // 2)]
     if scaling is None:
         return plain, 1.0
@@ -77,9 +80,20 @@ def frequencies(size: int, theta: float, scaling: Scaling | None) -> tuple[list[
 def kind_of(scaling: Scaling) -> str:
     """Which of the known kinds a scaling is."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in _SCALED:
+    if not isinstance(kind, str) or kind not in _SCALED:
         raise _wrong(f"there is no rope_type {kind!r}; the kinds are {', '.join(_SCALED)}")
-    return str(kind)
+    return kind
+
+
+def refuse_scaling(scaling: Any) -> None:
+    """Raise `ConfigurationError` for what is no scaling, or one of no kind that is known."""
+    if not isinstance(scaling, Mapping):
+        kind = type(scaling).__name__
+        raise _wrong(
+            f"scaling is a mapping such as {{'rope_type': 'linear', 'factor': 2.0}}, "
+            f"but it is a {kind}"
+        )
+    kind_of(scaling)
 
 
 def _default(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[float], float]:
@@ -96,6 +110,11 @@ def _llama3(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[fl
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
     context = _number(scaling, "original_max_position_embeddings")
+    if low >= high:
+        raise _wrong(
+            "'low_freq_factor' of the scaling is less than 'high_freq_factor', "
+            f"but they are {low:g} and {high:g}"
+        )
 
     def stretched(frequency: float) -> float:
         turns = context * frequency / (2 * math.pi)
@@ -110,6 +129,8 @@ def _yarn(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[floa
     factor = _number(scaling, "factor")
     context = _number(scaling, "original_max_position_embeddings")
     size = 2 * len(plain)
+    if theta <= 1:
+        raise _wrong(f"scaling of rope_type 'yarn' needs a theta above 1, but it is {theta:g}")
 
     def pair_with(turns: float) -> float:
         return size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -132,11 +153,12 @@ def _yarn_factor(scaling: Scaling, factor: float) -> float:
     def magnified(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
-    given = scaling.get("attention_factor")
-    if given is not None:
-        return float(given)
-    over, under = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return magnified(over) / magnified(under) if over and under else magnified(1.0)
+    if scaling.get("attention_factor") is not None:
+        return _number(scaling, "attention_factor")
+    # Models that have no such factor say 0.
+    if not scaling.get("mscale") or not scaling.get("mscale_all_dim"):
+        return magnified(1.0)
+    return magnified(_number(scaling, "mscale")) / magnified(_number(scaling, "mscale_all_dim"))
 
 
 _SCALED: dict[str, Callable[[list[float], float, Scaling], tuple[list[float], float]]] = {
@@ -152,15 +174,31 @@ def _number(scaling: Scaling, key: str, default: float | None = None) -> float:
     if value is None:
         value = default
     if value is None:
-        raise _wrong(f"scaling of rope_type {kind_of(scaling)!r} needs {key!r}, a number")
-    return float(value)
+        raise _wrong(f"scaling of rope_type {kind_of(scaling)!r} needs {key!r}, a number above 0")
+    number = _as_number(key, value)
+    if not 0 < number < math.inf:
+        raise _wrong(f"{key!r} of the scaling is a number above 0, but it is {value!r}")
+    return number
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(key: str, value: Any) -> str | None:
     # PyTorch's compiler takes a number that changes for a variable, but not its digits.
-    if value is None or isinstance(value, str):
+    if value is None or (key in _TEXTS and isinstance(value, str)):
         return value
-    return float(value).hex()
+    return _as_number(key, value).hex()
+
+
+def _as_number(key: str, value: Any) -> float:
+    if isinstance(value, str):
+        raise _not_a_number(key, value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise _not_a_number(key, value) from error
+
+
+def _not_a_number(key: str, value: Any) -> ConfigurationError:
+    return _wrong(f"{key!r} of the scaling is a number, but it is {value!r}")
 
 
 def _wrong(what: str) -> ConfigurationError:

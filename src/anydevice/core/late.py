@@ -25,7 +25,10 @@ _UPWARD = {
     "summary_html": "anydevice.choose.summary:html",
     "free_memory": "anydevice.hardware.readers:free_memory",
     "native": "anydevice.engines.registry:native",
+    "check_budget": "anydevice.memory.budgets:check_budget",
+    "set_budget": "anydevice.memory.budgets:set_budget",
     "to_device": "anydevice.transfer.moving:to_device",
+    "refuse": "anydevice.memory.running_out:refuse",
     "trust_kernels": "anydevice.check.trusting:load_into_table",
 }
 

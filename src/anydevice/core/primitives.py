@@ -131,6 +131,9 @@ class Primitives(Protocol):
 class Autodiff(Protocol):
     """Gradients. Trees are nests of dicts, lists and tuples of arrays."""
 
+    compiles: bool
+    """Whether a compiled function may take gradients inside; else they are taken of one."""
+
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         """The function that gives a scalar, and its gradient by the arrays of its first argument.
 
@@ -153,9 +156,22 @@ class Compiler(Protocol):
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
     ) -> Callable[..., Any]:
         """The function, compiled when it is first called with arrays of new shapes or types.
 
         `static` names arguments that are constants of the compiled code, `donate` those that the
-        caller gives up, so that results may take their memory.
+        caller gives up, so that results may take their memory. What the compiler cannot look
+        through is an error; with `whole=False` it runs as it is written, where the library can do
+        that. `most` asks for the fastest code, however long it takes to make.
+        """
+
+    def efforts(self, most: bool) -> str:
+        """What `compile` does, in words."""
+
+    def keep(self, folder: str) -> str | None:
+        """Keep compiled code across processes in a folder, unless the user has named another.
+
+        Returns the folder that is used; `None` where the library keeps nothing.
         """

@@ -137,11 +137,6 @@ class CupyEngine(Facets):
     def synchronize(self, device: Device) -> None:
         self.native(device).synchronize()
 
-    def memory(self, device: Device) -> tuple[int, int] | None:
-        with self.native(device):
-            pool = cupy.get_default_memory_pool()
-            return pool.used_bytes(), pool.total_bytes()
-
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self.native(device)
         return scope

@@ -25,6 +25,12 @@ def set_variables(variables: Mapping[str, str]) -> list[str]:
                     f"{name} was set too late: {library} has already started and read its "
                     "environment. Call configure() before the first use of the library"
                 )
+        for prefixes, module, library in _READ_AT_IMPORT:
+            if name.startswith(prefixes) and module in sys.modules:
+                late.append(
+                    f"{name} was set too late: {library} is imported already, and reads it only "
+                    "once. Call configure() before the library is imported"
+                )
     return late
 
 
@@ -95,3 +101,13 @@ _READ_AT_START: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (
     (("CUDA_VISIBLE", "CUDA_DEVICE_ORDER", "PYTORCH_"), torch_cuda_started, "torch"),
     (("CUDA_VISIBLE", "CUDA_DEVICE_ORDER"), jax_started, "JAX"),
 )
+
+_READ_AT_IMPORT = (
+    (("CUPY_GPU_MEMORY_LIMIT", "CUPY_ACCELERATORS", "CUPY_CUDA_"), "cupy", "CuPy"),
+    (("CUDA_VISIBLE", "CUDA_DEVICE_ORDER"), "cupy", "CuPy"),
+    (("PYOPENCL_NO_CACHE", "PYOPENCL_HOME"), "pyopencl", "PyOpenCL"),
+    (("OCL_ICD_", "OPENCL_VENDOR_PATH", "POCL_"), "pyopencl", "PyOpenCL"),
+    (("MLX_DISABLE_COMPILE", "MLX_BFS_", "MLX_MAX_", "MLX_METAL_"), "mlx.core", "MLX"),
+)
+"""What a library reads once: when it is imported, or soon after. The rest of theirs is read anew
+each time it is needed."""

@@ -1,7 +1,7 @@
-"""The computing half of an engine, loaded when it is first used.
+"""What of an engine is not placing data: computing and memory, loaded when it is first used.
 
 Whoever only places data does not pay for it. Each part has a folder of its own, with one file an
-engine: `primitives/`, `fused/`, `autodiff/`, `compilers/`.
+engine: `primitives/`, `fused/`, `autodiff/`, `compilers/`, `memory/`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from anydevice.core.engine import Absent
+from anydevice.core.engine import Absent, Memory
 from anydevice.core.late import load
 from anydevice.core.primitives import Autodiff, Compiler, Primitives
 from anydevice.engines.registry import BUILT_IN
 
 
 class Facets:
-    """What computing needs of an engine that comes with anydevice."""
+    """What an engine that comes with anydevice has beside placing data."""
 
     name: str
 
@@ -40,6 +40,11 @@ class Facets:
     def compiler(self) -> Compiler | Absent:
         absent = BUILT_IN[self.name].lacks.get("compiler")
         return absent or self._facet("compilers", "COMPILER")
+
+    @cached_property
+    def memory(self) -> Memory:
+        memory: Memory = self._facet("memory", "MEMORY")
+        return memory
 
     def _facet(self, folder: str, name: str) -> Any:
         return load(f"anydevice.engines.{folder}.{self.name}:{name}")

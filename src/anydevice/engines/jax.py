@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from anydevice.engines.sight import not_seen
 _BACKENDS = ("cuda", "rocm", "tpu", "cpu")
 _WITH_POINTERS = ("cuda", "rocm", "cpu")
 _NO_64_BITS = "JAX's 64-bit numbers are off"
-_REMEDY = "call anydevice.configure(x64=True) first"
+_REMEDY = "call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml"
 _NO_VIEWS = Absent("JAX has no views", instead="take a part of the array, which is a copy")
 _TRACED = Absent("a traced array has no numbers yet", instead="read it outside of the function")
 _ELSEWHERE = Absent("parts of this array are on other hosts", instead="gather it first")
@@ -84,6 +85,7 @@ class JaxEngine(Facets):
         if dtype.name in _lacking():
             raise Absent(_NO_64_BITS, instead=_REMEDY).error()
         _refuse_unknown(dtype, target)
+        _refuse_impossible(prod(shape) * dtype.itemsize, target)
         return _maker(shape, dtype.name, target)().block_until_ready()
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
@@ -92,6 +94,7 @@ class JaxEngine(Facets):
         # On the CPU, JAX may keep using the memory it is given; elsewhere, it reads it later.
         host = private(host) if target.platform == "cpu" else plain(host)
         _refuse_unknown(known_dtype(host.dtype), target)
+        _refuse_impossible(host.nbytes, target)
         return jax.device_put(host, target).block_until_ready()
 
     def to_host(self, x: Any) -> Any:
@@ -142,13 +145,6 @@ class JaxEngine(Facets):
         for array in jax.live_arrays(target.platform):
             if target in array.devices():
                 array.block_until_ready()
-
-    def memory(self, device: Device) -> tuple[int, int] | None:
-        counted = self.native(device).memory_stats()  # nothing on the CPU
-        if not counted:
-            return None
-        used = counted["bytes_in_use"]
-        return used, counted.get("pool_bytes", used)
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = jax.default_device(self.native(device))
@@ -202,10 +198,26 @@ def _refuse_unknown(dtype: DType, target: Any) -> None:
     _tried.add((dtype, target))
 
 
+def _refuse_impossible(size: int, target: Any) -> None:
+    """Refuse what is more than JAX may ever hold there.
+
+    XLA would first wait ten seconds for somebody to give memory back.
+    """
+    if size < _WORTH_ASKING:
+        return
+    most = (target.memory_stats() or {}).get("bytes_limit") or size  # nothing on the CPU
+    if size > most:
+        raise MemoryError(f"tried to allocate {size} bytes on {target}: JAX may hold {most} there")
+
+
 def _in_c_order(x: Any) -> bool:
     # Where an older JAX does not say, the answer is the one that cannot be wrong.
     layout = getattr(getattr(x, "format", None), "layout", None)
     return layout is not None and layout.major_to_minor == tuple(range(x.ndim))
+
+
+_WORTH_ASKING = 2**30
+"""Bytes of an array beside which asking JAX for its limit takes no time."""
 
 
 _ROWS = 500

@@ -18,6 +18,7 @@ from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Absent, Engine
 from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain
+from anydevice.engines.mlx_limits import refuse_beyond_limit, size_of
 from anydevice.engines.registry import BUILT_IN
 from anydevice.engines.sight import not_seen
 
@@ -79,6 +80,7 @@ class MlxEngine(Facets):
             raise _LACKS[dtype.name].error()
         if dtype not in _OURS:
             raise lacking("MLX", dtype)
+        refuse_beyond_limit(size_of(shape, _OURS[dtype]))
         made = mx.zeros(shape, _OURS[dtype], stream=target)
         mx.eval(made)
         return made
@@ -93,6 +95,7 @@ class MlxEngine(Facets):
         row = known_dtype(host.dtype)
         if row not in _OURS:
             raise lacking("MLX", row)
+        refuse_beyond_limit(host.nbytes)
         host = plain(host)  # MLX refuses negative strides
         if row.module == "numpy":
             made = mx.array(host, dtype=_OURS[row])
@@ -133,12 +136,6 @@ class MlxEngine(Facets):
 
     def synchronize(self, device: Device) -> None:
         mx.synchronize(mx.default_stream(self.native(device)))
-
-    def memory(self, device: Device) -> tuple[int, int] | None:
-        """What MLX holds in all: its devices share one memory."""
-        self.native(device)
-        used = mx.get_active_memory()
-        return used, used + mx.get_cache_memory()
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         return _default(self.native(device))

@@ -105,9 +105,6 @@ class NumpyEngine(Facets):
     def synchronize(self, device: Device) -> None:
         self.native(device)
 
-    def memory(self, device: Device) -> None:
-        self.native(device)
-
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         self.native(device)
         return nullcontext()

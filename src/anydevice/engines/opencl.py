@@ -16,7 +16,7 @@ from anydevice.core.engine import Absent, Engine, Storage
 from anydevice.engines import opencl_products
 from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, plain
-from anydevice.engines.opencl_queues import queue_of_context
+from anydevice.engines.opencl_queues import pool, queue_of_context
 from anydevice.engines.opencl_queues import queue_of_device as _queue
 from anydevice.engines.sight import not_seen
 
@@ -65,14 +65,18 @@ class OpenclEngine(Facets):
         self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
     ) -> Any:
         queue, number = _queue_of(x), dtype.numpy()
-        return cl_array.Array(queue, shape, number, "C", None, x.base_data, offset, strides)
+        return cl_array.Array(queue, shape, number, "C", x.allocator, x.base_data, offset, strides)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
-        return cl_array.empty(_queue(self.native(device)), shape, dtype.numpy())
+        queue = _queue(self.native(device))
+        made = cl_array.empty(queue, shape, dtype.numpy(), allocator=pool(queue.context))
+        queue.finish()  # work on what lay there before may still be under way
+        return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         """A copy on the device; elements that OpenCL cannot compute with are kept all the same."""
-        return cl_array.to_device(_queue(self.native(device)), plain(x))
+        queue = _queue(self.native(device))
+        return cl_array.to_device(queue, plain(x), allocator=pool(queue.context))
 
     def to_host(self, x: Any) -> Any:
         if not x.size:
@@ -117,10 +121,6 @@ class OpenclEngine(Facets):
 
     def synchronize(self, device: Device) -> None:
         _queue(self.native(device)).finish()
-
-    def memory(self, device: Device) -> None:
-        """Nothing: OpenCL does not count."""
-        self.native(device)
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block without effect: OpenCL has no default device."""

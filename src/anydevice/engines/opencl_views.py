@@ -21,25 +21,35 @@ from anydevice.engines.opencl_queues import pool, queue_of_context
 Ints = tuple[int, ...]
 
 _MARK = "shares_memory_with_another"
+_SMALL = 2**16
 
 
 def new(shape: Ints, dtype: DType, context: Any) -> Any:
     """A new array in C order; what its elements are is not said."""
     kind = dtype.numpy()
     size = prod(shape) * kind.itemsize
-    data = pool(context).allocate(size) if size else None
-    return cl_array.Array(queue_of_context(context), shape, kind, data=data)
+    room = pool(context)
+    data = room.allocate(size) if size else None
+    return cl_array.Array(queue_of_context(context), shape, kind, allocator=room, data=data)
 
 
 def from_host(values: Any, context: Any) -> Any:
-    """A small NumPy array on the device, without waiting for the work that is under way there."""
-    queue = queue_of_context(context)
+    """A NumPy array on the device; a small one without waiting for what is under way there.
+
+    A small one is not counted among the memory in use.
+    """
+    queue, room = queue_of_context(context), pool(context)
     if not values.size:
-        return cl_array.Array(queue, values.shape, values.dtype)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        return cl_array.Array(queue, values.shape, values.dtype, allocator=room)
     # A reference to the bytes: PyOpenCL asks for a buffer, which types of ml_dtypes do not give.
-    data = cl.Buffer(context, flags, hostbuf=values.reshape(-1).view(np.uint8))
-    return cl_array.Array(queue, values.shape, values.dtype, data=data)
+    raw = values.reshape(-1).view(np.uint8)
+    if values.nbytes <= _SMALL:
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        data = cl.Buffer(context, flags, hostbuf=raw)
+    else:
+        data = room.allocate(values.nbytes)
+        cl.enqueue_copy(queue, data, raw)
+    return cl_array.Array(queue, values.shape, values.dtype, allocator=room, data=data)
 
 
 def view(x: Any, shape: Ints, strides: Ints, offset: int) -> Any:
@@ -49,6 +59,7 @@ def view(x: Any, shape: Ints, strides: Ints, offset: int) -> Any:
         queue_of_context(x.context),
         shape,
         x.dtype,
+        allocator=x.allocator,
         data=x.base_data,
         offset=offset * itemsize,
         strides=tuple(stride * itemsize for stride in strides),

@@ -7,7 +7,7 @@ group `anydevice.engines`, whose entries name an `EngineRow`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,8 @@ from anydevice.engines.places import place_of
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
 
 GROUP = "anydevice.engines"
+
+_told: list[Callable[[Engine], None]] = []
 
 
 class EngineRow(Record):
@@ -81,7 +83,8 @@ BUILT_IN: dict[str, EngineRow] = {
             backends=("cuda", "rocm", "tpu", "cpu"),
             lacks={
                 "float64": Absent(
-                    "JAX has no 64-bit numbers unless told so", "call configure(x64=True) first"
+                    "JAX has no 64-bit numbers unless told so",
+                    "call configure(x64=True) first, or write x64 = true in anydevice.toml",
                 ),
             },
         ),
@@ -208,7 +211,15 @@ def load(name: str) -> Engine:
             f"{type(error).__name__}: {error}; run: "
             f"pip install --force-reinstall {row.libraries[0]}"
         ) from error
+    for told in tuple(_told):
+        told(engine)
     return engine
+
+
+def when_loaded(told: Callable[[Engine], None]) -> None:
+    """Have a function called with every engine that is loaded from now on."""
+    if told not in _told:
+        _told.append(told)
 
 
 def native(device: Device) -> Any:

@@ -31,16 +31,6 @@ _FINISH: dict[str, Callable[[torch.device], None]] = {
     "cuda": lambda device: torch.cuda.current_stream(device).synchronize(),
     "mps": lambda device: torch.mps.synchronize(),
 }
-_MEMORY: dict[str, Callable[[torch.device], tuple[int, int]]] = {
-    "cuda": lambda device: (
-        torch.cuda.memory_allocated(device),
-        torch.cuda.memory_reserved(device),
-    ),
-    "mps": lambda device: (
-        torch.mps.current_allocated_memory(),
-        torch.mps.driver_allocated_memory(),
-    ),
-}
 _MISSING = {"metal": ("float64", "complex128")}
 
 _OURS: dict[DType, torch.dtype] = {
@@ -214,10 +204,6 @@ class TorchEngine(Facets):
     def synchronize(self, device: Device) -> None:
         target = self.native(device)
         _WAIT[target.type](target)
-
-    def memory(self, device: Device) -> tuple[int, int] | None:
-        target = self.native(device)
-        return _MEMORY.get(target.type, lambda device: None)(target)
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self.native(device)

@@ -46,7 +46,7 @@ def begin() -> Callable[[float], Sighting]:
     environment = dict(os.environ)
     try:
         around = cuda_surroundings.read(environment)
-        nvml = start("nvml", _question_to_nvml(around, environment))
+        nvml = start("nvml", question_to_nvml(around, environment))
         traces = around.cards or around.nodes or around.wsl or around.tegra
         driver = _ask_driver(around) if traces else None
     except Exception as error:
@@ -118,7 +118,7 @@ def _free_now() -> dict[str, int | None]:
     if time.monotonic() - _last_reading[0] > _ONE_MOMENT:
         environment = dict(os.environ)
         around = cuda_surroundings.read(environment)
-        outcome = start("nvml", _question_to_nvml(around, environment)).finish(2.0)
+        outcome = start("nvml", question_to_nvml(around, environment)).finish(2.0)
         _last_reading = (time.monotonic(), _free_of_each(outcome))
     return _last_reading[1]
 
@@ -136,7 +136,8 @@ def _free_of_each(outcome: Outcome) -> dict[str, int | None]:
     }
 
 
-def _question_to_nvml(around: Surroundings, environment: Mapping[str, str]) -> dict[str, object]:
+def question_to_nvml(around: Surroundings, environment: Mapping[str, str]) -> dict[str, object]:
+    """Where a child finds NVML, the CUDA driver and nvidia-ml-py."""
     return {
         "libraries": cuda_surroundings.nvml_libraries(around, environment),
         "driver_libraries": cuda_surroundings.driver_libraries(around),

@@ -6,7 +6,8 @@
 [[0.5, 0.5]]
 
 An op takes arrays of any engine and returns arrays of the same, on the same device. Importing this
-module imports no array library. Wrong shapes and types are a `ConfigurationError` that names them.
+module imports no array library. Wrong shapes and types are a `ConfigurationError` that names them,
+and a library that runs out of memory is an `OutOfMemoryError` that says what to try.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from anydevice.ops.losses import cross_entropy, mean_squared_error
 from anydevice.ops.normalizing import layernorm, log_softmax, rmsnorm, softmax
 from anydevice.ops.products import linear, matmul
 from anydevice.ops.reducing import argmax, max, mean, min, sum, top_k  # noqa: A004  as above
+from anydevice.ops.refusing import refusing as _refusing
 from anydevice.ops.rotating import rope
 from anydevice.ops.updating import update_adam, update_lion, update_sgd
 
@@ -118,3 +120,5 @@ __all__ = [
     "update_sgd",
     "where",
 ]
+
+globals().update({name: _refusing(globals()[name], __name__) for name in __all__})

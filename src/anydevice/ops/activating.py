@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import floating, same_type, wrong_shapes
+from anydevice.ops.dispatch import Array, floating_version, numeric_version, primitives
+from anydevice.ops.shapes import same_type, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -16,7 +16,8 @@ def relu(x: Array) -> Array:
     >>> relu(numpy.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return version(x, "relu", _relu)(x)
+    result = numeric_version(x, "relu", _relu)(x)
+    return _relu(x) if result is NotImplemented else result
 
 
 def silu(x: Array) -> Array:
@@ -26,8 +27,8 @@ def silu(x: Array) -> Array:
     >>> silu(numpy.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    floating("silu", x)
-    return version(x, "silu", _silu)(x)
+    result = floating_version(x, "silu", _silu)(x)
+    return _silu(x) if result is NotImplemented else result
 
 
 def gelu(x: Array, approximate: bool = False) -> Array:
@@ -42,8 +43,8 @@ def gelu(x: Array, approximate: bool = False) -> Array:
     >>> gelu(numpy.array([0.0, 1.0]), approximate=True).round(4).tolist()
     [0.0, 0.8412]
     """
-    floating("gelu", x)
-    return version(x, "gelu", _gelu)(x, approximate)
+    result = floating_version(x, "gelu", _gelu)(x, approximate)
+    return _gelu(x, approximate) if result is NotImplemented else result
 
 
 def swiglu(gate: Array, up: Array) -> Array:
@@ -53,11 +54,13 @@ def swiglu(gate: Array, up: Array) -> Array:
     >>> swiglu(numpy.array([0.0, 100.0]), numpy.array([5.0, 2.0])).tolist()
     [0.0, 200.0]
     """
-    floating("swiglu", gate)
-    same_type("swiglu", gate, up=up)
+    own = floating_version(gate, "swiglu", _swiglu)
+    if type(up) is not type(gate) or up.dtype != gate.dtype:
+        same_type("swiglu", gate, up=up)
     if gate.shape != up.shape:
         raise wrong_shapes("swiglu", "gate and up have one shape", gate=gate, up=up)
-    return version(gate, "swiglu", _swiglu)(gate, up)
+    result = own(gate, up)
+    return _swiglu(gate, up) if result is NotImplemented else result
 
 
 def _relu(x: Array) -> Array:

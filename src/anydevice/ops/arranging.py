@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from anydevice.core.dtypes import DType, as_dtype
+from anydevice.core.primitives import Shape
 from anydevice.ops.dispatch import Array, primitives
-from anydevice.ops.numbers import plain_number
-from anydevice.ops.shapes import axis_of, same_type, size_of, wrong, wrong_shapes
+from anydevice.ops.numbers import in_words
+from anydevice.ops.shapes import axis_of, same_type, shape_of, whole_number, wrong, wrong_shapes
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
@@ -18,18 +20,14 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
     [[0, 1, 2], [3, 4, 5]]
     """
     xp = primitives(x, "reshape")
-    if not isinstance(shape, tuple):
-        shape = plain_number(shape)
-    asked = (shape,) if isinstance(shape, int) else tuple(shape)
-    count, known = size_of(x.shape), size_of(asked)
-    if asked and min(asked) < 0:
-        one_left = min(asked) == -1 and asked.count(-1) == 1 and known != 0
-        fits = one_left and count % known == 0
-    else:
-        fits = known == count
-    if not fits:
-        raise wrong_shapes("reshape", f"{asked} has as many elements as x", x=x)
-    return xp.reshape(x, asked)
+    if type(shape) is not tuple or (1 in shape and bool in map(type, shape)):
+        shape = shape_of("reshape", shape)
+    count = prod(shape)
+    if type(count) is not int:
+        shape = shape_of("reshape", shape)
+    if count != prod(x.shape) or (shape and min(shape) < 0):
+        _refuse_misfit(x, shape)
+    return xp.reshape(x, shape)
 
 
 def permute(x: Array, axes: Sequence[int]) -> Array:
@@ -40,8 +38,10 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
     (4, 2, 3)
     """
     xp = primitives(x, "permute")
-    order = tuple(axis_of("permute", x, axis) for axis in axes)
-    if sorted(order) != list(range(len(x.shape))):
+    if not isinstance(axes, tuple | list):
+        raise wrong("permute", f"axes are a tuple of whole numbers, but here {in_words(axes)}")
+    order = tuple([axis_of("permute", x, axis) for axis in axes])
+    if not len(order) == len(set(order)) == x.ndim:
         raise wrong_shapes("permute", f"{tuple(axes)} names each axis of x once", x=x)
     return xp.permute_dims(x, order)
 
@@ -53,20 +53,20 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     >>> concat([numpy.ones((2, 1)), numpy.zeros((2, 2))], axis=1).tolist()
     [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    if not len(arrays):
+    if not isinstance(arrays, tuple | list):
+        rule = f"it takes a list of arrays, but here is {in_words(arrays)}"
+        raise wrong("concat", f"{rule}; write concat([x, y])")
+    if not arrays:
         raise wrong("concat", "there are no arrays; it takes one or more")
     first = arrays[0]
     xp = primitives(first, "concat")
     at = axis_of("concat", first, axis)
+    kind, dtype, shape = type(first), first.dtype, first.shape
     for other in arrays[1:]:
-        same_type("concat", first, another=other)
-        if (
-            len(other.shape) != len(first.shape)
-            or other.shape[:at] != first.shape[:at]
-            or other.shape[at + 1 :] != first.shape[at + 1 :]
-        ):
-            rule = f"the arrays have one shape but for axis {axis}"
-            raise wrong_shapes("concat", rule, first=first, another=other)
+        if type(other) is not kind or other.dtype != dtype:
+            same_type("concat", first, another=other)
+        if other.shape != shape:
+            _refuse_unlike(first, other, at)
     return xp.concat(arrays, at)
 
 
@@ -79,6 +79,9 @@ def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     """
     xp = primitives(x, "part")
     at = axis_of("part", x, axis)
+    if not type(start) is type(stop) is type(step) is int:
+        start, stop = whole_number("part", "start", start), whole_number("part", "stop", stop)
+        step = whole_number("part", "step", step)
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
         rule = f"{start}:{stop}:{step} is a range of axis {axis}, counted from the front"
         raise wrong_shapes("part", rule, x=x)
@@ -93,11 +96,11 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     [[1, 2], [1, 2]]
     """
     xp = primitives(x, "broadcast_to")
-    asked = tuple(shape)
+    asked = shape_of("broadcast_to", shape)
     own = tuple(x.shape)
-    if len(own) > len(asked) or any(
-        size not in (1, wanted) for size, wanted in zip(own[::-1], asked[::-1], strict=False)
-    ):
+    pairs = zip(own[::-1], asked[::-1], strict=False)
+    fits = all(size == wanted or size == 1 for size, wanted in pairs)
+    if len(own) > len(asked) or not fits or (asked and min(asked) < 0):
         raise wrong_shapes("broadcast_to", f"x can be repeated to {asked}", x=x)
     return xp.broadcast_to(x, asked)
 
@@ -113,3 +116,18 @@ def astype(x: Array, dtype: str | DType | object) -> Array:
     [1, 2]
     """
     return primitives(x, "astype").astype(x, as_dtype(dtype))
+
+
+def _refuse_unlike(first: Array, other: Array, at: int) -> None:
+    own, its = tuple(first.shape), tuple(other.shape)
+    if own[:at] != its[:at] or own[at + 1 :] != its[at + 1 :] or len(own) != len(its):
+        rule = f"the arrays have one shape but for axis {at}"
+        raise wrong_shapes("concat", rule, first=first, another=other)
+
+
+def _refuse_misfit(x: Array, shape: Shape) -> None:
+    """Refuse a shape that x does not have, unless one size in it is -1 and the others fit."""
+    rest = -prod(shape)
+    one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
+    if not one_left or prod(x.shape) % rest:
+        raise wrong_shapes("reshape", f"{shape} has as many elements as x", x=x)

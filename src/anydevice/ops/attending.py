@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.numbers import plain_number
+from anydevice.ops.numbers import in_words, plain_numbers
+from anydevice.ops.options import is_finite
 from anydevice.ops.shapes import floating, same_type, truths, whole, wrong, wrong_shapes
 from anydevice.ops.widening import INT32, widened
 
@@ -36,10 +38,11 @@ def attention(
 
     - `lengths` (batch,), whole numbers on the device: only the first `lengths[b]` keys are valid,
       as in a cache that is not full yet. The others must be there but do not matter, as long as
-      they are finite.
+      they are finite. A length below 0 counts as 0, and one beyond the keys as all of them.
     - `causal`: the last query stands at the last valid key, and each query sees the keys up to its
       own. Query i sees key j if j <= valid - queries + i.
-    - `window`, with `causal`: it sees only so many keys, its own included.
+    - `window`, with `causal`: it sees only so many keys, its own included; one that is wider than
+      the keys are many is as none.
     - `mask`, truth values, true where a key may be seen: (batch, keys), or of three or four axes
       whatever broadcasts to (batch, heads, queries, keys). Two axes are never (queries, keys); give
       such a mask as `mask[None, None]`.
@@ -53,17 +56,29 @@ def attention(
     floating("attention", q)
     same_type("attention", q, k=k, v=v)
     _refuse_misfits(q, k, v)
-    scale, window = plain_number(scale), plain_number(window)
-    if window is not None and (not causal or window < 1):
-        raise wrong("attention", f"window is from 1 on and needs causal=True, but it is {window}")
+    causal, scale, window = plain_numbers(causal, scale, window)
+    _refuse_options(causal, scale, window)
+    if window is not None and window >= k.shape[2]:
+        window = None
     if mask is not None:
-        truths("attention", mask, "mask")
+        truths("attention", mask, "mask", q, "q")
         _refuse_mask(q, k, mask)
     if lengths is not None:
-        whole("attention", "lengths", lengths)
+        whole("attention", "lengths", lengths, q, "q")
         if tuple(lengths.shape) != (q.shape[0],):
             raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
     return version(q, "attention", _attention)(q, k, v, causal, scale, mask, window, lengths)
+
+
+def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
+    if type(causal) is not bool:
+        raise wrong("attention", f"causal is True or False, but it is {in_words(causal)}")
+    if scale is not None and not is_finite(scale):
+        told = f"scale is a finite number, but it is {in_words(scale)}"
+        raise wrong("attention", f"{told}; multiply q by what is only known on the device")
+    if window is not None and (type(window) is not int or window < 1 or not causal):
+        told = "window is a whole number from 1 on and needs causal=True"
+        raise wrong("attention", f"{told}, but it is {in_words(window)} and causal is {causal}")
 
 
 def _refuse_misfits(q: Array, k: Array, v: Array) -> None:
@@ -155,6 +170,13 @@ def _weighted(xp: Primitives, q: Array, k: Array, v: Array, seen: Array | None) 
     return xp.reshape(xp.divide(xp.matmul(weights, v), total), (batch, heads, queries, size))
 
 
+def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
+    """Lengths from 0 to the number of keys, as int32, which would not hold larger ones."""
+    if xp.dtype(lengths).bits < 32:  # which would not hold the number of keys
+        lengths = xp.astype(lengths, INT32)
+    return xp.astype(xp.maximum(xp.minimum(lengths, keys), 0), INT32)
+
+
 def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:
     """A mask of five axes: batch, kv heads, heads of each, queries, keys; each may be 1."""
     shape = tuple(mask.shape)
@@ -184,7 +206,7 @@ def _seen(
     key = xp.arange(keys, INT32, q)
     valid: Array = keys
     if lengths is not None:
-        valid = xp.reshape(xp.astype(lengths, INT32), (q.shape[0], 1, 1, 1, 1))
+        valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1, 1))
     if causal:
         row = xp.reshape(xp.arange(stop - start, INT32, q), (stop - start, 1))
         own = xp.add(row, keys - queries + start)

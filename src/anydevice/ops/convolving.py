@@ -46,8 +46,9 @@ def conv2d(
             raise wrong_shapes("conv2d", "bias is (filters,)", weight=weight, bias=bias)
     steps = pair_of("conv2d", "stride", stride, 1)
     zeros = pair_of("conv2d", "padding", padding, 0)
-    if any(x.shape[2 + n] + 2 * zeros[n] < weight.shape[2 + n] for n in (0, 1)):
-        raise wrong_shapes("conv2d", "the filters are not larger than x", x=x, weight=weight)
+    if not all(0 < weight.shape[2 + n] <= x.shape[2 + n] + 2 * zeros[n] for n in (0, 1)):
+        rule = f"the filters are at least (1, 1) and not larger than x with its padding of {zeros}"
+        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
     return version(x, "conv2d", _conv2d)(x, weight, bias, steps, zeros)
 
 

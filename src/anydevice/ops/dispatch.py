@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.late import reach
 from anydevice.core.primitives import Primitives
 from anydevice.engines.ownership import owner_of
@@ -18,11 +19,32 @@ from anydevice.errors import ConfigurationError
 Array = Any
 """An array of any library that has an engine."""
 
-# PyTorch's compiler guards what it reads of a table. It reads those by engine and not the one by
+# PyTorch's compiler guards what it reads of a table. It reads those by engine and not those by
 # type, so that meeting another type later makes it compile nothing anew.
 _engines: dict[type, str] = {}
+
+
+class _Floating(dict[tuple[type, Any], str]):
+    """The engine by the type of an array and of its elements; no name for what are no floats."""
+
+    def __missing__(self, key: tuple[type, Any]) -> str:
+        engine = _engines.get(key[0])
+        if engine is None:
+            return ""  # not for good: the type may be met yet
+        try:
+            floating = as_dtype(key[1]).kind == "float"
+        except ConfigurationError:  # an element type that only this library has
+            floating = False
+        self[key] = engine if floating else ""
+        return self[key]
+
+
+_floating = _Floating()
 _primitives: dict[str, Primitives] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}
+
+_ALSO_PRIMITIVES = ("matmul", "argmax", "top_k")
+"""Ops that may have a version of the engine's own, and are a primitive where they have not."""
 
 
 def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
@@ -45,19 +67,60 @@ def known(x: Array) -> Primitives | None:
     return None if engine is None else _primitives[engine]
 
 
+def floats(x: Array) -> Primitives | None:
+    """The primitives for an array of floating numbers; `None` for anything else.
+
+    Also `None` where the type of the array is met for the first time, which `primitives` mends.
+    """
+    engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
+    return _primitives[engine] if engine else None
+
+
+def together(a: Array, b: Array) -> bool:
+    """Whether two arrays, whose types were met before, are of one library."""
+    engine = _engine_of(type(a))
+    return engine is not None and engine == _engine_of(type(b))
+
+
 def version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """The engine's own version of an op, or the definition where it has none.
 
     A version of the engine's own hands over to the definition by returning `NotImplemented`. Both
     take all arguments by place, in the order of the op's signature.
     """
-    own = _fused[_engine_of(type(x)) or _settle(x, name)].get(name)
-    return definition if own is None else partial(_own_or_defined, own, definition)
+    own = own_version(x, name, definition)
+    return definition if own is definition else partial(_own_or_defined, own, definition)
+
+
+def own_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with nothing around it: the caller calls the definition on `NotImplemented`.
+
+    An op that takes little time spends less of it here than in `version`.
+    """
+    return _fused[_engine_of(type(x)) or _settle(x, name)].get(name, definition)
+
+
+def floating_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as `own_version`, for ops that take floating numbers; anything else is refused."""
+    engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
+    return _fused[engine or _settle_floats(x, name)].get(name, definition)
+
+
+def numeric_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as `own_version`, for ops that take all numbers, but no truth values."""
+    engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
+    return _fused[engine or _settle_numbers(x, name)].get(name, definition)
+
+
+def wrong_kind(op: str, dtype: DType, wanted: str) -> ConfigurationError:
+    """The error for elements that an op does not take."""
+    return ConfigurationError(f"{op}: this is an array of {dtype}, and it takes {wanted}", op)
 
 
 def forget() -> None:
     """Empty the tables: every type is looked up anew."""
     _engines.clear()
+    _floating.clear()
     _primitives.clear()
     _fused.clear()
 
@@ -71,6 +134,29 @@ def _own_or_defined(
 
 def _engine_of(kind: type) -> str | None:
     return _engines.get(kind)
+
+
+def _engine_of_floats(kind: type, dtype: Any) -> str:
+    """The engine of arrays of this type, where this is an element type of floating numbers."""
+    return _floating[kind, dtype]
+
+
+def _settle_floats(x: Array, op: str) -> str:
+    """The name of the engine; the error where there is none, or these are no floating numbers."""
+    engine = _engine_of(type(x)) or _settle(x, op)
+    dtype = _primitives[engine].dtype(x)
+    if dtype.kind != "float":
+        raise wrong_kind(op, dtype, "floating numbers; use astype(x, 'float32')")
+    return engine
+
+
+def _settle_numbers(x: Array, op: str) -> str:
+    """The name of the engine; the error where there is none, or these are truth values."""
+    engine = _engine_of(type(x)) or _settle(x, op)
+    dtype = _primitives[engine].dtype(x)
+    if dtype.kind == "bool":
+        raise wrong_kind(op, dtype, "numbers; use astype(x, 'int32')")
+    return engine
 
 
 def _settle(x: Array, op: str, argument: str = "") -> str:
@@ -89,7 +175,8 @@ def _settle(x: Array, op: str, argument: str = "") -> str:
         )
     if engine.name not in _primitives:
         _primitives[engine.name] = engine.ops
-        _fused[engine.name] = engine.fused
+        also = {name: getattr(engine.ops, name) for name in _ALSO_PRIMITIVES}
+        _fused[engine.name] = {**also, **engine.fused}
         reach("trust_kernels")()
     _engines[type(x)] = engine.name
     return engine.name
@@ -97,4 +184,5 @@ def _settle(x: Array, op: str, argument: str = "") -> str:
 
 # PyTorch's compiler runs these while it looks through the caller, and keeps the answers.
 _engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_engine_of_floats._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _settle._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,20 +1,25 @@
 """Ops on single elements: of one array, of two, or of an array and a number.
 
-Two arrays have one element type, and their shapes broadcast. A number beside an array takes over
-the array's type, whichever of them comes first; a number of NumPy's is a number like any other.
-What is not a number stays so.
+Two arrays are of one library and one element type, and their shapes broadcast; that they must be of
+one library holds in compiled functions too, for constants of NumPy's. A number beside an array
+takes over the array's type, whichever of them comes first, and is refused where it is none of that
+type: a fraction beside whole numbers, -1 beside uint8. A number of NumPy's is a number like any
+other. What is not a number stays so.
 """
 
 from __future__ import annotations
 
-from anydevice.ops.dispatch import Array, primitives
+from anydevice.core.primitives import Primitives
+from anydevice.ops.dispatch import Array
 from anydevice.ops.numbers import NUMBERS
+from anydevice.ops.operands import paired
 from anydevice.ops.shapes import (
     broadcasts,
     floating,
-    paired,
+    numeric,
+    same_library,
     truths,
-    unlike,
+    wrong,
     wrong_shapes,
 )
 
@@ -62,18 +67,22 @@ def divide(a: Array, b: Array) -> Array:
     [inf, -inf, nan]
     """
     xp, a, b = paired("divide", a, b)
-    floating("divide", b if type(a) in NUMBERS else a)
     return xp.divide(a, b)
 
 
 def power(a: Array, b: Array) -> Array:
     """`a` to the power of b, of the broadcast shape and their type.
 
+    Whole numbers have no negative powers: a negative number b is refused beside them, and in an
+    array it gives what the library makes of it.
+
     >>> import numpy
     >>> power(numpy.array([1.0, 2.0, 3.0]), 2).tolist()
     [1.0, 4.0, 9.0]
     """
     xp, a, b = paired("power", a, b)
+    if type(b) is int and b < 0:
+        _refuse_negative_power(xp, a, b)
     return xp.pow(a, b)
 
 
@@ -168,10 +177,11 @@ def where(condition: Array, a: Array, b: Array) -> Array:
     xp = truths("where", condition, "condition")
     _, a, b = paired("where", a, b)
     for name, x in (("a", a), ("b", b)):
-        if type(x) not in NUMBERS and primitives(x) is not xp:
-            raise unlike("where", condition=condition, **{name: x})
-        if type(x) not in NUMBERS and not broadcasts(condition.shape, x.shape):
-            raise wrong_shapes("where", "the shapes broadcast", condition=condition, **{name: x})
+        if type(x) not in NUMBERS:
+            same_library("where", "condition", condition, name, x)
+            if not broadcasts(condition.shape, x.shape):
+                rule = "the shapes broadcast"
+                raise wrong_shapes("where", rule, condition=condition, **{name: x})
     return xp.where(condition, a, b)
 
 
@@ -182,7 +192,7 @@ def negative(x: Array) -> Array:
     >>> negative(numpy.array([1, -2])).tolist()
     [-1, 2]
     """
-    return primitives(x, "negative").negative(x)
+    return numeric("negative", x).negative(x)
 
 
 def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
@@ -192,7 +202,7 @@ def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has
     >>> abs(numpy.array([1, -2])).tolist()
     [1, 2]
     """
-    return primitives(x, "abs").abs(x)
+    return numeric("abs", x).abs(x)
 
 
 def sign(x: Array) -> Array:
@@ -202,7 +212,7 @@ def sign(x: Array) -> Array:
     >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
     [-1.0, 0.0, 1.0]
     """
-    return primitives(x, "sign").sign(x)
+    return numeric("sign", x).sign(x)
 
 
 def floor(x: Array) -> Array:
@@ -212,7 +222,7 @@ def floor(x: Array) -> Array:
     >>> floor(numpy.array([-0.5, 1.5])).tolist()
     [-1.0, 1.0]
     """
-    return primitives(x, "floor").floor(x)
+    return numeric("floor", x).floor(x)
 
 
 def exp(x: Array) -> Array:
@@ -325,3 +335,10 @@ def logical_not(x: Array) -> Array:
     [False, True]
     """
     return truths("logical_not", x).logical_not(x)
+
+
+def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
+    dtype = xp.dtype(a)
+    if dtype.kind == "int" or dtype.kind == "uint":
+        rule = f"whole numbers have no power {b}, and a is {dtype}; use astype(a, 'float32')"
+        raise wrong("power", rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.dispatch import Array, own_version, primitives
 from anydevice.ops.shapes import axis_of, same_type, whole, wrong_shapes
 
 
@@ -15,11 +15,12 @@ def embedding(weight: Array, ids: Array) -> Array:
     >>> embedding(numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[1, 0], [0, 7]])).tolist()
     [[[3.0, 4.0], [1.0, 2.0]], [[1.0, 2.0], [nan, nan]]]
     """
-    own = version(weight, "embedding", _embedding)
-    whole("embedding", "ids", ids)
+    own = own_version(weight, "embedding", _embedding)
+    whole("embedding", "ids", ids, weight, "weight")
     if len(weight.shape) != 2:
         raise wrong_shapes("embedding", "weight is (rows, size)", weight=weight)
-    return own(weight, ids)
+    result = own(weight, ids)
+    return _embedding(weight, ids) if result is NotImplemented else result
 
 
 def take(x: Array, indices: Array, axis: int = 0) -> Array:
@@ -33,7 +34,7 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
     [7, 5, 0]
     """
     xp = primitives(x, "take")
-    whole("take", "indices", indices)
+    whole("take", "indices", indices, x)
     return xp.take(x, indices, axis_of("take", x, axis))
 
 
@@ -48,9 +49,9 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
     >>> cache_write(cache, numpy.array([[[[5.0], [6.0]]]]), numpy.array([2, 9])).ravel().tolist()
     [0.0, 0.0, 5.0, 0.0]
     """
-    own = version(cache, "cache_write", _cache_write)
+    own = own_version(cache, "cache_write", _cache_write)
     same_type("cache_write", cache, new=new)
-    whole("cache_write", "positions", positions)
+    whole("cache_write", "positions", positions, cache, "cache")
     kept, given = tuple(cache.shape), tuple(new.shape)
     if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
         raise wrong_shapes(
@@ -63,7 +64,8 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
         raise wrong_shapes(
             "cache_write", "positions is (tokens,) or (batch, tokens)", new=new, positions=positions
         )
-    return own(cache, new, positions)
+    result = own(cache, new, positions)
+    return _cache_write(cache, new, positions) if result is NotImplemented else result
 
 
 def _embedding(weight: Array, ids: Array) -> Array:

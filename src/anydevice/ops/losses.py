@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import floating, same_type, size_of, whole, wrong_shapes
+from anydevice.ops.dispatch import Array, floating_version, primitives
+from anydevice.ops.shapes import same_type, size_of, whole, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -18,8 +18,8 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     >>> cross_entropy(numpy.array([[0.0, 0.0], [9.0, 9.0]]), numpy.array([0, 1])).round(4).tolist()
     0.6931
     """
-    floating("cross_entropy", logits)
-    whole("cross_entropy", "targets", targets)
+    own = floating_version(logits, "cross_entropy", _cross_entropy)
+    whole("cross_entropy", "targets", targets, logits, "logits")
     if tuple(logits.shape[:-1]) != tuple(targets.shape) or not logits.shape or not logits.shape[-1]:
         raise wrong_shapes(
             "cross_entropy",
@@ -27,7 +27,8 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
             logits=logits,
             targets=targets,
         )
-    return version(logits, "cross_entropy", _cross_entropy)(logits, targets)
+    result = own(logits, targets)
+    return _cross_entropy(logits, targets) if result is NotImplemented else result
 
 
 def mean_squared_error(x: Array, y: Array) -> Array:
@@ -39,11 +40,12 @@ def mean_squared_error(x: Array, y: Array) -> Array:
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
-    floating("mean_squared_error", x)
+    own = floating_version(x, "mean_squared_error", _mean_squared_error)
     same_type("mean_squared_error", x, y=y)
     if x.shape != y.shape:
         raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
-    return version(x, "mean_squared_error", _mean_squared_error)(x, y)
+    result = own(x, y)
+    return _mean_squared_error(x, y) if result is NotImplemented else result
 
 
 def _cross_entropy(logits: Array, targets: Array) -> Array:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.numbers import plain_number
-from anydevice.ops.shapes import NO_TYPE, axis_of, floating, wrong_shapes
+from anydevice.ops.dispatch import Array, floating_version, primitives
+from anydevice.ops.numbers import in_words, plain_number
+from anydevice.ops.shapes import axis_of, floating, same_library, wrong, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -19,8 +19,10 @@ def softmax(x: Array, axis: int = -1) -> Array:
     >>> softmax(numpy.array([[0.0, 0.0], [1000.0, -1000.0]])).tolist()
     [[0.5, 0.5], [1.0, 0.0]]
     """
-    floating("softmax", x)
-    return version(x, "softmax", _softmax)(x, axis_of("softmax", x, axis))
+    own = floating_version(x, "softmax", _softmax)
+    at = axis_of("softmax", x, axis)
+    result = own(x, at)
+    return _softmax(x, at) if result is NotImplemented else result
 
 
 def log_softmax(x: Array, axis: int = -1) -> Array:
@@ -30,8 +32,10 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     >>> log_softmax(numpy.array([1000.0, 0.0])).tolist()
     [0.0, -1000.0]
     """
-    floating("log_softmax", x)
-    return version(x, "log_softmax", _log_softmax)(x, axis_of("log_softmax", x, axis))
+    own = floating_version(x, "log_softmax", _log_softmax)
+    at = axis_of("log_softmax", x, axis)
+    result = own(x, at)
+    return _log_softmax(x, at) if result is NotImplemented else result
 
 
 def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
@@ -43,11 +47,12 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
     >>> rmsnorm(numpy.array([[3.0, 4.0]]), numpy.ones(2), eps=0.0).round(3).tolist()
     [[0.849, 1.131]]
     """
-    floating("rmsnorm", x)
-    _fits("rmsnorm", x, "weight", weight)
+    own = floating_version(x, "rmsnorm", _rmsnorm)
+    _refuse_misfit("rmsnorm", x, "weight", weight)
     if type(eps) is not float:
-        eps = plain_number(eps)
-    return version(x, "rmsnorm", _rmsnorm)(x, weight, eps)
+        eps = _small_number("rmsnorm", eps)
+    result = own(x, weight, eps)
+    return _rmsnorm(x, weight, eps) if result is NotImplemented else result
 
 
 def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:
@@ -60,22 +65,33 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
     >>> layernorm(numpy.array([[1.0, 3.0]]), None, None, eps=0.0).tolist()
     [[-1.0, 1.0]]
     """
-    floating("layernorm", x)
+    own = floating_version(x, "layernorm", _layernorm)
     if weight is not None:
-        _fits("layernorm", x, "weight", weight)
+        _refuse_misfit("layernorm", x, "weight", weight)
     if bias is not None:
-        _fits("layernorm", x, "bias", bias)
+        _refuse_misfit("layernorm", x, "bias", bias)
     if type(eps) is not float:
-        eps = plain_number(eps)
-    return version(x, "layernorm", _layernorm)(x, weight, bias, eps)
+        eps = _small_number("layernorm", eps)
+    result = own(x, weight, bias, eps)
+    return _layernorm(x, weight, bias, eps) if result is NotImplemented else result
 
 
-def _fits(op: str, x: Array, name: str, vector: Array) -> None:
-    if x.dtype != getattr(vector, "dtype", NO_TYPE):
+def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
+    if type(vector) is not type(x):
+        same_library(op, "x", x, name, vector)
+    if vector.dtype != x.dtype:
         floating(op, vector)
-    if vector.ndim != 1 or not x.ndim or vector.shape[0] != x.shape[-1]:
+    size, sizes = vector.shape, x.shape
+    if len(size) != 1 or not sizes or size[0] != sizes[-1]:
         rule = f"{name} is as long as the last axis of x"
         raise wrong_shapes(op, rule, x=x, **{name: vector})
+
+
+def _small_number(op: str, eps: float) -> float:
+    number = plain_number(eps)
+    if type(number) is not float and type(number) is not int:
+        raise wrong(op, f"eps is a number, but it is {in_words(number)}")
+    return float(number)
 
 
 def _softmax(x: Array, axis: int) -> Array:

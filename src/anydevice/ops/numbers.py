@@ -31,6 +31,23 @@ def plain_numbers(*numbers: Any) -> tuple[Any, ...]:
     return tuple([plain_number(x) for x in numbers])
 
 
+def in_words(value: Any) -> str:
+    """A value as an error shows it: numbers and texts themselves, of anything else the type.
+
+    >>> import numpy
+    >>> in_words(0.5), in_words(numpy.ones(3))
+    ('0.5', 'a numpy.ndarray')
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return repr(value)
+    return f"a {kind.__name__}" if kind.__module__ == "builtins" else _with_module(kind)
+
+
+def _with_module(kind: type) -> str:
+    return f"a {kind.__module__}.{kind.__name__}"
+
+
 def _maker_of(kind: type) -> str | None:
     """What makes a Python number of NumPy's of this type; `None` where it is no such number."""
     numpy = sys.modules.get("numpy")

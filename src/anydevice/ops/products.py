@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.shapes import NO_TYPE, broadcasts, size_of, unlike, wrong_shapes
+from anydevice.ops.dispatch import Array, numeric_version, primitives
+from anydevice.ops.shapes import broadcasts, same_library, size_of, unlike, wrong_shapes
 from anydevice.ops.widening import widened
 
 
@@ -18,8 +18,10 @@ def matmul(a: Array, b: Array) -> Array:
     >>> matmul(numpy.ones((5, 2, 3)), numpy.ones((3, 4))).shape
     (5, 2, 4)
     """
-    own = version(a, "matmul", _matmul)
-    if a.dtype != getattr(b, "dtype", NO_TYPE):
+    own = numeric_version(a, "matmul", _matmul)
+    if type(b) is not type(a):
+        same_library("matmul", "a", a, "b", b)
+    if a.dtype != b.dtype:
         raise unlike("matmul", a=a, b=b)
     left, right = a.shape, b.shape
     if len(left) < 2 or len(right) < 2:
@@ -28,7 +30,8 @@ def matmul(a: Array, b: Array) -> Array:
         raise wrong_shapes("matmul", "a has as many columns as b has rows", a=a, b=b)
     if len(left) > 2 and len(right) > 2 and not broadcasts(left[:-2], right[:-2]):
         raise wrong_shapes("matmul", "the axes before the last two broadcast", a=a, b=b)
-    return own(a, b)
+    result = own(a, b)
+    return _matmul(a, b) if result is NotImplemented else result
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -40,18 +43,23 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     >>> linear(numpy.ones((2, 3)), numpy.ones((4, 3)), numpy.arange(4.0)).tolist()
     [[3.0, 4.0, 5.0, 6.0], [3.0, 4.0, 5.0, 6.0]]
     """
-    own = version(x, "linear", _linear)
-    if x.dtype != getattr(weight, "dtype", NO_TYPE):
+    own = numeric_version(x, "linear", _linear)
+    if type(weight) is not type(x):
+        same_library("linear", "x", x, "weight", weight)
+    if x.dtype != weight.dtype:
         raise unlike("linear", x=x, weight=weight)
-    shape = weight.shape
-    if len(shape) != 2 or not x.ndim or x.shape[-1] != shape[1]:
+    shape, sizes = weight.shape, x.shape
+    if len(shape) != 2 or not sizes or sizes[-1] != shape[1]:
         raise wrong_shapes("linear", "weight is (out, in) and x is (…, in)", x=x, weight=weight)
     if bias is not None:
-        if x.dtype != getattr(bias, "dtype", NO_TYPE):
+        if type(bias) is not type(x):
+            same_library("linear", "x", x, "bias", bias)
+        if x.dtype != bias.dtype:
             raise unlike("linear", x=x, bias=bias)
-        if bias.shape != shape[:1]:
+        if len(bias.shape) != 1 or bias.shape[0] != shape[0]:
             raise wrong_shapes("linear", "bias is (out,)", weight=weight, bias=bias)
-    return own(x, weight, bias)
+    result = own(x, weight, bias)
+    return _linear(x, weight, bias) if result is NotImplemented else result
 
 
 def biased(xp: Primitives, product: Array, bias: Array | None, like: Array) -> Array:

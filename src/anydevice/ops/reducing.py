@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.numbers import plain_number
-from anydevice.ops.shapes import axes_of, axis_of, size_of, wrong, wrong_shapes
+from anydevice.ops.dispatch import Array, floats, own_version, primitives
+from anydevice.ops.shapes import axes_of, axis_of, size_of, whole_number, wrong, wrong_shapes
 from anydevice.ops.widening import INT32, wide
 
 Axes = int | Sequence[int] | None
@@ -22,9 +21,13 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     >>> sum(numpy.ones((2, 3)), axis=1).tolist(), sum(numpy.ones((2, 3))).tolist()
     ([3.0, 3.0], 6.0)
     """
-    xp = primitives(x, "sum")
-    if xp.dtype(x).kind == "bool":
-        x = xp.astype(x, INT32)
+    xp = floats(x)
+    if xp is None:
+        xp = primitives(x, "sum")
+        if xp.dtype(x).kind == "bool":
+            x = xp.astype(x, INT32)
+    if type(axis) is int:
+        return xp.sum(x, axis_of("sum", x, axis), keepdims)
     axes = axes_of("sum", x, axis)
     return xp.sum(x, axes, keepdims) if axes else x
 
@@ -39,7 +42,10 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
     [1.5, 4.5]
     """
-    return version(x, "mean", _mean)(x, axes_of("mean", x, axis), keepdims)
+    own = own_version(x, "mean", _mean)
+    axes = axes_of("mean", x, axis)
+    result = own(x, axes, keepdims)
+    return _mean(x, axes, keepdims) if result is NotImplemented else result
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
@@ -79,9 +85,11 @@ def argmax(x: Array, axis: int = -1) -> Array:
     >>> argmax(numpy.array([[1.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
     [1, 2]
     """
-    own = version(x, "argmax", _argmax)
-    (only,) = _filled("argmax", x, axis)
-    return own(x, only)
+    own = own_version(x, "argmax", _argmax)
+    at = axis_of("argmax", x, axis)
+    _filled("argmax", x, at)
+    result = own(x, at)
+    return _argmax(x, at) if result is NotImplemented else result
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
@@ -95,13 +103,13 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     >>> values.tolist(), places.tolist()
     ([4.0, 3.0], [2, 0])
     """
-    own = version(x, "top_k", _top_k)
+    own = own_version(x, "top_k", _top_k)
     last = axis_of("top_k", x, -1)
-    k = plain_number(k)
+    k = whole_number("top_k", "k", k)
     if not 1 <= k <= x.shape[last]:
         raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
     pair: tuple[Array, Array] = own(x, k)
-    return pair
+    return _top_k(x, k) if pair is NotImplemented else pair
 
 
 def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:

@@ -6,11 +6,12 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from anydevice.core.frequencies import Frozen, Scaling, freeze, frequencies, kind_of, thaw
+from anydevice.core.frequencies import Frozen, Scaling, freeze, frequencies, refuse_scaling, thaw
 from anydevice.core.late import load
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.numbers import plain_number
-from anydevice.ops.shapes import floating, whole, wrong_shapes
+from anydevice.ops.numbers import in_words, plain_number
+from anydevice.ops.options import is_finite
+from anydevice.ops.shapes import floating, whole, wrong, wrong_shapes
 from anydevice.ops.widening import FLOAT32, widened
 
 Key = tuple[str, str, Frozen]
@@ -38,14 +39,15 @@ def rope(
 
     `scaling` stretches positions for a longer context, spelled as in Hugging Face's
     `rope_parameters`: a mapping whose `rope_type` is default, linear, llama3 or yarn, with its
-    numbers. Raises `ConfigurationError` where it is of another kind or lacks one of them.
+    numbers. Raises `ConfigurationError` where it is of another kind, or lacks one of them, or where
+    one is not what it must be.
 
     >>> import numpy
     >>> rope(numpy.ones((1, 1, 2, 2)), numpy.array([0, 1])).round(3).tolist()
     [[[[1.0, 1.0], [-0.301, 1.382]]]]
     """
     floating("rope", x)
-    whole("rope", "positions", positions)
+    whole("rope", "positions", positions, x)
     shape = tuple(x.shape)
     if len(shape) != 4 or shape[3] % 2:
         raise wrong_shapes("rope", "x is (batch, heads, tokens, size) with an even size", x=x)
@@ -53,9 +55,14 @@ def rope(
         raise wrong_shapes(
             "rope", "positions is (tokens,) or (batch, tokens)", x=x, positions=positions
         )
+    theta, interleaved = plain_number(theta), plain_number(interleaved)
+    if not is_finite(theta) or theta <= 0:
+        raise wrong("rope", f"theta is a number above 0, but it is {in_words(theta)}")
+    if type(interleaved) is not bool:
+        raise wrong("rope", f"interleaved is True or False, but it is {in_words(interleaved)}")
     if scaling is not None:
-        kind_of(scaling)
-    return version(x, "rope", _rope)(x, positions, plain_number(theta), interleaved, scaling)
+        refuse_scaling(scaling)
+    return version(x, "rope", _rope)(x, positions, theta, interleaved, scaling)
 
 
 def _rope(

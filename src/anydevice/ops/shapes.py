@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives, Shape
+from anydevice.engines.ownership import owner_of
+from anydevice.engines.registry import row_of
 from anydevice.errors import ConfigurationError
-from anydevice.ops.dispatch import Array, known, primitives
-from anydevice.ops.numbers import NUMBERS, plain_number
-
-NO_TYPE = Ellipsis
-"""What has no element type has this one; NumPy would take `None` for `float64`."""
+from anydevice.ops.dispatch import Array, floats, known, primitives, together, wrong_kind
+from anydevice.ops.numbers import in_words, plain_number
 
 
 def wrong(op: str, what: str) -> ConfigurationError:
@@ -31,101 +30,88 @@ def wrong_shapes(op: str, rule: str, **arrays: Array) -> ConfigurationError:
     return wrong(op, f"{rule}, but {shown}")
 
 
-def paired(op: str, a: Array, b: Array) -> tuple[Primitives, Array, Array]:
-    """Two arrays that go together, or an array and a number, with the primitives for them.
+def same_library(op: str, name: str, a: Array, another: str, b: Array) -> None:
+    """Refuse two arrays of different libraries, even where they would mix.
 
-    Numbers of NumPy's come back as Python's, which take over the type of the array. Raises
-    `ConfigurationError` where the element types differ, or the shapes do not broadcast.
+    The same holds inside of compiled functions: a constant of NumPy's beside what JAX traces is
+    refused as it is beside an array, so that code does the same whether it is compiled or not.
     """
-    xp = known(a)
-    if xp is None:
-        return _led_by_a_number(op, a, b)
-    if type(b) in NUMBERS:
-        _refuse_fraction(op, b, xp, a=a)
-        return xp, a, b
-    if a.dtype != getattr(b, "dtype", NO_TYPE):
-        number = plain_number(b)
-        if number is b:
-            raise unlike(op, a=a, b=b)
-        return paired(op, a, number)
-    left, right = a.shape, b.shape
-    if left != right and not broadcasts(left, right):
-        raise wrong_shapes(op, "the shapes of a and b broadcast", a=a, b=b)
-    # A number of NumPy's has a type and a shape, as if it were an array.
-    return xp, a, b if right else plain_number(b)
+    if together(a, b):
+        return
+    if primitives(a, op, name) is not primitives(b, op, another):
+        raise wrong(
+            op,
+            f"{name} is an array of {_library(a)} and {another} one of {_library(b)}; "
+            "make them one library's with anydevice.to_device(…, device, convert=True)",
+        )
 
 
-def _led_by_a_number(op: str, a: Array, b: Array) -> tuple[Primitives, Array, Array]:
-    """The same, where the type of a is not known: a number, or an array of a new type."""
-    a, b = plain_number(a), plain_number(b)
-    if type(a) not in NUMBERS:
-        primitives(a, op, "a")  # from now on its type is known
-        return paired(op, a, b)
-    if type(b) in NUMBERS:
-        raise wrong(op, f"{a} and {b} are both numbers; one of them is an array")
-    xp = primitives(b, op, "b")
-    _refuse_fraction(op, a, xp, b=b)
-    return xp, a, b
-
-
-def _refuse_fraction(op: str, number: float, xp: Primitives, **beside: Array) -> None:
-    if type(number) is float:
-        for name, x in beside.items():
-            dtype = xp.dtype(x)
-            if dtype.kind != "float":
-                raise wrong(
-                    op,
-                    f"{number} is no whole number, but {name} is {dtype}; "
-                    f"use astype({name}, 'float32')",
-                )
+def _library(x: Array) -> str:
+    engine = owner_of(x)
+    return type(x).__module__ if engine is None else row_of(engine.name).label
 
 
 def unlike(op: str, **arrays: Array) -> ConfigurationError:
-    """The error for arrays that are not of one library, or not of one element type."""
+    """The error for arrays that are not of one element type."""
     types = {name: primitives(x, op, name).dtype(x).name for name, x in arrays.items()}
-    if len(set(types.values())) > 1:
-        shown = ", ".join(f"{name} is {dtype}" for name, dtype in types.items())
-        return wrong(op, f"arrays have one element type, but {shown}; use astype on one of them")
-    kinds = ", ".join(
-        f"{n} is a {type(x).__module__}.{type(x).__name__}" for n, x in arrays.items()
-    )
-    return wrong(op, f"arrays are of one library, but {kinds}; place both with to_device")
+    shown = ", ".join(f"{name} is {dtype}" for name, dtype in types.items())
+    return wrong(op, f"arrays have one element type, but {shown}; use astype on one of them")
 
 
 def same_type(op: str, a: Array, **others: Array) -> None:
-    """Refuse arrays whose element types differ from that of the first."""
+    """Refuse arrays whose library or element type is not that of the first."""
     for name, other in others.items():
-        if a.dtype != getattr(other, "dtype", NO_TYPE):
+        if type(other) is not type(a):
+            same_library(op, "the first", a, name, other)
+        if a.dtype != other.dtype:
             raise unlike(op, **{"the first": a, name: other})
 
 
 def floating(op: str, x: Array) -> Primitives:
     """The primitives for an array of floating numbers; any other is refused."""
-    xp = primitives(x, op)
-    dtype = xp.dtype(x)
-    if dtype.kind != "float":
-        raise _not_of_kind(op, dtype, "floating numbers; use astype(x, 'float32')")
+    xp = floats(x)
+    if xp is None:
+        xp = primitives(x, op)
+        dtype = xp.dtype(x)
+        if dtype.kind != "float":
+            raise wrong_kind(op, dtype, "floating numbers; use astype(x, 'float32')")
     return xp
 
 
-def whole(op: str, name: str, x: Array) -> None:
-    """Refuse indices, counts and places that are not whole numbers."""
+def numeric(op: str, x: Array) -> Primitives:
+    """The primitives for an array of numbers; one of truth values is refused."""
+    xp = floats(x)
+    if xp is None:
+        xp = primitives(x, op)
+        dtype = xp.dtype(x)
+        if dtype.kind == "bool":
+            raise wrong_kind(op, dtype, "numbers; use astype(x, 'int32')")
+    return xp
+
+
+def whole(op: str, name: str, x: Array, beside: Array = None, called: str = "x") -> None:
+    """Refuse indices, counts and places that are not whole numbers.
+
+    And those of another library than the array that they go with, `beside`, which is `called` so.
+    """
+    if beside is not None and type(x) is not type(beside):
+        same_library(op, called, beside, name, x)
     dtype = primitives(x, op, name).dtype(x)
     if dtype.kind != "int" and dtype.kind != "uint":
-        raise _not_of_kind(op, dtype, f"whole numbers in {name}; use astype({name}, 'int32')")
+        raise wrong_kind(op, dtype, f"whole numbers in {name}; use astype({name}, 'int32')")
 
 
-def truths(op: str, x: Array, name: str = "") -> Primitives:
-    """The primitives for an array of truth values; any other is refused."""
+def truths(
+    op: str, x: Array, name: str = "", beside: Array = None, called: str = "x"
+) -> Primitives:
+    """The primitives for an array of truth values; any other is refused, as by `whole`."""
+    if beside is not None and type(x) is not type(beside):
+        same_library(op, called, beside, name, x)
     xp = primitives(x, op, name)
     dtype = xp.dtype(x)
     if dtype.kind != "bool":
-        raise _not_of_kind(op, dtype, "truth values; compare first, as in ops.less(x, 0)")
+        raise wrong_kind(op, dtype, "truth values; compare first, as in ops.less(x, 0)")
     return xp
-
-
-def _not_of_kind(op: str, dtype: DType, wanted: str) -> ConfigurationError:
-    return wrong(op, f"this is an array of {dtype}, and it takes {wanted}")
 
 
 def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
@@ -139,9 +125,9 @@ def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def axis_of(op: str, x: Array, axis: int) -> int:
     """The axis counted from the front."""
-    count: int = x.ndim
     if type(axis) is not int:
-        axis = plain_number(axis)
+        axis = whole_number(op, "axis", axis)
+    count: int = x.ndim
     if not -count <= axis < count:
         raise wrong_shapes(op, f"axis {axis} is one of x", x=x)
     return axis % count
@@ -149,14 +135,46 @@ def axis_of(op: str, x: Array, axis: int) -> int:
 
 def axes_of(op: str, x: Array, axis: int | Sequence[int] | None) -> tuple[int, ...]:
     """The axes counted from the front; all of them for `None`."""
-    if axis is None:
-        return tuple(range(len(x.shape)))
-    if isinstance(axis, int) or isinstance(axis := plain_number(axis), int):
+    if type(axis) is int:
         return (axis_of(op, x, axis),)
-    axes = tuple(axis_of(op, x, one) for one in axis)
+    if axis is None:
+        return tuple(range(x.ndim))
+    if not isinstance(axis, tuple | list):
+        return (axis_of(op, x, whole_number(op, "axis", axis, "or several")),)
+    axes = tuple([axis_of(op, x, one) for one in axis])
     if len(set(axes)) != len(axes):
         raise wrong_shapes(op, f"the axes {tuple(axis)} are different ones", x=x)
     return axes
+
+
+def whole_number(op: str, name: str, value: Any, more: str = "") -> int:
+    """The number as Python's own; a truth value, a fraction and anything else is refused."""
+    number: int = plain_number(value)
+    if not _counts(number):
+        wanted = f"a whole number{more and ' ' + more}"
+        raise wrong(op, f"{name} is {wanted}, but it is {in_words(number)}")
+    return number
+
+
+def shape_of(op: str, shape: int | Sequence[int]) -> Shape:
+    """A shape that was asked for, as a tuple of Python's whole numbers; -1 is left as it is."""
+    if _counts(plain_number(shape)):
+        return (plain_number(shape),)
+    try:
+        sizes = tuple([plain_number(size) for size in shape])  # type: ignore[union-attr]
+    except TypeError:
+        raise wrong(op, f"a shape is whole numbers, but it is {in_words(shape)}") from None
+    for size in sizes:
+        if not _counts(size):
+            raise wrong(op, f"a shape is whole numbers, but {in_words(size)} is in it")
+    return sizes
+
+
+def _counts(number: Any) -> bool:
+    """Whether it is a whole number; also one that stands for any, while code is traced."""
+    return type(number) is int or (
+        type(number) is not bool and hasattr(number, "__index__") and known(number) is None
+    )
 
 
 def size_of(shape: Shape) -> int:
@@ -167,7 +185,7 @@ def size_of(shape: Shape) -> int:
 def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
     """A number for both height and width, or one for each; neither is smaller than `least`."""
     one = plain_number(value)
-    both = (one, one) if isinstance(one, int) else tuple(one)
-    if len(both) != 2 or min(both) < least:
+    both = tuple(map(plain_number, one)) if isinstance(one, tuple | list) else (one, one)
+    if len(both) != 2 or any(type(each) is not int or each < least for each in both):
         raise wrong(op, f"{name} is a whole number from {least} on, or two, but it is {value!r}")
     return both

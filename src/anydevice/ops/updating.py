@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import Array, primitives, version
-from anydevice.ops.numbers import NUMBERS, plain_numbers
+from anydevice.ops.numbers import NUMBERS, in_words
+from anydevice.ops.options import number_or_array, numbers_that
 from anydevice.ops.shapes import wrong, wrong_shapes
 from anydevice.ops.widening import wide
 
@@ -39,6 +41,8 @@ def update_sgd(
     >>> update_sgd([numpy.array([1.0])], [numpy.array([2.0])], None, rate=0.25)
     ([array([0.5])], None)
     """
+    rate = _rate("update_sgd", rate)
+    momentum, decay = _not_negative("update_sgd", momentum=momentum, decay=decay)
     if velocities is None and momentum:
         raise wrong("update_sgd", "momentum needs velocities; begin with zeros like the parameters")
     others = {} if velocities is None else {"velocities": velocities}
@@ -46,7 +50,7 @@ def update_sgd(
         return [], None if velocities is None else []
     own = version(parameters[0], "update_sgd", _update_sgd)
     new: tuple[list[Array], list[Array] | None] = own(
-        parameters, gradients, velocities, *plain_numbers(rate, momentum, decay), nesterov
+        parameters, gradients, velocities, rate, momentum, decay, nesterov
     )
     return new
 
@@ -76,12 +80,14 @@ def update_adam(
     >>> parameters[0].round(4).tolist(), means[0].round(4).tolist()
     ([0.5], [0.1])
     """
+    rate, step = _rate("update_adam", rate), _step("update_adam", step)
+    beta1, beta2 = _shares("update_adam", beta1=beta1, beta2=beta2)
+    eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
     own = version(parameters[0], "update_adam", _update_adam)
-    numbers = plain_numbers(step, rate, beta1, beta2, eps, decay)
     new: tuple[list[Array], list[Array], list[Array]] = own(
-        parameters, gradients, means, squares, *numbers, decoupled
+        parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
     )
     return new
 
@@ -105,17 +111,43 @@ def update_lion(
     >>> update_lion(one, one, zero, rate=0.25)[0]
     [array([0.75])]
     """
+    rate = _rate("update_lion", rate)
+    beta1, beta2 = _shares("update_lion", beta1=beta1, beta2=beta2)
+    (decay,) = _not_negative("update_lion", decay=decay)
     if not _alike("update_lion", parameters, gradients=gradients, means=means):
         return [], []
     own = version(parameters[0], "update_lion", _update_lion)
     new: tuple[list[Array], list[Array]] = own(
-        parameters, gradients, means, *plain_numbers(rate, beta1, beta2, decay)
+        parameters, gradients, means, rate, beta1, beta2, decay
     )
     return new
 
 
+def _rate(op: str, rate: Any) -> Any:
+    return number_or_array(op, "rate", rate, ("float",))
+
+
+def _step(op: str, step: Any) -> Any:
+    """Which step it is; of one that only the device knows, nobody looks whether it is 1 or more."""
+    number = number_or_array(op, "step", step, ("int", "uint", "float"))
+    if type(number) in NUMBERS and (type(number) is not int or number < 1):
+        raise wrong(op, f"step is a whole number that counts from 1, but it is {number!r}")
+    return number
+
+
+def _shares(op: str, **shares: Any) -> tuple[Any, ...]:
+    return numbers_that(op, "is from 0 up to and without 1", lambda share: 0 <= share < 1, **shares)
+
+
+def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
+    return numbers_that(op, "is 0 or more", lambda number: number >= 0, **numbers)
+
+
 def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
     """Whether there are parameters at all; lists that do not fit them are refused."""
+    for name, others in {"parameters": parameters, **lists}.items():
+        if not isinstance(others, list | tuple):
+            raise wrong(op, f"{name} are a list of arrays, but here they are {in_words(others)}")
     for name, others in lists.items():
         if len(others) != len(parameters):
             count = f"{len(parameters)} and {len(others)}"

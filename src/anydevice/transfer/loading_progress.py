@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from anydevice.core.progress import ProgressBar
 
 LARGE = 100_000_000
 SLOW = 1.0
@@ -24,10 +23,10 @@ class LoadingProgress:
     def __init__(self, total: int, wanted: bool | None = None) -> None:
         self._total = total
         self._done = 0
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
         terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._possible = terminal and wanted is not False
+        self._bar = ProgressBar(sys.stderr, in_bytes=True) if terminal else None
+        if wanted is False:
+            self._bar = None
         at_once = wanted is True or total > LARGE
         self._from = time.monotonic() + (0.0 if at_once else SLOW)
 
@@ -42,35 +41,10 @@ class LoadingProgress:
         trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.__exit__(kind, error, trace)
 
     def advance(self, size: int) -> None:
         """So many more bytes are there."""
         self._done += size
-        if self._bar is None and self._possible and time.monotonic() >= self._from:
-            self._start()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
-
-    def _start(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-            transient=True,
-        )
-        self._task = self._bar.add_task("loading weights", total=self._total)
-        self._bar.start()
+        if self._bar is not None and time.monotonic() >= self._from:
+            self._bar.tell(self._done, self._total, "loading weights")

@@ -9,12 +9,12 @@ from typing import Any
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
+from anydevice.core.late import reach
 from anydevice.engines import registry
 from anydevice.engines.ownership import owner_of
 from anydevice.engines.places import place_of
 from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
 from anydevice.transfer.copying import download, move, upload
-from anydevice.transfer.rings import release_ring
 from anydevice.transfer.sharing import Stretch, can_hold, stretches
 from anydevice.transfer.targets import Target, target_of
 from anydevice.transfer.tree import Leaf, Leaves, flatten
@@ -49,25 +49,38 @@ def to_device(
     'layer'
 
     Nothing loses precision unasked: where the engine has no 64-bit numbers, such an array is
-    refused unless `narrow=True`. Raises `DeviceNotFoundError` where the device is not usable, and
-    `TransferError`, naming the leaf, where one cannot be moved.
+    refused unless `narrow=True`. Raises `DeviceNotFoundError` where the device is not usable,
+    `OutOfMemoryError` where there is no room for a leaf, and `TransferError` where one cannot be
+    moved; both name the leaf.
     """
     target = target_of(device)
     is_there = target.already_there.get(type(tree))
     if is_there is not None and not convert and is_there(tree):
         return tree
-    if is_array(tree):
-        return _moved([tree], None, target, convert, copy, narrow)[0]
-    leaves, rebuild = flatten(tree, is_array)
-    return rebuild(_moved(leaves.values, leaves, target, convert, copy, narrow))
+    try:
+        if is_array(tree):
+            return _moved([tree], None, target, convert, copy, narrow)[0]
+        leaves, rebuild = flatten(tree, is_array)
+        return rebuild(_moved(leaves.values, leaves, target, convert, copy, narrow))
+    except Exception as error:
+        reach("refuse")(error, target.device)
+        raise
 
 
 def to_numpy(tree: Any) -> Any:
-    """Every array in `tree` as a NumPy array, in the same nest."""
-    if is_array(tree):
-        return _on_host([tree], None)[0]
-    leaves, rebuild = flatten(tree, is_array)
-    return rebuild(_on_host(leaves.values, leaves))
+    """Every array in `tree` as a NumPy array, in the same nest.
+
+    Raises `OutOfMemoryError` where the host has no room for a leaf, or its device had none for
+    computing it, and `TransferError` where one cannot be read; both name the leaf.
+    """
+    try:
+        if is_array(tree):
+            return _on_host([tree], None)[0]
+        leaves, rebuild = flatten(tree, is_array)
+        return rebuild(_on_host(leaves.values, leaves))
+    except Exception as error:
+        reach("refuse")(error)
+        raise
 
 
 def device_of(tree: Any) -> Device | None:
@@ -99,15 +112,17 @@ def device_of(tree: Any) -> Device | None:
 
 
 def synchronize(device: Device | str | None = None) -> None:
-    """Wait until everything that was started on the device has ended."""
+    """Wait until everything that was started on the device has ended.
+
+    Raises `OutOfMemoryError` where that ran out of memory.
+    """
     target = choose_device(device)
     if target.engine:
-        registry.load(target.engine).synchronize(place_of(target))
-
-
-def release(device: Device | str | None = None) -> None:
-    """Give the memory that copies to a device keep for the next ones back to the system."""
-    release_ring(place_of(choose_device(device)))
+        try:
+            registry.load(target.engine).synchronize(place_of(target))
+        except Exception as error:
+            reach("refuse")(error, target)
+            raise
 
 
 def take_over(tree: Any) -> None:
@@ -160,14 +175,16 @@ def _moved(
                 from_host.append(position)
                 target.remember_host(value, owner)
         except Exception as error:
-            raise _naming(leaves, position, error) from error
+            _name(leaves, position, error, target.device)
+            raise
     _upload(moved, from_host, leaves, target, narrow)
     for stretch in shared_memory:
         engine = stretch.owner if _stays(stretch.owner, target, convert) else target.engine
         try:
             (memory,) = _moved([stretch.memory], None, target, convert, copy, narrow)
         except Exception as error:
-            raise _naming(leaves, stretch.views[0].position, error) from error
+            _name(leaves, stretch.views[0].position, error, target.device)
+            raise
         for position, view in stretch.again(memory, engine).items():
             moved[position] = view
     return moved
@@ -260,7 +277,8 @@ def _upload(
         )
     except Exception as error:
         position = positions[failed_at[-1]] if failed_at else positions[0]
-        raise _naming(leaves, position, error) from error
+        _name(leaves, position, error, target.device)
+        raise
     for position, array in zip(positions, placed, strict=True):
         moved[position] = array
 
@@ -273,7 +291,9 @@ def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
         try:
             memory = _host_copy(stretch.memory, stretch.owner)
         except Exception as error:
-            raise _naming(leaves, stretch.views[0].position, error) from error
+            place = _place_of(stretch.memory, stretch.owner)
+            _name(leaves, stretch.views[0].position, error, place)
+            raise
         for position, view in stretch.again(memory, _owner(memory)).items():
             host[position] = view
     for position in elsewhere:
@@ -283,8 +303,14 @@ def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
         try:
             host[position] = _host_copy(value, _owner(value))
         except Exception as error:
-            raise _naming(leaves, position, error) from error
+            _name(leaves, position, error, _place_of(value, _owner(value)))
+            raise
     return host
+
+
+def _place_of(value: Any, owner: Engine) -> Device | None:
+    places = owner.devices_of(value)
+    return places[0] if places else None
 
 
 def _owner(value: Any) -> Engine:
@@ -305,9 +331,11 @@ def _single(value: Any, leaves: Leaves | None = None, position: int = 0) -> Devi
     )
 
 
-def _naming(leaves: Leaves | None, position: int, error: Exception) -> TransferError:
-    path = leaves[position].path if leaves else ""
+def _name(leaves: Leaves | None, position: int, error: Exception, place: Device | None) -> None:
+    """Raise an error that names the leaf, from this one; nothing where that does so already."""
     if isinstance(error, TransferError):
-        return error
+        return
+    path = leaves[position].path if leaves else ""
+    reach("refuse")(error, place, what=path)
     said = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
-    return TransferError(f"{path or 'the array'}: {said}", path)
+    raise TransferError(f"{path or 'the array'}: {said}", path) from error

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
+from anydevice.core.late import reach
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
 from anydevice.transfer import distributions, philox
@@ -186,7 +187,11 @@ class Random:
 
     def _made(self, count: int, kind: np.dtype[Any], each: int, make: Make) -> NDArray[Any]:
         """Numbers in the host's memory, made part by part."""
-        made = np.empty(count, dtype=kind)
+        try:
+            made = np.empty(count, dtype=kind)
+        except MemoryError as error:
+            reach("refuse")(error)
+            raise
         start = self._taken(count * each)
         step = _WORDS_AT_ONCE // each
         for begin in range(0, count, step):
@@ -253,7 +258,7 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
 
     All of them are the same bit for bit wherever NumPy computes in IEEE 754 arithmetic. Raises
     `ConfigurationError` for what is not a seed, and `DeviceNotFoundError` where the device is not
-    usable.
+    usable. Drawing more numbers than there is room for is an `OutOfMemoryError`.
     """
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)

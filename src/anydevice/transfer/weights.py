@@ -15,13 +15,12 @@ from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
-from anydevice.core.sizes import format_size
+from anydevice.core.late import reach
 from anydevice.engines import registry
 from anydevice.engines.places import place_of
 from anydevice.errors import (
     ConfigurationError,
     DeviceNotFoundError,
-    OutOfMemoryError,
     TransferError,
     UnsupportedError,
 )
@@ -57,8 +56,9 @@ def load_weights(
     never, `progress=True` from the start.
 
     Every header is checked before the first array is made: a damaged, incomplete or foreign file is
-    a `TransferError` that names it, and so is a tensor that the engine cannot hold. Pickles are
-    refused: they are never read.
+    a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
+    which there is no room is an `OutOfMemoryError` that names it. Pickles are refused: they are
+    never read.
 
     >>> import tempfile
     >>> header = b'{"bias": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}'
@@ -98,9 +98,10 @@ def _load_file(
             dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
             try:
                 arrays[entry.name] = _place(file, entry, dtype, engine, device, advance)
-            except (TransferError, OutOfMemoryError):
+            except TransferError:
                 raise
             except Exception as error:  # each library refuses with errors of its own
+                reach("refuse")(error, device, what=f"{file.path}: the tensor {entry.name!r}")
                 raise _refused(file, entry, str(error)) from error
         file.confirm_unchanged()
     return arrays
@@ -145,15 +146,7 @@ def _place_staged(
 
 def _read(file: PlainFile, entry: Entry, dtype: DType, advance: Advance) -> Any:
     """The tensor in host memory, read a chunk at a time into the memory where it stays."""
-    try:
-        array = np.empty(entry.shape, dtype.numpy())
-    except MemoryError as error:
-        asked = entry.nbytes // entry.dtype.itemsize * dtype.itemsize
-        raise OutOfMemoryError(
-            f"{file.path}: the host has no {format_size(asked)} for the tensor {entry.name!r}; "
-            "give other arrays up first, or load it as a smaller dtype",
-            asked=asked,
-        ) from error
+    array = np.empty(entry.shape, dtype.numpy())
     flat = array.reshape(-1)
     width = entry.dtype.itemsize
     step = CHUNK // width

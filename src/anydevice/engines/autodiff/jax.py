@@ -17,6 +17,8 @@ from anydevice.engines.autodiff.scalars import refuse_all_but_one_number
 class JaxAutodiff:
     """Reverse mode by `jax.value_and_grad`."""
 
+    compiles = True
+
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def one_number(*arguments: Any, **named: Any) -> Any:

@@ -21,6 +21,7 @@ class MlxAutodiff:
     refused by MLX.
     """
 
+    compiles = True
     stop_gradient = staticmethod(mx.stop_gradient)
 
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:

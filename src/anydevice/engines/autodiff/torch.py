@@ -21,6 +21,8 @@ _under_way = local()
 class TorchAutodiff:
     """Reverse mode by `torch.autograd.grad`."""
 
+    compiles = False
+
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:

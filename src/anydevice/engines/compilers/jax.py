@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from anydevice.core.primitives import Compiler
+
+_MOST = {"exec_time_optimization_effort": 1.0}
+_HAS_OPTIONS = "compiler_options" in signature(jax.jit).parameters
+_KEEP_ALL = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 
 class JaxCompiler:
@@ -19,15 +29,40 @@ class JaxCompiler:
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
     ) -> Callable[..., Any]:
         """See the protocol. Values of `static` arguments must be hashable.
 
-        A donated array is deleted by the call: JAX raises where it is used again.
+        A donated array is deleted by the call: JAX raises where it is used again. JAX compiles
+        functions as a whole or not at all.
         """
+        options = {"compiler_options": dict(_MOST)} if most and _HAS_OPTIONS else {}
         compiled: Callable[..., Any] = jax.jit(
-            function, static_argnames=tuple(static), donate_argnames=tuple(donate)
+            function, static_argnames=tuple(static), donate_argnames=tuple(donate), **options
         )
         return compiled
+
+    def efforts(self, most: bool) -> str:
+        if most and _HAS_OPTIONS:
+            return "jax.jit, XLA told to spend most effort on fast code"
+        return "jax.jit"
+
+    def keep(self, folder: str) -> str | None:
+        """See the protocol. Code is kept however small it is and however fast it was made."""
+        if not jax.config.jax_enable_compilation_cache:
+            return None
+        named: str | None = jax.config.jax_compilation_cache_dir
+        if named:
+            return named
+        os.makedirs(folder, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        for option, value in _KEEP_ALL.items():
+            if option.upper() not in os.environ:
+                jax.config.update(option, value)
+        # What was compiled before made JAX settle that there is no folder.
+        compilation_cache.reset_cache()
+        return folder
 
 
 COMPILER: Compiler = JaxCompiler()

@@ -17,7 +17,8 @@ class MlxCompiler:
     """`mx.compile`, with arguments that are constants.
 
     `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
-    nobody holds the array any more.
+    nobody holds the array any more. `whole` and `most` change nothing either: MLX compiles functions
+    as a whole or not at all, and in one way.
     """
 
     def compile(
@@ -26,6 +27,8 @@ class MlxCompiler:
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
     ) -> Callable[..., Any]:
         signature = inspect.signature(function)
         _refuse_unknown(signature, (*static, *donate))
@@ -58,6 +61,12 @@ class MlxCompiler:
             return ready(dict(bound.arguments))
 
         return run
+
+    def efforts(self, most: bool) -> str:
+        return "mx.compile, which has one way of compiling" if most else "mx.compile"
+
+    def keep(self, folder: str) -> str | None:
+        return None
 
 
 def _refuse_unknown(signature: inspect.Signature, names: Sequence[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, signature
 from typing import Any
 
@@ -14,6 +15,11 @@ from anydevice.core.primitives import Compiler
 
 _MOST_VERSIONS = 256
 """Of one function: as many shapes and types as PyTorch lets one function be compiled for at all."""
+
+_KEEPING = "TORCHINDUCTOR_FX_GRAPH_CACHE"
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_MOST = "max-autotune-no-cudagraphs"
+"""CUDA graphs would give out memory that the next call overwrites."""
 
 # Left to itself, PyTorch gives up at the ninth shape. Older releases cannot be told otherwise for
 # one function, and then take sizes that change for variables.
@@ -34,18 +40,33 @@ class TorchCompiler:
         *,
         static: Sequence[str] = (),
         donate: Sequence[str] = (),
+        whole: bool = True,
+        most: bool = False,
     ) -> Callable[..., Any]:
         """See the protocol. PyTorch has no donation: results never take an argument's memory.
 
         Values of `static` arguments must be hashable; each set of them is compiled by itself.
         """
-        if not static:
-            compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, **_OPTIONS)
-            return compiled
-        return _compiled_for_each(function, tuple(static))
+        mode = _MOST if most else None
+        compile_one = partial(torch.compile, fullgraph=whole, mode=mode, **_OPTIONS)
+        if static:
+            return _compiled_for_each(function, tuple(static), compile_one)
+        compiled: Callable[..., Any] = compile_one(function)
+        return compiled
+
+    def efforts(self, most: bool) -> str:
+        return f"torch.compile, mode {_MOST}" if most else "torch.compile"
+
+    def keep(self, folder: str) -> str | None:
+        """See the protocol. PyTorch reads the variable whenever it compiles, and sets it itself."""
+        if os.environ.get(_KEEPING) == "0":
+            return None
+        return os.environ.setdefault(_FOLDER, folder)
 
 
-def _compiled_for_each(function: Callable[..., Any], static: tuple[str, ...]) -> Callable[..., Any]:
+def _compiled_for_each(
+    function: Callable[..., Any], static: tuple[str, ...], compile_one: Callable[..., Any]
+) -> Callable[..., Any]:
     parameters = signature(function)
     missing = [name for name in static if name not in parameters.parameters]
     if missing:
@@ -67,7 +88,7 @@ def _compiled_for_each(function: Callable[..., Any], static: tuple[str, ...]) ->
         key = (*(value for _, value in constants[0]), *constants[1].values())
         if key not in versions:
             closed = _closed_over(function, *constants)
-            versions[key] = torch.compile(closed, fullgraph=True, **_OPTIONS)
+            versions[key] = compile_one(closed)
         changing = [value for at, value in enumerate(places) if at not in by_place]
         return versions[key](*changing, **names)
 

@@ -167,7 +167,7 @@ def _seen(
 ) -> Any:
     """Which keys a query may see, of axes that go with the scores'; `None` where it is all."""
     queries, key = q.shape[2], jnp.arange(keys)
-    valid = keys if lengths is None else lengths.astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
+    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1, 1)
     seen = None if lengths is None else key < valid
     if causal:
         own = jnp.arange(queries)[:, None] + (valid - queries)
@@ -182,6 +182,11 @@ def _seen(
     split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
     mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
     return mask if seen is None else mask & seen
+
+
+def _within(lengths: Any, keys: int) -> Any:
+    narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
+    return jnp.clip(narrow, 0, keys).astype(jnp.int32)
 
 
 @whole()

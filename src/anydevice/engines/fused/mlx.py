@@ -14,25 +14,30 @@ from typing import Any
 import mlx.core as mx
 
 _HALF = (mx.float16, mx.bfloat16)
+_FLOAT32, _FLOAT64 = mx.float32, mx.float64
 _CPU = mx.Device(mx.cpu, 0)
 _SCORES_AT_ONCE = 1 << 26
 """More of them than this are not to be in memory together, as they are on a CPU."""
 
 
 def _softmax(x: Any, axis: int) -> Any:
-    if not x.size or x.dtype == mx.float64:
+    if not x.size or x.dtype == _FLOAT64:
         return NotImplemented
     return mx.softmax(x, axis=axis, precise=True)
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
-    if not _one_kernel(x) or weight.dtype != x.dtype:
+    kind = x.dtype
+    if weight.dtype != kind or not _one_kernel(x, kind):
         return NotImplemented
     return mx.fast.rms_norm(x, weight, eps)
 
 
 def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    if not _one_kernel(x) or any(y is not None and y.dtype != x.dtype for y in (weight, bias)):
+    kind = x.dtype
+    if (weight is not None and weight.dtype != kind) or (bias is not None and bias.dtype != kind):
+        return NotImplemented
+    if not _one_kernel(x, kind):
         return NotImplemented
     return mx.fast.layer_norm(x, weight, bias, eps)
 
@@ -70,7 +75,7 @@ def _attention(
 def _seen(queries: int, keys: int, causal: bool, mask: Any, window: Any, lengths: Any) -> Any:
     """Which key each query may see, in a shape that broadcasts to that of the products."""
     key = mx.arange(keys)
-    valid = keys if lengths is None else lengths.astype(mx.int32)[:, None, None, None]
+    valid = keys if lengths is None else _within(lengths, keys)[:, None, None, None]
     parts = [] if lengths is None else [key < valid]
     if causal:
         last = mx.arange(queries)[:, None] + (valid - queries)
@@ -85,11 +90,15 @@ def _seen(queries: int, keys: int, causal: bool, mask: Any, window: Any, lengths
     return seen
 
 
-def _one_kernel(x: Any) -> bool:
+def _within(lengths: Any, keys: int) -> Any:
+    return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
+
+
+def _one_kernel(x: Any, kind: Any) -> bool:
     """Whether MLX normalizes these numbers with as many digits as the definition does."""
     if not x.size:
         return False
-    return bool(x.dtype == mx.float32 or (x.dtype in _HALF and mx.default_device() != _CPU))
+    return bool(kind == _FLOAT32 or (kind in _HALF and mx.default_device() != _CPU))
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {

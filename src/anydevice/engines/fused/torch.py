@@ -21,21 +21,18 @@ from anydevice.engines.primitives.torch import PRIMITIVES
 Function = Callable[..., Any]
 Pair = tuple[int, int]
 _WIDE = (torch.float32, torch.float64)
+_FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
-    if x.ndim == 1 and x.is_cuda:
+    if _FOR_GPUS and x.is_cuda and x.ndim == 1:
         # For one vector alone, cuBLAS adds up numbers of 16 bits in 16 bits.
         return F.linear(x[None], weight, bias)[0]
     return F.linear(x, weight, bias)
 
 
-def _silu(x: Any) -> Any:
-    return F.silu(x)
-
-
 def _gelu(x: Any, approximate: bool) -> Any:
-    return F.gelu(x, approximate="tanh" if approximate else "none")
+    return F.gelu(x, approximate="tanh") if approximate else F.gelu(x)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:
@@ -60,22 +57,24 @@ def _log_softmax(x: Any, axis: int) -> Any:
 def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
     if not x.dtype.is_floating_point or axis == ():  # to PyTorch, no axes are all of them
         return NotImplemented
-    return torch.mean(x, axis, keepdim=keepdims)
+    return torch.mean(x, axis, keepdims)
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     if x.dtype != weight.dtype:  # PyTorch would warn that it is slow
         return NotImplemented
-    if x.is_cuda:  # there it takes a whole row for no numbers where one element is infinite
+    if (
+        _FOR_GPUS and x.is_cuda
+    ):  # there it takes a whole row for no numbers where one element is infinite
         return NotImplemented
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return torch.rms_norm(x, weight.shape, weight, eps)
 
 
 def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     kind = x.dtype
     if (weight is not None and weight.dtype != kind) or (bias is not None and bias.dtype != kind):
         return NotImplemented
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return torch.layer_norm(x, x.shape[-1:] if weight is None else weight.shape, weight, bias, eps)
 
 
 def _cross_entropy(logits: Any, targets: Any) -> Any:
@@ -110,7 +109,7 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
 _OWN: dict[str, Function] = {
     "linear": _linear,
     "relu": torch.relu,
-    "silu": _silu,
+    "silu": F.silu,
     "gelu": _gelu,
     "swiglu": _swiglu,
     "softmax": _softmax,
@@ -168,5 +167,4 @@ def _kernels() -> Mapping[str, Function]:
     return found
 
 
-_FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
 FUSED: Mapping[str, Function] = kernels_first(_OWN, _kernels()) if _FOR_GPUS else _OWN

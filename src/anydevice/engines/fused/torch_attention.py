@@ -84,7 +84,7 @@ def _seen(
     """Which keys a query may see: four axes, of which the first two may be 1."""
     queries = q.shape[2]
     key = torch.arange(keys, device=q.device)
-    valid = keys if lengths is None else lengths.reshape(-1, 1, 1, 1).to(torch.int64)
+    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1)
     seen = (key < valid) if lengths is not None else torch.ones_like(key, dtype=torch.bool)
     if causal:
         own = torch.arange(queries, device=q.device)[:, None] + (valid - queries)
@@ -95,6 +95,10 @@ def _seen(
         seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
     shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
     return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
+
+
+def _within(lengths: Any, keys: int) -> Any:
+    return lengths.to(torch.int64).clamp(0, keys)
 
 
 def _preferred(q: Any) -> AbstractContextManager[Any]:

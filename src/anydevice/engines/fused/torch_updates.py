@@ -1,7 +1,8 @@
 """Optimizers' updates by PyTorch's kernels over whole lists: one pass, whatever the lists' length.
 
-They write into copies, because an update leaves what it is given alone. They have no gradient of
-their own and work on one element type, so that whatever else is asked for goes to the definition.
+They write into copies, because an update leaves what it is given alone, unless the caller says in a
+`consuming` block that it may be overwritten. They have no gradient of their own and work on one
+element type, so that whatever else is asked for goes to the definition.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from anydevice.core.consuming import under_way
 
 Arrays = Sequence[Any]
 _SERVED = ("cpu", "cuda", "mps")
@@ -43,6 +46,7 @@ def update_sgd(
         nesterov=nesterov,
         maximize=False,
         is_first_step=False,
+        found_inf=under_way.skip,
     )
     return moved, kept[0] if kept else None
 
@@ -81,6 +85,7 @@ def update_adam(
         eps=eps,
         amsgrad=False,
         maximize=False,
+        found_inf=under_way.skip,
     )
     return moved, new_means, new_squares
 
@@ -110,4 +115,10 @@ def _alike(lists: Sequence[Arrays]) -> bool:
 
 
 def _copies(arrays: Arrays) -> list[torch.Tensor]:
+    """What the kernels write into: copies, or the tensors themselves where they may be consumed.
+
+    Either all or none, since only what is written in place can be left as it was by `skip`.
+    """
+    if under_way.allowed and all(x.is_contiguous() for x in arrays):
+        return list(arrays)
     return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]

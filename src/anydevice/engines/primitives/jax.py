@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +21,49 @@ _NO_64_BITS = Absent(
     "JAX's 64-bit numbers are off",
     instead="call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml",
 )
+
+
+def _one_program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
+    """The function as one compiled program, of which the arguments at these places are constants.
+
+    Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
+    which are Python around such a program, or several. What is traced takes it in as it is.
+    """
+    program: Callable[..., Any] = jax.jit(function, static_argnums=static, inline=True)
+    return program
+
+
+_reshape = _one_program(lambda x, shape: jnp.reshape(x, shape), 1)
+_transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), 1)
+_broadcast = _one_program(lambda x, shape: jnp.broadcast_to(x, shape), 1)
+_part = _one_program(jax.lax.slice_in_dim, 1, 2, 3, 4)
+_add = _one_program(lambda a, b: jnp.add(a, b))
+_subtract = _one_program(lambda a, b: jnp.subtract(a, b))
+_multiply = _one_program(lambda a, b: jnp.multiply(a, b))
+_divide = _one_program(lambda a, b: jnp.divide(a, b))
+_maximum = _one_program(lambda a, b: jnp.maximum(a, b))
+_minimum = _one_program(lambda a, b: jnp.minimum(a, b))
+_largest = _one_program(lambda x, axis, keepdims: jnp.max(x, axis, keepdims=keepdims), 1, 2)
+_smallest = _one_program(lambda x, axis, keepdims: jnp.min(x, axis, keepdims=keepdims), 1, 2)
+
+
+@_one_program
+def _matmul(a: Any, b: Any) -> Any:
+    # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
+    # for a float32 result would make the products of the gradient float32 ones, and slow.
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST if _wide(a) else None)
+
+
+def _added_up(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    kind = x.dtype
+    if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
+        # Left to itself, XLA may add up parts of a long sum in 16 bits.
+        return jnp.sum(x.astype(_FLOAT32), axis, keepdims=keepdims).astype(kind)
+    # A sum of truths is a count.
+    return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
+
+
+_sum = _one_program(_added_up, 1, 2)
 
 
 class JaxPrimitives:
@@ -47,20 +89,19 @@ class JaxPrimitives:
     def astype(self, x: Any, dtype: DType) -> Any:
         return x.astype(_theirs(dtype))
 
-    def reshape(self, x: Any, shape: Shape) -> Any:
-        return jnp.reshape(x, shape)
+    reshape = staticmethod(_reshape)
 
     def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
-        return jnp.transpose(x, tuple(axes))
+        return _transpose(x, tuple(axes))
 
     def broadcast_to(self, x: Any, shape: Shape) -> Any:
-        return jnp.broadcast_to(x, shape)
+        return _broadcast(x, shape)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return jnp.concatenate(tuple(arrays), axis)
 
     def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-        return jax.lax.slice_in_dim(x, start, stop, step, axis)
+        return _part(x, start, stop, step, axis)
 
     # One array
 
@@ -112,25 +153,25 @@ class JaxPrimitives:
     # Two arrays, or an array and a number
 
     def add(self, a: Any, b: Any) -> Any:
-        return jnp.add(*_pair(a, b))
+        return _add(*_pair(a, b))
 
     def subtract(self, a: Any, b: Any) -> Any:
-        return jnp.subtract(*_pair(a, b))
+        return _subtract(*_pair(a, b))
 
     def multiply(self, a: Any, b: Any) -> Any:
-        return jnp.multiply(*_pair(a, b))
+        return _multiply(*_pair(a, b))
 
     def divide(self, a: Any, b: Any) -> Any:
-        return jnp.divide(*_pair(a, b))
+        return _divide(*_pair(a, b))
 
     def pow(self, a: Any, b: Any) -> Any:
         return jnp.power(*_pair(a, b))
 
     def maximum(self, a: Any, b: Any) -> Any:
-        return jnp.maximum(*_pair(a, b))
+        return _maximum(*_pair(a, b))
 
     def minimum(self, a: Any, b: Any) -> Any:
-        return jnp.minimum(*_pair(a, b))
+        return _minimum(*_pair(a, b))
 
     def equal(self, a: Any, b: Any) -> Any:
         return jnp.equal(*_pair(a, b))
@@ -152,23 +193,13 @@ class JaxPrimitives:
 
     # Along axes
 
-    def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        kind = x.dtype
-        if isinstance(axis, tuple) and len(axis) == 1:
-            (axis,) = axis  # JAX is quicker with a number
-        if kind == _FLOAT32:
-            return jnp.sum(x, axis, keepdims=keepdims)
-        if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
-            # Left to itself, XLA may add up parts of a long sum in 16 bits.
-            return jnp.sum(x.astype(_FLOAT32), axis, keepdims=keepdims).astype(kind)
-        # A sum of truths is a count.
-        return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
+    sum = staticmethod(_sum)
 
     def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        return jnp.max(x, axis, keepdims=keepdims)
+        return _largest(x, axis, keepdims)
 
     def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        return jnp.min(x, axis, keepdims=keepdims)
+        return _smallest(x, axis, keepdims)
 
     def argmax(self, x: Any, axis: int) -> Any:
         return jax.lax.argmax(x, axis % x.ndim, jnp.int32)
@@ -182,12 +213,7 @@ class JaxPrimitives:
 
     # Products and places
 
-    def matmul(self, a: Any, b: Any) -> Any:
-        if _wide(a):
-            return _matmul_exact(a, b)
-        # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
-        # for a float32 result would make the products of the gradient float32 ones, and slow.
-        return jnp.matmul(a, b)
+    matmul = staticmethod(_matmul)
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
         axis %= x.ndim
@@ -273,13 +299,8 @@ def _rows_written(x: Any, new: Any, positions: Any) -> Any:
     return one(x, new, places)
 
 
-@partial(jax.jit, inline=True)
-def _matmul_exact(a: Any, b: Any) -> Any:
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-
-
-_sigmoid: Callable[..., Any] = jax.jit(_sigmoid_in_float32, inline=True)
-_written: Callable[..., Any] = jax.jit(_rows_written, inline=True)
+_sigmoid = _one_program(_sigmoid_in_float32)
+_written = _one_program(_rows_written)
 _written_in_place: Callable[..., Any] = jax.jit(_rows_written, donate_argnums=0)
 
 PRIMITIVES: Primitives = JaxPrimitives()

@@ -52,10 +52,10 @@ class TorchPrimitives:
         return x.to(_theirs(dtype))
 
     def reshape(self, x: Any, shape: Shape) -> Any:
-        return x.reshape(shape)
+        return torch.reshape(x, shape)
 
     def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
-        return x.permute(tuple(axes))
+        return torch.permute(x, tuple(axes))
 
     def broadcast_to(self, x: Any, shape: Shape) -> Any:
         return x.expand(shape)
@@ -167,10 +167,14 @@ class TorchPrimitives:
     # Along axes
 
     def sum(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        kind = torch.int32 if x.dtype == torch.bool else x.dtype  # a sum of truths is a count
+        kind = x.dtype
         if axis == ():  # to PyTorch, no axes are all of them
-            return x.to(kind)
-        return torch.sum(x, axis, keepdim=keepdims, dtype=kind)
+            return x.to(torch.int32) if kind == torch.bool else x
+        if kind.is_floating_point:
+            return torch.sum(x, axis, keepdims)
+        # A sum of truths is a count, and PyTorch would give any other as int64.
+        kind = torch.int32 if kind == torch.bool else kind
+        return torch.sum(x, axis, keepdims, dtype=kind)
 
     def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
         return x if axis == () else torch.amax(x, axis, keepdim=keepdims)
@@ -187,8 +191,7 @@ class TorchPrimitives:
 
     # Products and places
 
-    def matmul(self, a: Any, b: Any) -> Any:
-        return torch.matmul(a, b)
+    matmul = staticmethod(torch.matmul)
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
         axis %= x.ndim

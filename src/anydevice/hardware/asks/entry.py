@@ -5,6 +5,9 @@ dict. What the module's `ask(tell, arguments)` returns is written as the last li
 for every step it announced with `tell("…")`: if the driver then takes the process down, the
 parent knows in which step. Whatever the driver itself prints goes elsewhere.
 
+With a third argument, `stay`, the module's `attend(tell, arguments)` gives a function, and every
+line of the standard input is a question to it, answered in the same way, until the input ends.
+
 Both sides are the same interpreter, so `marshal` carries the data: it needs no import, while
 `json` would take longer to import than most drivers take to answer.
 """
@@ -31,6 +34,18 @@ def load_ask(file: str) -> Any:
         sys.path.remove(folder)
 
 
+def _attendance(file: str, tell: Any, arguments: Any) -> Any:
+    """What answers the questions; where it cannot be begun, that is the answer to the next one."""
+    begun: list[Any] = []
+
+    def attend(question: Any) -> Any:
+        if not begun:
+            begun.append(load_ask(file).attend(tell, arguments))
+        return begun[0](question)
+
+    return attend
+
+
 def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -38,13 +53,24 @@ def main() -> None:
     def write(kind: str, content: Any) -> None:
         os.write(answers, f"{kind} {marshal.dumps(content).hex()}\n".encode())
 
-    try:
-        ask = load_ask(sys.argv[1]).ask
-        answer = ask(lambda step: write("step", step), marshal.loads(bytes.fromhex(sys.argv[2])))
-    except Exception as error:
-        write("error", f"{type(error).__name__}: {error}")
+    def tell(step: str) -> None:
+        write("step", step)
+
+    def answer(function: Any, *questions: Any) -> None:
+        try:
+            content = function(*questions)
+        except Exception as error:
+            write("error", f"{type(error).__name__}: {error}")
+        else:
+            write("answer", content)
+
+    arguments = marshal.loads(bytes.fromhex(sys.argv[2]))
+    if sys.argv[3:] == ["stay"]:
+        attend = _attendance(sys.argv[1], tell, arguments)
+        for line in sys.stdin.buffer:
+            answer(attend, marshal.loads(bytes.fromhex(line.decode("ascii"))))
     else:
-        write("answer", answer)
+        answer(lambda: load_ask(sys.argv[1]).ask(tell, arguments))
     sys.stderr.flush()
     # Drivers have crashed in their own exit handlers after answering well.
     os._exit(0)

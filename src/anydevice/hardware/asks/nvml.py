@@ -28,7 +28,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
         answer["problem"] = "nvidia-ml-py is not installed"
     elif library is not None:
         # Only now: reading nvidia-ml-py takes longer than starting this process.
-        nvml = _bindings(arguments["pynvml"])
+        nvml = bindings(arguments["pynvml"])
         nvml.nvmlLib = library
         answer = {"library": name, **_read(nvml, tell)}
     tell("loading the CUDA driver")
@@ -38,7 +38,8 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
     return answer
 
 
-def _bindings(file: str) -> Any:
+def bindings(file: str) -> Any:
+    """The module of nvidia-ml-py that lies in this file."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("nvml_bindings", file)
@@ -56,10 +57,10 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
     call = "nvmlInit"
     try:
         tell(call)
-        _initialise(nvml)
+        initialise(nvml)
         tell("nvmlSystemGetDriverVersion")
-        answer["driver_version"] = _if_told(nvml, nvml.nvmlSystemGetDriverVersion)
-        answer["cuda_version"] = _if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        answer["driver_version"] = if_told(nvml, nvml.nvmlSystemGetDriverVersion)
+        answer["cuda_version"] = if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
         call = "nvmlDeviceGetCount"
         tell(call)
         count = nvml.nvmlDeviceGetCount()
@@ -72,7 +73,8 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
     return answer
 
 
-def _initialise(nvml: Any) -> None:
+def initialise(nvml: Any) -> None:
+    """Begin to use NVML; raises its error where that fails."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -93,16 +95,16 @@ def _card(nvml: Any, index: int) -> Answer:
         uuid = nvml.nvmlDeviceGetUUID(handle)
     except nvml.NVMLError as error:
         return {"error": {"call": call, "code": error.value}}
-    mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    pci = _if_told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    mig = if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    pci = if_told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
     return {
         "error": None,
         "uuid": uuid,
-        "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
+        "name": if_told(nvml, nvml.nvmlDeviceGetName, handle),
         "bus": None if pci is None else _text(pci.busId),
-        "capability": _if_told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
-        "compute_mode": _if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
-        "cuda_cores": _if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
+        "capability": if_told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "compute_mode": if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
+        "cuda_cores": if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
         "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
         "instances": _instances(nvml, handle) if mig and mig[0] else [],
         **memory(nvml, handle),
@@ -111,17 +113,17 @@ def _card(nvml: Any, index: int) -> Answer:
 
 def _instances(nvml: Any, card: Any) -> list[Answer]:
     instances = []
-    for index in range(_if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
-        handle = _if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
+    for index in range(if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
+        handle = if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
         if handle is None:
             continue
-        attributes = _if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
+        attributes = if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
         instances.append(
             {
-                "uuid": _if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
-                "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
-                "gpu_instance": _if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
-                "compute_instance": _if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+                "uuid": if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
+                "name": if_told(nvml, nvml.nvmlDeviceGetName, handle),
+                "gpu_instance": if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+                "compute_instance": if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
                 "multiprocessors": attributes and attributes.multiprocessorCount,
                 **memory(nvml, handle),
             }
@@ -131,16 +133,17 @@ def _instances(nvml: Any, card: Any) -> list[Answer]:
 
 def memory(nvml: Any, handle: Any) -> Answer:
     """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
-    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    told = if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if told is not None:
         return {"total": told.total, "free": told.free, "reserved": told.reserved}
-    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    told = if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     if told is not None:
         return {"total": told.total, "free": told.free, "reserved": None}
     return {"total": None, "free": None, "reserved": None}
 
 
-def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a question of NVML gives; `None` where it is refused."""
     # Old drivers and small cards lack single questions; that is no reason to lose the card.
     try:
         return function(*arguments)

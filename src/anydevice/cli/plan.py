@@ -1,0 +1,109 @@
+"""`anydevice plan`: does a model fit here, on which devices, and what would fit if it does not."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+from anydevice.choose.marks import UNUSABLE, USABLE
+from anydevice.cli.narrowing import names
+from anydevice.cli.printing import Output, complain
+from anydevice.errors import AnyDeviceError
+from anydevice.memory.rooms import look_ahead
+
+EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
+
+_CONTEXT = 4096
+_WRONG = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, how it is to run, and on what."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a config.json, its folder, a folder of safetensors, "
+        "or the name of a model in the Hugging Face cache",
+    )
+    parser.add_argument(
+        "--context",
+        type=_count,
+        default=_CONTEXT,
+        metavar="TOKENS",
+        help=f"tokens of prompt and answer together ({_CONTEXT})",
+    )
+    parser.add_argument(
+        "--batch", type=_count, default=1, metavar="COUNT", help="sequences at a time (1)"
+    )
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="of the weights, such as bfloat16 (the model's own)"
+    )
+    parser.add_argument(
+        "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        type=names,
+        action="extend",
+        help="only these, such as cuda:0,cpu; may be repeated",
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the plan; the code is 0 where it fits, 1 where it does not, 2 if asked wrongly."""
+    try:
+        with _looking_ahead():
+            from anydevice.memory.plan_text import plan_lines
+            from anydevice.memory.plans import plan_inference
+
+            plan = plan_inference(
+                arguments.model,
+                arguments.device,
+                context=arguments.context,
+                batch=arguments.batch,
+                dtype=arguments.dtype,
+                kv_dtype=arguments.kv_dtype,
+            )
+    except AnyDeviceError as error:
+        if arguments.json:
+            output.json({"error": str(error)})
+        else:
+            complain(error)
+        return _WRONG
+    if arguments.json:
+        output.json(plan.to_dict())
+    else:
+        for line in plan_lines(plan, output.width):
+            output.say(_painted(line, output))
+    return 0 if plan.fits else 1
+
+
+@contextmanager
+def _looking_ahead() -> Iterator[None]:
+    """A block during which the drivers are asked: loading what plans takes about as long."""
+    looking = Thread(target=look_ahead, name="anydevice plan")
+    looking.start()
+    try:
+        yield
+    finally:
+        looking.join()
+
+
+def _painted(line: str, output: Output) -> str:
+    for mark, style in ((USABLE, "good"), (UNUSABLE, "bad")):
+        if line.startswith(mark):
+            return output.paint(mark, style) + line.removeprefix(mark)
+    return output.paint(line, "dim") if line.startswith("note: ") else line
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number

@@ -1,0 +1,195 @@
+"""The terminal for a live view: its whole screen, single keys, and signals, all given back.
+
+Plain control sequences that every terminal of the last decades knows, so it works over ssh. Only
+lines that have changed are sent again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+from anydevice.cli.printing import Output
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows
+    termios = tty = None  # type: ignore[assignment]
+
+_WHOLE_SCREEN, _FORMER_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_CLEAR, _REST_OF_LINE = "\x1b[2J", "\x1b[K"
+
+_LEAVING = ("SIGINT", "SIGTERM", "SIGHUP")
+_REDRAWING = ("SIGWINCH", "SIGCONT")
+_SUSPENDING = ("SIGTSTP",)
+_QUITTING_KEYS = b"qQ\x03\x04"
+
+Event = Literal["time", "quit", "redraw", "suspend"]
+
+
+def shows_live_views(output: Output) -> bool:
+    """Whether the output is a terminal whose screen can be drawn on."""
+    able = os.environ.get("TERM", "") not in ("", "dumb")
+    return output.width is not None and termios is not None and able
+
+
+class Attention:
+    """A block that sleeps until something happens, and turns signals into events.
+
+    In it, an interruption, a request to end and a closed terminal are events and no errors.
+    """
+
+    def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
+        self._keys = keys
+        self._names = _LEAVING + (_REDRAWING + _SUSPENDING if screen else ())
+        self._before: dict[int, Any] = {}
+        self._happened: list[Event] = []
+
+    def __enter__(self) -> Self:
+        self._ear, self._bell = os.pipe()
+        os.set_blocking(self._ear, False)
+        os.set_blocking(self._bell, False)
+        if threading.current_thread() is threading.main_thread():
+            for name in self._names:
+                if hasattr(signal, name):
+                    number = getattr(signal, name)
+                    self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._ear)
+        os.close(self._bell)
+
+    def wait_until(self, moment: float) -> Event:
+        """The next event, or "time" at that moment of the monotonic clock.
+
+        Keys and signals are looked at even where the moment is past: a machine that is slow to
+        look at can be left all the same.
+        """
+        while True:
+            left = moment - time.monotonic()
+            self._listen(max(0.0, left))
+            if self._happened:
+                event = "quit" if "quit" in self._happened else self._happened[0]
+                self._happened.remove(event)
+                return event
+            if left <= 0:
+                return "time"
+
+    def _listen(self, seconds: float) -> None:
+        if self._keys is None and os.name != "posix":  # pipes cannot be waited for there
+            time.sleep(min(seconds, 0.1))
+            return
+        listened = [self._ear] if self._keys is None else [self._ear, self._keys]
+        ready, _, _ = select.select(listened, [], [], seconds)
+        if self._ear in ready:
+            os.read(self._ear, 1024)
+        if self._keys in ready:
+            try:
+                typed = os.read(self._keys, 1024)
+            except OSError:  # the terminal is closed
+                typed = b""
+            if not typed or any(key in _QUITTING_KEYS for key in typed):
+                self._happened.append("quit")
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if name in _LEAVING:
+            self._happened.append("quit")
+        else:
+            self._happened.append("redraw" if name in _REDRAWING else "suspend")
+        try:
+            os.write(self._bell, b"!")
+        except BlockingIOError:  # it rings already
+            pass
+
+
+class Screen:
+    """A block that has the terminal's whole screen; afterwards it is as it was."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._descriptor = output.stream.fileno()
+        self._shown: list[str] = []
+        self._settings: list[Any] | None = None
+        self.keys = _terminal_of_keys()
+        """Where single keys are read from; `None` where they cannot be."""
+
+    def __enter__(self) -> Self:
+        self._output.stream.flush()
+        if self.keys is not None:
+            self._settings = termios.tcgetattr(self.keys)
+            tty.setcbreak(self.keys, termios.TCSANOW)
+        self._write(_WHOLE_SCREEN + _HIDE_CURSOR + _CLEAR)
+        self.forget()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._write(_SHOW_CURSOR + _FORMER_SCREEN)
+            if self.keys is not None and self._settings is not None:
+                termios.tcsetattr(self.keys, termios.TCSANOW, self._settings)
+        except (OSError, termios.error):  # the terminal is closed: there is nothing to restore
+            pass
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows now; the usual ones where the terminal does not know."""
+        columns, rows = os.get_terminal_size(self._descriptor)
+        return columns or 80, rows or 24
+
+    def draw(self, lines: list[str]) -> None:
+        """Show these lines, each at most as wide as the screen; raises `OSError` if it is gone."""
+        changes = [
+            f"\x1b[{row};1H{line}{_REST_OF_LINE}"
+            for row, line in enumerate(lines, 1)
+            if row > len(self._shown) or self._shown[row - 1] != line
+        ]
+        if len(lines) < len(self._shown):
+            changes.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
+        if changes:
+            self._write("".join(self._output.showable(change) for change in changes))
+        self._shown = lines
+
+    def forget(self) -> None:
+        """Draw everything anew the next time."""
+        self._shown = []
+
+    def suspend(self) -> None:
+        """Give the terminal back, stop as the shell asked for, and take it again when continued."""
+        self.__exit__(None, None, None)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.__enter__()
+
+    def _write(self, text: str) -> None:
+        # Not through the stream: what a closed terminal did not take would stay in it.
+        left = text.encode(self._output.stream.encoding or "utf-8", "replace")
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+
+def _terminal_of_keys() -> int | None:
+    try:
+        return sys.stdin.fileno() if sys.stdin.isatty() else None
+    except (AttributeError, OSError, ValueError):  # there is none, or it is closed
+        return None

@@ -1,0 +1,170 @@
+"""What the CPU does at this moment: on Linux from `/proc` and `/sys`, elsewhere through psutil.
+
+Load and power are differences between two moments. The one before is that of the last question;
+where that is too long ago, or there was none, a short one is waited for.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from anydevice.core.facts import Facts
+from anydevice.core.record import Record
+from anydevice.hardware import cpu
+from anydevice.hardware.cpu_processes import DEFAULT_METER, ProcessMeter, by_psutil
+from anydevice.hardware.kernel_files import read_number, read_text
+from anydevice.hardware.readings import DeviceProcess, Readings
+from anydevice.hardware.sensors import monitors, scaled, temperature
+
+_ROOT = Path("/")
+_SHORT, _TOO_SHORT, _TOO_LONG_AGO = 0.05, 0.03, 10.0
+_ABOUT_CPUS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cputhermal", "soc_thermal")
+_PACKAGE = ("Tctl", "Tdie", "Package id 0")
+_ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc-thermal", "soc_thermal")
+
+
+class _Moment(Record):
+    """The counters at one time: ticks of all processors, and microjoules by package."""
+
+    at: float
+    busy: int
+    all: int
+    energy: dict[str, int]
+
+
+class Meter:
+    """The load and power of one machine; `root` is where its files are."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._lock = Lock()
+        self._before: _Moment | None = None
+        self._load: float | None = None
+        self._power: float | None = None
+
+    def read(self) -> tuple[float | None, float | None]:
+        """Load as a fraction, and watts, since the last time; `None` where they are not told."""
+        with self._lock:
+            before = self._before
+            if before is None or time.monotonic() - before.at > _TOO_LONG_AGO:
+                before = self._moment()
+                time.sleep(_SHORT)
+            now = self._moment()
+            # Ticks are hundredths of a second: of a shorter time they tell nothing.
+            if now.at - before.at >= _TOO_SHORT:
+                self._load = _fraction(now.busy - before.busy, now.all - before.all)
+                self._power = self._watts(before, now)
+                self._before = now
+            return self._load, self._power
+
+    def _moment(self) -> _Moment:
+        words = (read_text(self._root / "proc/stat", most=4096) or "").partition("\n")[0].split()
+        # user nice system idle iowait irq softirq steal; guests are counted in user already.
+        ticks = [int(word) for word in words[1:9] if word.isdecimal()]
+        idle = sum(ticks[3:5])
+        return _Moment(time.monotonic(), sum(ticks) - idle, sum(ticks), self._energy())
+
+    def _energy(self) -> dict[str, int]:
+        counters = {
+            package.name: read_number(package / "energy_uj") for package in _packages(self._root)
+        }
+        return {name: count for name, count in counters.items() if count is not None}
+
+    def _watts(self, before: _Moment, now: _Moment) -> float | None:
+        if not now.energy or now.energy.keys() != before.energy.keys():
+            return None
+        total = 0
+        for package in _packages(self._root):
+            used = now.energy.get(package.name, 0) - before.energy.get(package.name, 0)
+            if used < 0:  # the counter has started again
+                used += read_number(package / "max_energy_range_uj") or 0
+            total += max(0, used)
+        return total / 1e6 / (now.at - before.at)
+
+
+def _fraction(part: int, whole: int) -> float | None:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else None
+
+
+_meter = Meter()
+
+
+def readings(
+    index: int,
+    facts: Facts,
+    *,
+    root: Path = _ROOT,
+    system: str = sys.platform,
+    meter: Meter | None = None,
+) -> Readings:
+    """What the processors of this machine do now, all together."""
+    free = cpu.free_memory(index, facts, root=root, system=system)
+    if not system.startswith("linux"):
+        return Readings(load=_load_by_psutil(), free_memory=free)
+    load, power = (meter or _meter).read()
+    limits = [scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
+    known = [limit for limit in limits if limit]
+    return Readings(
+        load=load,
+        free_memory=free,
+        temperature=_temperature(root),
+        power=power,
+        power_limit=sum(known) if power is not None and known else None,
+        clock=_clock(root),
+    )
+
+
+def processes(
+    index: int,
+    facts: Facts,
+    *,
+    system: str = sys.platform,
+    meter: ProcessMeter | None = None,
+) -> tuple[DeviceProcess, ...]:
+    """The processes that hold most of the machine's memory, with their share of all processors."""
+    del index, facts
+    if not system.startswith("linux"):
+        return by_psutil()
+    return (meter or DEFAULT_METER).read()
+
+
+def _packages(root: Path) -> list[Path]:
+    """The counters of energy, one a processor package; those of parts of a package are left out."""
+    try:
+        entries = list((root / "sys/class/powercap").iterdir())
+    except OSError:
+        return []
+    found = [e for e in entries if e.name.startswith("intel-rapl:") and e.name.count(":") == 1]
+    told = {e: (read_text(e / "name") or "").strip() for e in sorted(found)}
+    # The whole system is counted beside its packages where a maker connected it.
+    return [e for e, name in told.items() if name.startswith("package")]
+
+
+def _temperature(root: Path) -> float | None:
+    for sensors in monitors(root / "sys/class/hwmon"):
+        if (read_text(sensors / "name") or "").strip() in _ABOUT_CPUS:
+            return temperature(sensors, _PACKAGE)
+    zones = sorted((root / "sys/class/thermal").glob("thermal_zone*"))
+    types = {(read_text(zone / "type") or "").strip(): zone for zone in zones}
+    named = next((types[name] for name in _ZONES if name in types), None)
+    return None if named is None else scaled(named / "temp", 1000)
+
+
+def _clock(root: Path) -> float | None:
+    """MHz of the fastest processor now."""
+    policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy*")
+    clocks = [read_number(policy / "scaling_cur_freq") for policy in policies]
+    return max((clock / 1000 for clock in clocks if clock), default=None)
+
+
+def _load_by_psutil() -> float | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    told: Any = psutil.cpu_percent(interval=_SHORT)
+    return float(told) / 100

@@ -1,0 +1,175 @@
+"""Reading a model's `config.json`: the file, the part of it that is the decoder, and its words.
+
+Families call the same number by different names; `number` and `Config` know them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.record import NOTHING, Record
+from anydevice.errors import ConfigurationError
+from anydevice.memory.architectures import ARCHITECTURES, UNKNOWN, Architecture
+from anydevice.memory.shapes import whole
+
+CONFIG_NAME = "config.json"
+LARGEST_CONFIG = 50_000_000
+"""Bytes: what is larger is no config."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed", "hidden_dim", "model_dim", "dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+    "head_size": ("head_dim",),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
+    "vocabulary": ("vocab_size", "padded_vocab_size", "n_vocab"),
+    "longest_context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_topk", "top_k"),
+    "expert_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_expert_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+}
+"""Our word for a number, and what it is called in the configs of families, the usual one first."""
+
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+_ALIASES = {"gemma3": "gemma3_text"}
+
+
+class Config(Record):
+    """A config's values, with those that its family leaves out filled in.
+
+    `source` says where it came from, for errors; `family` is its `model_type`; `known` says that
+    the family is in the table, `assumed` what had to be assumed, in sentences.
+    """
+
+    values: Mapping[str, Any]
+    family: str
+    source: str
+    architecture: Architecture = UNKNOWN
+    known: bool = False
+    assumed: tuple[str, ...] = ()
+    whole: Mapping[str, Any] = NOTHING
+
+    def get(self, key: str) -> Any:
+        """The config's value by its own key, the family's default where it is absent, or `None`."""
+        value = self.values.get(key)
+        return self.architecture.defaults.get(key) if value is None else value
+
+    def flag(self, flag: bool | str) -> bool:
+        """What a flag of the family's row comes to in this config."""
+        return bool(self.get(flag)) if isinstance(flag, str) else flag
+
+    def number(self, word: str, default: int | None = None) -> int:
+        """A number by our word for it; raises `ConfigurationError` where there is none."""
+        found = self.optional(word)
+        if found is not None:
+            return found
+        if default is not None:
+            return default
+        names = ", ".join(NAMES[word])
+        raise ConfigurationError(
+            f"{self.source} does not say the number of {_SPOKEN[word]}: it has none of the keys "
+            f"{names}; it may not be a language model's config, else add the key",
+            self.source,
+        )
+
+    def optional(self, word: str) -> int | None:
+        """A number by our word for it, or `None`."""
+        for name in NAMES[word]:
+            value = self.get(name)
+            if value is not None:
+                least = 0 if word in ("experts", "shared_expert_size") else 1
+                return whole(f"{self.source}: {name}", value, least)
+        return None
+
+
+_SPOKEN = {
+    "hidden": "hidden units",
+    "layers": "layers",
+    "heads": "attention heads",
+    "intermediate": "units of the feed-forward network",
+    "vocabulary": "tokens of the vocabulary",
+    "experts_per_token": "experts that a token passes",
+}
+
+
+def is_config_path(path: Path) -> bool:
+    """Whether a path is a JSON file, or a folder with a `config.json`."""
+    if path.is_dir():
+        return (path / CONFIG_NAME).is_file()
+    return path.suffix == ".json" and not path.name.endswith(".index.json")
+
+
+def read_config(path: Path) -> Config:
+    """The config in a file, or in a folder's `config.json`.
+
+    Raises `ConfigurationError` where there is none, or it is not a JSON object.
+    """
+    file = path / CONFIG_NAME if path.is_dir() else path
+    try:
+        if os.path.getsize(file) > LARGEST_CONFIG:
+            raise ConfigurationError(f"{file} is too large to be a config", str(file))
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no file {file}; give a model's config.json, or the folder it is in",
+            str(file),
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}", str(file)) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not JSON: {error}", str(file)) from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise ConfigurationError(f"{file} holds a {kind}, and a config is an object", str(file))
+    return as_config(values, str(file))
+
+
+def as_config(values: Mapping[str, Any], source: str = "the config") -> Config:
+    """A config from its values; of a model for several kinds of data, the part for text.
+
+    >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
+    3
+    """
+    text, assumed = dict(values), []
+    for name in _NESTED:
+        inner = values.get(name)
+        if isinstance(inner, Mapping) and not _speaks(values, "hidden"):
+            text = {**{k: v for k, v in values.items() if k in _INHERITED}, **inner}
+            assumed.append(
+                f"only the text part ({name}) is counted; what sees or hears comes on top"
+            )
+            break
+    family = str(text.get("model_type") or values.get("model_type") or "")
+    family = _ALIASES.get(family, family)
+    known = family in ARCHITECTURES
+    if not known:
+        called = f"the architecture {family!r} is" if family else "without a model_type, it is"
+        assumed.append(f"{called} not one of those known exactly: layers like Llama's are assumed")
+    architecture = ARCHITECTURES.get(family, UNKNOWN)
+    return Config(text, family, source, architecture, known, tuple(assumed), dict(values))
+
+
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+
+
+def _speaks(values: Mapping[str, Any], word: str) -> bool:
+    return any(values.get(name) is not None for name in NAMES[word])
+
+
+def dtype_of_config(config: Config) -> str | None:
+    """The element type that a config names for its weights, if it names one that we know."""
+    for key in ("dtype", "torch_dtype"):
+        name = config.get(key)
+        if isinstance(name, str):
+            try:
+                return as_dtype(name.removeprefix("torch.")).name
+            except ConfigurationError:
+                return None
+    return None

@@ -1,0 +1,61 @@
+"""Memory that nothing uses given back: what copies keep ready, and what libraries keep for later.
+
+Whoever frees memory after a failed try does it here too.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.engines import effects, registry
+from anydevice.engines.places import place_of
+from anydevice.errors import AnyDeviceError
+from anydevice.transfer.rings import release_ring
+
+
+def release(device: Device | str | None = None) -> None:
+    """Give the memory of a device that no array uses back to it; without one, that of all.
+
+    Array libraries keep the memory of arrays that are gone, for later ones, and copies to a CUDA
+    device keep pinned memory of the host. Other libraries and other programs cannot use either
+    until it is given back. Whatever is in use stays, and so does what JAX took at its start: it
+    keeps that until its process ends. Later allocations and copies take their memory anew, so call
+    this where memory is short, and not in a loop.
+
+    >>> import anydevice
+    >>> anydevice.release("cpu")
+
+    No library is imported or started for it. Raises `DeviceNotFoundError` where a device that is
+    named is not usable.
+    """
+    place = None if device is None else place_of(choose_device(device))
+    for engine in _engines():
+        for each in engine.devices():
+            if place is None or each == place:
+                release_ring(each)
+                engine.memory.release(each)
+
+
+def free_what_failed() -> None:
+    """After a try that ran out of memory: collect what it left behind, and give it back.
+
+    What the error held has to be let go of before (see `running_out.let_go`).
+    """
+    gc.collect()
+    release()
+
+
+def _engines() -> list[Engine]:
+    """The engines that can hold memory: their library is imported, and has started."""
+    engines = []
+    for name in registry.loaded_engines():
+        if name == "jax" and not effects.jax_started():
+            continue  # asking for its devices would start it, and take most of a GPU's memory
+        try:
+            engines.append(registry.load(name))
+        except AnyDeviceError:  # damaged, and so it holds nothing
+            continue
+    return engines

@@ -1,0 +1,118 @@
+"""Models in ops alone: layers that describe themselves, parameters in plain trees.
+
+>>> from anydevice import nn
+>>> model = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")
+>>> model.output_shape, model.parameter_count
+((10,), 9610)
+
+The same model runs, with the same parameters for the same seed, on every engine. Every name loads
+when it is first used.
+"""
+
+from __future__ import annotations
+
+from anydevice.core.late import load
+
+TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
+if TYPE_CHECKING:
+    from anydevice.nn.activations import Activation as Activation
+    from anydevice.nn.attention_layers import Attention as Attention
+    from anydevice.nn.attention_layers import GatedMLP as GatedMLP
+    from anydevice.nn.attention_layers import TransformerBlock as TransformerBlock
+    from anydevice.nn.chain import Chain as Chain
+    from anydevice.nn.clipping import clipped as clipped
+    from anydevice.nn.clipping import global_norm as global_norm
+    from anydevice.nn.convolution_layers import AvgPool2d as AvgPool2d
+    from anydevice.nn.convolution_layers import Conv2d as Conv2d
+    from anydevice.nn.convolution_layers import MaxPool2d as MaxPool2d
+    from anydevice.nn.dropping import Dropout as Dropout
+    from anydevice.nn.folding import folded as folded
+    from anydevice.nn.initializers import Constant as Constant
+    from anydevice.nn.initializers import Initializer as Initializer
+    from anydevice.nn.initializers import Normal as Normal
+    from anydevice.nn.initializers import Scaled as Scaled
+    from anydevice.nn.initializers import Uniform as Uniform
+    from anydevice.nn.layer import Layer as Layer
+    from anydevice.nn.layer import Run as Run
+    from anydevice.nn.layers import Dense as Dense
+    from anydevice.nn.layers import Embedding as Embedding
+    from anydevice.nn.layers import Flatten as Flatten
+    from anydevice.nn.layers import LayerNorm as LayerNorm
+    from anydevice.nn.layers import PositionEmbedding as PositionEmbedding
+    from anydevice.nn.layers import RMSNorm as RMSNorm
+    from anydevice.nn.losses import binary_cross_entropy as binary_cross_entropy
+    from anydevice.nn.losses import cross_entropy as cross_entropy
+    from anydevice.nn.losses import mean_squared_error as mean_squared_error
+    from anydevice.nn.model import Model as Model
+    from anydevice.nn.model import build as build
+    from anydevice.nn.optimizers import SGD as SGD
+    from anydevice.nn.optimizers import Adam as Adam
+    from anydevice.nn.optimizers import AdamW as AdamW
+    from anydevice.nn.optimizers import Lion as Lion
+    from anydevice.nn.optimizers import Optimizer as Optimizer
+    from anydevice.nn.random_choice import folded_seed as folded_seed
+    from anydevice.nn.recomputing import recompute as recompute
+    from anydevice.nn.schedules import ConstantRate as ConstantRate
+    from anydevice.nn.schedules import CosineRate as CosineRate
+    from anydevice.nn.schedules import Schedule as Schedule
+    from anydevice.nn.schedules import SteppedRate as SteppedRate
+    from anydevice.nn.schedules import WarmUp as WarmUp
+
+_PUBLIC = {
+    "Activation": "activations",
+    "Adam": "optimizers",
+    "AdamW": "optimizers",
+    "Attention": "attention_layers",
+    "AvgPool2d": "convolution_layers",
+    "Chain": "chain",
+    "Constant": "initializers",
+    "ConstantRate": "schedules",
+    "Conv2d": "convolution_layers",
+    "CosineRate": "schedules",
+    "Dense": "layers",
+    "Dropout": "dropping",
+    "Embedding": "layers",
+    "Flatten": "layers",
+    "GatedMLP": "attention_layers",
+    "Initializer": "initializers",
+    "Layer": "layer",
+    "LayerNorm": "layers",
+    "Lion": "optimizers",
+    "MaxPool2d": "convolution_layers",
+    "Model": "model",
+    "Normal": "initializers",
+    "Optimizer": "optimizers",
+    "PositionEmbedding": "layers",
+    "RMSNorm": "layers",
+    "Run": "layer",
+    "SGD": "optimizers",
+    "Scaled": "initializers",
+    "Schedule": "schedules",
+    "SteppedRate": "schedules",
+    "TransformerBlock": "attention_layers",
+    "Uniform": "initializers",
+    "WarmUp": "schedules",
+    "binary_cross_entropy": "losses",
+    "build": "model",
+    "clipped": "clipping",
+    "cross_entropy": "losses",
+    "folded": "folding",
+    "folded_seed": "random_choice",
+    "global_norm": "clipping",
+    "mean_squared_error": "losses",
+    "recompute": "recomputing",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = load(f"{__name__}.{_PUBLIC[name]}:{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,118 @@
+"""What parameters are before training: the same numbers for the same seed on every engine."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError
+from anydevice.transfer.moving import to_device
+
+if TYPE_CHECKING:
+    from anydevice.transfer.randomness import Random
+
+Array = Any
+
+
+class Initializer(Record):
+    """Makes the first numbers of one parameter, as float32 on the generator's device.
+
+    `inputs` is how many numbers each output is a sum of, `outputs` how many sums each input is in.
+    """
+
+    def __call__(
+        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
+    ) -> Array:
+        """An array of this shape."""
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+class Constant(Initializer):
+    """The same number everywhere.
+
+    >>> import anydevice
+    >>> Constant(2.0)(anydevice.rng(0, "cpu"), (2,), 1, 1).tolist()
+    [2.0, 2.0]
+    """
+
+    value: float = 0.0
+
+    def __call__(
+        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
+    ) -> Array:
+        return to_device(np.full(shape, self.value, np.float32), generator.device)
+
+
+class Normal(Initializer):
+    """Numbers around 0 with this standard deviation."""
+
+    deviation: float = 0.02
+
+    def __call__(
+        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
+    ) -> Array:
+        return generator.normal(shape, std=self.deviation)
+
+
+class Uniform(Initializer):
+    """Numbers from -limit up to limit, each part of it equally likely."""
+
+    limit: float = 0.05
+
+    def __call__(
+        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
+    ) -> Array:
+        return generator.uniform(shape, -self.limit, self.limit)
+
+
+class Scaled(Initializer):
+    """Numbers whose variance is `gain / count`, so that a sum of `count` of them keeps its scale.
+
+    The count is that of the inputs, of the outputs, or the mean of `"both"`.
+    """
+
+    gain: float = 1.0
+    by: Literal["inputs", "outputs", "both"] = "inputs"
+    uniform: bool = False
+
+    def __call__(
+        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
+    ) -> Array:
+        counts = {"inputs": inputs, "outputs": outputs, "both": (inputs + outputs) / 2}
+        if self.by not in counts:
+            raise ConfigurationError(
+                f"Scaled: by is one of {', '.join(counts)}, not {self.by!r}", source="Scaled.by"
+            )
+        deviation = math.sqrt(self.gain / counts[self.by])
+        make = Uniform(deviation * math.sqrt(3)) if self.uniform else Normal(deviation)
+        return make(generator, shape, inputs, outputs)
+
+
+INITIALIZERS: dict[str, Initializer] = {
+    "zeros": Constant(0.0),
+    "ones": Constant(1.0),
+    "lecun": Scaled(),
+    "he": Scaled(2.0),
+    "glorot": Scaled(1.0, "both", uniform=True),
+}
+"""The usual ones by name."""
+
+
+def initializer_of(spec: Initializer | str) -> Initializer:
+    """The initializer, or the one of that name.
+
+    >>> initializer_of("he")
+    Scaled(gain=2.0, by='inputs', uniform=False)
+    """
+    if isinstance(spec, Initializer):
+        return spec
+    if not isinstance(spec, str) or spec not in INITIALIZERS:
+        raise ConfigurationError(
+            f"{spec!r} is no initializer; take one of {', '.join(INITIALIZERS)}, or one of the "
+            "records Constant, Normal, Uniform, Scaled",
+            source="initializer",
+        )
+    return INITIALIZERS[spec]

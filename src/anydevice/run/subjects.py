@@ -1,0 +1,96 @@
+"""What can be compiled and checked: every kind of model, seen in the same way.
+
+A subject is a model together with its weights in one place. It can be moved, and it can be made a
+reference of itself: the same model with float64 weights in the host's memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from anydevice.core.device import Device
+from anydevice.run.precision import Policy
+
+Array = Any
+Arguments = Any
+"""What a subject's function takes first: its weights, where they are not part of the function."""
+
+After = Callable[[str, Any], Any]
+"""Is told the name of a part and what it gave; what it returns goes on to the next part."""
+
+Change = Callable[[Array], Array]
+"""Makes another float64 array of a NumPy array of weights; whole numbers stay as they are."""
+
+
+class Subject(ABC):
+    """One model in one place.
+
+    `kind` is what it is, in words; `library` the engine that it is written for, `None` where it
+    runs on all. `notes` are said in the report. `unit` is the rounding error of a reference where
+    it is not that of float64.
+    """
+
+    kind: str
+    library: str | None = None
+    notes: tuple[str, ...] = ()
+    arguments: Arguments = ()
+    unit: float = 2.0**-53
+
+    @abstractmethod
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        """What the model gives; a function that compilers can look through."""
+
+    @abstractmethod
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        """What the model gives, part by part, each part's result passed through `after`."""
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, Array]:
+        """Its weights by path."""
+
+    @abstractmethod
+    def moved(self, device: Device, dtype: str) -> Subject:
+        """The model with weights of this type on a device; weights there already are shared."""
+
+    @abstractmethod
+    def reference(self, change: Change) -> Subject:
+        """The model in the host's memory with the float64 weights that `change` makes."""
+
+    @property
+    def where(self) -> Device | None:
+        """Where its weights are; `None` where it has none, or should go where a device is best."""
+        return None
+
+    def under(self, policy: Policy) -> Callable[..., Any]:
+        """`call` under a policy: weights cast for computing, results for the caller."""
+        if not policy.casts_parameters:
+            return self.call
+
+        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+            return policy.for_output(
+                self.call(policy.for_computing(arguments), *inputs, **named)
+            )
+
+        return run
+
+    def for_tracing(self, device: Device, policy: Policy) -> Subject:
+        """The subject whose parts compute as `under(policy)` does."""
+        return self.moved(device, policy.compute) if policy.casts_parameters else self
+
+    def input_type(self, policy: Policy) -> str:
+        """The type of its floating inputs."""
+        return policy.compute
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """A block in which it is called without being compiled."""
+        return nullcontext()
+
+    def accepts(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Raise `ConfigurationError` where these are not what the model takes."""
+
+    def reference_input(self, x: Array) -> Array:
+        """A NumPy array as this reference takes it."""
+        return x

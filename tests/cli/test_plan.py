@@ -1,0 +1,239 @@
+"""`anydevice plan`: a table that fits the terminal, the same as JSON, and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice import testing
+from anydevice.cli import plan
+from anydevice.cli.main import main
+from anydevice.cli.printing import Output
+from anydevice.memory.estimates import estimate_inference
+from anydevice.memory.plan_text import plan_lines
+from anydevice.memory.plans import plan_inference
+
+Anydevice = Callable[..., tuple[int, str, str]]
+Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+SHAPE_405B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+SMALL = {**SHAPE_405B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+PARTS = {"weights", "kv_cache", "activations", "logits", "overhead", "total", "total_gib"}
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """The path of a config.json of 405 billion parameters."""
+    return written(tmp_path, SHAPE_405B)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """The path of a config.json of a model that fits anywhere."""
+    return written(tmp_path, SMALL)
+
+
+def written(folder: Path, config: dict[str, Any]) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_what_fits_ends_with_0(anydevice: Anydevice, small: str) -> None:
+    with testing.fake_machine(cuda=1):
+        code, out, err = anydevice("plan", small, "--context", "128")
+    assert (code, err) == (0, "")
+    assert "✓ fits on cuda:0" in out
+    assert "kv-cache" in out
+    assert "would fit" not in out
+
+
+def test_what_does_not_fit_ends_with_1_and_says_what_would(
+    anydevice: Anydevice, large: str
+) -> None:
+    with testing.fake_machine(cuda=8, memory="110GiB"):
+        code, out, err = anydevice(
+            "plan", large, "--context", "131072", "--batch", "8", "--device", "cuda"
+        )
+    assert (code, err) == (1, "")
+    assert "✗ does not fit" in out
+    assert "It would fit with:" in out
+    assert "no place for" in out
+    assert "cuda:7" in out
+
+
+def test_on_several_devices_it_says_what_would_do_with_fewer(
+    anydevice: Anydevice, large: str
+) -> None:
+    with testing.fake_machine(cuda=8, memory="160GiB"):
+        code, out, _ = anydevice("plan", large, "--context", "131072")
+    assert code == 0
+    assert "together" in out
+    assert "On fewer devices with:\n  context " in out
+    assert "layers quantized to int8 instead of bfloat16" in out
+
+
+def test_one_device_that_is_too_small(anydevice: Anydevice, large: str) -> None:
+    with testing.fake_machine(cuda=1, memory="80GiB"):
+        code, out, _ = anydevice("plan", large, "--device", "cuda:0")
+    assert code == 1
+    assert "✗ does not fit on cuda:0: 7" in out
+    assert "GiB needed, 80.0 GiB free" in out
+    assert re.search(r"^cuda:0  0–125 .* █+ 9\d\d %$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("memory", ["1GiB", "130GiB", "180GiB", "2TiB"])
+def test_every_line_fits_the_terminal(width: int, memory: str) -> None:
+    with testing.fake_machine(cuda=8, memory=memory):
+        made = plan_inference(SHAPE_405B, "cuda", context=8192, batch=4)
+    lines = plan_lines(made, width)
+    assert max(map(len, lines)) <= width
+    bars = [line for line in lines if line.startswith("cuda:")]
+    assert len(bars) == len(made.placements)
+    assert all("█" in line or "░" in line for line in bars)
+
+
+def test_a_stream_without_unicode_gets_bars_of_ascii(small: str) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    with testing.fake_machine(cuda=1):
+        made = plan_inference(small, context=128)
+        Output(stream).say(*plan_lines(made, 60))
+    stream.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "+ fits on cuda:0" in text
+    assert "#" in text
+    assert "?" not in text
+
+
+def test_colours_only_mark(small: str) -> None:
+    parsed: dict[str, Any] = {"model": small, "device": None, "context": 128, "batch": 1}
+    shown = []
+    for colour in (False, True):
+        stream = io.StringIO()
+        arguments = argparse.Namespace(json=False, dtype=None, kv_dtype=None, **parsed)
+        with testing.fake_machine(cuda=1):
+            assert plan.run(arguments, Output(stream, colour=colour, width=60)) == 0
+        shown.append(stream.getvalue())
+    assert "\x1b" not in shown[0]
+    assert "\x1b[32m✓\x1b[0m" in shown[1]
+    plain = shown[1].replace("\x1b[32m", "").replace("\x1b[2m", "").replace("\x1b[0m", "")
+    assert plain == shown[0]
+
+
+def test_as_json(anydevice: Anydevice, small: str) -> None:
+    with testing.fake_machine(cuda=2):
+        code, out, _ = anydevice(
+            "plan", small, "--json", "--context", "128", "--dtype", "float32", "--kv-dtype",
+            "bfloat16", "--device", "cuda:1,cpu",
+        )  # fmt: skip
+    data = json.loads(out)
+    assert code == 0
+    assert set(data["estimate"]) >= PARTS
+    expected = estimate_inference(SMALL, context=128, dtype="float32", kv_dtype="bfloat16")
+    assert data["estimate"]["total"] == expected.total
+    assert data["estimate"]["total_gib"] == pytest.approx(expected.total_gib, abs=0.01)
+    assert (data["fits"], data["device"]) == (True, "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nobody/nothing"], "hf download nobody/nothing config.json"),
+        (["/nowhere/config.json"], "no such file or folder"),
+        (["MODEL", "--dtype", "bf16"], "did you mean 'bfloat16'"),
+        (["MODEL", "--device", "cuda:9"], "cuda:9 is not usable"),
+        (["MODEL", "--device", "gpux"], "no backend 'gpux'"),
+        (["MODEL", "--context", "0"], "not a whole number above 0"),
+        (["MODEL", "--batch", "many"], "not a whole number above 0"),
+        ([], "MODEL"),
+    ],
+)
+def test_bad_input_ends_with_2(
+    anydevice: Anydevice,
+    small: str,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    words = [small if word == "MODEL" else word for word in words]
+    with testing.fake_machine():
+        code, out, err = anydevice("plan", *words)
+        assert (code, out) == (2, "")
+        assert said in err
+        code, out, err = anydevice("plan", *words, "--json")
+    assert (code, err) == (2, "")
+    assert said in json.loads(out)["error"]
+
+
+def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "plan" in capsys.readouterr().out
+    assert main(["plan", "--help"]) == 0
+    assert "--kv-dtype" in capsys.readouterr().out
+
+
+def test_in_a_process_of_its_own_no_array_library_is_imported(large: str) -> None:
+    code = (
+        "import sys; from anydevice.cli.main import main; "
+        f"code = main(['plan', {large!r}, '--context', '8192', '--batch', '4', '--json']); "
+        "print(code, sorted({'numpy', 'torch', 'jax', 'mlx', 'ml_dtypes', 'optree', 'rich', "
+        "'transformers', 'huggingface_hub'} & set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=True
+    )
+    assert ended.stderr.decode().split(maxsplit=1)[1].strip() == "[]"
+    assert set(json.loads(ended.stdout)["estimate"]) >= PARTS
+
+
+def test_a_reader_that_leaves_is_no_error(small: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "anydevice", "plan", small],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_piped_it_is_plain(process: Process, small: str) -> None:
+    ended = process("plan", small, "--device", "cpu", PYTHONUTF8="1")
+    assert ended.returncode == 0, ended.stderr
+    assert "\x1b" not in ended.stdout.decode()
+    assert "✓ fits on cpu" in ended.stdout.decode()

@@ -1,0 +1,82 @@
+"""The one bar of all commands."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import pytest
+
+from anydevice.cli.printing import Output
+from anydevice.cli.progress import shown_on
+from anydevice.core.progress import ProgressBar
+
+if sys.platform != "win32":
+    import pty
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    with shown_on(Output(terminal, width=80)) as progress:
+        assert progress is not None
+        progress(1, 4, "add on [cpu]")
+    assert "1/4" in terminal.getvalue()
+    assert "add on [cpu]" in terminal.getvalue()
+    for output, silent in ((Output(pipe), False), (Output(pipe, width=80), True)):
+        with shown_on(output, silent=silent) as progress:
+            assert progress is None
+    assert pipe.getvalue() == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+def test_a_bar_on_a_terminal_and_only_there() -> None:
+    leader, follower = pty.openpty()
+    with open(follower, "w", encoding="utf-8") as terminal:
+        with shown_on(Output(terminal, width=80)) as tell:
+            assert tell is not None
+            tell(3, 9, "add in float32")
+        terminal.flush()
+        text = os.read(leader, 100_000).decode()
+    os.close(leader)
+    assert "3/9" in text
+    assert "add in float32" in text
+    with shown_on(Output(io.StringIO())) as tell:
+        assert tell is None
+
+
+def test_nothing_is_shown_before_anything_is_told() -> None:
+    terminal = Terminal()
+    with shown_on(Output(terminal, width=80)):
+        pass
+    assert terminal.getvalue() == ""
+
+
+def test_the_cursor_comes_back_after_an_interruption() -> None:
+    terminal = Terminal()
+
+    def interrupted() -> None:
+        with shown_on(Output(terminal, width=80)) as tell:
+            assert tell is not None
+            tell(0, 2, "one")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert terminal.getvalue().rpartition("\x1b[?25l")[2].count("\x1b[?25h") >= 1
+
+
+def test_bytes_are_shown_as_such() -> None:
+    terminal = Terminal()
+    with ProgressBar(terminal, colour=False, in_bytes=True) as bar:
+        bar.tell(1024, 2048, "loading")
+        bar.tell(2048, 2048, "loading")
+    assert "2.0/2.0 KiB" in terminal.getvalue()
+    assert "loading" in terminal.getvalue()

@@ -1,0 +1,209 @@
+"""The screen, keys and signals of a live view, on a pseudo-terminal in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from anydevice.cli import terminal, watch
+from anydevice.cli.printing import Output
+from anydevice.cli.terminal import Attention
+from anydevice.cli.watch_frame import line
+from anydevice.hardware.readings import DeviceProcess, Readings
+from anydevice.memory.glances import Glance
+
+Anydevice = Callable[..., tuple[int, str, str]]
+GIB = 2**30
+PATIENCE = 60.0
+GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
+
+CARD = Glance(
+    "cuda:0",
+    "NVIDIA H200",
+    total=141 * GIB,
+    usable=140 * GIB,
+    readings=Readings(load=0.78, free_memory=70 * GIB),
+    processes=(DeviceProcess(48211, "python train.py", 63 * GIB, 0.77),),
+)
+
+
+class Looks:
+    """Stands for the machine: counts the looks, and does something at one of them."""
+
+    def __init__(self, **at: Callable[[], None]) -> None:
+        self.count, self.at = 0, at
+
+    def __call__(self, cards: object) -> list[Glance]:
+        self.count += 1
+        self.at.get(f"look{self.count}", lambda: None)()
+        return [CARD]
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_lines_in_this_process(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(look3=interrupt)
+    monkeypatch.setattr(watch, "_look", looks)
+    before = signal.getsignal(signal.SIGINT)
+    code, out, err = anydevice("watch", "--interval", "0.05", "--device", "cpu")
+    assert (code, err, looks.count) == (0, "", 3)
+    assert [text[21:] for text in out.splitlines()] == [line(CARD)] * 3
+    assert signal.getsignal(signal.SIGINT) is before
+    looks = Looks(look2=interrupt)
+    monkeypatch.setattr(watch, "_look", looks)
+    code, out, _ = anydevice("watch", "--json", "--interval", "0.05", "--device", "cpu")
+    assert code == 0
+    assert [json.loads(text)["devices"][0] for text in out.splitlines()] == [CARD.to_dict()] * 2
+
+
+@pytest.fixture
+def on_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Output, int, int]]:
+    """An output on a pseudo-terminal, whose keys are the program's; and both of its ends."""
+    primary, secondary = pty.openpty()
+    stream = open(os.dup(secondary), "w", encoding="utf-8")  # noqa: SIM115
+    keys = open(os.dup(secondary), encoding="utf-8")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdin", keys)
+    yield Output(stream, colour=True, width=80), primary, secondary
+    for file in (stream, keys):
+        file.close()
+    for descriptor in (primary, secondary):
+        os.close(descriptor)
+
+
+def shown_until(primary: int, ending: str) -> str:
+    """What the terminal was sent, to that ending; the system passes it on when it likes."""
+    shown = b""
+    while not shown.endswith(ending.encode()):
+        assert select.select([primary], [], [], PATIENCE)[0], shown
+        shown += os.read(primary, 65536)
+    return shown.decode()
+
+
+def test_the_live_view_in_this_process(
+    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, primary, secondary = on_screen
+    before = termios.tcgetattr(secondary)
+    looks = Looks(
+        look2=lambda: signal.raise_signal(signal.SIGWINCH),
+        look3=lambda: os.write(primary, b"x") and None,
+        look4=lambda: os.write(primary, b"q") and None,
+    )
+    monkeypatch.setattr(watch, "_look", looks)
+    watch._show((), output, 0.05)
+    assert looks.count >= 4
+    shown = shown_until(primary, GIVEN_BACK)
+    assert shown.count("cuda:0") == 2  # drawn anew after the change of size, and not otherwise
+    assert termios.tcgetattr(secondary) == before
+
+
+def test_suspending_in_this_process(
+    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, primary, _ = on_screen
+    stopped: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *what: stopped.append(what))
+    looks = Looks(
+        look2=lambda: signal.raise_signal(signal.SIGTSTP),
+        look3=interrupt,
+    )
+    monkeypatch.setattr(watch, "_look", looks)
+    watch._show((), output, 0.05)
+    assert stopped == [(os.getpid(), signal.SIGSTOP)]
+    shown = shown_until(primary, GIVEN_BACK)
+    if shown.count("\x1b[?1049h") == 1:  # only what came before it was stopped
+        shown += shown_until(primary, GIVEN_BACK)
+    assert shown.count("\x1b[?1049h") == shown.count(GIVEN_BACK) == 2
+
+
+def test_fewer_lines_leave_nothing_behind(on_screen: tuple[Output, int, int]) -> None:
+    output, primary, _ = on_screen
+    with terminal.Screen(output) as screen:
+        assert screen.size == (80, 24)  # a terminal that does not know its own
+        screen.draw(["one", "two", "three"])
+        shown_until(primary, "three\x1b[K")
+        screen.draw(["one", "TWO"])
+        assert shown_until(primary, "\x1b[J") == "\x1b[2;1HTWO\x1b[K\x1b[3;1H\x1b[J"
+        screen.draw(["one", "TWO"])
+    assert shown_until(primary, GIVEN_BACK) == GIVEN_BACK
+
+
+def test_a_screen_that_goes_away_is_no_error(
+    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, _, _ = on_screen
+
+    def gone(self: object, text: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    looks = Looks(look2=lambda: monkeypatch.setattr(terminal.Screen, "_write", gone))
+    monkeypatch.setattr(watch, "_look", looks)
+    watch._show((), output, 0.05)
+    assert looks.count >= 2  # the next time that there is anything to draw
+
+
+def test_without_keys_only_signals_quit(
+    on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, primary, _ = on_screen
+    monkeypatch.setattr(watch, "_look", Looks(look2=interrupt))
+    for none in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stdin", none)
+        watch._show((), output, 0.05)
+        assert "Ctrl-C quits" in shown_until(primary, GIVEN_BACK)
+        monkeypatch.setattr(watch, "_look", Looks(look1=interrupt))
+
+
+def test_keys_of_a_terminal_that_is_closed_quit() -> None:
+    primary, secondary = pty.openpty()
+    os.close(primary)
+    try:
+        with Attention(secondary) as attention:
+            assert attention.wait_until(time.monotonic() + PATIENCE) == "quit"
+    finally:
+        os.close(secondary)
+
+
+def test_attention_outside_the_main_thread_and_many_bells() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def elsewhere() -> None:
+        with Attention(screen=True) as attention:
+            seen.append(signal.getsignal(signal.SIGTERM))
+            seen.append(attention.wait_until(0.0))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(PATIENCE)
+    assert seen == [before, "time"]
+    with Attention(screen=True) as attention:
+        os.write(attention._bell, b"!" * 65536)
+        signal.raise_signal(signal.SIGCONT)  # the pipe is full
+        assert attention.wait_until(0.0) == "redraw"
+        signal.raise_signal(signal.SIGWINCH)
+        signal.raise_signal(signal.SIGTERM)
+        assert attention.wait_until(0.0) == "quit"
+        assert attention.wait_until(0.0) == "redraw"
+
+
+def test_where_pipes_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    with Attention() as attention:
+        monkeypatch.setattr(os, "name", "nt")
+        monkeypatch.setattr(time, "sleep", slept.append)
+        assert attention.wait_until(0.0) == "time"
+    assert slept == [0.0]

@@ -1,0 +1,160 @@
+"""A limit holds, or says why it has no effect; after memory ran out, everything goes on."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice.choose import settings
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES
+from anydevice.core.engine import Engine, MemoryUse
+from anydevice.memory import budgets
+
+FLOAT32 = DTYPES["float32"]
+MIB = 2**20
+ROOM = 64 * MIB
+PIECE = (1024, 1024)  # 4 MiB
+IMPOSSIBLE = (2**22, 2**24)  # 256 TiB
+
+
+@pytest.fixture
+def limited(engine: Engine, device: Device) -> Iterator[tuple[int, str | None]]:
+    """A limit that leaves room for 64 MiB more than is held now, and why it has no effect."""
+    gc.collect()
+    engine.memory.release(device)
+    now = engine.memory.use(device)
+    limit = (now.reserved if now else 0) + ROOM
+    why_not = engine.memory.set_limit(device, limit)
+    try:
+        yield limit, why_not
+    finally:
+        engine.memory.set_limit(device, None)
+
+
+def fill(engine: Engine, device: Device, held: list[Any], *, at_most: int = 4 * ROOM) -> None:
+    """Take memory piece by piece until there is none left."""
+    while len(held) * 4 * MIB < at_most:
+        held.append(engine.empty(PIECE, FLOAT32, device))
+
+
+def figures(engine: Engine, device: Device) -> MemoryUse:
+    use = engine.memory.use(device)
+    assert use is not None
+    return use
+
+
+def test_a_limit_holds_or_says_why(
+    engine: Engine, device: Device, limited: tuple[int, str | None]
+) -> None:
+    limit, why_not = limited
+    held: list[Any] = []
+    if why_not is not None:
+        assert re.search(r"; (use|call|on the CPU use) ", why_not)
+        fill(engine, device, held, at_most=2 * ROOM)
+        assert len(held) * 4 * MIB >= 2 * ROOM
+        return
+    assert figures(engine, device).limit == limit
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each library has its own
+        fill(engine, device, held)
+    assert engine.memory.ran_out(caught.value)
+    assert engine.memory.asked(caught.value) in (4 * MIB, None)
+    assert 0.9 * ROOM <= len(held) * 4 * MIB <= ROOM
+    assert figures(engine, device).reserved <= limit + 1024  # MLX keeps the zero it fills with
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        engine.place(np.ones(PIECE, np.float32), device)
+    assert engine.memory.ran_out(caught.value)
+
+
+def test_after_it_ran_out_the_next_call_works(
+    engine: Engine, device: Device, limited: tuple[int, str | None]
+) -> None:
+    _, why_not = limited
+    before = engine.memory.use(device)
+    for _ in range(100 if why_not is None else 3):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            engine.empty(IMPOSSIBLE, FLOAT32, device)
+        assert engine.memory.ran_out(caught.value)
+        del caught
+    gc.collect()
+    after = engine.memory.use(device)
+    if before is not None and after is not None:
+        assert after.in_use <= 1.01 * before.in_use + MIB
+    placed = engine.place(np.arange(12, dtype=np.float32), device)
+    np.testing.assert_array_equal(engine.to_host(placed), np.arange(12))
+
+
+def test_a_lifted_limit_is_gone(engine: Engine, device: Device) -> None:
+    if engine.memory.set_limit(device, 8 * MIB) is not None:
+        assert engine.memory.set_limit(device, None) is None or device.kind != "cpu"
+        return
+    assert engine.memory.set_limit(device, None) is None
+    assert figures(engine, device).limit is None
+    held: list[Any] = []
+    fill(engine, device, held, at_most=ROOM)
+    assert len(held) * 4 * MIB == ROOM
+
+
+def test_room_that_is_kept_for_later_counts_only_until_it_is_needed(
+    engine: Engine, device: Device, limited: tuple[int, str | None]
+) -> None:
+    for count in (14, 7, 3):  # of other sizes, so that what was given back before does not fit
+        made = engine.empty((count, *PIECE), FLOAT32, device)
+        del made
+        gc.collect()
+    made = engine.empty((15, *PIECE), FLOAT32, device)
+    assert tuple(made.shape) == (15, *PIECE)
+
+
+def test_what_cannot_be_had_is_out_of_memory_and_nothing_else_is(
+    engine: Engine, device: Device
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        engine.empty(IMPOSSIBLE, FLOAT32, device)
+    assert engine.memory.ran_out(caught.value)
+    assert engine.memory.asked(caught.value) in (4 * 2**46, None)
+    for other in (ValueError("shapes do not fit"), RuntimeError("memory format"), KeyError("x")):
+        assert not engine.memory.ran_out(other)
+        assert engine.memory.asked(other) is None
+    assert engine.memory.ran_out(MemoryError())
+
+
+def ask_for(memory: float | str) -> None:
+    """Set a budget; JAX on a GPU has started here already, which is an error and then a warning."""
+    jax_on_gpu = any(e.name == "jax" for e, _ in budgets.started_jax())
+    if not jax_on_gpu:
+        anydevice.configure(memory=memory)
+        return
+    with pytest.raises(anydevice.ConfigurationError, match="comes too late: JAX has already"):
+        anydevice.configure(memory=memory)
+    with pytest.warns(UserWarning, match="JAX has already started"):
+        settings.change({"memory": memory}, insist=False)
+
+
+def test_a_budget_reaches_the_engine_and_is_lifted(engine: Engine, device: Device) -> None:
+    assert anydevice.configure().memory == "balanced"
+    assert budgets.effects() == ()
+    ask_for(0.5)
+    effects = {(e.engine, e.device): e for e in budgets.effects()}
+    if (engine.name, device) not in effects:
+        assert device.standing is None  # one of JAX's virtual CPU devices
+        return
+    effect = effects[engine.name, device]
+    total = device.facts.usable_memory or device.facts.total_memory
+    assert total is not None
+    assert effect.limit <= total // 2
+    if effect.why_not is None:
+        assert figures(engine, device).limit == effect.limit
+    ask_for("1GiB")
+    if effect.why_not is None:
+        assert figures(engine, device).limit == 2**30
+    anydevice.configure(memory=None)
+    assert budgets.effects() == ()
+    if effect.why_not is None:
+        assert figures(engine, device).limit is None

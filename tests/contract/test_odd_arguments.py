@@ -1,0 +1,249 @@
+"""Arguments that make no sense or are far out of range: every engine says and does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.check import reference
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.engines.kernels import trust
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+from .homes import home, homes
+
+Put = Callable[[Any], Any]
+
+
+@pytest.fixture(params=homes(), scope="module")
+def at(request: pytest.FixtureRequest) -> tuple[Engine, Device]:
+    return home(request)
+
+
+@pytest.fixture
+def put(at: tuple[Engine, Device]) -> Put:
+    engine, device = at
+
+    def place(x: Any) -> Any:
+        if isinstance(x, list):
+            return [place(each) for each in x]
+        return engine.place(x, device) if isinstance(x, np.ndarray) else x
+
+    return place
+
+
+@pytest.fixture(params=["library", "ours"])
+def kernels(request: pytest.FixtureRequest, at: tuple[Engine, Device]) -> Iterator[None]:
+    """With and without the kernels of our own, where the engine has any."""
+    if request.param == "library":
+        yield
+        return
+    with trust.trial([("attention", "float32", str(at[1]))]):
+        yield
+
+
+def numbers(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+Q, K, V = numbers(2, 4, 3, 8), numbers(2, 2, 5, 8), numbers(2, 2, 5, 8)[..., ::-1].copy()
+FAR = [
+    [2**32, 2**32 + 2],
+    [2**31, 2**40],
+    [-1, -(2**32) + 3],
+    [-(2**63), 2**63 - 1],
+]
+
+
+def attended(at: tuple[Engine, Device], *arrays: Any, **options: Any) -> Any:
+    engine, device = at
+    # MLX decides by the operation where it works; the others by where their arrays are.
+    with engine.default_scope(device) if engine.shares_memory else nullcontext():
+        return engine.to_host(ops.attention(*arrays, **options))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 2}], ids=str)
+@pytest.mark.parametrize("lengths", FAR, ids=str)
+def test_lengths_out_of_range_are_none_or_all(
+    at: tuple[Engine, Device], put: Put, lengths: list[int], options: dict[str, Any]
+) -> None:
+    clamped = np.clip(lengths, 0, 5)
+    try:
+        there = put(np.array(lengths, np.int64))
+    except UnsupportedError:  # without 64 bits the largest that there is
+        there = put(np.clip(lengths, -(2**31), 2**31 - 1).astype(np.int32))
+    got = attended(at, *map(put, (Q, K, V)), lengths=there, **options)
+    want = reference.call("attention", Q, K, V, lengths=clamped, **options)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16], ids=lambda kind: kind.__name__)
+def test_short_lengths_with_more_keys_than_they_can_count(
+    at: tuple[Engine, Device], put: Put, kind: Any
+) -> None:
+    q, k = numbers(1, 1, 2, 4), numbers(1, 1, 70_000, 4)
+    got = attended(at, put(q), put(k), put(k), lengths=put(np.array([3], kind)), causal=True)
+    want = reference.call("attention", q, k[:, :, :3], k[:, :, :3], causal=True)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("window", [5, 2**31, 2**40, 2**70])
+def test_a_window_wider_than_the_keys_is_as_none(
+    at: tuple[Engine, Device], put: Put, window: int
+) -> None:
+    there = [put(x) for x in (Q, K, V)]
+    lengths = put(np.array([5, 4], np.int32))
+    for more in ({}, {"lengths": lengths}):
+        got = attended(at, *there, causal=True, window=window, **more)
+        np.testing.assert_array_equal(got, attended(at, *there, causal=True, **more))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_scale_of_zero_weighs_all_keys_alike(at: tuple[Engine, Device], put: Put) -> None:
+    got = attended(at, put(Q), put(K), put(V), scale=0)
+    want = np.repeat(V.mean(2, keepdims=True), 2, 1)
+    np.testing.assert_allclose(got, np.broadcast_to(want, Q.shape), rtol=1e-5, atol=1e-6)
+
+
+IMAGE, FILTERS = numbers(1, 2, 4, 4), numbers(3, 2, 3, 3)
+TURNED, PLACES = numbers(1, 1, 2, 4), np.arange(2, dtype=np.int32)
+ONE = [np.ones(2, np.float32)]
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+ADAM = (ONE, ONE, ONE, ONE)
+
+REFUSED: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], str]]] = {
+    "attention": [
+        ((Q, K, V), {"causal": np.ones((), bool)}, "causal is True or False, but it is a"),
+        ((Q, K, V), {"causal": 1}, "causal is True or False, but it is 1"),
+        ((Q, K, V), {"scale": float("nan")}, "scale is a finite number, but it is nan"),
+        ((Q, K, V), {"scale": float("-inf")}, "scale is a finite number, but it is -inf"),
+        ((Q, K, V), {"scale": np.ones((), np.float32)}, "scale is a finite number, but it is a"),
+        ((Q, K, V), {"causal": True, "window": 0}, "whole number from 1 on"),
+        ((Q, K, V), {"causal": True, "window": -(2**40)}, "whole number from 1 on"),
+        ((Q, K, V), {"causal": True, "window": 2.5}, "but it is 2.5"),
+        ((Q, K, V), {"causal": True, "window": True}, "but it is True"),
+        ((Q, K, V), {"window": 3}, "needs causal=True, but it is 3 and causal is False"),
+        ((Q, K, V), {"mask": np.ones((2, 5), np.float32)}, "array of float32, and it takes truth"),
+        ((Q, K, V), {"mask": np.ones((2, 5), np.int32)}, "array of int32, and it takes truth"),
+        ((Q, K, V), {"lengths": np.ones(2, np.float32)}, "whole numbers in lengths"),
+        ((Q, K, V), {"lengths": np.ones(2, bool)}, "array of bool"),
+    ],
+    "conv2d": [
+        ((IMAGE, FILTERS[:, :, :0]), {}, "at least (1, 1)"),
+        ((IMAGE, FILTERS[:, :, :, :0]), {}, "weight is (3, 2, 3, 0)"),
+        ((IMAGE, numbers(3, 2, 5, 3)), {}, "padding of (0, 0), but x is (1, 2, 4, 4), weight is"),
+        ((IMAGE, numbers(3, 2, 3, 7)), {"padding": (9, 1)}, "padding of (9, 1)"),
+        ((IMAGE, FILTERS), {"stride": 0}, "stride is a whole number from 1 on, or two, but it"),
+        ((IMAGE, FILTERS), {"stride": (1, 0)}, "but it is (1, 0)"),
+        ((IMAGE, FILTERS), {"stride": 1.5}, "but it is 1.5"),
+        ((IMAGE, FILTERS), {"stride": None}, "but it is None"),
+        ((IMAGE, FILTERS), {"padding": -1}, "padding is a whole number from 0 on"),
+        ((IMAGE, FILTERS), {"padding": (0, 0.5)}, "but it is (0, 0.5)"),
+        ((IMAGE, FILTERS), {"padding": "same"}, "but it is 'same'"),
+    ],
+    **{
+        op: [
+            ((IMAGE, 0), {}, "size is a whole number from 1 on, or two, but it is 0"),
+            ((IMAGE, (2, -1)), {}, "but it is (2, -1)"),
+            ((IMAGE, 2.0), {}, "but it is 2.0"),
+            ((IMAGE, 5), {}, "which are (5, 5), are not larger than x, but x is (1, 2, 4, 4)"),
+            ((IMAGE, (1, 5)), {}, "which are (1, 5)"),
+            ((IMAGE, 2, 0), {}, "stride is a whole number from 1 on"),
+            ((IMAGE[0], 2), {}, "x is (batch, channels, height, width), but x is (2, 4, 4)"),
+        ]
+        for op in ("max_pool2d", "avg_pool2d")
+    },
+    "rope": [
+        ((TURNED, PLACES), {"theta": 0}, "theta is a number above 0, but it is 0"),
+        ((TURNED, PLACES), {"theta": -1e4}, "but it is -10000.0"),
+        ((TURNED, PLACES), {"theta": float("nan")}, "but it is nan"),
+        ((TURNED, PLACES), {"theta": float("inf")}, "but it is inf"),
+        ((TURNED, PLACES), {"theta": np.ones((), np.float32)}, "theta is a number above 0"),
+        ((TURNED, PLACES), {"interleaved": 1}, "interleaved is True or False"),
+        ((TURNED[..., :3], PLACES), {}, "even size, but x is (1, 1, 2, 3)"),
+        ((TURNED, PLACES.astype(np.float32)), {}, "whole numbers in positions"),
+        ((TURNED, PLACES[:1]), {}, "positions is (tokens,) or (batch, tokens), but x is"),
+        ((TURNED, PLACES[:, None]), {}, "positions is (2, 1)"),
+        ((TURNED, PLACES), {"scaling": "linear"}, "scaling is a mapping such as"),
+        ((TURNED, PLACES), {"scaling": [LINEAR]}, "but it is a list"),
+        ((TURNED, PLACES), {"scaling": {"rope_type": "longrope"}}, "the kinds are default, "),
+        ((TURNED, PLACES), {"scaling": {"rope_type": ["yarn"]}}, "there is no rope_type ['yarn']"),
+        ((TURNED, PLACES), {"scaling": {"type": "linear"}}, "needs 'factor', a number above 0"),
+        ((TURNED, PLACES), {"scaling": {**LINEAR, "factor": 0}}, "'factor' of the scaling is a"),
+        ((TURNED, PLACES), {"scaling": {**LINEAR, "factor": "8"}}, "number, but it is '8'"),
+        ((TURNED, PLACES), {"scaling": {**LINEAR, "factor": [8]}}, "number, but it is [8]"),
+        ((TURNED, PLACES), {"scaling": {**LLAMA3, "factor": -1}}, "above 0, but it is -1"),
+        ((TURNED, PLACES), {"scaling": {**LLAMA3, "low_freq_factor": 4}}, "they are 4 and 4"),
+        ((TURNED, PLACES), {"scaling": {**LLAMA3, "low_freq_factor": 5}}, "they are 5 and 4"),
+        (
+            (TURNED, PLACES),
+            {"scaling": {**YARN, "original_max_position_embeddings": None}},
+            "needs 'original_max_position_embeddings'",
+        ),
+        ((TURNED, PLACES), {"scaling": {**YARN, "beta_slow": 0}}, "'beta_slow' of the scaling"),
+        ((TURNED, PLACES), {"scaling": {**YARN, "attention_factor": -1}}, "'attention_factor'"),
+        ((TURNED, PLACES), {"scaling": YARN, "theta": 1}, "needs a theta above 1, but it is 1"),
+    ],
+    "update_sgd": [
+        ((ONE, ONE * 2, None), {"rate": 0.1}, "gradients are equally many, but they are 1 and 2"),
+        ((ONE[0], ONE, None), {"rate": 0.1}, "parameters are a list of arrays, but here they are"),
+        ((ONE, ONE, None), {"rate": "fast"}, "rate is a number, or an array of one without axes"),
+        ((ONE, ONE, None), {"rate": None}, "but it is None"),
+        ((ONE, ONE, None), {"rate": True}, "but it is True"),
+        ((ONE, ONE, None), {"rate": np.ones(2, np.float32)}, "array of float32 of the shape (2,)"),
+        ((ONE, ONE, None), {"rate": np.ones((), np.int32)}, "array of int32 of the shape ()"),
+        ((ONE, ONE, ONE), {"rate": 1.0, "momentum": -0.1}, "momentum is a number that is 0 or"),
+        ((ONE, ONE, ONE), {"rate": 1.0, "decay": float("nan")}, "decay is a number that is 0 or"),
+    ],
+    "update_adam": [
+        ((ONE, ONE, ONE, ONE * 2, 1), {"rate": 0.1}, "squares are equally many"),
+        ((*ADAM, 0), {"rate": 0.1}, "step is a whole number that counts from 1, but it is 0"),
+        ((*ADAM, -3), {"rate": 0.1}, "but it is -3"),
+        ((*ADAM, 1.5), {"rate": 0.1}, "but it is 1.5"),
+        ((*ADAM, True), {"rate": 0.1}, "but it is True"),
+        ((*ADAM, np.ones(1, np.int32)), {"rate": 0.1}, "array of int32 of the shape (1,)"),
+        ((*ADAM, np.ones((), bool)), {"rate": 0.1}, "array of bool"),
+        ((*ADAM, 1), {"rate": [0.1]}, "but it is a list"),
+        ((*ADAM, 1), {"rate": 0.1, "beta1": 1.0}, "beta1 is a number that is from 0 up to and"),
+        ((*ADAM, 1), {"rate": 0.1, "beta2": -0.5}, "but it is -0.5"),
+        ((*ADAM, 1), {"rate": 0.1, "eps": -1e-8}, "eps is a number that is 0 or more"),
+    ],
+    "update_lion": [
+        ((ONE, ONE, []), {"rate": 0.1}, "means are equally many, but they are 1 and 0"),
+        ((ONE, ONE, ONE), {"rate": 1j}, "but it is a complex"),
+        ((ONE, ONE, ONE), {"rate": 0.1, "beta2": 1}, "beta2 is a number"),
+        ((ONE, ONE, ONE), {"rate": 0.1, "decay": -1}, "decay is a number that is 0 or more"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "options", "said"),
+    [(op, *rest) for op, rows in REFUSED.items() for rest in rows],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_makes_no_sense_is_refused_in_the_same_words(
+    put: Put, op: str, arguments: tuple[Any, ...], options: dict[str, Any], said: str
+) -> None:
+    there = {name: put(value) for name, value in options.items()}
+    with pytest.raises(ConfigurationError) as caught:
+        getattr(ops, op)(*map(put, arguments), **there)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"{op}: ")

@@ -1,0 +1,296 @@
+"""What ops do not take, they refuse on every engine alike: by name, before anything is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError
+
+from .homes import home, homes
+
+Array = np.ndarray[Any, Any]
+
+FLOATS: Array = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+WHOLE: Array = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+BYTES: Array = np.array([1, 2, 3], np.uint8)
+TRUTHS: Array = np.array([[True, False, True], [False, True, True]])
+HEADS: Array = np.ones((1, 1, 2, 4), np.float32)
+PLACES: Array = np.array([0, 1], np.int32)
+
+
+class Home:
+    """An engine and one of its devices."""
+
+    def __init__(self, engine: Engine, device: Device) -> None:
+        self.engine, self.device = engine, device
+
+    def __call__(self, host: Array) -> Any:
+        return self.engine.place(host, self.device)
+
+    def refuses(self, expected: str, call: Callable[..., Any], *hosts: Array) -> None:
+        with pytest.raises(ConfigurationError, match=expected):
+            call(*(self(host) for host in hosts))
+
+
+@pytest.fixture(params=homes())
+def here(request: pytest.FixtureRequest) -> Home:
+    return Home(*home(request))
+
+
+# Arrays of two libraries. Those whose element types compare equal would mix without a word.
+
+Mixed = Callable[[Callable[[Array], Any], Callable[[Array], Any]], Any]
+
+MIXED: dict[str, tuple[str, str, Mixed]] = {
+    "add": ("a", "b", lambda u, v: ops.add(u(FLOATS), v(FLOATS))),
+    "equal": ("a", "b", lambda u, v: ops.equal(u(WHOLE), v(WHOLE))),
+    "logical_and": ("a", "b", lambda u, v: ops.logical_and(u(TRUTHS), v(TRUTHS))),
+    "matmul": ("a", "b", lambda u, v: ops.matmul(u(FLOATS), v(FLOATS))),
+    "linear": ("x", "weight", lambda u, v: ops.linear(u(FLOATS), v(FLOATS))),
+    "linear, bias": (
+        "x",
+        "bias",
+        lambda u, v: ops.linear(u(FLOATS), u(FLOATS), v(FLOATS[:, 0])),
+    ),
+    "where": ("condition", "a", lambda u, v: ops.where(u(TRUTHS), v(FLOATS), v(FLOATS))),
+    "where, operands": ("a", "b", lambda u, v: ops.where(u(TRUTHS), u(FLOATS), v(FLOATS))),
+    "where, a number": ("condition", "b", lambda u, v: ops.where(u(TRUTHS), 0.0, v(FLOATS))),
+    "concat": ("the first", "another", lambda u, v: ops.concat([u(FLOATS), v(FLOATS)])),
+    "rmsnorm": ("x", "weight", lambda u, v: ops.rmsnorm(u(FLOATS), v(FLOATS[0]))),
+    "layernorm": ("x", "bias", lambda u, v: ops.layernorm(u(FLOATS), None, v(FLOATS[0]))),
+    "swiglu": ("the first", "up", lambda u, v: ops.swiglu(u(FLOATS), v(FLOATS))),
+    "embedding": ("weight", "ids", lambda u, v: ops.embedding(u(FLOATS), v(PLACES))),
+    "take": ("x", "indices", lambda u, v: ops.take(u(FLOATS), v(PLACES))),
+    "cache_write": (
+        "cache",
+        "positions",
+        lambda u, v: ops.cache_write(u(HEADS), u(HEADS), v(PLACES)),
+    ),
+    "cross_entropy": ("logits", "targets", lambda u, v: ops.cross_entropy(u(FLOATS), v(PLACES))),
+    "mean_squared_error": (
+        "the first",
+        "y",
+        lambda u, v: ops.mean_squared_error(u(FLOATS), v(FLOATS)),
+    ),
+    "rope": ("x", "positions", lambda u, v: ops.rope(u(HEADS), v(PLACES))),
+    "attention": ("the first", "k", lambda u, v: ops.attention(u(HEADS), v(HEADS), v(HEADS))),
+    "attention, lengths": (
+        "q",
+        "lengths",
+        lambda u, v: ops.attention(*[u(HEADS)] * 3, lengths=v(PLACES[:1])),
+    ),
+    "attention, mask": (
+        "q",
+        "mask",
+        lambda u, v: ops.attention(*[u(HEADS)] * 3, mask=v(TRUTHS[:1, :2])),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_arrays_of_two_libraries_are_refused_by_name(here: Home, case: str) -> None:
+    first, second, mixed = MIXED[case]
+    other = registry.load("torch" if here.engine.name == "numpy" else "numpy")
+    cpu = next(device for device in other.devices() if device.backend == "cpu")
+
+    def there(host: Array) -> Any:
+        return other.place(host, cpu)
+
+    ours = registry.row_of(here.engine.name).label
+    theirs = registry.row_of(other.name).label
+    name = re.escape(case.partition(",")[0])
+    expected = f"^{name}: {first} is an array of {ours} and {second} one of {theirs}; .*to_device"
+    with pytest.raises(ConfigurationError, match=expected):
+        mixed(here, there)
+    expected = f"^{name}: {first} is an array of {theirs} and {second} one of {ours}; .*to_device"
+    with pytest.raises(ConfigurationError, match=expected):
+        mixed(there, here)
+
+
+def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> None:
+    jax = pytest.importorskip("jax")
+    for add in (ops.add, jax.jit(lambda x, y: ops.add(x, FLOATS))):
+        with pytest.raises(ConfigurationError, match=r"^add: a is an array of JAX and b one of Nu"):
+            add(jax.numpy.asarray(FLOATS), FLOATS)
+
+
+# Numbers that are none of the array's type
+
+
+@pytest.mark.parametrize("op", [ops.add, ops.multiply, ops.less, ops.maximum, ops.power])
+def test_a_number_outside_of_the_arrays_type_is_refused(here: Home, op: Any) -> None:
+    name = op.__name__
+    told = rf"^{name}: 1099511627776 is outside of int32, which is from -2147483648 to 2147483647"
+    here.refuses(told + r".*astype\(a, 'int64'\)", lambda x: op(x, 2**40), WHOLE)
+    here.refuses(told + r".*astype\(b, 'int64'\)", lambda x: op(2**40, x), WHOLE)
+    here.refuses(rf"^{name}: -1 is outside of uint8, .* 0 to 255", lambda x: op(x, -1), BYTES)
+    here.refuses(rf"^{name}: 256 is outside of uint8", lambda x: op(x, np.int64(256)), BYTES)
+    here.refuses(rf"^{name}: 0\.5 is no whole number, but a", lambda x: op(x, 0.5), WHOLE)
+    here.refuses(rf"^{name}: a whole number of 1329 bits is none", lambda x: op(x, 10**400), FLOATS)
+
+
+def test_numbers_at_the_ends_of_a_type_are_taken(here: Home) -> None:
+    for number in (-(2**31), 2**31 - 1):
+        assert here.engine.to_host(ops.equal(here(WHOLE), number)).tolist() == [[False] * 3] * 2
+    assert here.engine.to_host(ops.less(here(BYTES), 255)).tolist() == [True] * 3
+    assert here.engine.to_host(ops.add(here(FLOATS), 2**40)).ravel().tolist() == [2.0**40] * 6
+    assert here.engine.to_host(ops.equal(here(TRUTHS), 1)).tolist() == TRUTHS.tolist()
+
+
+def test_where_refuses_such_numbers_too(here: Home) -> None:
+    told = "^where: -1 is outside of uint8"
+    here.refuses(told, lambda c, x: ops.where(c, x, -1), TRUTHS[0], BYTES)
+    here.refuses("^where: 2 is outside of bool", lambda c: ops.where(c, c, 2), TRUTHS)
+
+
+def test_whole_numbers_have_no_negative_powers(here: Home) -> None:
+    told = r"^power: whole numbers have no power -1, and a is int32; use astype\(a"
+    here.refuses(told, lambda x: ops.power(x, -1), WHOLE)
+    result = here.engine.to_host(ops.power(here(FLOATS), -1))
+    np.testing.assert_allclose(result, 1 / FLOATS, rtol=1e-6)
+
+
+# Truth values
+
+
+@pytest.mark.parametrize(
+    "name", ["negative", "abs", "sign", "floor", "relu", "subtract", "power", "matmul", "linear"]
+)
+def test_truth_values_are_no_numbers(here: Home, name: str) -> None:
+    op = getattr(ops, name)
+    two = name in ("subtract", "power", "matmul", "linear")
+    told = f"^{name}: this is an array of bool, and it takes numbers; use astype"
+    here.refuses(told, op, *[TRUTHS] * (1 + two))
+    if name in ("subtract", "power"):
+        here.refuses(told, lambda x: op(x, True), TRUTHS)
+        here.refuses(told, lambda x: op(1, x), TRUTHS)
+
+
+def test_what_truth_values_do_is_the_same_everywhere(here: Home) -> None:
+    x, y = here(TRUTHS), here(TRUTHS[::-1].copy())
+    expected = {"add": np.logical_or, "multiply": np.logical_and, "maximum": np.logical_or}
+    for name, same in expected.items():
+        result = here.engine.to_host(getattr(ops, name)(x, y))
+        assert result.dtype == np.bool_
+        np.testing.assert_array_equal(result, same(TRUTHS, TRUTHS[::-1]))
+
+
+# Axes
+
+ALONG_ONE: dict[str, Callable[[Any, Any], Any]] = {
+    "softmax": ops.softmax,
+    "log_softmax": ops.log_softmax,
+    "argmax": ops.argmax,
+    "concat": lambda x, axis: ops.concat([x, x], axis),
+    "part": lambda x, axis: ops.part(x, axis, 0, 1),
+}
+ALONG_SEVERAL: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": ops.sum,
+    "mean": ops.mean,
+    "max": ops.max,
+    "min": ops.min,
+}
+
+
+@pytest.mark.parametrize("name", [*ALONG_ONE, *ALONG_SEVERAL])
+def test_odd_axes(here: Home, name: str) -> None:
+    op = (ALONG_ONE | ALONG_SEVERAL)[name]
+    for odd, shown in ((1.0, r"1\.0"), (True, "True"), ("last", "'last'")):
+        told = f"^{name}: axis is a whole number.*, but it is {shown}$"
+        here.refuses(told, lambda x, odd=odd: op(x, odd), FLOATS)
+    for far in (2, -3):
+        told = rf"^{name}: axis {far} is one of x, but x is \(2, 3\)"
+        here.refuses(told, lambda x, far=far: op(x, far), FLOATS)
+    if name in ALONG_ONE:
+        here.refuses(f"^{name}: axis is a whole .* but it is None", lambda x: op(x, None), FLOATS)
+        here.refuses(f"^{name}: axis is a whole .* a tuple", lambda x: op(x, (0,)), FLOATS)
+    else:
+        here.refuses(f"^{name}: the axes .* are different", lambda x: op(x, (0, -2)), FLOATS)
+        here.refuses(f"^{name}: axis is a whole number", lambda x: op(x, (0, 1.0)), FLOATS)
+
+
+# Shapes, orders and counts
+
+
+@pytest.mark.parametrize("name", ["reshape", "broadcast_to"])
+def test_odd_shapes(here: Home, name: str) -> None:
+    op = getattr(ops, name)
+    for odd, shown in (
+        ((2, 3.0), r"3\.0 is in it"),
+        ((True, 2, 3), "True is in it"),
+        (("2", 3), "'2' is in it"),
+        (6.0, r"it is 6\.0"),
+        (None, "it is None"),
+    ):
+        told = f"^{name}: a shape is whole numbers, but {shown}$"
+        here.refuses(told, lambda x, odd=odd: op(x, odd), FLOATS)
+
+
+@pytest.mark.parametrize("shape", [(-1, -1), (-2, 3), (-1, 0), (4, -1), (7,), (), (-2, -3)])
+def test_shapes_that_an_array_does_not_have(here: Home, shape: tuple[int, ...]) -> None:
+    told = rf"^reshape: {re.escape(str(shape))} has as many elements as x, but x is \(2, 3\)"
+    here.refuses(told, lambda x: ops.reshape(x, shape), FLOATS)
+
+
+@pytest.mark.parametrize("shape", [(-1, 2, 3), (3,), (2, 4), (-2, 3)])
+def test_shapes_that_an_array_is_not_repeated_to(here: Home, shape: tuple[int, ...]) -> None:
+    told = rf"^broadcast_to: x can be repeated to {re.escape(str(shape))}, but x is \(2, 3\)"
+    here.refuses(told, lambda x: ops.broadcast_to(x, shape), FLOATS)
+
+
+def test_odd_orders(here: Home) -> None:
+    for axes in ((0, 0), (0,), (0, 1, 0), ()):
+        told = rf"^permute: {re.escape(str(axes))} names each axis of x once"
+        here.refuses(told, lambda x, axes=axes: ops.permute(x, axes), FLOATS)
+    here.refuses(r"^permute: axis 2 is one of x", lambda x: ops.permute(x, (0, 2)), FLOATS)
+    fraction: Any = 1.0
+    told = "^permute: axis is a whole number"
+    here.refuses(told, lambda x: ops.permute(x, (0, fraction)), FLOATS)
+    odd: Any
+    for odd, shown in ((1, "1"), ("ab", "'ab'"), (None, "None")):
+        told = f"^permute: axes are a tuple of whole numbers, but here {shown}"
+        here.refuses(told, lambda x, odd=odd: ops.permute(x, odd), FLOATS)
+
+
+def test_odd_parts(here: Home) -> None:
+    for start, stop, step in ((0, 3, 0), (0, 3, -1), (2, 1, 1), (-1, 2, 1), (0, 4, 1)):
+        told = rf"^part: {start}:{stop}:{step} is a range of axis 1, counted from the front"
+        here.refuses(told, lambda x, at=(start, stop, step): ops.part(x, 1, *at), FLOATS)
+    for odd, name in (((0.0, 2), "start"), ((0, 2.0), "stop"), ((0, 2, 1.0), "step")):
+        told = f"^part: {name} is a whole number, but it is "
+        here.refuses(told, lambda x, odd=odd: ops.part(x, 1, *odd), FLOATS)
+    here.refuses("^part: start .* True", lambda x: ops.part(x, 1, True, 2), FLOATS)
+    numbers: tuple[Any, ...] = np.int64(1), np.int64(1), np.int32(3)
+    taken = ops.part(here(FLOATS), *numbers)
+    assert here.engine.to_host(taken).tolist() == [[2, 3], [5, 6]]
+
+
+def test_odd_counts(here: Home) -> None:
+    for k in (-1, 0, 4):
+        told = f"^top_k: k, which is {k}, is from 1 to the size of the last axis"
+        here.refuses(told, lambda x, k=k: ops.top_k(x, k), FLOATS)
+    for odd, shown in ((1.0, r"1\.0"), (True, "True"), (None, "None")):
+        told = f"^top_k: k is a whole number, but it is {shown}"
+        here.refuses(told, lambda x, odd=odd: ops.top_k(x, odd), FLOATS)
+
+
+def test_odd_lists(here: Home) -> None:
+    here.refuses("^concat: it takes a list of arrays, but here is a ", ops.concat, FLOATS)
+    here.refuses("^concat: there are no arrays", lambda _: ops.concat([]), FLOATS)
+    here.refuses("^concat: another is no array", lambda x: ops.concat([x, 1.0]), FLOATS)
+
+
+def test_odd_epsilons(here: Home) -> None:
+    for odd, shown in ((None, "None"), ("small", "'small'"), (True, "True")):
+        told = f"norm: eps is a number, but it is {shown}"
+        here.refuses(told, lambda x, w, odd=odd: ops.rmsnorm(x, w, odd), FLOATS, FLOATS[0])
+        here.refuses(told, lambda x, odd=odd: ops.layernorm(x, None, None, odd), FLOATS)

@@ -1,0 +1,63 @@
+"""Counts the bytes of tensors that are alive at once while PyTorch runs, operation by operation.
+
+It gives the peak that a GPU's allocator would report, on a machine without one: every storage that
+an operation makes is counted from then until nothing holds it any more. What a fused kernel keeps
+inside itself is not seen, and on a GPU such kernels keep next to nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class LiveBytes(TorchDispatchMode):
+    """Within its block: `now` and `peak` are bytes; `largest` names what was alive at the peak."""
+
+    def __init__(self, there_before: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, tuple[str, weakref.ref[Any]]] = {}
+        self._at_peak: tuple[str, ...] = ()
+        for tensor in there_before:
+            self._count(tensor, "", counts=False)
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, torch.Tensor):
+                self._count(value, str(operation))
+        return result
+
+    def reset(self) -> None:
+        """Look for the peak from now on."""
+        self.peak = self.now
+
+    def largest(self, count: int = 12) -> list[str]:
+        """The largest tensors that were alive at the peak, with the operation that made each."""
+        return sorted(self._at_peak, key=lambda line: -int(line.split()[0]))[:count]
+
+    def _count(self, tensor: torch.Tensor, operation: str, counts: bool = True) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes() if counts else 0
+
+        def gone(_: object) -> None:
+            del self._known[key]
+            self.now -= size
+
+        line = f"{size} {tuple(tensor.shape)} {tensor.dtype} {operation}"
+        self._known[key] = (line, weakref.ref(storage, gone))
+        self.now += size
+        if self.now > self.peak:
+            self.peak = self.now
+            self._at_peak = tuple(line for line, _ in self._known.values())

@@ -1,0 +1,209 @@
+"""Estimates from configs: right to the byte, and clear about what they do not know."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice import ConfigurationError, MemoryEstimate, estimate_inference
+from anydevice.memory.models import shape_of
+from anydevice.memory.overheads import CONTEXT, WORKSPACE
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 200,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float16",
+}
+
+
+def test_the_parts_add_up_and_have_names() -> None:
+    estimate = estimate_inference(LLAMA, context=128, batch=2)
+    parts = ("weights", "kv_cache", "activations", "logits", "overhead")
+    assert estimate.total == sum(getattr(estimate, part) for part in parts)
+    assert estimate.total_gib == estimate.total / 2**30
+    assert estimate.overhead == CONTEXT + WORKSPACE
+    assert estimate.exact
+    assert estimate.assumed == ()
+    assert (estimate.dtype, estimate.kv_dtype) == ("float16", "float16")
+    plain = estimate.to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["total"] == estimate.total
+    assert "shape" not in plain
+    assert all(part.replace("_", " ") in str(estimate) for part in (*parts, "total"))
+
+
+def test_dtypes_are_the_callers_else_the_models_else_bfloat16() -> None:
+    own = estimate_inference(LLAMA, context=64)
+    wide = estimate_inference(LLAMA, context=64, dtype="float32", kv_dtype="float8_e4m3fn")
+    assert (own.dtype, wide.dtype, wide.kv_dtype) == ("float16", "float32", "float8_e4m3fn")
+    assert wide.kv_cache * 2 == own.kv_cache
+    silent = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    assumed = estimate_inference(silent, context=64)
+    assert assumed.dtype == "bfloat16"
+    assert any("bfloat16 is assumed" in sentence for sentence in assumed.assumed)
+    odd = estimate_inference({**LLAMA, "torch_dtype": "strange"}, context=64)
+    assert odd.dtype == "bfloat16"
+    # Weights of eight bits are computed with in sixteen, and so is what is cached.
+    assert estimate_inference(LLAMA, context=64, dtype="float8_e4m3fn").kv_dtype == "bfloat16"
+
+
+def test_a_longer_context_or_a_larger_batch_takes_more() -> None:
+    small = estimate_inference(LLAMA, context=64)
+    longer = estimate_inference(LLAMA, context=128)
+    larger = estimate_inference(LLAMA, context=64, batch=2)
+    assert small.weights == longer.weights == larger.weights
+    assert longer.kv_cache == larger.kv_cache == 2 * small.kv_cache
+    assert min(longer.activations, larger.activations) > small.activations
+
+
+def test_a_context_beyond_the_models_is_noted_and_no_error() -> None:
+    assert estimate_inference(LLAMA, context=512).assumed == ()
+    assert "beyond the model's longest, 512" in estimate_inference(LLAMA, context=513).assumed[-1]
+
+
+def test_a_config_is_a_file_a_folder_a_mapping_or_numbers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    by_mapping = estimate_inference(LLAMA, context=64)
+    by_file = estimate_inference(tmp_path / "config.json", context=64)
+    by_folder = estimate_inference(str(tmp_path), context=64)
+    by_numbers = estimate_inference(
+        layers=3,
+        hidden=64,
+        intermediate=160,
+        heads=4,
+        kv_heads=2,
+        vocabulary=200,
+        context=64,
+        dtype="float16",
+    )
+    by_shape = estimate_inference(by_mapping.shape, context=64)
+    totals = {each.total for each in (by_mapping, by_file, by_folder, by_numbers, by_shape)}
+    assert len(totals) == 1
+    assert by_folder.shape is not None
+    assert by_folder.shape.name == tmp_path.name
+
+
+def test_experts_and_windows_by_numbers() -> None:
+    numbers = {"layers": 2, "hidden": 64, "intermediate": 128, "heads": 4, "vocabulary": 100}
+    dense = shape_of(**numbers)
+    experts = shape_of(**numbers, experts=8, experts_per_token=2)
+    assert experts.layer_weights[0] - dense.layer_weights[0] == 7 * 3 * 64 * 128 + 8 * 64
+    assert shape_of(**numbers, window=16).windows == (16, 16)
+    assert shape_of(**numbers, tied=True).head_parameters == 0
+    assert shape_of(**numbers, head_size=32).kv_elements == (2 * 4 * 32,) * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": None}, "hidden units"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 1 or more"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers is 1 or more"),
+        ({"num_hidden_layers": "three"}, "whole number"),
+        ({"num_attention_heads": 5}, "not a multiple of the heads"),
+        ({"num_key_value_heads": 3}, "not a multiple of the key/value heads"),
+        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of 3"),
+        ({"quantization_config": [4]}, "not an object"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        estimate_inference({**LLAMA, **changes}, context=64)
+
+
+@pytest.mark.parametrize("arguments", [{"context": 0}, {"context": -1}, {"context": 8, "batch": 0}])
+def test_contexts_and_batches_are_positive(arguments: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="1 or more"):
+        estimate_inference(LLAMA, **arguments)
+
+
+def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no file or folder"):
+        estimate_inference(tmp_path / "nothing", context=8)
+    file = tmp_path / "config.json"
+    file.write_text("{not json")
+    with pytest.raises(ConfigurationError, match="is not JSON"):
+        estimate_inference(file, context=8)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="is not JSON"):
+        estimate_inference(file, context=8)
+    file.write_text("[1, 2]")
+    with pytest.raises(ConfigurationError, match="holds a list"):
+        estimate_inference(tmp_path, context=8)
+    file.write_text('{"a": 1}')
+    with pytest.raises(ConfigurationError, match="does not say the number of hidden units"):
+        estimate_inference(tmp_path, context=8)
+
+
+def test_a_model_and_numbers_do_not_go_together() -> None:
+    with pytest.raises(ConfigurationError, match="give one or the other"):
+        estimate_inference(LLAMA, context=8, layers=2)
+    with pytest.raises(ConfigurationError, match="no such number"):
+        estimate_inference(context=8, stories=2)
+    with pytest.raises(ConfigurationError, match="missing.*hidden"):
+        estimate_inference(context=8, layers=2)
+    shape = shape_of(LLAMA)
+    with pytest.raises(ConfigurationError, match="give the model itself"):
+        estimate_inference(shape, context=8, dtype="float32")
+
+
+def test_an_unknown_family_is_an_approximation_that_says_so() -> None:
+    estimate = estimate_inference({**LLAMA, "model_type": "unheard_of"}, context=64)
+    assert not estimate.exact
+    assert any("'unheard_of' is not one of those known" in each for each in estimate.assumed)
+    assert "note: " in str(estimate)
+    nameless = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    assert any("without a model_type" in s for s in estimate_inference(nameless, context=8).assumed)
+
+
+def test_the_text_part_of_a_model_for_pictures_is_counted_with_a_note() -> None:
+    inner = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    outer = {
+        "model_type": "llava",
+        "text_config": inner,
+        "vision_config": {"hidden_size": 9},
+        "torch_dtype": "float16",
+    }
+    estimate = estimate_inference(outer, context=64)
+    assert estimate.weights == estimate_inference(LLAMA, context=64).weights
+    assert not estimate.exact
+    assert any("only the text part (text_config)" in each for each in estimate.assumed)
+
+
+def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) -> None:
+    huge = {
+        **LLAMA,
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    program = (
+        "import sys; from anydevice import estimate_inference as e\n"
+        f"estimate = e({str(tmp_path)!r}, context=8192, dtype='bfloat16')\n"
+        "print(estimate.parameters, [m for m in ('numpy', 'torch', 'jax', 'mlx', 'optree')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "405853388800 []"
+
+
+def test_the_public_record_is_the_one_that_is_returned() -> None:
+    assert type(estimate_inference(LLAMA, context=8)) is MemoryEstimate

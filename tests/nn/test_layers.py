@@ -1,0 +1,276 @@
+"""Every layer on every engine against the float64 result, and against torch's own layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError
+from anydevice.nn.layer import Layer
+from anydevice.nn.trees import mapped
+
+Array = np.ndarray[Any, Any]
+
+LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
+    "dense": (nn.Dense(6, 5), (6,)),
+    "dense over tokens": (nn.Dense(6, 5, bias=False, activation="gelu"), (3, 6)),
+    "embedding": (nn.Embedding(11, 6), (4,)),
+    "positions": (nn.PositionEmbedding(9, 6), (4, 6)),
+    "layer norm": (nn.LayerNorm(6), (3, 6)),
+    "layer norm without bias": (nn.LayerNorm(6, bias=False), (6,)),
+    "rms norm": (nn.RMSNorm(6), (3, 6)),
+    "dropout": (nn.Dropout(0.5), (6,)),
+    "flatten": (nn.Flatten(), (2, 3, 4)),
+    "conv": (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 7, 6)),
+    "conv of one row": (nn.Conv2d(2, 3, (1, 2), bias=False, activation="relu"), (2, 5, 6)),
+    "max pool": (nn.MaxPool2d(2), (2, 7, 6)),
+    "avg pool": (nn.AvgPool2d((3, 2), stride=1), (2, 7, 6)),
+    "attention": (nn.Attention(8, 4, kv_heads=2, causal=True, rope=True), (5, 8)),
+    "attention with bias": (nn.Attention(8, 2, bias=True), (5, 8)),
+    "gated": (nn.GatedMLP(6, 10), (3, 6)),
+    "block": (nn.TransformerBlock(8, 2, causal=True, rope=True), (5, 8)),
+    "block of GPT-2": (
+        nn.TransformerBlock(8, 2, causal=True, norm="layer", activation="gelu", bias=True),
+        (5, 8),
+    ),
+    "chain": (nn.Chain(nn.Dense(6, 8), "relu", nn.Chain(nn.Dense(8, 3), "softmax")), (6,)),
+    **{
+        name: (nn.Activation(name), (6,))
+        for name in ("identity", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softmax")
+    },
+}
+
+
+def example(layer: Layer, shape: tuple[int, ...]) -> Array:
+    drawn = np.random.default_rng(0)
+    if isinstance(layer, nn.Embedding):
+        return drawn.integers(0, layer.rows, (2, *shape)).astype(np.int32)
+    return drawn.normal(size=(2, *shape)).astype(np.float32)
+
+
+def parameters_of(layer: Layer, seed: int = 0) -> Any:
+    """Those it begins with, and a little noise, so that no bias is 0 and no scale 1."""
+    drawn = np.random.default_rng(seed)
+    first = layer.initial(anydevice.rng(seed, anydevice.device("cpu", engine="numpy")))
+    return mapped(lambda x: (x + drawn.normal(size=x.shape) * 0.1).astype(np.float32), first)
+
+
+def wide(tree: Any) -> Any:
+    return mapped(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, tree)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_the_same_everywhere(name: str, anywhere: Device) -> None:
+    layer, shape = LAYERS[name]
+    parameters, x = parameters_of(layer), example(layer, shape)
+    expected = layer.apply(wide(parameters), wide(x), nn.Run())
+    there, x_there = anydevice.to_device((parameters, x), anywhere)
+    y = anydevice.to_numpy(layer.apply(there, x_there, nn.Run()))
+    assert y.shape == (2, *layer.output(shape)), "what `output` says is what comes out"
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
+
+
+def torch_result(module: Any, weights: dict[str, Array], x: Array) -> Array:
+    import torch
+
+    module.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+    with torch.no_grad():
+        result: Array = module(torch.tensor(x)).numpy()
+    return result
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dense", "embedding", "layer norm", "rms norm", "conv", "max pool", "avg pool", "flatten"],
+)
+def test_a_layer_is_that_of_torch(name: str) -> None:
+    torch_nn = pytest.importorskip("torch").nn
+    theirs = {
+        "dense": lambda: torch_nn.Linear(6, 5),
+        "embedding": lambda: torch_nn.Embedding(11, 6),
+        "layer norm": lambda: torch_nn.LayerNorm(6),
+        "rms norm": lambda: torch_nn.RMSNorm(6, eps=1e-6),
+        "conv": lambda: torch_nn.Conv2d(2, 3, 3, stride=2, padding=1),
+        "max pool": lambda: torch_nn.MaxPool2d(2),
+        "avg pool": lambda: torch_nn.AvgPool2d((3, 2), stride=1),
+        "flatten": torch_nn.Flatten,
+    }
+    layer, shape = LAYERS[name]
+    parameters, x = parameters_of(layer), example(layer, shape)
+    expected = torch_result(theirs[name](), parameters, x)
+    np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, 2e-5, 2e-6)
+
+
+def test_attention_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    layer, shape = LAYERS["attention with bias"]
+    parameters, x = parameters_of(layer), example(layer, shape)
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    names = {
+        "in_proj_weight": "qkv",
+        "in_proj_bias": "qkv_bias",
+        "out_proj.weight": "output",
+        "out_proj.bias": "output_bias",
+    }
+    theirs.load_state_dict({name: torch.tensor(parameters[own]) for name, own in names.items()})
+    given = torch.tensor(x)
+    expected = theirs(given, given, given, need_weights=False)[0].detach().numpy()
+    np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, 2e-5, 2e-6)
+
+
+def test_a_block_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    layer, shape = (
+        nn.TransformerBlock(8, 2, hidden=12, norm="layer", activation="relu", bias=True),
+        (5, 8),
+    )
+    parameters, x = parameters_of(layer), example(layer, shape)
+    theirs = torch.nn.TransformerEncoderLayer(
+        8, 2, 12, dropout=0.0, batch_first=True, norm_first=True
+    )
+    weights = {
+        "self_attn.in_proj_weight": parameters["attention"]["qkv"],
+        "self_attn.in_proj_bias": parameters["attention"]["qkv_bias"],
+        "self_attn.out_proj.weight": parameters["attention"]["output"],
+        "self_attn.out_proj.bias": parameters["attention"]["output_bias"],
+        "linear1.weight": parameters["mlp"][0]["weight"],
+        "linear1.bias": parameters["mlp"][0]["bias"],
+        "linear2.weight": parameters["mlp"][1]["weight"],
+        "linear2.bias": parameters["mlp"][1]["bias"],
+        "norm1.weight": parameters["attention_norm"]["weight"],
+        "norm1.bias": parameters["attention_norm"]["bias"],
+        "norm2.weight": parameters["mlp_norm"]["weight"],
+        "norm2.bias": parameters["mlp_norm"]["bias"],
+    }
+    expected = torch_result(theirs, weights, x)
+    np.testing.assert_allclose(layer.apply(parameters, x, nn.Run()), expected, 2e-5, 2e-6)
+
+
+def test_later_positions_do_not_change_earlier_ones() -> None:
+    layer, shape = LAYERS["attention"]
+    parameters, x = parameters_of(layer), example(layer, shape)
+    changed = x.copy()
+    changed[:, -1] += 1
+    before, after = (layer.apply(parameters, each, nn.Run()) for each in (x, changed))
+    np.testing.assert_array_equal(before[:, :-1], after[:, :-1])
+    assert not np.array_equal(before[:, -1], after[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "said"),
+    [
+        (nn.Dense(128, 10), (64,), "Dense(128→10): got 64 features"),
+        (nn.Dense(4, 2), (), "Dense(4→2): got single numbers, and it takes 4 features each"),
+        (
+            nn.Chain(nn.Dense(64, 64), "relu", nn.Dense(128, 10)),
+            (64,),
+            "Chain[2] Dense(128→10): got 64 features",
+        ),
+        (
+            nn.Chain("relu", nn.Chain(nn.LayerNorm(4))),
+            (5,),
+            "Chain[1][0] LayerNorm(4): got 5 features",
+        ),
+        (nn.RMSNorm(4), (5,), "RMSNorm(4): got 5 features"),
+        (
+            nn.Chain(nn.Embedding(9, 4), nn.TransformerBlock(8, 2)),
+            (3,),
+            "Chain[1].attention_norm RMSNorm(8): got 4 features",
+        ),
+        (nn.Attention(8, 2), (8,), "Attention(8, 2 heads): got the shape (8,), and it takes"),
+        (nn.PositionEmbedding(3, 4), (5, 4), "got 5 tokens, and it has 3 positions"),
+        (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), and it takes (tokens, 4)"),
+        (nn.Conv2d(3, 8, 3), (1, 9, 9), "Conv2d(3→8, 3×3): got 1 channels"),
+        (nn.Conv2d(3, 8, 3), (9, 9), "got the shape (9, 9), and it takes (channels, height"),
+        (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
+        (nn.GatedMLP(4, 8), (3,), "GatedMLP(4→8→4): got 3 features"),
+    ],
+)
+def test_a_shape_that_does_not_fit_names_the_layer(
+    layer: Layer, shape: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        layer.output(shape)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Dense(0, 3),
+        lambda: nn.Dense(3, 2.5),
+        lambda: nn.Dense(3, True),
+        lambda: nn.Dense(3, 2, activation="rulu"),
+        lambda: nn.Dense(3, 2, initializer="he man"),
+        lambda: nn.Dropout(1.0),
+        lambda: nn.Dropout(-0.1),
+        lambda: nn.Conv2d(1, 1, 0),
+        lambda: nn.Conv2d(1, 1, (1, 2, 3)),
+        lambda: nn.Conv2d(1, 1, 3, padding=-1),
+        lambda: nn.Conv2d(1, 1, 3, activation="rulu"),
+        lambda: nn.MaxPool2d(2, stride=0),
+        lambda: nn.Attention(8, 3),
+        lambda: nn.Attention(8, 4, kv_heads=3),
+        lambda: nn.Attention(6, 2, rope=True),
+        lambda: nn.TransformerBlock(8, 2, norm="none"),
+        lambda: nn.TransformerBlock(8, 2, activation="rulu"),
+        lambda: nn.Chain(),
+        lambda: nn.Chain(nn.Dense(2, 2), 3),
+        lambda: nn.Activation("rulu"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        make()
+
+
+def test_a_layer_of_ones_own_needs_apply() -> None:
+    class Nothing(nn.Layer):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing has no apply"):
+        Nothing().apply({}, np.ones(1), nn.Run())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_a_value(name: str) -> None:
+    import pickle
+
+    layer, _ = LAYERS[name]
+    again = pickle.loads(pickle.dumps(layer))
+    assert again == layer
+    assert hash(again) == hash(layer)
+    assert [step for step, _ in again.parts] == [step for step, _ in layer.parts]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["dense", "conv", "block", "block of GPT-2", "positions"])
+def test_a_layer_computes_in_the_type_of_its_parameters(name: str, dtype: str, cpu: Device) -> None:
+    """What mixed precision needs: 16 bits in, 16 bits out, also with dropout in training."""
+    from anydevice.core.dtypes import DTYPES
+
+    layer, shape = LAYERS[name]
+    kind = DTYPES[dtype].numpy()
+    parameters, x = parameters_of(layer), example(layer, shape)
+    expected = layer.apply(wide(parameters), wide(x), nn.Run())
+    there, x_there = anydevice.to_device(
+        (mapped(lambda leaf: leaf.astype(kind), parameters), x.astype(kind)), cpu
+    )
+    dropped = nn.Chain(layer, nn.Dropout(0.5))
+    y = anydevice.to_numpy(layer.apply(there, x_there, nn.Run()))
+    z = anydevice.to_numpy(dropped.apply([there, {}], x_there, nn.Run(training=True, step=1)))
+    assert y.dtype == z.dtype == kind
+    np.testing.assert_allclose(y.astype(np.float64), expected, rtol=0.05, atol=0.1)
+    kept = z != 0
+    np.testing.assert_allclose(z[kept].astype(np.float64), 2 * y[kept].astype(np.float64), 1e-6)
+
+
+def test_dropout_names_its_rate() -> None:
+    assert nn.Dropout(0.25).label == "Dropout(0.25)"
+    assert nn.Layer().label == "Layer"

@@ -1,0 +1,168 @@
+"""Optimizers against those of torch and optax: 100 steps, on every engine that has gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError
+from anydevice.nn.optimizers import Optimizer
+from anydevice.nn.trees import leaves
+
+Array = np.ndarray[Any, Any]
+STEPS = 100
+RATE = 1e-2
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": nn.SGD(RATE),
+    "momentum": nn.SGD(RATE, momentum=0.9, decay=0.1),
+    "nesterov": nn.SGD(RATE, momentum=0.9, nesterov=True),
+    "adam": nn.Adam(RATE, decay=0.1),
+    "adamw": nn.AdamW(RATE, decay=0.1),
+    "lion": nn.Lion(RATE, decay=0.1),
+}
+
+
+def start() -> dict[str, Any]:
+    drawn = np.random.default_rng(0)
+    return {
+        "weight": drawn.normal(size=(3, 4)).astype(np.float32),
+        "inner": [{"bias": drawn.normal(size=5).astype(np.float32)}],
+    }
+
+
+def gradients_of(step: int) -> dict[str, Any]:
+    """Their keys stand in another order, as some libraries return them."""
+    drawn = np.random.default_rng(step)
+    weight = drawn.normal(size=(3, 4)).astype(np.float32)
+    return {"inner": [{"bias": drawn.normal(size=5).astype(np.float32)}], "weight": weight}
+
+
+def ours(optimizer: Optimizer, device: Device, by_arrays: bool = False) -> list[Array]:
+    parameters = anydevice.to_device(start(), device)
+    state = optimizer.init(parameters)
+    for number in range(1, STEPS + 1):
+        gradients = anydevice.to_device(gradients_of(number), device)
+        step: Any = number
+        rate: Any = None
+        if by_arrays:
+            step = anydevice.to_device(np.array(number, np.int32), device)
+            rate = anydevice.to_device(np.array(RATE, np.float32), device)
+        parameters, state = optimizer.update(parameters, gradients, state, step, rate)
+    assert list(parameters) == ["weight", "inner"], "the order of the parameters stays"
+    return [np.asarray(leaf) for leaf in leaves(anydevice.to_numpy(parameters))]
+
+
+def by_torch(name: str) -> list[Array] | None:
+    torch = pytest.importorskip("torch")
+    makers = {
+        "sgd": lambda p: torch.optim.SGD(p, RATE),
+        "momentum": lambda p: torch.optim.SGD(p, RATE, momentum=0.9, weight_decay=0.1),
+        "nesterov": lambda p: torch.optim.SGD(p, RATE, momentum=0.9, nesterov=True),
+        "adam": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1),
+        "adamw": lambda p: torch.optim.AdamW(p, RATE, weight_decay=0.1),
+    }
+    if name not in makers:
+        return None
+    theirs = [torch.nn.Parameter(torch.tensor(leaf)) for leaf in leaves(start())]
+    optimizer = makers[name](theirs)
+    for number in range(1, STEPS + 1):
+        for parameter, gradient in zip(theirs, leaves(gradients_of(number)), strict=True):
+            parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    return [parameter.detach().numpy() for parameter in theirs]
+
+
+def by_optax(name: str) -> list[Array]:
+    optax = pytest.importorskip("optax")
+    decayed = optax.add_decayed_weights(0.1)
+    makers = {
+        "sgd": lambda: optax.sgd(RATE),
+        "momentum": lambda: optax.chain(decayed, optax.sgd(RATE, momentum=0.9)),
+        "nesterov": lambda: optax.sgd(RATE, momentum=0.9, nesterov=True),
+        "adam": lambda: optax.chain(decayed, optax.adam(RATE)),
+        "adamw": lambda: optax.adamw(RATE, weight_decay=0.1),
+        "lion": lambda: optax.lion(RATE, weight_decay=0.1),
+    }
+    optimizer, parameters = makers[name](), start()
+    state = optimizer.init(parameters)
+    for number in range(1, STEPS + 1):
+        changes, state = optimizer.update(gradients_of(number), state, parameters)
+        parameters = optax.apply_updates(parameters, changes)
+    return [np.asarray(leaf) for leaf in leaves(parameters)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("by_arrays", [False, True], ids=["numbers", "arrays"])
+def test_a_hundred_steps_are_those_of_torch_and_optax(
+    name: str, by_arrays: bool, cpu: Device
+) -> None:
+    result = ours(OPTIMIZERS[name], cpu, by_arrays)
+    for theirs in (by_torch(name), by_optax(name)):
+        if theirs is None:
+            continue  # torch has no Lion
+        for a, b in zip(result, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_a_schedule_gives_the_rate_of_each_step() -> None:
+    sgd = nn.SGD(nn.SteppedRate(1.0, every=1, factor=0.5))
+    parameters = {"x": np.zeros(1)}
+    for step in (1, 2, 3):
+        parameters, _ = sgd.update(parameters, {"x": np.ones(1)}, {}, step)
+    assert parameters["x"].tolist() == [-1.75]
+    assert [sgd.rate_at(1), sgd.rate_at(3), nn.SGD(0.5).rate_at(9)] == [1.0, 0.25, 0.5]
+
+
+def test_the_state_of_16_bit_parameters_is_kept_in_float32() -> None:
+    state = nn.Adam().init({"x": np.ones(2, np.float16), "y": np.ones(2, np.float64)})
+    assert state["means"]["x"].dtype == np.float32
+    assert state["squares"]["y"].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.SGD(-1.0),
+        lambda: nn.SGD("fast"),
+        lambda: nn.SGD(0.1, momentum=1.0),
+        lambda: nn.Adam(float("nan")),
+        lambda: nn.Adam(float("inf")),
+        lambda: nn.Adam(beta2=1.5),
+        lambda: nn.CosineRate(1.0, steps=0),
+        lambda: nn.CosineRate(-1.0, steps=5),
+        lambda: nn.WarmUp(2.5, then=1.0),
+        lambda: nn.SteppedRate(1.0, every=True),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        make()
+
+
+def test_an_optimizer_of_ones_own_says_what_it_lacks() -> None:
+    class Lazy(Optimizer):
+        pass
+
+    class Silent(nn.Schedule):
+        pass
+
+    for call in (
+        lambda: Lazy().init({}),
+        lambda: Lazy().update({}, {}, {}, 1),
+        lambda: Silent()(1),
+    ):
+        with pytest.raises(NotImplementedError):
+            call()
+
+
+def test_schedules() -> None:
+    rate = nn.WarmUp(2, then=nn.CosineRate(1.0, steps=4, floor=0.1))
+    shown = [round(rate(step), 4) for step in range(1, 9)]
+    assert shown == [0.5, 1.0, 1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1]
+    assert nn.ConstantRate(0.3)(17) == 0.3

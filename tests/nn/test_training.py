@@ -1,0 +1,297 @@
+"""What training needs: gradients, dropout, recomputation, losses, clipping, folding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError
+from anydevice.nn.losses import LOSSES, loss_of
+from anydevice.nn.recomputing import Recomputed
+from anydevice.nn.trees import leaves
+
+Array = np.ndarray[Any, Any]
+GPT = nn.Chain(
+    nn.Embedding(20, 8),
+    nn.TransformerBlock(8, 2, causal=True, rope=True, dropout=0.25),
+    nn.TransformerBlock(8, 2, causal=True, rope=True, dropout=0.25),
+    nn.RMSNorm(8),
+    nn.Dense(8, 20, bias=False),
+)
+
+
+def batch(device: Device) -> tuple[Any, Any]:
+    drawn = np.random.default_rng(0)
+    ids = drawn.integers(0, 20, (2, 2, 5)).astype(np.int32)
+    pair: tuple[Any, Any] = anydevice.to_device((ids[0].copy(), ids[1].copy()), device)
+    return pair
+
+
+def gradients(model: nn.Model, engine: Any, device: Device, step: int = 3) -> tuple[float, Any]:
+    ids, targets = batch(device)
+    at = anydevice.to_device(np.array(step, np.int32), device)
+
+    def loss(parameters: Any, ids: Any, targets: Any, at: Any) -> Any:
+        run = nn.Run(training=True, seed=7, step=at)
+        return nn.cross_entropy(model.apply(parameters, ids, run), targets)
+
+    value, found = engine.autodiff.value_and_grad(loss)(model.parameters, ids, targets, at)
+    return float(anydevice.to_numpy(value)), anydevice.to_numpy(found)
+
+
+def test_losses_of_one_seed_are_the_same_on_every_engine(trainable: Device, engine: Any) -> None:
+    """Ten steps with dropout, against those of NumPy's forward pass with the same parameters."""
+    model = nn.Model(GPT, (5,), device=trainable)
+    optimizer = nn.AdamW(1e-2)
+    parameters, state = model.parameters, optimizer.init(model.parameters)
+    ids, targets = (anydevice.to_numpy(each) for each in batch(trainable))
+    losses = []
+    for step in range(1, 11):
+        value, found = gradients(model.with_parameters(parameters), engine, trainable, step)
+        run = nn.Run(training=True, seed=7, step=step)
+        logits = model.apply(anydevice.to_numpy(parameters), ids, run)
+        assert float(nn.cross_entropy(logits, targets)) == pytest.approx(value, rel=1e-5)
+        found = anydevice.to_device(found, trainable)
+        parameters, state = optimizer.update(parameters, found, state, step)
+        losses.append(value)
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_recomputed_activations_give_the_same_gradients(trainable: Device, engine: Any) -> None:
+    model = nn.Model(GPT, (5,), device=trainable)
+    again = nn.recompute(model)
+    assert [type(layer).__name__ for layer in again.layer.layers] == [  # type: ignore[attr-defined]
+        "Embedding", "Recomputed", "Recomputed", "RMSNorm", "Dense",
+    ]  # fmt: skip
+    assert again.parameters is model.parameters
+    value, expected = gradients(model, engine, trainable)
+    value_again, found = gradients(again, engine, trainable)
+    assert value_again == pytest.approx(value, rel=1e-6)
+    for a, b in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * abs(b).max())
+
+
+def test_recomputation_keeps_less_for_the_backward_pass() -> None:
+    torch = pytest.importorskip("torch")
+    layer = nn.Chain(*[nn.TransformerBlock(8, 2) for _ in range(4)])
+    model = nn.Model(layer, (5, 8), device=anydevice.device("cpu", engine="torch"))
+    x = torch.ones((2, 5, 8), requires_grad=True)
+
+    def kept(model: nn.Model) -> int:
+        sizes: list[int] = []
+
+        def keep(tensor: Any) -> Any:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model.apply(model.parameters, x, nn.Run(training=True))
+        return sum(sizes)
+
+    assert kept(nn.recompute(model)) < kept(model) / 4
+
+
+def test_which_parts_of_a_chain_are_recomputed() -> None:
+    dense, block = nn.Dense(4, 4), nn.TransformerBlock(4, 2)
+    inner = nn.Chain(dense, "relu")
+    assert nn.recompute(block) == Recomputed(block)
+    assert nn.recompute(inner) == nn.Chain(Recomputed(dense), Recomputed(nn.Activation("relu")))
+    assert nn.recompute(nn.Chain(inner, dense)) == nn.Chain(Recomputed(inner), dense)
+    deep = nn.Chain(dense, nn.Chain(block, dense))
+    assert nn.recompute(deep) == nn.Chain(dense, nn.Chain(Recomputed(block), dense))
+    for layer in (block, inner, deep):
+        assert nn.recompute(nn.recompute(layer)) == nn.recompute(layer)
+
+
+def test_where_there_are_no_gradients_a_recomputed_layer_is_the_layer() -> None:
+    layer = nn.Dense(4, 3)
+    model = nn.build(layer, device=anydevice.device("cpu", engine="numpy"))
+    again, x = nn.recompute(model), np.ones((2, 4), np.float32)
+    trained = again.apply(model.parameters, x, nn.Run(training=True))
+    np.testing.assert_array_equal(trained, model(x))
+    np.testing.assert_array_equal(again(x), model(x))
+    with pytest.raises(ConfigurationError, match="no array"):
+        Recomputed(nn.Activation("silu")).apply({}, "text", nn.Run(training=True))
+
+
+def left_out(device: Device, path: str = "[1]", **keywords: Any) -> Array:
+    x = anydevice.to_device(np.ones((64, 4, 48), np.float32), device)
+    run = nn.Run(training=True, path=path, **keywords)
+    y: Array = anydevice.to_numpy(nn.Dropout(0.25).apply({}, x, run))
+    assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
+    return y == 0
+
+
+def test_dropout_is_the_same_on_every_engine(cpu: Device) -> None:
+    numpy_cpu = anydevice.device("cpu", engine="numpy")
+    expected = left_out(numpy_cpu, seed=5, step=9)
+    arrays = {
+        name: anydevice.to_device(np.array(value, np.int32), cpu)
+        for name, value in {"seed": 5, "step": 9}.items()
+    }
+    np.testing.assert_array_equal(left_out(cpu, seed=5, step=9), expected)
+    np.testing.assert_array_equal(left_out(cpu, **arrays), expected)
+    large = left_out(numpy_cpu, seed=2**60, step=1)
+    np.testing.assert_array_equal(left_out(cpu, seed=nn.folded_seed(2**60), step=1), large)
+
+
+def test_dropout_leaves_out_its_share_without_a_pattern() -> None:
+    numpy_cpu = anydevice.device("cpu", engine="numpy")
+    masks = [
+        left_out(numpy_cpu, seed=seed, step=step, path=path)
+        for seed in (0, 1)
+        for step in (1, 2, 3)
+        for path in ("[1]", "[2]")
+    ]
+    deviations = np.stack([mask.reshape(256, 48) - 0.25 for mask in masks]) / np.sqrt(0.1875)
+    count = deviations[0].size
+    spread = 4.5 / np.sqrt(count)
+    assert abs(deviations.mean((1, 2))).max() < spread
+    flat = deviations.reshape(len(masks), -1)
+    between = flat @ flat.T / count
+    assert abs(between - np.diag(np.diag(between))).max() < spread
+    for down, along in ((0, 1), (1, 0), (1, 1), (2, 0), (0, 16), (4, 0), (64, 0)):
+        a = deviations[:, down:, along:]
+        b = deviations[:, : 256 - down, : 48 - along]
+        assert abs((a * b).mean((1, 2))).max() < spread * 1.2
+    largest = np.linalg.svd(deviations, compute_uv=False)[:, 0]
+    assert largest.max() < (np.sqrt(256) + np.sqrt(48)) * 1.08, "no row or column repeats another"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_gradients_of_a_compiled_loss_with_dropout_and_recomputation(
+    trainable: Device, engine: Any
+) -> None:
+    """One compiled function for all steps gives what the plain one gives."""
+    layer = nn.Chain(nn.Dense(6, 8), nn.Dropout(0.5), "relu", nn.Dense(8, 3))
+    model = nn.recompute(nn.Model(layer, device=trainable))
+    drawn = np.random.default_rng(0)
+    x = anydevice.to_device(drawn.normal(size=(4, 6)).astype(np.float32), trainable)
+    target = anydevice.to_device(drawn.integers(0, 3, 4).astype(np.int32), trainable)
+
+    def loss(parameters: Any, x: Any, target: Any, step: Any) -> Any:
+        run = nn.Run(training=True, seed=1, step=step)
+        return nn.cross_entropy(model.apply(parameters, x, run), target)
+
+    plain = engine.autodiff.value_and_grad(loss)
+    compiled = engine.autodiff.value_and_grad(engine.compiler.compile(loss))
+    values = []
+    for number in (1, 2):
+        step = anydevice.to_device(np.array(number, np.int32), trainable)
+        given = (model.parameters, x, target, step)
+        (value, found), (same, expected) = (
+            anydevice.to_numpy(one(*given)) for one in (compiled, plain)
+        )
+        assert float(value) == pytest.approx(float(same), rel=1e-5)
+        for a, b in zip(leaves(found), leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        values.append(float(value))
+    assert values[0] != values[1], "each step leaves out others"
+
+
+def test_losses_are_those_of_torch(cpu: Device) -> None:
+    torch = pytest.importorskip("torch")
+    drawn = np.random.default_rng(0)
+    output = drawn.normal(size=(6, 4)).astype(np.float32) * 5
+    classes = drawn.integers(0, 4, 6).astype(np.int32)
+    shares = drawn.uniform(size=(6, 4)).astype(np.float32)
+    functional = torch.nn.functional
+    tensor = torch.tensor(output)
+    expected = {
+        "cross_entropy": functional.cross_entropy(tensor, torch.tensor(classes).long()),
+        "mean_squared_error": functional.mse_loss(tensor, torch.tensor(shares)),
+        "binary_cross_entropy": functional.binary_cross_entropy_with_logits(
+            tensor, torch.tensor(shares)
+        ),
+    }
+    for name, value in expected.items():
+        target = classes if name == "cross_entropy" else shares
+        there = anydevice.to_device((output, target), cpu)
+        assert float(anydevice.to_numpy(loss_of(name)(*there))) == pytest.approx(
+            float(value), rel=1e-5
+        )
+
+
+def test_binary_cross_entropy_takes_truth_values_and_large_outputs() -> None:
+    loss = nn.binary_cross_entropy
+    assert loss(np.array([200.0, -200.0]), np.array([True, False])) == 0
+    assert loss(np.array([200.0], np.float32), np.array([0])) == pytest.approx(200)
+    assert np.isnan(loss(np.array([np.nan]), np.array([1])))
+    with pytest.raises(ConfigurationError, match=r"one shape, but output is \(2,\), target is"):
+        loss(np.ones(2), np.ones(3))
+
+
+def test_losses_by_name() -> None:
+    assert all(loss_of(name) is loss for name, loss in LOSSES.items())
+    assert loss_of(nn.cross_entropy) is nn.cross_entropy
+    with pytest.raises(ConfigurationError, match="there is no loss 'hinge'"):
+        loss_of("hinge")
+
+
+def test_gradients_are_clipped_as_by_torch(cpu: Device) -> None:
+    torch = pytest.importorskip("torch")
+    drawn = np.random.default_rng(0)
+    tree = {"a": drawn.normal(size=(3, 4)).astype(np.float32), "b": [np.float32([2.0])]}
+    there = anydevice.to_device(tree, cpu)
+    for limit in (0.5, 100.0):
+        theirs = [torch.nn.Parameter(torch.zeros(leaf.shape)) for leaf in leaves(tree)]
+        for parameter, leaf in zip(theirs, leaves(tree), strict=True):
+            parameter.grad = torch.tensor(leaf)
+        norm = float(torch.nn.utils.clip_grad_norm_(theirs, limit))
+        found, found_norm = nn.clipped(there, limit)
+        assert float(anydevice.to_numpy(found_norm)) == pytest.approx(norm, rel=1e-6)
+        assert float(anydevice.to_numpy(nn.global_norm(there))) == pytest.approx(norm, rel=1e-6)
+        for a, b in zip(leaves(anydevice.to_numpy(found)), theirs, strict=True):
+            np.testing.assert_allclose(a, b.grad.numpy(), rtol=1e-5)
+    for a, b in zip(leaves(anydevice.to_numpy(found)), leaves(tree), strict=True):
+        np.testing.assert_array_equal(a, b, "a norm within the limit changes nothing")
+
+
+def test_clipping_in_other_types() -> None:
+    small, _ = nn.clipped({"x": np.full(400, 300, np.float16), "y": np.array(1.0)}, 1.0)
+    assert small["x"].dtype == np.float16
+    assert small["y"].dtype == np.float64
+    assert small["y"].shape == ()
+    assert small["x"][0] == pytest.approx(0.05, rel=1e-3), "squares are added up in float32"
+    assert nn.global_norm([np.array([3.0, 4.0])]).dtype == np.float64
+    spoiled, norm = nn.clipped([np.array([np.nan]), np.array([1.0])], 1.0)
+    assert np.isnan(norm)
+    assert np.isnan(spoiled[1]).all()
+    for wrong in (0, -1.0, float("inf")):
+        with pytest.raises(ConfigurationError, match="finite norm above 0"):
+            nn.clipped([np.ones(1)], wrong)
+    with pytest.raises(ConfigurationError, match="no gradients"):
+        nn.global_norm({})
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss", "changed"),
+    [
+        (nn.Chain(nn.Dense(4, 3), "softmax"), nn.cross_entropy, True),
+        (nn.Chain(nn.Dense(4, 3), nn.Chain("relu", "softmax")), nn.cross_entropy, True),
+        (nn.Chain(nn.Dense(4, 3, activation="softmax")), nn.cross_entropy, True),
+        (nn.recompute(nn.Chain(nn.Dense(4, 3), "softmax")), nn.cross_entropy, True),
+        (nn.Chain(nn.Dense(4, 3), "sigmoid"), nn.binary_cross_entropy, True),
+        (nn.Chain(nn.Dense(4, 3), "softmax"), nn.binary_cross_entropy, False),
+        (nn.Chain(nn.Dense(4, 3), "softmax"), nn.mean_squared_error, False),
+        (nn.Chain("softmax", nn.Dense(4, 3)), nn.cross_entropy, False),
+        (nn.recompute(nn.Dense(4, 3)), nn.cross_entropy, False),
+        (nn.Chain(nn.Dense(4, 3), nn.RMSNorm(3)), nn.cross_entropy, False),
+    ],
+)
+def test_what_a_loss_does_itself_is_left_out(layer: nn.Layer, loss: Any, changed: bool) -> None:
+    model = nn.Model(layer, (4,), device=anydevice.device("cpu", engine="numpy"))
+    without, said = nn.folded(layer, loss)
+    assert said is changed
+    if not changed:
+        assert without is layer
+        return
+    x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    y = model.with_layer(without)(x)
+    last = nn.Activation("softmax" if loss is nn.cross_entropy else "sigmoid")
+    np.testing.assert_allclose(last.apply({}, y, nn.Run()), model(x), rtol=1e-6)
