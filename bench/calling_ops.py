@@ -3,8 +3,9 @@
     python bench/calling_ops.py [--quick]
 
 On the CPU, with arrays so small that hardly anything but the call is measured. The two sides are
-called in turn, and each figure is the median of the differences between them. A composite op is
-measured only where the engine has a version of its own, for the library's function is one call.
+called in turn, and each figure is the median of the differences between them, over the turns in
+which nothing else kept the core busy. A composite op is measured only where the engine has a
+version of its own, for the library's function is one call.
 """
 
 from __future__ import annotations
@@ -38,14 +39,19 @@ def seconds(call: Callable[[], Any], times: int) -> float:
 
 
 def cost(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tuple[float, float]:
-    """The median seconds of their call, and of what ours takes more, both in turn."""
-    plain, more = [], []
+    """The median seconds of their call, and of what ours takes more, both in turn.
+
+    Of all turns, only the quarter that took least in all counts: in others, programs on the same
+    core had emptied its caches.
+    """
+    turns = []
     for turn in range(rounds + 2):
-        first, second = seconds(theirs, 100), seconds(ours, 100)
+        first, second = seconds(theirs, 50), seconds(ours, 50)
         if turn >= 2:
-            plain.append(first)
-            more.append(second - first)
-    return statistics.median(plain), statistics.median(more)
+            turns.append((first + second, first, second - first))
+    quiet = sorted(turns)[: max(1, rounds // 4)]
+    plain, more = (statistics.median(turn[at] for turn in quiet) for at in (1, 2))
+    return plain, more
 
 
 def of_torch() -> Calls:
@@ -169,7 +175,7 @@ def looking_up(rounds: int) -> Row:
 def main() -> list[Row]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    rounds = 31 if parser.parse_known_args()[0].quick else 201
+    rounds = 41 if parser.parse_known_args()[0].quick else 401
     rows = [looking_up(rounds)]
     for engine, calls in LIBRARIES.items():
         if find_spec(engine) is not None:

@@ -25,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import anydevice
 from anydevice import ops
 from anydevice.check import decoder
+from anydevice.core.engine import Absent
 from anydevice.engines import registry
 from anydevice.engines.kernels import trust
 
@@ -170,32 +171,64 @@ def _opencl_rows(card: anydevice.Device, finish: Call) -> list[Row]:
     return rows
 
 
+ON_THE_CARD = (("cuda", "torch"), ("cuda", "jax"), ("cuda", "cupy"), ("opencl", "opencl"))
+
+
 def slice_everywhere() -> list[Row]:
-    """The decoder's logits on each engine of the card, against float64 on the CPU."""
+    """The decoder on each engine of the card, against float64 on the CPU.
+
+    Its logits, whole and from a cache, and where the engine can: compiled, and a step of training.
+    """
     ids = np.random.default_rng(7).integers(0, SHAPE.vocabulary, (2, 33)).astype(np.int32)
     host = decoder.random_parameters(SHAPE)
-    wide = _as_float64(host)
-    right, _ = decoder.forward(wide, SHAPE, ids)
-    rows = []
-    for spec, name in (("cuda", "torch"), ("cuda", "jax"), ("cuda", "cupy"), ("opencl", "opencl")):
+    right, _ = decoder.forward(_as_float64(host), SHAPE, ids)
+    rows, stepped = [], []
+    for spec, name in ON_THE_CARD:
         try:
             card = anydevice.device(spec, engine=name)
-            parameters = card(host)
-            whole, _ = decoder.forward(parameters, SHAPE, card(ids))
-            cache = decoder.empty_cache(SHAPE, 2, 64, parameters["embedding"])
-            places = np.arange(33, dtype=np.int32)
-            for start, stop in ((0, 32), (32, 33)):
-                some = card(ids[:, start:stop].copy()), card(places[start:stop].copy())
-                last, cache = decoder.forward(parameters, SHAPE, *some, cache)
-            off = float(np.abs(anydevice.to_numpy(whole) - right).max() / np.abs(right).max())
-            cached = float(
-                np.abs(anydevice.to_numpy(last)[:, 0] - right[:, 32]).max() / np.abs(right).max()
-            )
-            said = f"off by {off:.1e}, from the cache {cached:.1e} (bar 1e-4)"
-            rows.append((f"decoder on {name}", said, max(off, cached) <= 1e-4))
+            off = _logits_off(card, host, ids, right)
+            rows.append((f"decoder on {name}", f"{off} (bar 1e-4)", max(off.values()) <= 1e-4))
+            if not isinstance(registry.load(name).autodiff, Absent):
+                stepped.append(_after_one_step(card, host, ids))
         except Exception as error:
             rows.append((f"decoder on {name}", f"{type(error).__name__}: {error}"[:110], False))
-    return rows
+    between = float(np.abs(stepped[0] - stepped[1]).max()) if len(stepped) == 2 else np.inf
+    said = f"torch and JAX differ by {between:.1e} at most (bar 1e-4)"
+    return [*rows, ("decoder, a training step", said, between <= 1e-4)]
+
+
+def _logits_off(
+    card: anydevice.Device, host: Any, ids: np.ndarray, right: np.ndarray
+) -> dict[str, float]:
+    """The largest errors of the logits, relative to the largest logit."""
+    parameters = card(host)
+    compiler = registry.load(card.engine).compiler
+    ways = {"": decoder.forward}
+    if not isinstance(compiler, Absent):
+        ways["compiled "] = compiler.compile(decoder.forward, static=("shape",))
+    off = {}
+    for way, forward in ways.items():
+        whole, _ = forward(parameters, SHAPE, card(ids))
+        cache = decoder.empty_cache(SHAPE, 2, 64, parameters["embedding"])
+        places = np.arange(33, dtype=np.int32)
+        for start, stop in ((0, 32), (32, 33)):
+            some = card(ids[:, start:stop].copy()), card(places[start:stop].copy())
+            last, cache = forward(parameters, SHAPE, *some, cache)
+        for what, logits, part in (("whole", whole, right), ("cached", last, right[:, 32:])):
+            away = np.abs(anydevice.to_numpy(logits) - part).max() / np.abs(right).max()
+            off[way + what] = float(f"{away:.1e}")
+    return off
+
+
+def _after_one_step(card: anydevice.Device, host: Any, ids: np.ndarray) -> np.ndarray:
+    """The embedding after one step of training."""
+    gradient = registry.load(card.engine).autodiff.value_and_grad(decoder.loss)
+    parameters = card(host)
+    _, slopes = gradient(parameters, SHAPE, card(ids[:, :-1].copy()), card(ids[:, 1:].copy()))
+    (embedding,), _ = ops.update_sgd(
+        [parameters["embedding"]], [slopes["embedding"]], None, rate=0.1
+    )
+    return anydevice.to_numpy(embedding)
 
 
 def _as_float64(tree: Any) -> Any:

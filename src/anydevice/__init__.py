@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from anydevice.memory.giving_back import release as release
     from anydevice.memory.plans import plan_inference as plan_inference
     from anydevice.memory.training_estimates import estimate_training as estimate_training
+    from anydevice.run.compiling import Compiled as Compiled
+    from anydevice.run.compiling import compile as compile
     from anydevice.transfer.containers import register_type as register_type
     from anydevice.transfer.moving import device_of as device_of
     from anydevice.transfer.moving import synchronize as synchronize
@@ -62,6 +64,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AnyDeviceError": "anydevice.errors",
+    "Compiled": "anydevice.run.compiling",
     "Config": "anydevice.choose.settings",
     "ConfigurationError": "anydevice.errors",
     "Device": "anydevice.core.device",
@@ -76,6 +79,7 @@ _PUBLIC = {
     "UnsupportedError": "anydevice.errors",
     "VerificationError": "anydevice.errors",
     "benchmark": "anydevice.bench.functions",
+    "compile": "anydevice.run.compiling",
     "configure": "anydevice.choose.settings",
     "cpu_fallback": "anydevice.memory.falling_back",
     "device": "anydevice.choose.scope",

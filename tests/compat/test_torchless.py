@@ -32,6 +32,7 @@ from anydevice.compat.torchless import (
     BackendPreference,
     UnifiedTensor,
     discover_backends,
+    estimate_inference_memory,
     init_backend,
     init_backend_with_memory_check,
     print_backend_summary,
@@ -352,3 +353,16 @@ def test_a_product_is_compared_with_that_of_the_cpu() -> None:
     assert [(row.device, row.engine) for row in timings] == [("cpu", "numpy"), ("cuda:0", "torch")]
     cpu, gpu = (timings[name].seconds for name in ("cpu", "cuda:0"))
     assert timings.speed_ups == {"cpu": 1.0, "cuda:0": pytest.approx(cpu / gpu)}
+
+
+def test_the_memory_of_a_shape_is_known_before_it_is_loaded() -> None:
+    estimate = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 4)
+    assert estimate.weights_bytes == 4 * 7_241_732_096 + 512  # and the rotary table
+    assert estimate.kv_cache_bytes == 2 * 8 * 128 * 4096 * 32 * 4
+    parts = estimate.weights_bytes + estimate.kv_cache_bytes + estimate.activation_bytes
+    assert estimate.total_gb() == estimate.total_bytes / 2**30
+    assert parts < estimate.total_bytes < parts + 2**30
+    half = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 2)
+    assert half.total_gb() < 20
+    with pytest.raises(ConfigurationError, match="1, 2, 4 or 8 bytes"):
+        estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 3)

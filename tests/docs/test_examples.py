@@ -4,7 +4,8 @@ A page is a session of its own, in a folder of its own. Its `python` blocks run 
 other, and a `text` block right after one is what it prints. In a `console` block every line that
 calls `anydevice` is run; the lines below it are what it prints, and a comment that says
 "exit code 1" is held to that ("exit code 1 if …" allows 0 as well). In all of them `…` stands for
-what differs from machine to machine.
+what differs from machine to machine. The folder holds the `config.json` of one model, which the
+pages plan for.
 """
 
 from __future__ import annotations
@@ -31,6 +32,20 @@ PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {ROOT / "do
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:[A-Z_]+=\S* )*(?:anydevice|python -m anydevice)\b")
 EXIT = re.compile(r"# exit code (\d+)( if)?")
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""What the pages call Llama-3.1-8B."""
 
 RUN_BLOCKS = """
 import contextlib, io, json, sys
@@ -103,8 +118,10 @@ def name_of(path: Path) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Variables of a user who has never used anydevice, in an empty folder."""
-    (tmp_path / "folder").mkdir()
+    """Variables of a user who has never used anydevice, in a folder with nothing but a model."""
+    model = tmp_path / "folder" / "Llama-3.1-8B"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(MODEL))
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}

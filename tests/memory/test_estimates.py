@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anydevice import ConfigurationError, MemoryEstimate, estimate_inference
+from anydevice.memory.configs import LARGEST_CONFIG, read_config
 from anydevice.memory.models import shape_of
 from anydevice.memory.overheads import CONTEXT, WORKSPACE
 
@@ -147,12 +148,26 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
         estimate_inference(tmp_path, context=8)
 
 
+def test_configs_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no file"):
+        read_config(tmp_path)
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_config(loop)
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(LARGEST_CONFIG + 1)
+    with pytest.raises(ConfigurationError, match="too large"):
+        read_config(large)
+
+
 def test_a_model_and_numbers_do_not_go_together() -> None:
     with pytest.raises(ConfigurationError, match="give one or the other"):
         estimate_inference(LLAMA, context=8, layers=2)
     with pytest.raises(ConfigurationError, match="no such number"):
         estimate_inference(context=8, stories=2)
-    with pytest.raises(ConfigurationError, match="missing.*hidden"):
+    with pytest.raises(ConfigurationError, match=r"missing.*hidden"):
         estimate_inference(context=8, layers=2)
     shape = shape_of(LLAMA)
     with pytest.raises(ConfigurationError, match="give the model itself"):

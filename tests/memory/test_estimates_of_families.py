@@ -119,6 +119,28 @@ def test_the_cache_is_the_one_that_is_allocated(family: str) -> None:
         assert list(shape.kv_bytes(CONTEXT, BATCH)) == held
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_moe", "phi3"])
+def test_configs_that_do_not_list_their_layers(family: str) -> None:
+    for changes in (
+        {},
+        {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+        {"sliding_window": 8, "use_sliding_window": False},
+    ):
+        config = config_of(family, **{**SMALL, "num_hidden_layers": 8, **changes})
+        cache: Any = StaticCache(config=config, max_cache_len=CONTEXT)
+        windows = shape_of(config_values(config, changes), dtype="float32").windows
+        kept = [CONTEXT if window is None else min(window, CONTEXT) for window in windows]
+        assert kept == [layer.max_cache_len for layer in cache.layers]
+
+
+def config_values(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """A config as it was written before layers were listed: with what was given, not derived."""
+    saved = as_saved(config)
+    for derived in ("layer_types", "sliding_window"):
+        saved.pop(derived, None)
+    return {**saved, **changes}
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", OF_EIGHT_BILLION)
 def test_models_of_full_size(family: str, tied: bool) -> None:
@@ -168,8 +190,8 @@ def test_a_module_is_counted_as_it_is(family: str) -> None:
     )
 
 
-def test_what_is_not_exact_is_near(family: str = "exaone4") -> None:
-    config = config_of(family, **SMALL)
+def test_what_is_not_exact_is_near() -> None:
+    config = config_of("exaone4", **SMALL)
     model = model_of(config, torch.bfloat16, "meta")
     estimate = estimate_inference(as_saved(config), context=CONTEXT, dtype="bfloat16")
     assert not estimate.exact

@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
         nn.TransformerBlock(8, 2, causal=True, norm="layer", activation="gelu", bias=True),
         (5, 8),
     ),
+    "tied": (nn.TiedEmbedding(11, 6, nn.Chain(nn.GatedMLP(6, 8), nn.RMSNorm(6))), (4,)),
     "chain": (nn.Chain(nn.Dense(6, 8), "relu", nn.Chain(nn.Dense(8, 3), "softmax")), (6,)),
     **{
         name: (nn.Activation(name), (6,))
@@ -48,7 +49,7 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
 
 def example(layer: Layer, shape: tuple[int, ...]) -> Array:
     drawn = np.random.default_rng(0)
-    if isinstance(layer, nn.Embedding):
+    if isinstance(layer, nn.Embedding | nn.TiedEmbedding):
         return drawn.integers(0, layer.rows, (2, *shape)).astype(np.int32)
     return drawn.normal(size=(2, *shape)).astype(np.float32)
 
@@ -189,6 +190,16 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.Conv2d(3, 8, 3), (1, 9, 9), "Conv2d(3→8, 3×3): got 1 channels"),
         (nn.Conv2d(3, 8, 3), (9, 9), "got the shape (9, 9), and it takes (channels, height"),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
+        (
+            nn.TiedEmbedding(9, 4, nn.Chain(nn.Dense(5, 4))),
+            (3,),
+            "TiedEmbedding.inside[0] Dense(5→4): got 4 features",
+        ),
+        (
+            nn.TiedEmbedding(9, 4, nn.Dense(4, 5)),
+            (3,),
+            "TiedEmbedding(9→4→9): got the shape (3, 5) from Dense(4→5)",
+        ),
         (nn.GatedMLP(4, 8), (3,), "GatedMLP(4→8→4): got 3 features"),
     ],
 )
@@ -220,6 +231,7 @@ def test_a_shape_that_does_not_fit_names_the_layer(
         lambda: nn.Attention(6, 2, rope=True),
         lambda: nn.TransformerBlock(8, 2, norm="none"),
         lambda: nn.TransformerBlock(8, 2, activation="rulu"),
+        lambda: nn.TiedEmbedding(9, 4, "relu"),
         lambda: nn.Chain(),
         lambda: nn.Chain(nn.Dense(2, 2), 3),
         lambda: nn.Activation("rulu"),

@@ -74,6 +74,21 @@ def test_a_model_says_what_it_is() -> None:
     ]  # fmt: skip
 
 
+def test_a_matrix_that_is_used_twice_is_counted_once() -> None:
+    blocks = nn.Chain(nn.TransformerBlock(8, 2, causal=True), nn.RMSNorm(8))
+    model = nn.Model(nn.TiedEmbedding(20, 8, blocks), (5,), device="cpu")
+    assert str(model).splitlines() == [
+        "model                                        output  parameters    bytes",
+        "               TiedEmbedding(20→8→20)        5×20           160    640 B",
+        ".inside[0]     TransformerBlock(8, 2 heads)  5×8          1,040  4.1 KiB",
+        ".inside[1]     RMSNorm(8)                    5×8              8     32 B",
+        "TiedEmbedding  5 → 5×20                                   1,208  4.7 KiB",
+    ]
+    marked = nn.recompute(model).layer
+    assert isinstance(marked, nn.TiedEmbedding)
+    assert marked.inside == nn.recompute(blocks)
+
+
 def test_an_input_of_another_shape_names_the_layer(cpu: Device) -> None:
     model = nn.Model(IMAGES, (1, 8, 8), device=cpu)
     wrong = anydevice.to_device(np.ones((2, 1, 9, 12), np.float32), cpu)

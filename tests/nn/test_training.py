@@ -96,6 +96,20 @@ def test_recomputation_keeps_less_for_the_backward_pass() -> None:
     assert kept(nn.recompute(model)) < kept(model) / 4
 
 
+def test_a_tied_matrix_has_the_gradients_of_both_its_uses(trainable: Device, engine: Any) -> None:
+    blocks = nn.Chain(nn.TransformerBlock(8, 2, causal=True), nn.RMSNorm(8))
+    tied = nn.Model(nn.TiedEmbedding(20, 8, blocks), (5,), device=trainable)
+    own = tied.parameters
+    apart = nn.Model(
+        nn.Chain(nn.Embedding(20, 8), blocks, nn.Dense(8, 20, bias=False)), (5,), device=trainable
+    ).with_parameters([{"weight": own["weight"]}, own["inside"], {"weight": own["weight"]}])
+    value, found = gradients(tied, engine, trainable)
+    same, expected = gradients(apart, engine, trainable)
+    assert value == pytest.approx(same, rel=1e-6)
+    both = expected[0]["weight"] + expected[2]["weight"]
+    np.testing.assert_allclose(found["weight"], both, rtol=0, atol=1e-6 * abs(both).max())
+
+
 def test_which_parts_of_a_chain_are_recomputed() -> None:
     dense, block = nn.Dense(4, 4), nn.TransformerBlock(4, 2)
     inner = nn.Chain(dense, "relu")

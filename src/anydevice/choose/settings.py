@@ -186,18 +186,23 @@ def _memory(value: object) -> str | float:
     if isinstance(value, str) and value.strip().lower() in STRATEGIES:
         return value.strip().lower()
     if isinstance(value, bool) or not isinstance(value, float | int | str):
-        raise ConfigurationError(
-            f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
-        )
+        raise ConfigurationError(_no_memory(value))
     if not isinstance(value, str) and 0 < value <= 1:
         return float(value)
-    amount = parse_size(value)
+    try:
+        amount = parse_size(value)
+    except ConfigurationError:
+        raise ConfigurationError(_no_memory(value)) from None
     if amount < 2**20:
         raise ConfigurationError(
             f"{value!r} is neither a fraction (above 0, at most 1) nor an amount; "
             "write amounts with their unit, such as '20GiB'"
         )
     return value if isinstance(value, str) else f"{amount}B"
+
+
+def _no_memory(value: object) -> str:
+    return f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
 
 
 def _switch(value: object) -> bool:

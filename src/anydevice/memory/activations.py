@@ -139,6 +139,8 @@ def _scores(shape: ModelShape, work: Work, window: int | None, queries: int, key
         return wide + 2 * scores + work.tokens * seen * FLOAT32
     if not masked:
         return 2 * queries + partial
+    if shape.kv_heads == 1:
+        copies = 0  # one head stands for all without a copy
     rolled = 2 * keys * seen if work.tokens == 1 and window else 0
     fresh = 2 * keys if work.tokens > 1 else 0
     mask = work.rows * seen * work.width

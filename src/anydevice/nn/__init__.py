@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from anydevice.nn.schedules import Schedule as Schedule
     from anydevice.nn.schedules import SteppedRate as SteppedRate
     from anydevice.nn.schedules import WarmUp as WarmUp
+    from anydevice.nn.tied_layers import TiedEmbedding as TiedEmbedding
 
 _PUBLIC = {
     "Activation": "activations",
@@ -89,6 +90,7 @@ _PUBLIC = {
     "Scaled": "initializers",
     "Schedule": "schedules",
     "SteppedRate": "schedules",
+    "TiedEmbedding": "tied_layers",
     "TransformerBlock": "attention_layers",
     "Uniform": "initializers",
     "WarmUp": "schedules",

@@ -77,11 +77,11 @@ class Model:
 
     def with_parameters(self, parameters: Parameters) -> Model:
         """The model with other parameters in the same nest."""
-        return _bound(self.layer, self.input_shape, parameters)
+        return bound(self.layer, self.input_shape, parameters)
 
     def with_layer(self, layer: Layer) -> Model:
         """The model with a layer that takes the same parameters, such as one that recomputes."""
-        return _bound(layer, self.input_shape, self.parameters)
+        return bound(layer, self.input_shape, self.parameters)
 
     @property
     def parameter_count(self) -> int:
@@ -111,7 +111,8 @@ def build(
     return Model(layer, input_shape, seed, device)
 
 
-def _bound(layer: Layer, input_shape: Shape, parameters: Parameters) -> Model:
+def bound(layer: Layer, input_shape: Shape, parameters: Parameters) -> Model:
+    """The model of a layer with parameters that are there already; draws none."""
     model = Model.__new__(Model)
     model.layer = layer
     model.input_shape = input_shape

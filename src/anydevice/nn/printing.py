@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from anydevice.core.sizes import format_size
 from anydevice.nn.chain import Chain
 from anydevice.nn.layer import Layer, Parameters, Shape
+from anydevice.nn.tied_layers import TiedEmbedding
 from anydevice.nn.trees import leaves
 from anydevice.ops.dispatch import primitives
 
@@ -31,6 +32,11 @@ def table_of(layer: Layer, shape: Shape, parameters: Parameters) -> str:
 
 
 def _rows(layer: Layer, shape: Shape, parameters: Parameters, path: str) -> Iterator[Row]:
+    if isinstance(layer, TiedEmbedding):
+        yield _row(path, layer.label, _sizes(layer.output(shape)), parameters["weight"])
+        inner = (*shape, layer.size)
+        yield from _rows(layer.inside, inner, parameters["inside"], f"{path}.inside")
+        return
     if not isinstance(layer, Chain):
         yield _row(path, layer.label, _sizes(layer.output(shape)), parameters)
         return

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, overload
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
+from anydevice.core.record import replace
 from anydevice.engines.ownership import owner_of
 from anydevice.nn.chain import Chain
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
 from anydevice.nn.model import Model
+from anydevice.nn.tied_layers import TiedEmbedding
 
 if TYPE_CHECKING:
     from anydevice.transfer.randomness import Random
@@ -79,6 +81,8 @@ def recompute(model: Model | Layer) -> Model | Layer:
 
 
 def _marked(layer: Layer) -> Layer:
+    if isinstance(layer, TiedEmbedding):
+        return replace(layer, inside=_marked(layer.inside))
     if not isinstance(layer, Chain):
         return layer if isinstance(layer, Recomputed) else Recomputed(layer)
     if not _has_blocks(layer):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.core.late import load
 from anydevice.transfer.moving import to_device
 
 
@@ -25,9 +26,8 @@ def placed_on_cpu(x: Any, engine: str) -> Any:
 @contextmanager
 def _jax_scope() -> Iterator[None]:
     jax: Any = sys.modules["jax"]
-    wide = getattr(jax, "enable_x64", None)
-    if wide is None:  # in earlier releases it is not part of the package itself
-        from jax.experimental import enable_x64 as wide
+    # In earlier releases it is not part of the package itself.
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else load("jax.experimental:enable_x64")
     with wide(True), jax.default_device(jax.devices("cpu")[0]):
         yield
 

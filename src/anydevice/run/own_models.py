@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.engines.ownership import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.nn.layer import Layer, Parameters, Run
 from anydevice.nn.model import Model
@@ -38,22 +39,24 @@ class ModelSubject(Subject):
         return y if layer.parts else after(layer.label, y)
 
     def weights(self) -> Mapping[str, Array]:
-        return paths_of(self.model.parameters)
+        root = type(self.model.layer).__name__
+        return {root + path: x for path, x in paths_of(self.model.parameters).items()}
 
     def moved(self, device: Device, dtype: str) -> ModelSubject:
-        parameters = to_device(
-            cast_parameters(self.model.parameters, dtype), device, convert=True
-        )
+        parameters = to_device(cast_parameters(self.model.parameters, dtype), device, convert=True)
         return ModelSubject(self.model.with_parameters(parameters))
 
-    def reference(self, change: Change) -> ModelSubject:
+    def reference(self, change: Change, engine: str) -> Subject:
         changed = mapped(change, to_numpy(self.model.parameters))
         return ModelSubject(self.model.with_parameters(changed))
 
     @property
     def where(self) -> Device | None:
         found = leaves(self.model.parameters)
-        return device_of(found) if found else None
+        place = device_of(found)
+        if place is None or (owner := owner_of(found[0])) is None:
+            return None
+        return place.served_by(owner.name)
 
     def accepts(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         if named or len(inputs) != 1 or not is_array(inputs[0]):
@@ -93,9 +96,8 @@ class FunctionSubject(Subject):
 
     kind = "function"
 
-    def __init__(self, function: Callable[..., Any], engine: str = "numpy") -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.engine = engine
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         return self.function(*inputs, **named)
@@ -106,14 +108,18 @@ class FunctionSubject(Subject):
     def weights(self) -> Mapping[str, Array]:
         return {}
 
-    def moved(self, device: Device, dtype: str) -> FunctionSubject:
-        return FunctionSubject(self.function, device.engine or "numpy")
+    def moved(self, device: Device, dtype: str) -> Subject:
+        return self
 
-    def reference(self, change: Change) -> Subject:
-        return _FunctionReference(self.function, self.engine)
+    def reference(self, change: Change, engine: str) -> Subject:
+        return _FunctionReference(self.function, engine)
 
 
 class _FunctionReference(FunctionSubject):
+    def __init__(self, function: Callable[..., Any], engine: str) -> None:
+        super().__init__(function)
+        self.engine = engine
+
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         try:
             result = self.function(*inputs, **named)

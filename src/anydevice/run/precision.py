@@ -9,8 +9,8 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, as_dtype
 from anydevice.core.record import Record
 from anydevice.engines import registry
-from anydevice.hardware.cuda_cards import capability_numbers
 from anydevice.errors import ConfigurationError
+from anydevice.hardware.cuda_cards import capability_numbers
 from anydevice.nn.trees import leaves, mapped, refilled
 from anydevice.ops.dispatch import primitives
 

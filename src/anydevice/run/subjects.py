@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError
 from anydevice.run.precision import Policy
 
 Array = Any
@@ -22,22 +23,20 @@ After = Callable[[str, Any], Any]
 """Is told the name of a part and what it gave; what it returns goes on to the next part."""
 
 Change = Callable[[Array], Array]
-"""Makes another float64 array of a NumPy array of weights; whole numbers stay as they are."""
+"""Makes other weights of a NumPy array of them, mostly float64."""
 
 
 class Subject(ABC):
     """One model in one place.
 
     `kind` is what it is, in words; `library` the engine that it is written for, `None` where it
-    runs on all. `notes` are said in the report. `unit` is the rounding error of a reference where
-    it is not that of float64.
+    runs on all. `notes` are said in the report.
     """
 
     kind: str
     library: str | None = None
     notes: tuple[str, ...] = ()
     arguments: Arguments = ()
-    unit: float = 2.0**-53
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
@@ -56,8 +55,11 @@ class Subject(ABC):
         """The model with weights of this type on a device; weights there already are shared."""
 
     @abstractmethod
-    def reference(self, change: Change) -> Subject:
-        """The model in the host's memory with the float64 weights that `change` makes."""
+    def reference(self, change: Change, engine: str) -> Subject:
+        """The model in the host's memory with the weights that `change` makes of its own.
+
+        `engine` is that of the device that it is compared with.
+        """
 
     @property
     def where(self) -> Device | None:
@@ -70,9 +72,7 @@ class Subject(ABC):
             return self.call
 
         def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-            return policy.for_output(
-                self.call(policy.for_computing(arguments), *inputs, **named)
-            )
+            return policy.for_output(self.call(policy.for_computing(arguments), *inputs, **named))
 
         return run
 
@@ -88,9 +88,27 @@ class Subject(ABC):
         """A block in which it is called without being compiled."""
         return nullcontext()
 
-    def accepts(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def accepts(  # noqa: B027 - most models are free in what they take
+        self, inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
         """Raise `ConfigurationError` where these are not what the model takes."""
+
+    def can_be_verified(self) -> None:  # noqa: B027 - most models can
+        """Raise `ConfigurationError` where there is nothing right to compare with."""
+
+    def has_coarse_products(self, device: Device) -> bool:
+        """Whether float32 products are computed on a device with fewer digits (TF32)."""
+        return False
 
     def reference_input(self, x: Array) -> Array:
         """A NumPy array as this reference takes it."""
         return x
+
+
+def in_training(path: str) -> ConfigurationError:
+    """The error for a module that is to be verified in training mode."""
+    return ConfigurationError(
+        f"{path} works otherwise in training, by chance or by the batch, so there is nothing to "
+        "compare with; call model.eval() before compile",
+        source="verify=",
+    )

@@ -17,8 +17,8 @@ class MlxCompiler:
     """`mx.compile`, with arguments that are constants.
 
     `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
-    nobody holds the array any more. `whole` and `most` change nothing either: MLX compiles functions
-    as a whole or not at all, and in one way.
+    nobody holds the array any more. `whole` and `most` change nothing either: MLX compiles
+    functions as a whole or not at all, and in one way.
     """
 
     def compile(

@@ -115,10 +115,7 @@ def _alike(lists: Sequence[Arrays]) -> bool:
 
 
 def _copies(arrays: Arrays) -> list[torch.Tensor]:
-    """What the kernels write into: copies, or the tensors themselves where they may be consumed.
-
-    Either all or none, since only what is written in place can be left as it was by `skip`.
-    """
+    """What the kernels write into: copies, or the tensors themselves where they may be consumed."""
     if under_way.allowed and all(x.is_contiguous() for x in arrays):
         return list(arrays)
     return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]

@@ -1,0 +1,115 @@
+"""A PyTorch module and a Flax module, brought along: compiled, checked and moved, not rewritten.
+
+    python examples/bring_your_own.py [--device cuda:0] [--engine torch|jax]
+
+`anydevice.compile` keeps a model in its own library. With `verify=` it is run on the device and
+on a float64 copy of itself on the CPU, layer by layer, before it is used. `--engine` leaves out the
+model of the other library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+import anydevice
+
+DIGITS = Path(__file__).parent / "data/digits.npz"
+
+
+def main() -> int:
+    """Bring each model along; the exit code is 0 where all of them were right."""
+    options = arguments()
+    pictures = numpy.load(DIGITS)["images"][:32].astype("float32") / 16
+    brought = 0
+    for engine, package, make in (("torch", "torch", of_torch), ("jax", "flax", of_flax)):
+        if options.engine not in (None, engine):
+            continue
+        if importlib.util.find_spec(package) is None:
+            print(f"{package} is not installed, so its model is left out.\n")
+            continue
+        bring(f"A module of {package}", make, pictures, options.device)
+        brought += 1
+    if not brought:
+        print("Neither PyTorch nor Flax is here: pip install torch, or pip install flax")
+    return 0 if brought else 1
+
+
+def bring(title: str, make: Callable[[], Any], pictures: Any, device: str | None) -> None:
+    """Compile, verify and use a model, and have it caught when it misbehaves."""
+    print(f"{title}:")
+    model = make()
+    fast = anydevice.compile(model, device, verify=pictures, properties=[shares_add_up])
+    print(indented(str(fast.report)))
+    shares = anydevice.to_numpy(fast(pictures))
+    print(f"  it gives {shares.shape[1]} shares for each of {shares.shape[0]} pictures")
+    try:
+        fast.verify(pictures, properties=[is_certain])
+    except anydevice.VerificationError as error:
+        print(f"  a property that does not hold is caught: {str(error).splitlines()[0]}\n")
+    else:
+        sys.exit("a property that does not hold was not caught")
+
+
+def shares_add_up(shares: Any) -> bool:
+    """Whether the ten shares of every picture add up to 1."""
+    return bool(numpy.allclose(shares.sum(axis=1), 1, atol=1e-5))
+
+
+def is_certain(shares: Any) -> bool:
+    """Whether the model has no doubt about any picture, which an untrained one has."""
+    return bool((shares.max(axis=1) > 0.99).all())
+
+
+def of_torch() -> Any:
+    """A small network, as one writes it in PyTorch."""
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 32),
+        torch.nn.GELU(),
+        torch.nn.Linear(32, 10),
+        torch.nn.Softmax(dim=1),
+    ).eval()
+
+
+def of_flax() -> Any:
+    """The like, as one writes it in Flax NNX."""
+    import jax
+    from flax import nnx
+
+    class Network(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.inner = nnx.Linear(64, 32, rngs=rngs)
+            self.outer = nnx.Linear(32, 10, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            rows = x.reshape(x.shape[0], -1)
+            return jax.nn.softmax(self.outer(jax.nn.gelu(self.inner(rows))))
+
+    return Network(nnx.Rngs(0))
+
+
+def indented(text: str) -> str:
+    """The text, two columns to the right."""
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", help="such as cpu or cuda:1")
+    parser.add_argument("--engine", choices=("torch", "jax"), help="only the model of this library")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""`compile`: a model of any kind, made fast on a device, in a precision, and checked there."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anydevice.choose.files import compiled_folder
+from anydevice.core.device import Device
+from anydevice.core.engine import Absent, Engine
+from anydevice.engines import registry
+from anydevice.engines.ownership import owner_of
+from anydevice.errors import ConfigurationError
+from anydevice.run.checking_models import Property
+from anydevice.run.homes import home_of
+from anydevice.run.inputs import (
+    Form,
+    example_inputs,
+    is_traced,
+    shapes_text,
+    taken_apart,
+)
+from anydevice.run.kinds import subject_of
+from anydevice.run.own_models import ModelSubject
+from anydevice.run.precision import Policy, policy_of
+from anydevice.run.reports import Checked, CompileReport, Made
+from anydevice.run.subjects import Array, Subject
+from anydevice.run.verifying_compiled import Evidence, verified
+from anydevice.run.versions import Program, versions_of
+from anydevice.transfer.moving import is_array, to_device
+from anydevice.transfer.targets import target_of
+from anydevice.transfer.tree import flatten
+
+OPTIMIZATIONS = ("none", "default", "aggressive")
+MOST_SHAPES = 32
+"""How many sets of shapes and types one model is compiled for; more of them run as written."""
+
+
+def compile(  # noqa: A001 - the public name, which nobody imports by itself
+    model: Any,
+    device: Device | str | None = None,
+    *,
+    optimize: str = "default",
+    precision: str = "float32",
+    verify: Any = None,
+    properties: Sequence[Property] = (),
+) -> Compiled:
+    """A model on a device, compiled there: call it as the model is called.
+
+    `model` is a `nn.Model`, a function over arrays, or a module of PyTorch, Flax NNX, Equinox or
+    MLX, which stays in its library. Without a `device`, our own models stay where they are, and
+    all else goes where `anydevice.device()` says. Inputs are moved there; code is made when shapes
+    are first met (see `Compiled.warm_up`), and kept for later processes.
+
+    - `optimize`: "none" runs the model as written, "default" compiles it, "aggressive" takes more
+      time for faster code.
+    - `precision`: "float32", "float16" or "bfloat16" is the type of floating weights, inputs and
+      results; with "mixed", weights and results are float32 and computing is in 16 bits.
+    - `verify`: an example input, or a tuple of several. It is run on the device and on a float64
+      reference; whatever is wrong raises `VerificationError` with the first layer that is.
+      `properties` are functions of the output, given as NumPy, that must hold.
+
+    What could not be compiled runs as written; `report` says what was done, and why.
+
+    >>> import anydevice, numpy
+    >>> from anydevice import nn, ops
+    >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
+    >>> x = numpy.ones((3, 4), numpy.float32)
+    >>> here = anydevice.device("cpu", engine="numpy")
+    >>> fast = anydevice.compile(model, here, verify=x)
+    >>> fast(x).shape, fast.report.checked.parts
+    ((3, 2), 3)
+
+    Raises `ConfigurationError` for an option or a model that there is not, `DeviceNotFoundError`
+    where the device is not usable.
+    """
+    if optimize not in OPTIMIZATIONS:
+        raise ConfigurationError(
+            f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize="
+        )
+    if properties and verify is None:
+        raise ConfigurationError(
+            "properties are checked on an example; give one with verify=", source="properties="
+        )
+    if isinstance(model, Compiled):
+        model = model.model
+    source = subject_of(model)
+    home = home_of(source, device, compiled=optimize != "none")
+    policy = policy_of(precision, home)
+    evidence = Evidence.of(source, policy) if verify is not None else None
+    compiled = Compiled(model, source.moved(home, policy.parameters), home, policy, optimize)
+    if evidence is not None:
+        compiled._evidence = evidence
+        compiled.verify(verify, properties)
+    return compiled
+
+
+class Compiled:
+    """A model that was compiled; made by `anydevice.compile`.
+
+    `model` is what was given, `device` where it runs, `parameters` are its weights there: for a
+    `nn.Model` in their nest, for other models by path. For a new set of shapes and types of its
+    inputs, and new numbers or texts among them, code is made anew; for more than `MOST_SHAPES` of
+    them it runs as written, with one warning.
+    """
+
+    def __init__(
+        self, model: Any, subject: Subject, device: Device, policy: Policy, optimize: str
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.policy = policy
+        self.optimize = optimize
+        self._subject = subject
+        self._engine: Engine = registry.load(device.engine or "numpy")
+        self._versions = versions_of(subject, policy, self._engine, optimize)
+        self._kept_in = _kept_in(self._engine, self._versions.compiles)
+        self._programs: dict[Form, Program] = {}
+        self._ready: dict[Any, Callable[..., Any]] = {}
+        self._ready_plain: dict[Any, Callable[..., Any]] = {}
+        self._there: dict[type, Callable[[Any], bool]] = {}
+        self._made: list[Made] = []
+        self._overflowed = False
+        self._evidence: Evidence | None = None
+        self._checked: Checked | None = None
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the model gives for these inputs, which are moved to its device first.
+
+        Raises `ConfigurationError` where they are not what the model takes.
+        """
+        # The way of almost all calls: bare arrays that are there already, of shapes met before.
+        there = self._there
+        kinds = []
+        for x in inputs:
+            test = there.get(type(x))
+            if test is None or not test(x):
+                return self._moved_first(inputs, named)
+            kinds.append((x.shape, x.dtype))
+        ready = None if named else self._ready_plain.get(tuple(kinds))
+        if ready is None:
+            return self._moved_first(inputs, named)
+        return ready(self._subject.arguments, *inputs)
+
+    def warm_up(self, example: Any) -> CompileReport:
+        """Compile for the shapes of an example, or of a tuple of inputs, and run it once.
+
+        Later calls with these shapes take no time for compiling. Returns the report.
+        """
+        self._wait_for(self(*example_inputs(example)))
+        return self.report
+
+    def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
+        """Check the model on its device against a float64 reference; see `compile`.
+
+        Raises `VerificationError` with the first layer that is wrong.
+        """
+        evidence = self._evidence or Evidence.of(subject_of(self.model), self.policy)
+        self._checked = None
+        self._checked = verified(self, evidence, example_inputs(example), properties)
+        return self.report
+
+    @property
+    def parameters(self) -> Any:
+        """The weights on the device."""
+        if isinstance(self._subject, ModelSubject):
+            return self._subject.arguments
+        return dict(self._subject.weights())
+
+    @property
+    def report(self) -> CompileReport:
+        """What was done so far; printed, it is a short table."""
+        fell_back = self._versions.absent + tuple(
+            reason for program in self._programs.values() for reason in program.fell_back
+        )
+        if self._overflowed:
+            fell_back += (_too_many(),)
+        return CompileReport(
+            model=self._subject.kind,
+            device=self.device,
+            engine=self._engine.name,
+            optimize=self.optimize,
+            policy=self.policy,
+            how=self._versions.how,
+            kept_in=self._kept_in,
+            made=tuple(self._made),
+            fell_back=tuple(dict.fromkeys(fell_back)),
+            notes=tuple(self._subject.notes),
+            checked=self._checked,
+        )
+
+    def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        form, arrays = taken_apart(inputs, named)
+        if is_traced(arrays):
+            return self._program(form).as_written(self._subject.arguments, *arrays)
+        self._subject.accepts(inputs, named)
+        placed = self._placed(arrays)
+        key = form, tuple([(x.shape, x.dtype) for x in placed])
+        ready = self._ready.get(key)
+        if ready is None:
+            return self._first_run(form, key, placed)
+        return ready(self._subject.arguments, *placed)
+
+    def _first_run(self, form: Form, key: Any, arrays: list[Array]) -> Any:
+        program = self._program(form)
+        if len(self._ready) >= MOST_SHAPES and self._versions.compiles:
+            if not self._overflowed:
+                self._overflowed = True
+                warnings.warn(_too_many(), stacklevel=4)
+            return program.as_written(self._subject.arguments, *arrays)
+        began = time.perf_counter()
+        result, ready, how = program.first_run(self._subject.arguments, arrays)
+        self._wait_for(result)
+        self._made.append(Made(shapes_text(arrays), how, time.perf_counter() - began))
+        self._ready[key] = ready
+        if form.is_plain:
+            self._ready_plain[key[1]] = ready
+        return result
+
+    def _program(self, form: Form) -> Program:
+        if form not in self._programs:
+            dtype = self._subject.input_type(self.policy)
+            self._programs[form] = Program(self._versions, form, dtype)
+        return self._programs[form]
+
+    def _placed(self, arrays: list[Array]) -> list[Array]:
+        # Floating inputs become the policy's type anyway: narrowing them is what was asked for.
+        placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
+        target = target_of(self.device)
+        for x in placed:
+            kind = type(x)
+            if self._engine.shares_memory or self._engine.name == "numpy":
+                self._there[kind] = _always
+            elif kind in target.already_there:
+                self._there[kind] = target.already_there[kind]
+            else:
+                target.remember(x, self._engine)
+        return placed
+
+    def _wait_for(self, result: Any) -> None:
+        arrays = flatten(result, is_array)[0].values
+        self._engine.finish([x for x in arrays if owner_of(x) is self._engine])
+
+    def __repr__(self) -> str:
+        return f"<compiled {self._subject.kind} on {self.device}, {self.policy.name}>"
+
+
+def _kept_in(engine: Engine, compiles: bool) -> str | None:
+    if not compiles or isinstance(engine.compiler, Absent):
+        return None
+    return engine.compiler.keep(str(compiled_folder(engine.name)))
+
+
+def _too_many() -> str:
+    return (
+        f"there is code for {MOST_SHAPES} sets of shapes, and no more is made: others run as "
+        "written, which is slower; pad inputs to a few sizes"
+    )
+
+
+def _always(x: Array) -> bool:
+    return True

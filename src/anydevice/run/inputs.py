@@ -1,0 +1,101 @@
+"""The inputs of a compiled model: arrays, and all else, which becomes part of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import optree
+
+from anydevice.core.record import Record
+from anydevice.engines.ownership import owner_of
+from anydevice.errors import ConfigurationError
+
+Array = Any
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Form(Record):
+    """The form of a call: the nest of its inputs, and everything in it that is no array.
+
+    Two calls of one form differ in their arrays alone. `is_plain` where all inputs are arrays, by
+    place.
+    """
+
+    structure: Any
+    constants: tuple[tuple[int, Hashable], ...]
+    count: int
+    is_plain: bool = False
+
+    def filled(self, arrays: Sequence[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs, those by place and those by name, with these arrays."""
+        values: list[Any] = [None] * self.count
+        fixed = dict(self.constants)
+        rest = iter(arrays)
+        for place in range(self.count):
+            values[place] = fixed[place] if place in fixed else next(rest)
+        given, named = optree.tree_unflatten(self.structure, values)
+        return tuple(given), dict(named)
+
+
+def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, list[Array]]:
+    """The form of a call and its arrays.
+
+    >>> import numpy
+    >>> form, arrays = taken_apart([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
+    >>> len(arrays), form.filled(["an array"])
+    (1, (({'mask': None, 'x': 'an array'},), {'scale': 3}))
+
+    Raises `ConfigurationError` for anything but arrays, numbers and texts in dicts, lists and
+    tuples.
+    """
+    values: list[Any]
+    given: Any = (tuple(inputs), dict(named))
+    paths, values, structure = optree.tree_flatten_with_path(given, none_is_leaf=True)
+    arrays: list[Array] = []
+    constants: list[tuple[int, Hashable]] = []
+    for place, value in enumerate(values):
+        if owner_of(value) is not None:
+            arrays.append(value)
+        elif isinstance(value, _CONSTANTS):
+            constants.append((place, value))
+        else:
+            raise ConfigurationError(
+                f"{_named(paths[place])} is a {type(value).__module__}.{type(value).__qualname__}; "
+                "a compiled model takes arrays, numbers and texts, in dicts, lists and tuples",
+                source="inputs",
+            )
+    is_plain = not named and len(arrays) == len(inputs)
+    return Form(structure, tuple(constants), len(values), is_plain), arrays
+
+
+def example_inputs(example: Any) -> tuple[Any, ...]:
+    """An example as inputs: a tuple is several, anything else is one."""
+    return example if isinstance(example, tuple) else (example,)
+
+
+def is_traced(arrays: Sequence[Array]) -> bool:
+    """Whether the caller is being compiled or differentiated himself."""
+    return any(owner.is_traced(x) for x in arrays if (owner := owner_of(x)) is not None)
+
+
+def shapes_text(arrays: Sequence[Array]) -> str:
+    """The shapes and types of arrays, as a person reads them: `(32, 64) float32`."""
+    rows = []
+    for x in arrays:
+        owner = owner_of(x)
+        assert owner is not None
+        rows.append(f"{tuple(x.shape)} {owner.dtype_of(x)}")
+    return ", ".join(rows) or "no arrays"
+
+
+def _named(path: tuple[Any, ...]) -> str:
+    side, *steps = path
+    if side == 1:
+        name, *steps = steps
+        start = f"{name}="
+    else:
+        place, *steps = steps
+        start = f"input {place}"
+    return start + "".join(f"[{step!r}]" for step in steps)

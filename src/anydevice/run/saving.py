@@ -1,0 +1,58 @@
+"""Models in files: one safetensors file with the parameters and, as JSON, the layer."""
+
+from __future__ import annotations
+
+import os
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError, TransferError
+from anydevice.nn.layer import Layer
+from anydevice.nn.model import Model, bound
+from anydevice.run import tensor_files
+from anydevice.run.descriptions import description, remade
+
+_KIND = "model"
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> None:
+    """Write a model to one file, whole or not at all.
+
+    The file holds the parameters as safetensors and the layers as JSON, and no code: any engine
+    and device can load it. Its name ends with `.safetensors`. A file that is there is replaced
+    once the new one is on the disk.
+
+    >>> import tempfile
+    >>> from anydevice import nn
+    >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(model, f"{folder}/small.safetensors")
+    ...     load(f"{folder}/small.safetensors", "cpu").layer == model.layer
+    True
+
+    Raises `ConfigurationError` where the model holds a layer of your own that is not registered
+    with `nn.register_layer`, and `TransferError` where the file cannot be written.
+    """
+    if not isinstance(model, Model):
+        raise ConfigurationError(
+            f"nn.save takes a Model, not a {type(model).__name__}", source="model"
+        )
+    said = {"layer": description(model.layer), "input_shape": list(model.input_shape)}
+    trees = {"parameters": model.parameters}
+    tensor_files.write(tensor_files.checked_path(path), _KIND, trees, said)
+
+
+def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:
+    """The model that `nn.save` wrote, on a device; without one, on that of `anydevice.device()`.
+
+    The file's version and hash are checked before anything is made of it. Raises `TransferError`
+    where it is damaged, cut short, from a newer anydevice or no such file, and
+    `ConfigurationError` where it holds a layer that is not known here.
+    """
+    source = tensor_files.checked_path(path)
+    target = choose_device(device)
+    contents = tensor_files.read(source, _KIND, target)
+    layer = remade(contents.said["layer"])
+    if not isinstance(layer, Layer):
+        raise TransferError(f"{source}: it describes no layer")
+    return bound(layer, tuple(contents.said["input_shape"]), contents.trees["parameters"])

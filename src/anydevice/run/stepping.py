@@ -1,0 +1,436 @@
+"""One step of training, as fast as the engine can: gradients, clipping, update.
+
+Where gradients may be taken inside compiled code, the whole step is one compiled function that is
+given its parameters for good. Elsewhere the loss is compiled, gradients are taken of it, and the
+engine's own kernels update the parameters where they lie. Either way nothing is read back: what
+the step counts and watches stays on the device, so that the next step can be started at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anydevice import ops
+from anydevice.core.consuming import consuming
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES
+from anydevice.core.engine import Absent, Engine
+from anydevice.core.primitives import Autodiff
+from anydevice.core.record import Record
+from anydevice.engines import registry
+from anydevice.engines.places import place_of
+from anydevice.errors import DeviceNotFoundError
+from anydevice.nn.clipping import clipped
+from anydevice.nn.layer import Array, Layer, Run
+from anydevice.nn.losses import Loss
+from anydevice.nn.optimizers import Optimizer
+from anydevice.nn.random_choice import folded_seed
+from anydevice.nn.trees import Tree, leaves, mapped, refilled
+from anydevice.ops.dispatch import primitives
+from anydevice.run.precision import LossScale, Policy, ScaleState
+
+_UNDER_WAY = 2
+"""Steps that may be under way when another one is started: one computes while one waits."""
+
+
+class Recipe(Record):
+    """All that a step is made of; `layer` is the one whose output the loss takes."""
+
+    layer: Layer
+    loss: Loss
+    optimizer: Optimizer
+    policy: Policy
+    clip: float | None = None
+    accumulate: int = 1
+    compiled: bool = True
+
+    def value(self, parameters: Tree, x: Any, y: Any, run: Run) -> Array:
+        """The loss for one batch; a function that compilers can look through."""
+        if self.policy.casts_parameters:
+            parameters = self.policy.for_computing(parameters)
+        return self.loss(self.layer.apply(parameters, self.policy.for_computing(x), run), y)
+
+
+class Standing(Record):
+    """Where training stands: what changes from step to step, and all that another run needs."""
+
+    parameters: Tree
+    state: Tree
+    batches: int = 0
+    steps: int = 0
+    scale: ScaleState | None = None
+
+
+class Stepper(ABC):
+    """Takes steps. `standing` is where they led; its arrays serve until the next step.
+
+    Gradients of `accumulate` batches are added up by `add`, and `move` goes by their mean; `step`
+    is both for a single batch. Each gives the loss as an array without axes, before the step. From
+    the first one on that is no number, or infinite, no step changes anything any more.
+    """
+
+    def __init__(
+        self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
+    ) -> None:
+        autodiff = engine.autodiff
+        if isinstance(autodiff, Absent):
+            raise autodiff.error()
+        self.engine = engine
+        self.device = device
+        self.recipe = recipe
+        self._autodiff: Autodiff = autodiff
+        self._parameters = standing.parameters
+        self._state = standing.state
+        self._scale = standing.scale
+        self._batches = standing.batches
+        self._steps = standing.steps
+        self._total: Tree = None
+        self._added = 0
+        self._seed = self._number(folded_seed(seed), np.int32)
+        self._scaling = LossScale()
+        if recipe.policy.needs_loss_scale and self._scale is None:
+            self._scale = self._scaling.start(leaves(self._parameters)[0])
+
+    @property
+    def standing(self) -> Standing:
+        """Where training stands now."""
+        return Standing(
+            self._parameters, self._state, self._batches, self._steps_taken(), self._scale
+        )
+
+    @property
+    def steps(self) -> int:
+        """How many steps were started."""
+        return self._steps
+
+    @abstractmethod
+    def step(self, x: Any, y: Any, rate: float) -> Array:
+        """One step by one batch."""
+
+    @abstractmethod
+    def add(self, x: Any, y: Any) -> Array:
+        """Add the gradients of one batch to those that the next `move` goes by."""
+
+    @abstractmethod
+    def move(self, rate: float) -> None:
+        """One step by the mean of the gradients that were added."""
+
+    @property
+    @abstractmethod
+    def failed(self) -> bool:
+        """Whether a loss, or gradients that were looked at, were of no use; waits for all steps."""
+
+    @abstractmethod
+    def _steps_taken(self) -> int:
+        """The steps that changed the parameters; scaled losses may have left some out."""
+
+    def _compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
+        compiler = self.engine.compiler
+        if isinstance(compiler, Absent) or not self.recipe.compiled:
+            return function
+        return compiler.compile(function, donate=donate)
+
+    def _number(self, value: float, kind: Any) -> Array:
+        """A number as an array without axes on the device."""
+        return self.engine.place(np.asarray(value, kind), self.device)
+
+    def _loss(
+        self, parameters: Tree, x: Any, y: Any, seed: Array, batch: Array, scale: Array | None
+    ) -> Array:
+        value = self.recipe.value(parameters, x, y, Run(training=True, seed=seed, step=batch))
+        return value if scale is None else ops.multiply(value, scale)
+
+    def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
+        """The gradients that the update takes, and 1.0 where they are not to be used, else 0.0."""
+        skip = None
+        if scale is not None:
+            skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
+            gradients = self._scaling.unscaled(gradients, scale)
+        if share != 1.0:
+            gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
+        if self.recipe.clip is not None:
+            gradients, norm = clipped(gradients, self.recipe.clip)
+            skip = _unusable(norm) if skip is None else skip
+        return gradients, skip
+
+
+class WholeStepper(Stepper):
+    """A step is one compiled function, which consumes the parameters, the state and the counts."""
+
+    def __init__(
+        self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
+    ) -> None:
+        super().__init__(engine, device, recipe, standing, seed)
+        self._counts: dict[str, Array] = {
+            "batches": self._number(self._batches, np.int32),
+            "steps": self._number(self._steps, np.int32),
+            "failed": self._number(0, np.float32),
+        }
+        consumed = ("parameters", "state", "counts", "scale")
+        self._whole = self._compiled(self._whole_step, *consumed)
+        self._gradients = self._compiled(self._first_gradients, "counts")
+        self._more = self._compiled(self._further_gradients, "total", "counts")
+        self._updates: dict[float, Callable[..., Any]] = {}
+        self._rates: tuple[float, Array] = (0.0, self._number(0, np.float32))
+        self._started: deque[Array] = deque()
+
+    def step(self, x: Any, y: Any, rate: float) -> Array:
+        self._parameters, self._state, self._counts, self._scale, value = self._whole(
+            self._parameters, self._state, self._counts, self._scale, x, y, self._seed,
+            self._rate(rate),
+        )  # fmt: skip
+        self._batches += 1
+        self._steps += 1
+        return self._kept_short(value)
+
+    def add(self, x: Any, y: Any) -> Array:
+        rest = (self._counts, self._scale, x, y, self._seed)
+        if self._total is None:
+            self._total, self._counts, value = self._gradients(self._parameters, *rest)
+        else:
+            self._total, self._counts, value = self._more(self._parameters, self._total, *rest)
+        self._batches += 1
+        self._added += 1
+        return self._kept_short(value)
+
+    def move(self, rate: float) -> None:
+        share = 1.0 / self._added
+        if share not in self._updates:
+
+            def update(
+                parameters: Tree, state: Tree, counts: Any, scale: Any, total: Tree, rate: Array
+            ) -> Any:
+                return self._updated(parameters, state, counts, scale, total, rate, share)
+
+            consumed = ("parameters", "state", "counts", "scale", "total")
+            self._updates[share] = self._compiled(update, *consumed)
+        self._parameters, self._state, self._counts, self._scale = self._updates[share](
+            self._parameters, self._state, self._counts, self._scale, self._total, self._rate(rate)
+        )
+        self._total, self._added = None, 0
+        self._steps += 1
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.engine.to_host(self._counts["failed"]))
+
+    def _steps_taken(self) -> int:
+        return int(self.engine.to_host(self._counts["steps"]))
+
+    def _rate(self, rate: float) -> Array:
+        if rate != self._rates[0]:
+            self._rates = rate, self._number(rate, np.float32)
+        return self._rates[1]
+
+    def _kept_short(self, value: Array) -> Array:
+        """Wait until few steps are under way: neither memory nor a lazy graph grows on and on."""
+        self._started.append(value)
+        if len(self._started) > _UNDER_WAY:
+            self.engine.finish(self._started.popleft())
+        return value
+
+    def _whole_step(
+        self,
+        parameters: Tree,
+        state: Tree,
+        counts: dict[str, Array],
+        scale: Any,
+        x: Any,
+        y: Any,
+        seed: Array,
+        rate: Array,
+    ) -> Any:
+        total, counts, value = self._first_gradients(parameters, counts, scale, x, y, seed)
+        return *self._updated(parameters, state, counts, scale, total, rate, 1.0), value
+
+    def _first_gradients(
+        self, parameters: Tree, counts: dict[str, Array], scale: Any, x: Any, y: Any, seed: Array
+    ) -> Any:
+        batch = ops.add(counts["batches"], 1)
+        factor = None if scale is None else scale["scale"]
+        of_loss = self._autodiff.value_and_grad(self._loss)
+        value, gradients = of_loss(parameters, x, y, seed, batch, factor)
+        if factor is not None:
+            value = ops.divide(value, factor)
+        failed = ops.maximum(counts["failed"], self._failed(value, scale))
+        return gradients, {**counts, "batches": batch, "failed": failed}, value
+
+    def _further_gradients(
+        self,
+        parameters: Tree,
+        total: Tree,
+        counts: dict[str, Array],
+        scale: Any,
+        x: Any,
+        y: Any,
+        seed: Array,
+    ) -> Any:
+        new, counts, value = self._first_gradients(parameters, counts, scale, x, y, seed)
+        return _sum(total, new), counts, value
+
+    def _updated(
+        self,
+        parameters: Tree,
+        state: Tree,
+        counts: dict[str, Array],
+        scale: Any,
+        total: Tree,
+        rate: Array,
+        share: float,
+    ) -> Any:
+        gradients, skip = self._ready(total, share, scale)
+        stays = counts["failed"] if skip is None else ops.maximum(skip, counts["failed"])
+        goes = ops.less(stays, 1.0)
+        steps = ops.add(counts["steps"], 1)
+        new, after = self.recipe.optimizer.update(parameters, gradients, state, steps, rate)
+        if scale is not None:
+            scale = self._scaling.after(scale, goes)
+        failed = stays if scale is None else counts["failed"]
+        counts = {**counts, "steps": ops.where(goes, steps, counts["steps"]), "failed": failed}
+        return _chosen(goes, new, parameters), _chosen(goes, after, state), counts, scale
+
+    def _failed(self, value: Array, scale: Any) -> Array:
+        """1.0 where the loss is of no use for good: not where a smaller scale may mend it."""
+        unusable = _unusable(value)
+        if scale is None:
+            return unusable
+        return ops.multiply(unusable, _as_float(ops.less_equal(scale["scale"], 1.0)))
+
+
+class OuterStepper(Stepper):
+    """Gradients are taken of the compiled loss, and the engine's kernels update in place."""
+
+    def __init__(
+        self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
+    ) -> None:
+        super().__init__(engine, device, recipe, standing, seed)
+        self._like = leaves(self._parameters)[0]
+        self._of_loss = self._autodiff.value_and_grad(self._compiled(self._loss))
+        self._failed = primitives(self._like).full((), 0, DTYPES["float32"], self._like)
+        self._taken: int | Array = self._steps
+        if self._scale is not None:
+            self._taken = self._number(self._steps, np.int32)
+        self._readies: dict[float, Callable[..., Any]] = {}
+        self._plus = self._compiled(_sum)
+        self._after_failing = self._compiled(_after_failing)
+        self._after_scaling = self._compiled(self._scaled_on)
+
+    def step(self, x: Any, y: Any, rate: float) -> Array:
+        value = self.add(x, y)
+        self.move(rate)
+        return value
+
+    def add(self, x: Any, y: Any) -> Array:
+        self._batches += 1
+        batch = primitives(self._like).full((), self._batches, DTYPES["int32"], self._like)
+        factor = None if self._scale is None else self._scale["scale"]
+        value, gradients = self._of_loss(self._parameters, x, y, self._seed, batch, factor)
+        if factor is None:
+            self._failed = self._after_failing(self._failed, value)
+        else:
+            value = ops.divide(value, factor)
+        self._total = gradients if self._total is None else self._plus(self._total, gradients)
+        self._added += 1
+        return value
+
+    def move(self, rate: float) -> None:
+        gradients, skip = self._made_ready(1.0 / self._added)
+        self._total, self._added = None, 0
+        stays = self._failed if skip is None else ops.maximum(skip, self._failed)
+        self._steps += 1
+        step = self._steps if self._scale is None else ops.add(self._taken, 1)
+        with consuming(stays):
+            parameters, state = self.recipe.optimizer.update(
+                self._parameters, gradients, self._state, step, rate
+            )
+        self._parameters = _unless(stays, parameters, self._parameters)
+        self._state = _unless(stays, state, self._state)
+        if self._scale is None:
+            self._failed = stays
+        else:
+            self._taken, self._failed, self._scale = self._after_scaling(
+                self._taken, self._failed, self._scale, stays
+            )
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.engine.to_host(self._failed))
+
+    def _steps_taken(self) -> int:
+        if isinstance(self._taken, int):
+            return self._steps
+        return int(self.engine.to_host(self._taken))
+
+    def _made_ready(self, share: float) -> tuple[Tree, Array]:
+        if share == 1.0 and self.recipe.clip is None and self._scale is None:
+            return self._total, None
+        if share not in self._readies:
+
+            def ready(gradients: Tree, scale: Any) -> Any:
+                return self._ready(gradients, share, scale)
+
+            self._readies[share] = self._compiled(ready)
+        found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
+        return found
+
+    def _scaled_on(self, taken: Array, failed: Array, scale: Any, stays: Array) -> Any:
+        goes = ops.less(stays, 1.0)
+        last = _as_float(ops.less_equal(scale["scale"], 1.0))
+        taken = ops.where(goes, ops.add(taken, 1), taken)
+        return (
+            taken,
+            ops.maximum(failed, ops.multiply(stays, last)),
+            self._scaling.after(scale, goes),
+        )
+
+
+def stepper_for(device: Device, recipe: Recipe, standing: Standing, seed: int) -> Stepper:
+    """The stepper that suits the engine of a device, which holds the arrays of `standing`.
+
+    They are consumed: nobody else may use them afterwards. Raises `UnsupportedError`, with the
+    engines that can, where the engine has no gradients.
+    """
+    if device.engine is None:
+        raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
+    engine = registry.load(device.engine)
+    autodiff = engine.autodiff
+    if isinstance(autodiff, Absent):
+        raise autodiff.error()
+    kind = WholeStepper if autodiff.compiles else OuterStepper
+    return kind(engine, place_of(device), recipe, standing, seed)
+
+
+def _sum(total: Tree, new: Tree) -> Tree:
+    pairs = zip(leaves(total), leaves(new), strict=True)
+    return refilled(total, [ops.add(a, b) for a, b in pairs])
+
+
+def _as_float(truth: Array) -> Array:
+    return ops.astype(truth, "float32")
+
+
+def _unusable(value: Array) -> Array:
+    """1.0 where a number is infinite or none, else 0.0."""
+    return _as_float(ops.isnan(ops.subtract(value, value)))
+
+
+def _after_failing(failed: Array, value: Array) -> Array:
+    return ops.maximum(failed, _unusable(value))
+
+
+def _chosen(goes: Array, new: Tree, old: Tree) -> Tree:
+    pairs = zip(leaves(new), leaves(old), strict=True)
+    return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
+
+
+def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
+    """The new nest, with the old numbers where nothing was to change, unless written in place."""
+    pairs = zip(leaves(new), leaves(old), strict=True)
+    if all(after is before for after, before in pairs):
+        return new
+    return _chosen(ops.less(stays, 1.0), new, old)

@@ -1,0 +1,151 @@
+"""Modules of PyTorch. The data path never imports PyTorch: whoever has a module has done so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from anydevice.core.device import Device
+from anydevice.engines import registry
+from anydevice.engines.places import place_of
+from anydevice.run.libraries import placed_on_cpu
+from anydevice.run.precision import Policy
+from anydevice.run.subjects import After, Arguments, Array, Change, Subject, in_training
+from anydevice.transfer.moving import device_of, to_device, to_numpy
+
+_RANDOM_IN_TRAINING = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "DropPath")
+
+
+class TorchSubject(Subject):
+    """A `torch.nn.Module`; hooks tell what its parts give.
+
+    It is moved in place, as PyTorch moves modules. Where its weights are of another type than
+    asked for, a copy of it is made, and the module that was given stays as it is.
+    """
+
+    kind = "torch.nn.Module"
+    library = "torch"
+
+    def __init__(
+        self, module: Any, notes: tuple[str, ...] = (), computing: tuple[str, str] | None = None
+    ) -> None:
+        self.module = module
+        self.notes = notes
+        self._computing = computing
+
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        return self.module(*inputs, **named)
+
+    def under(self, policy: Policy) -> Callable[..., Any]:
+        if not policy.casts_parameters:
+            return self.call
+        torch: Any = sys.modules["torch"]
+        module, kind = self.module, self._device_type()
+        dtype, wanted = getattr(torch, policy.compute), getattr(torch, policy.output)
+
+        def widened(x: Any) -> Any:
+            floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+            return x.to(wanted) if floating else x
+
+        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+            with torch.autocast(kind, dtype=dtype):
+                result = module(*inputs, **named)
+            return torch.utils._pytree.tree_map(widened, result)
+
+        return run
+
+    def for_tracing(self, device: Device, policy: Policy) -> Subject:
+        if not policy.casts_parameters:
+            return self
+        return TorchSubject(self.module, computing=(self._device_type(), policy.compute))
+
+    def input_type(self, policy: Policy) -> str:
+        return policy.parameters
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        with ExitStack() as hooks:
+            for path, part in self.module.named_modules():
+                if path:
+                    hear = partial(_heard, f"{path} {type(part).__name__}", after)
+                    hooks.callback(part.register_forward_hook(hear).remove)
+            return self.module(*inputs, **named)
+
+    def weights(self) -> Mapping[str, Array]:
+        return {
+            **{name: x.detach() for name, x in self.module.named_parameters()},
+            **dict(self.module.named_buffers()),
+        }
+
+    def moved(self, device: Device, dtype: str) -> Subject:
+        torch: Any = sys.modules["torch"]
+        wanted = getattr(torch, dtype)
+        types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
+        if types <= {wanted}:
+            return TorchSubject(to_device(self.module, device), _notes(self.module))
+        copied = deepcopy(self.module).to(wanted)
+        others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
+        note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
+        return TorchSubject(to_device(copied, device), (*_notes(copied), note))
+
+    def reference(self, change: Change, engine: str) -> Subject:
+        module = deepcopy(self.module)
+        for part in module.modules():
+            for x in part._parameters.values():
+                if x is not None:
+                    x.requires_grad_(False)
+                    x.data = placed_on_cpu(change(to_numpy(x.detach())), "torch")
+            for name, x in part._buffers.items():
+                if x is not None:
+                    part._buffers[name] = placed_on_cpu(change(to_numpy(x)), "torch")
+        return TorchSubject(module)
+
+    @property
+    def where(self) -> Device | None:
+        return device_of(self.module)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        torch: Any = sys.modules["torch"]
+        stack = ExitStack()
+        stack.enter_context(torch.no_grad())
+        if self._computing is not None:
+            kind, dtype = self._computing
+            stack.enter_context(torch.autocast(kind, dtype=getattr(torch, dtype)))
+        return stack
+
+    def reference_input(self, x: Array) -> Array:
+        return placed_on_cpu(x, "torch")
+
+    def can_be_verified(self) -> None:
+        random = [
+            name
+            for name, part in self.module.named_modules()
+            if part.training and any(word in type(part).__name__ for word in _RANDOM_IN_TRAINING)
+        ]
+        if random:
+            raise in_training(random[0])
+
+    def has_coarse_products(self, device: Device) -> bool:
+        torch: Any = sys.modules["torch"]
+        backends = torch.backends
+        return device.backend == "cuda" and bool(
+            backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32
+        )
+
+    def _device_type(self) -> str:
+        place = self.where or Device("cpu", 0, engine="torch")
+        kind: str = registry.load("torch").native(place_of(place)).type
+        return kind
+
+
+def _heard(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
+    return after(name, result)
+
+
+def _notes(module: Any) -> tuple[str, ...]:
+    return ("the module is in training mode; call its eval() for inference",) * bool(
+        module.training
+    )
