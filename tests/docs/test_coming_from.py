@@ -25,7 +25,7 @@ SEEDS = ("Lux.jl", "Torchless", "Axiom.jl", "Artifex")
 MODULES = dict(zip(SEEDS, ("lux", "torchless", "axiom", "artifex"), strict=True))
 ROWS = [
     *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12"),
-    *("T1", "T2", "T3", "T5", "T6", "T7", "T8", "T9", "T10", "T11"),
+    *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11"),
     *("A1", "A2", "A5", "A8", "A11", "A12", "A13", "A14", "A15"),
     *("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X11", "X12"),
 ]

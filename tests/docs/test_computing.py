@@ -93,7 +93,7 @@ def test_the_primitives_on_the_page_are_those_of_the_code() -> None:
 def test_every_op_and_what_checks_them_is_in_the_reference() -> None:
     page = (DOCS / "reference.md").read_text("utf-8")
     listed = re.findall(r"^::: anydevice\.ops\.(\w+)\.(\w+)$", page, re.MULTILINE)
-    modules = {name: getattr(ops, name).__module__ for name in ops.__all__}
+    modules = {name: inspect.unwrap(getattr(ops, name)).__module__ for name in ops.__all__}
     assert {name: f"anydevice.ops.{module}" for module, name in listed} == modules
     assert len(listed) == len(modules)
     for function in (verify, warm_up, benchmark):

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice import ops
 from anydevice.core.dtypes import DTYPES
-from anydevice.errors import UnsupportedError
+from anydevice.errors import ConfigurationError, UnsupportedError
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -183,3 +184,10 @@ def test_a_new_rate_or_step_compiles_nothing_anew() -> None:
     for step in (1, 2, 3):
         FUSED["update_adam"](*lists, step, 0.1 / step, 0.9, 0.999, 1e-8, 0.0, True)
     assert jax_updates._adam._cache_size() == 1
+
+
+def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> None:
+    host = np.ones((2, 3), np.float32)
+    for add in (ops.add, jax.jit(lambda x, y: ops.add(x, host))):
+        with pytest.raises(ConfigurationError, match=r"^add: a is an array of JAX and b one of Nu"):
+            add(jnp.asarray(host), host)

@@ -11,7 +11,7 @@ when it is first used.
 
 from __future__ import annotations
 
-from anydevice.core.late import load
+from anydevice.core.late import load as _load
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -57,6 +57,15 @@ if TYPE_CHECKING:
     from anydevice.nn.schedules import Schedule as Schedule
     from anydevice.nn.schedules import SteppedRate as SteppedRate
     from anydevice.nn.schedules import WarmUp as WarmUp
+    from anydevice.run.batches import Batches as Batches
+    from anydevice.run.callbacks import Callback as Callback
+    from anydevice.run.callbacks import Moment as Moment
+    from anydevice.run.descriptions import register_layer as register_layer
+    from anydevice.run.history import History as History
+    from anydevice.run.saving import load as load
+    from anydevice.run.saving import save as save
+    from anydevice.run.training import Trained as Trained
+    from anydevice.run.training import train as train
     from anydevice.nn.tied_layers import TiedEmbedding as TiedEmbedding
 
 _PUBLIC = {
@@ -105,13 +114,30 @@ _PUBLIC = {
     "recompute": "recomputing",
 }
 
-__all__ = sorted(_PUBLIC)
+# What trains and saves models is a layer above them, and is reached as they are.
+_ABOVE = {
+    "Batches": "batches",
+    "Callback": "callbacks",
+    "History": "history",
+    "Moment": "callbacks",
+    "Trained": "training",
+    "load": "saving",
+    "register_layer": "descriptions",
+    "save": "saving",
+    "train": "training",
+}
+
+__all__ = sorted((*_PUBLIC, *_ABOVE))
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
+    if name in _PUBLIC:
+        module = f"{__name__}.{_PUBLIC[name]}"
+    elif name in _ABOVE:
+        module = f"anydevice.run.{_ABOVE[name]}"
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = load(f"{__name__}.{_PUBLIC[name]}:{name}")
+    value: object = _load(f"{module}:{name}")
     globals()[name] = value
     return value
 

@@ -57,8 +57,9 @@ def picture_of(curves: Sequence[Curve], said: str) -> str:
         y = upward(mark)
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         parts.append(_text(_LEFT - 6, y + 4, f"{mark:.4g}", "end"))
-    for epoch in sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)}):
-        parts.append(_text(across(epoch), _HEIGHT - _BOTTOM + 16, f"{epoch:g}", "middle"))
+    epochs = sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)})
+    below = _HEIGHT - _BOTTOM + 16
+    parts += [_text(across(epoch), below, f"{epoch:g}", "middle") for epoch in epochs]
     parts.append(_text((_WIDTH + _LEFT) / 2, _HEIGHT - 4, "epoch", "middle"))
     for number, curve in enumerate(curves):
         parts += _drawn(curve, number, [(across(x), upward(y)) for x, y in _finite(curve)])

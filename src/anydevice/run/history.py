@@ -90,9 +90,7 @@ class History(Sequence[Epoch]):
         target = Path(path)
         draw = {".svg": picture_of, ".html": page_of}.get(target.suffix)
         if draw is None:
-            raise ConfigurationError(
-                f"{path}: a history is drawn as .svg or .html", source="path"
-            )
+            raise ConfigurationError(f"{path}: a history is drawn as .svg or .html", source="path")
         if not self:
             raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
         curves = [Curve("training", [(each.epoch, each.loss) for each in self])]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from anydevice import ops
+from anydevice.choose.files import compiled_folder
 from anydevice.core.consuming import consuming
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
@@ -47,7 +48,7 @@ class Recipe(Record):
     policy: Policy
     clip: float | None = None
     accumulate: int = 1
-    compiled: bool = True
+    compiles: bool = True
 
     def value(self, parameters: Tree, x: Any, y: Any, run: Run) -> Array:
         """The loss for one batch; a function that compilers can look through."""
@@ -57,21 +58,26 @@ class Recipe(Record):
 
 
 class Standing(Record):
-    """Where training stands: what changes from step to step, and all that another run needs."""
+    """Where training stands: what changes from step to step, and all that another run needs.
+
+    `started` are all steps, `steps` those that changed something: a scaled loss may overflow.
+    """
 
     parameters: Tree
     state: Tree
     batches: int = 0
+    started: int = 0
     steps: int = 0
     scale: ScaleState | None = None
 
 
 class Stepper(ABC):
-    """Takes steps. `standing` is where they led; its arrays serve until the next step.
+    """Takes steps. `parameters` and `standing` are where they led, and serve until the next one.
 
     Gradients of `accumulate` batches are added up by `add`, and `move` goes by their mean; `step`
     is both for a single batch. Each gives the loss as an array without axes, before the step. From
-    the first one on that is no number, or infinite, no step changes anything any more.
+    the first one on that is no number, or infinite, no step changes anything any more. `started`
+    and `batches` count.
     """
 
     def __init__(
@@ -84,29 +90,29 @@ class Stepper(ABC):
         self.device = device
         self.recipe = recipe
         self._autodiff: Autodiff = autodiff
-        self._parameters = standing.parameters
+        self.parameters = standing.parameters
         self._state = standing.state
         self._scale = standing.scale
-        self._batches = standing.batches
-        self._steps = standing.steps
+        self.started = standing.started
+        self.batches = standing.batches
         self._total: Tree = None
         self._added = 0
         self._seed = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
         if recipe.policy.needs_loss_scale and self._scale is None:
-            self._scale = self._scaling.start(leaves(self._parameters)[0])
+            self._scale = self._scaling.start(leaves(self.parameters)[0])
 
     @property
     def standing(self) -> Standing:
         """Where training stands now."""
         return Standing(
-            self._parameters, self._state, self._batches, self._steps_taken(), self._scale
+            self.parameters,
+            self._state,
+            self.batches,
+            self.started,
+            self._steps_taken(),
+            self._scale,
         )
-
-    @property
-    def steps(self) -> int:
-        """How many steps were started."""
-        return self._steps
 
     @abstractmethod
     def step(self, x: Any, y: Any, rate: float) -> Array:
@@ -129,10 +135,12 @@ class Stepper(ABC):
     def _steps_taken(self) -> int:
         """The steps that changed the parameters; scaled losses may have left some out."""
 
-    def _compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
+        """The function, compiled where the engine can and the recipe wants it."""
         compiler = self.engine.compiler
-        if isinstance(compiler, Absent) or not self.recipe.compiled:
+        if isinstance(compiler, Absent) or not self.recipe.compiles:
             return function
+        compiler.keep(str(compiled_folder(self.engine.name)))
         return compiler.compile(function, donate=donate)
 
     def _number(self, value: float, kind: Any) -> Array:
@@ -167,34 +175,34 @@ class WholeStepper(Stepper):
     ) -> None:
         super().__init__(engine, device, recipe, standing, seed)
         self._counts: dict[str, Array] = {
-            "batches": self._number(self._batches, np.int32),
-            "steps": self._number(self._steps, np.int32),
+            "batches": self._number(self.batches, np.int32),
+            "steps": self._number(standing.steps, np.int32),
             "failed": self._number(0, np.float32),
         }
         consumed = ("parameters", "state", "counts", "scale")
-        self._whole = self._compiled(self._whole_step, *consumed)
-        self._gradients = self._compiled(self._first_gradients, "counts")
-        self._more = self._compiled(self._further_gradients, "total", "counts")
+        self._whole = self.compiled(self._whole_step, *consumed)
+        self._gradients = self.compiled(self._first_gradients, "counts")
+        self._more = self.compiled(self._further_gradients, "total", "counts")
         self._updates: dict[float, Callable[..., Any]] = {}
         self._rates: tuple[float, Array] = (0.0, self._number(0, np.float32))
         self._started: deque[Array] = deque()
 
     def step(self, x: Any, y: Any, rate: float) -> Array:
-        self._parameters, self._state, self._counts, self._scale, value = self._whole(
-            self._parameters, self._state, self._counts, self._scale, x, y, self._seed,
+        self.parameters, self._state, self._counts, self._scale, value = self._whole(
+            self.parameters, self._state, self._counts, self._scale, x, y, self._seed,
             self._rate(rate),
         )  # fmt: skip
-        self._batches += 1
-        self._steps += 1
+        self.batches += 1
+        self.started += 1
         return self._kept_short(value)
 
     def add(self, x: Any, y: Any) -> Array:
         rest = (self._counts, self._scale, x, y, self._seed)
         if self._total is None:
-            self._total, self._counts, value = self._gradients(self._parameters, *rest)
+            self._total, self._counts, value = self._gradients(self.parameters, *rest)
         else:
-            self._total, self._counts, value = self._more(self._parameters, self._total, *rest)
-        self._batches += 1
+            self._total, self._counts, value = self._more(self.parameters, self._total, *rest)
+        self.batches += 1
         self._added += 1
         return self._kept_short(value)
 
@@ -208,12 +216,12 @@ class WholeStepper(Stepper):
                 return self._updated(parameters, state, counts, scale, total, rate, share)
 
             consumed = ("parameters", "state", "counts", "scale", "total")
-            self._updates[share] = self._compiled(update, *consumed)
-        self._parameters, self._state, self._counts, self._scale = self._updates[share](
-            self._parameters, self._state, self._counts, self._scale, self._total, self._rate(rate)
+            self._updates[share] = self.compiled(update, *consumed)
+        self.parameters, self._state, self._counts, self._scale = self._updates[share](
+            self.parameters, self._state, self._counts, self._scale, self._total, self._rate(rate)
         )
         self._total, self._added = None, 0
-        self._steps += 1
+        self.started += 1
 
     @property
     def failed(self) -> bool:
@@ -309,16 +317,14 @@ class OuterStepper(Stepper):
         self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
     ) -> None:
         super().__init__(engine, device, recipe, standing, seed)
-        self._like = leaves(self._parameters)[0]
-        self._of_loss = self._autodiff.value_and_grad(self._compiled(self._loss))
+        self._like = leaves(self.parameters)[0]
+        self._of_loss = self._autodiff.value_and_grad(self.compiled(self._loss))
         self._failed = primitives(self._like).full((), 0, DTYPES["float32"], self._like)
-        self._taken: int | Array = self._steps
-        if self._scale is not None:
-            self._taken = self._number(self._steps, np.int32)
+        self._taken = self._number(standing.steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
-        self._plus = self._compiled(_sum)
-        self._after_failing = self._compiled(_after_failing)
-        self._after_scaling = self._compiled(self._scaled_on)
+        self._plus = self.compiled(_sum)
+        self._after_failing = self.compiled(_after_failing)
+        self._after_scaling = self.compiled(self._scaled_on)
 
     def step(self, x: Any, y: Any, rate: float) -> Array:
         value = self.add(x, y)
@@ -326,10 +332,10 @@ class OuterStepper(Stepper):
         return value
 
     def add(self, x: Any, y: Any) -> Array:
-        self._batches += 1
-        batch = primitives(self._like).full((), self._batches, DTYPES["int32"], self._like)
+        self.batches += 1
+        batch = primitives(self._like).full((), self.batches, DTYPES["int32"], self._like)
         factor = None if self._scale is None else self._scale["scale"]
-        value, gradients = self._of_loss(self._parameters, x, y, self._seed, batch, factor)
+        value, gradients = self._of_loss(self.parameters, x, y, self._seed, batch, factor)
         if factor is None:
             self._failed = self._after_failing(self._failed, value)
         else:
@@ -342,13 +348,13 @@ class OuterStepper(Stepper):
         gradients, skip = self._made_ready(1.0 / self._added)
         self._total, self._added = None, 0
         stays = self._failed if skip is None else ops.maximum(skip, self._failed)
-        self._steps += 1
-        step = self._steps if self._scale is None else ops.add(self._taken, 1)
+        self.started += 1
+        step = self.started if self._scale is None else ops.add(self._taken, 1)
         with consuming(stays):
             parameters, state = self.recipe.optimizer.update(
-                self._parameters, gradients, self._state, step, rate
+                self.parameters, gradients, self._state, step, rate
             )
-        self._parameters = _unless(stays, parameters, self._parameters)
+        self.parameters = _unless(stays, parameters, self.parameters)
         self._state = _unless(stays, state, self._state)
         if self._scale is None:
             self._failed = stays
@@ -362,8 +368,8 @@ class OuterStepper(Stepper):
         return bool(self.engine.to_host(self._failed))
 
     def _steps_taken(self) -> int:
-        if isinstance(self._taken, int):
-            return self._steps
+        if self._scale is None:
+            return self.started
         return int(self.engine.to_host(self._taken))
 
     def _made_ready(self, share: float) -> tuple[Tree, Array]:
@@ -374,7 +380,7 @@ class OuterStepper(Stepper):
             def ready(gradients: Tree, scale: Any) -> Any:
                 return self._ready(gradients, share, scale)
 
-            self._readies[share] = self._compiled(ready)
+            self._readies[share] = self.compiled(ready)
         found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
         return found
 

@@ -63,9 +63,8 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     if x.dtype != weight.dtype:  # PyTorch would warn that it is slow
         return NotImplemented
-    if (
-        _FOR_GPUS and x.is_cuda
-    ):  # there it takes a whole row for no numbers where one element is infinite
+    if _FOR_GPUS and x.is_cuda:
+        # There it takes a whole row for no numbers where one element is infinite.
         return NotImplemented
     return torch.rms_norm(x, weight.shape, weight, eps)
 

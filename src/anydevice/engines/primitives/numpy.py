@@ -12,10 +12,14 @@ import numpy as np
 from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import known_dtype
+from anydevice.engines.primitives.numpy_silence import hush, speak
 
 Array = np.ndarray[Any, Any]
 Axes = int | tuple[int, ...]
 P = ParamSpec("P")
+
+_ADDED_UP: Callable[..., Any] = np.add.reduce
+"""What `np.sum` ends at, without the way there."""
 
 
 def _silent(function: Callable[P, Any]) -> Callable[P, Array]:
@@ -26,8 +30,11 @@ def _silent(function: Callable[P, Any]) -> Callable[P, Array]:
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Array:
-        with np.errstate(all="ignore"):
+        before = hush()
+        try:
             return np.asarray(function(*arguments, **named))
+        finally:
+            speak(before)
 
     return call
 
@@ -41,9 +48,13 @@ def _wide(x: Array) -> Array:
 def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array], Array]:
     """A function of one array that is computed in `float32` for 16-bit numbers."""
 
-    @_silent
-    def call(_: NumpyPrimitives, x: Array) -> Any:
-        return np.asarray(function(_wide(x))).astype(x.dtype, copy=False)
+    def call(_: NumpyPrimitives, x: Array) -> Array:
+        before = hush()
+        try:
+            result = function(x if x.dtype.itemsize >= 4 else _wide(x))
+        finally:
+            speak(before)
+        return _array(result, x.dtype)
 
     return call
 
@@ -51,11 +62,24 @@ def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array],
 def _two(function: Callable[[Array, Array], Any]) -> Callable[[NumpyPrimitives, Any, Any], Array]:
     """A function of two arrays, or of an array and a number that takes over its type."""
 
-    @_silent
-    def call(_: NumpyPrimitives, a: Any, b: Any) -> Any:
-        return function(*_alike(a, b))
+    def call(_: NumpyPrimitives, a: Any, b: Any) -> Array:
+        if type(a) is not np.ndarray or type(b) is not np.ndarray:
+            a, b = _alike(a, b)
+        before = hush()
+        try:
+            result = function(a, b)
+        finally:
+            speak(before)
+        return result if type(result) is np.ndarray else np.asarray(result)
 
     return call
+
+
+def _array(result: Any, dtype: Any) -> Array:
+    """A result as an array of this type, also where it has no axes."""
+    if type(result) is np.ndarray and result.dtype is dtype:
+        return result
+    return np.asarray(result).astype(dtype, copy=False)
 
 
 def _alike(a: Any, b: Any) -> tuple[Array, Array]:
@@ -148,11 +172,14 @@ class NumpyPrimitives:
     def where(self, condition: Array, a: Any, b: Any) -> Any:
         return np.where(condition, *_alike(a, b))
 
-    @_silent
-    def sum(self, x: Array, axis: Axes, keepdims: bool = False) -> Any:
-        wide = _wide(x)
-        total = np.sum(wide, axis=axis, dtype=wide.dtype, keepdims=keepdims)
-        return total.astype(x.dtype, copy=False)
+    def sum(self, x: Array, axis: Axes, keepdims: bool = False) -> Array:
+        wide = x if x.dtype.itemsize >= 4 else _wide(x)
+        before = hush()
+        try:
+            total = _ADDED_UP(wide, axis, wide.dtype, keepdims=keepdims)
+        finally:
+            speak(before)
+        return _array(total, x.dtype)
 
     @_silent
     def max(self, x: Array, axis: Axes, keepdims: bool = False) -> Any:
@@ -177,9 +204,14 @@ class NumpyPrimitives:
         places = self._descending(x)[..., :k]
         return np.take_along_axis(x, places, -1), places.astype(np.int32)
 
-    @_silent
-    def matmul(self, a: Array, b: Array) -> Any:
-        return np.matmul(_wide(a), _wide(b)).astype(a.dtype, copy=False)
+    def matmul(self, a: Array, b: Array) -> Array:
+        before = hush()
+        try:
+            if a.dtype.itemsize >= 4:
+                return np.asarray(np.matmul(a, b))
+            return _array(np.matmul(_wide(a), _wide(b)), a.dtype)
+        finally:
+            speak(before)
 
     def take(self, x: Array, indices: Array, axis: int) -> Array:
         axis %= x.ndim

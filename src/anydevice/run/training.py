@@ -1,0 +1,259 @@
+"""`nn.train`: a model, data, an optimizer and a loss in; a trained model and its history out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.engine import Absent
+from anydevice.core.record import Record
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError
+from anydevice.nn.folding import folded
+from anydevice.nn.losses import Loss, loss_of
+from anydevice.nn.model import Model
+from anydevice.nn.optimizers import Optimizer
+from anydevice.nn.schedules import Schedule
+from anydevice.nn.trees import leaves
+from anydevice.run.batches import Data, checked_data, length_of
+from anydevice.run.callbacks import Callback, Moment, as_callback
+from anydevice.run.checkpoints import Checkpoint, Place, read_checkpoint, settings_of
+from anydevice.run.compiling import OPTIMIZATIONS, Compiled
+from anydevice.run.history import History
+from anydevice.run.own_models import ModelSubject
+from anydevice.run.precision import cast_parameters, policy_of
+from anydevice.run.stepping import Recipe, Standing, stepper_for
+from anydevice.run.tensor_files import checked_path
+from anydevice.run.training_loop import Plan, Training, copied
+from anydevice.run.training_progress import TrainingProgress
+from anydevice.run.whole_files import remove_leftovers
+from anydevice.transfer.moving import to_device
+
+PathLike = str | os.PathLike[str]
+
+_said: set[str] = set()
+
+
+class Trained(Record):
+    """What training gives: the model, how it went, and why it ended early where it did."""
+
+    model: Model
+    history: History
+    stopped: str | None = None
+
+
+def train(
+    model: Model | Compiled,
+    data: Data,
+    optimizer: Optimizer,
+    loss: Loss | str,
+    *,
+    epochs: int,
+    device: Device | str | None = None,
+    precision: str | None = None,
+    optimize: str | None = None,
+    validation: Data | None = None,
+    patience: int | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    schedule: Schedule | None = None,
+    callbacks: Sequence[Callback | Callable[[Moment], Any]] = (),
+    seed: int = 0,
+    save: PathLike | None = None,
+    save_every: int | None = None,
+    resume: PathLike | bool | None = None,
+    progress: bool | None = None,
+) -> Trained:
+    """Train a model: for each epoch all batches of `data`, for each batch a step down the loss.
+
+    `data` is batches `(x, y)` in anything that can be iterated once an epoch: a list, a
+    `DataLoader`. A function is called with the seed and the number of the epoch, from 1 on, and
+    gives the batches of that epoch, always the same ones for the same two numbers: `nn.Batches`
+    is one that shuffles arrays. `loss` is a function of what the model gives and `y`, or its name.
+
+    >>> import numpy
+    >>> from anydevice import nn
+    >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
+    >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
+    >>> data = nn.Batches(x, x**2, size=16)
+    >>> trained = train(model, data, nn.Adam(1e-2), "mean_squared_error", epochs=30)
+    >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
+    True
+
+    The model that is given stays as it is. Without a `device` it is trained where its parameters
+    are; on the CPU by torch, jax or mlx, the imported ones first. The same seed gives the same
+    training. Further options:
+
+    - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
+      or "float16" throughout. `optimize="none"` compiles nothing.
+    - `validation`: data whose loss is computed after each epoch. `patience`: so many epochs
+      without a better loss (of the validation, where there is one) end the training, and the
+      parameters of the best epoch come back.
+    - `accumulate`: each step goes by the mean gradient of so many batches. `clip`: the largest
+      norm of all gradients together. `schedule`: a rate for each step, in place of the optimizer's.
+    - `callbacks`: functions that are called after each epoch, or `nn.Callback`s.
+    - `save`: a `.safetensors` file that is written after each epoch, after every `save_every`
+      steps, at the end and at Ctrl-C, whole or not at all. `resume`: such a file, to go on from as
+      if nothing had happened; or `True`, for the file of `save` where it is there already.
+    - `progress`: a bar with the loss, the speed and the time left; by default on a terminal.
+
+    The first Ctrl-C ends the training after the step under way, the second at once. Raises
+    `UnsupportedError`, with the engines that can, where the device's engine has no gradients;
+    `VerificationError`, with the step and the layer, where something becomes infinite or no
+    number; `ConfigurationError` for options that make no sense, and where a file to resume from
+    is that of another training; `TransferError` where it is damaged.
+    """
+    if isinstance(model, Compiled):
+        model, device, precision, optimize = _taken_apart(model, device, precision, optimize)
+    _check(model, optimizer, epochs=epochs, accumulate=accumulate, optimize=optimize)
+    _check_whole(patience=patience, save_every=save_every)
+    home = home_for_training(model, device)
+    policy = policy_of(precision or "float32", home)
+    of_loss = loss_of(loss)
+    layer, changed = folded(model.layer, of_loss)
+    if changed:
+        _say_once(
+            f"the activation at the end of the model is left out for {of_loss.__name__}, which "
+            "does the same by itself and more exactly; the trained model still has it"
+        )
+    recipe = Recipe(layer, of_loss, optimizer, policy, clip, accumulate, optimize != "none")
+    target = None if save is None else checked_path(save)
+    checkpoint = _resumed(resume, target, recipe, model, home, seed)
+    if checkpoint is None:
+        parameters = to_device(model.parameters, home, convert=True)
+        parameters = copied(cast_parameters(parameters, policy.parameters))
+        checkpoint = Checkpoint(Standing(parameters, optimizer.init(parameters)), Place())
+    if target is not None:
+        remove_leftovers(target)
+    plan = Plan(
+        checked_data(data, epochs),
+        None if validation is None else checked_data(validation, epochs, "validation"),
+        epochs,
+        seed,
+        schedule if schedule is not None else optimizer.rate_at,
+        patience,
+        [as_callback(each) for each in callbacks],
+        target,
+        save_every,
+    )
+    stepper = stepper_for(home, recipe, checkpoint.standing, seed)
+    place, length = checkpoint.place, length_of(data)
+    done = (place.epoch - 1) * (length or 0) + place.position
+    with TrainingProgress(epochs, length, done, progress) as shown:
+        training = Training(plan, model, stepper, place, checkpoint.best, shown)
+        stopped = training.run()
+    if stopped == "Ctrl-C":
+        where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
+        print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
+    best = training.best if patience is not None else None
+    final = stepper.parameters if best is None else best
+    return Trained(model.with_parameters(final), training.place.history, stopped)
+
+
+def home_for_training(model: Model, device: Device | str | None) -> Device:
+    """The device and an engine with gradients: the one that is asked for, or the first that can.
+
+    Raises `UnsupportedError` where the engine that was asked for has none, or none there can.
+    """
+    if isinstance(device, Device) and device.engine_asked is not None:
+        return _able(choose_device(device))
+    where = ModelSubject(model).where if device is None else None
+    home = where or choose_device(device)
+    if home.engine is not None and _has_gradients(home.engine):
+        return home
+    standing = home.standing
+    able = [name for name in (standing.engines if standing else ()) if _has_gradients(name)]
+    able.sort(key=lambda name: not registry.loaded(name))
+    return home.served_by(able[0]) if able else _able(home)
+
+
+def _able(device: Device) -> Device:
+    if device.engine is not None and not _has_gradients(device.engine):
+        absent = registry.load(device.engine).autodiff
+        assert isinstance(absent, Absent)
+        raise absent.error()
+    return device
+
+
+def _has_gradients(engine: str) -> bool:
+    return "autodiff" not in registry.row_of(engine).lacks
+
+
+def _taken_apart(
+    compiled: Compiled, device: Any, precision: str | None, optimize: str | None
+) -> tuple[Model, Any, str, str]:
+    """The model that was compiled, and what it was compiled for where nothing else is asked for."""
+    if not isinstance(compiled.model, Model):
+        raise ConfigurationError(
+            f"nn.train takes a nn.Model, and this is a compiled {type(compiled.model).__name__}; "
+            "train it with its own library",
+            source="model",
+        )
+    home = compiled.device if device is None else device
+    return compiled.model, home, precision or compiled.policy.name, optimize or compiled.optimize
+
+
+def _resumed(
+    resume: PathLike | bool | None,
+    save: Path | None,
+    recipe: Recipe,
+    model: Model,
+    device: Device,
+    seed: int,
+) -> Checkpoint | None:
+    if resume is None or resume is False:
+        return None
+    if resume is True:
+        if save is None:
+            raise ConfigurationError(
+                "resume=True goes on from the file of save=, and there is none"
+            )
+        if not save.exists():
+            return None
+        path = save
+    else:
+        path = checked_path(resume)
+    return read_checkpoint(path, settings_of(recipe, seed), model.parameters, device)
+
+
+def _check(
+    model: Any, optimizer: Any, *, epochs: int, accumulate: int, optimize: str | None
+) -> None:
+    if not isinstance(model, Model):
+        raise ConfigurationError(
+            f"nn.train takes a nn.Model, not a {type(model).__name__}; make one with nn.build",
+            source="model",
+        )
+    if not leaves(model.parameters):
+        raise ConfigurationError("this model has no parameters to train", source="model")
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(
+            f"optimizer must be one such as nn.AdamW(1e-3), not {optimizer!r}", source="optimizer"
+        )
+    if optimize is not None and optimize not in OPTIMIZATIONS:
+        raise ConfigurationError(
+            f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize"
+        )
+    _check_whole(epochs=epochs, accumulate=accumulate)
+
+
+def _check_whole(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(
+                f"{name} must be a whole number from 1 on, not {value!r}", source=name
+            )
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, UserWarning, stacklevel=3)
