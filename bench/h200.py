@@ -4,8 +4,8 @@
 
 Runs the contract tests on the card, compares what discovery says with `nvidia-smi`, checks the
 card with every library, uses CUDA in a forked child after discovery, and measures how long finding
-takes; then the benchmarks of moving and of ops, and `anydevice verify` for every engine of the
-card. Names of parts run only those. Exits with 1 where anything is wrong.
+takes; then the benchmarks of moving, ops, memory and training, and `anydevice verify` for every
+engine of the card. Names of parts run only those. Exits with 1 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -154,6 +154,15 @@ def dispatched() -> list[Row]:
     return script("gpu_dispatched")
 
 
+def memory() -> list[Row]:
+    names = ("memory_limits", "batch_sizes", "memory_estimates", "plans")
+    return [row for name in names for row in script(name)]
+
+
+def training() -> list[Row]:
+    return script("gpt_training")
+
+
 def verifying() -> list[Row]:
     return script("gpu_verify", "300")
 
@@ -181,6 +190,8 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     moving,
     kernels,
     dispatched,
+    memory,
+    training,
     verifying,
     speed,
 )

@@ -22,7 +22,7 @@ from anydevice import nn
 
 TEXT = (Path(__file__).parent / "data/carroll.txt").read_text("utf-8")
 LETTERS = sorted(set(TEXT))
-CONTEXT, BATCH, SIZE, LAYERS, HEADS = 48, 32, 96, 2, 4
+CONTEXT, BATCH, SIZE, LAYERS, HEADS = 40, 24, 96, 2, 4
 EPOCHS = 5
 BEGINNING = "The Walrus and the "
 WRITTEN = 240
@@ -38,7 +38,7 @@ def main() -> int:
     print(f"{len(TEXT):,} letters, {len(LETTERS)} of them different.\n{model}\n")
 
     each = max(1, options.steps // EPOCHS)
-    optimizer = nn.AdamW(nn.WarmUp(each // 2, nn.CosineRate(3e-3, steps=EPOCHS * each)))
+    optimizer = nn.AdamW(nn.WarmUp(20, nn.CosineRate(5e-3, steps=EPOCHS * each)))
     done = nn.train(
         model,
         Windows(each),

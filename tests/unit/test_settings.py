@@ -80,6 +80,12 @@ def test_a_wrong_value_is_refused_and_changes_nothing(name: str, value: object) 
     assert anydevice.configure() == before
 
 
+@pytest.mark.parametrize("value", ["lots", "80%", -1, True, []])
+def test_a_memory_that_is_none_is_told_what_there_is(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="none of conservative, balanced, aggressive, a f"):
+        anydevice.configure(memory=value)
+
+
 def test_defaults_and_back_to_them() -> None:
     assert anydevice.configure() == Config()
     assert anydevice.configure(order="cuda, cpu").order == ("cuda", "cpu")

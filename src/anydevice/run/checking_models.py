@@ -116,12 +116,12 @@ def trace(subject: Subject, inputs: Inputs) -> list[Part]:
     parts: list[Part] = []
 
     def after(name: str, value: Any) -> Any:
-        parts.append(_part(name, value))
+        parts.append(part_of(name, value))
         return value
 
     with subject.scope():
         output = subject.traced(after, *inputs[0], **inputs[1])
-    parts.append(_part("the output", output))
+    parts.append(part_of("the output", output))
     return parts
 
 
@@ -141,7 +141,7 @@ def check_parts(got: Sequence[Part], reference: Reference, tolerance: Tolerance)
 
 def check_output(output: Any, reference: Reference, tolerance: Tolerance) -> float:
     """The same for the output of compiled code, whose parts one by one are right."""
-    part = _part("the compiled code", output)
+    part = part_of("the output", output)
     return _check_part(part, reference.exact[-1], reference.changed[-1], tolerance)
 
 
@@ -172,7 +172,8 @@ def check_properties(output: Any, properties: Sequence[Property]) -> tuple[str, 
 
 def found(reference: Reference, weights: int, largest: float, held: tuple[str, ...]) -> Checked:
     """The record of a verification that found nothing wrong."""
-    return Checked(reference.text, len(reference.exact) - 1, weights, largest, held)
+    parts = sum(1 for part in reference.exact[:-1] if part.arrays)
+    return Checked(reference.text, parts, weights, largest, held)
 
 
 def _traced(
@@ -201,14 +202,14 @@ def _traced(
 
     def after(name: str, value: Any) -> Any:
         value = value if unit is None else placed(value, shaken)
-        parts.append(_part(name, value))
+        parts.append(part_of(name, value))
         return value
 
     reference = subject.reference(changed, engine)
     with reference.scope(), np.errstate(all="ignore"):
         given, named = placed(inputs, changed)
         output = reference.traced(after, *given, **named)
-        parts.append(_part("the output", output))
+        parts.append(part_of("the output", output))
     return tuple(parts)
 
 
@@ -259,7 +260,8 @@ def _check_finite(name: str, here: Array, right: Array) -> None:
     )
 
 
-def _part(name: str, value: Any) -> Part:
+def part_of(name: str, value: Any) -> Part:
+    """What a part gave, as float64 in the host's memory; arrays that only stand for some not."""
     arrays, _ = flatten(value, is_array)
     return Part(name, tuple(np.asarray(to_numpy(x), np.float64) for x in arrays.values))
 

@@ -33,10 +33,23 @@ class ModelSubject(Subject):
         return self.model.apply(arguments, *inputs)
 
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        return self._through(self.arguments, after, *inputs)
+
+    def _through(self, arguments: Arguments, after: After, *inputs: Any) -> Any:
         layer = self.model.layer
         run = _Traced(root=type(layer).__name__, after=after)
-        y = self.model.apply(self.model.parameters, inputs[0], run)
+        y = self.model.apply(arguments, inputs[0], run)
         return y if layer.parts else after(layer.label, y)
+
+    def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
+        values: list[Any] = []
+
+        def after(name: str, value: Any) -> Any:
+            values.append(value)
+            return value
+
+        values.append(self._through(arguments, after, *inputs))
+        return values
 
     def weights(self) -> Mapping[str, Array]:
         root = type(self.model.layer).__name__

@@ -93,6 +93,13 @@ class Subject(ABC):
     ) -> None:
         """Raise `ConfigurationError` where these are not what the model takes."""
 
+    def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
+        """What every part gives, and in the end the output; compilers can look through this, too.
+
+        `None` where the parts cannot be had in compiled code.
+        """
+        return None
+
     def can_be_verified(self) -> None:  # noqa: B027 - most models can
         """Raise `ConfigurationError` where there is nothing right to compare with."""
 

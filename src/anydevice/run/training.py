@@ -82,7 +82,8 @@ def train(
     >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
     >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
     >>> data = nn.Batches(x, x**2, size=16)
-    >>> trained = train(model, data, nn.Adam(1e-2), "mean_squared_error", epochs=30)
+    >>> adam, error = nn.Adam(1e-2), nn.mean_squared_error
+    >>> trained = train(model, data, adam, error, epochs=30, optimize="none")
     >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
     True
 

@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
+from anydevice.errors import VerificationError
 from anydevice.run.checking_models import (
+    Part,
     Property,
+    Reference,
+    Tolerance,
     check_output,
     check_parts,
     check_properties,
     check_weights,
     digest_of,
     found,
+    part_of,
     reference_of,
     tolerance_of,
     trace,
@@ -67,6 +72,45 @@ def verified(
     parts = trace(subject.for_tracing(device, policy), form.filled(placed))
     largest = check_parts(parts, reference, tolerance)
     output = compiled(*inputs)
-    largest = max(largest, check_output(output, reference, tolerance))
+    try:
+        largest = max(largest, check_output(output, reference, tolerance))
+    except VerificationError as error:
+        raise _in_compiled_code(compiled, placed, parts, reference, tolerance, error) from error
     held = check_properties(output, properties)
     return found(reference, len(evidence.digests), largest, held)
+
+
+def _in_compiled_code(
+    compiled: Compiled,
+    inputs: Sequence[Any],
+    written: Sequence[Part],
+    reference: Reference,
+    tolerance: Tolerance,
+    error: VerificationError,
+) -> VerificationError:
+    """The error with the first part that is wrong in compiled code, where it can be found."""
+    where, said = error.where, str(error)
+    try:
+        values = _compiled_parts(compiled, inputs)
+        if values is not None:
+            names = [part.name for part in written]
+            got = [part_of(name, value) for name, value in zip(names, values, strict=True)]
+            check_parts(got, reference, tolerance)
+    except VerificationError as found_inside:
+        where, said = found_inside.where, str(found_inside)
+    return VerificationError(
+        f"in the compiled code, {said}. Run as written, every part is right: compile with "
+        'optimize="none", and tell the library\'s makers',
+        where=where,
+        shapes=error.shapes,
+        largest_error=error.largest_error,
+    )
+
+
+def _compiled_parts(compiled: Compiled, inputs: Sequence[Any]) -> list[Any] | None:
+    subject = compiled._subject.for_tracing(compiled.device, compiled.policy)
+    ways = compiled._versions.ways
+    if not ways:
+        return None
+    values: list[Any] | None = ways[0][1](subject.with_parts)(subject.arguments, *inputs)
+    return values

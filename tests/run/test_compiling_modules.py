@@ -1,0 +1,300 @@
+"""`anydevice.compile` with modules of PyTorch, Flax NNX, Equinox and MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice.core.device import Device
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError, VerificationError
+from anydevice.run.jax_modules import PytreeSubject
+from anydevice.run.kinds import subject_of
+
+PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
+X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_folder_stays() -> Iterator[None]:
+    """JAX's folder of compiled code is the process's: what a test sets, it takes back."""
+    yield
+    jax = pytest.importorskip("jax")
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+def torch_module() -> Any:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(16)
+            self.inner = torch.nn.Linear(16, 16)
+            self.register_buffer("shift", torch.ones(16))
+            self.register_parameter("nothing", None)
+            self.register_buffer("no_buffer", None)
+
+        def forward(self, x: Any) -> Any:
+            return x + torch.relu(self.inner(self.norm(x))) + self.shift
+
+    return torch.nn.Sequential(Block(), Block(), torch.nn.Linear(16, 4)).eval()
+
+
+def nnx_module(dropout: bool = False) -> Any:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Network(nnx.Module):  # type: ignore[misc]
+        def __init__(self, rngs: Any) -> None:
+            self.first = nnx.Linear(16, 32, rngs=rngs)
+            self.norm = nnx.LayerNorm(32, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.last = nnx.Linear(32, 4, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
+
+    network = Network(nnx.Rngs(0))
+    if not dropout:
+        network.eval()
+    return network
+
+
+def equinox_module(inner: Any = None) -> Any:
+    jax = pytest.importorskip("jax")
+    eqx = pytest.importorskip("equinox")
+
+    class Network(eqx.Module):  # type: ignore[misc]
+        first: Any
+        rest: list[Any]
+        named: dict[str, Any]
+
+        def __call__(self, x: Any) -> Any:
+            x = jax.nn.relu(x @ self.first.weight.T)
+            for layer in self.rest:
+                x = layer(x)
+            return self.named["last"](x)
+
+    class Scaled(eqx.Module):  # type: ignore[misc]
+        scale: Any
+        name: str
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.scale
+
+    one, two = jax.random.split(jax.random.key(0))
+    first = eqx.nn.Linear(16, 8, key=one)
+    return Network(first, [Scaled(jax.random.normal(two, (8,)), "a")], {"last": Scaled(2.0, "b")})
+
+
+def mlx_module() -> Any:
+    pytest.importorskip("mlx.core")
+    import mlx.nn as layers
+
+    return layers.Sequential(
+        layers.Linear(16, 8), layers.ReLU(), layers.LayerNorm(8), layers.Linear(8, 4)
+    )
+
+
+MODULES = {
+    "torch.nn.Module": ("torch", torch_module, 7),
+    "flax.nnx.Module": ("jax", nnx_module, 4),
+    "equinox.Module": ("jax", equinox_module, 2),
+    "mlx.nn.Module": ("mlx", mlx_module, 4),
+}
+
+
+@pytest.fixture(params=MODULES)
+def brought(request: pytest.FixtureRequest) -> tuple[str, str, Any, int]:
+    engine, make, parts = MODULES[request.param]
+    return request.param, engine, make(), parts
+
+
+def plainly(module: Any, engine: str) -> Any:
+    here = anydevice.device("cpu", engine=engine)
+    return anydevice.to_numpy(detached(module(here(X))))
+
+
+def detached(x: Any) -> Any:
+    return x.detach() if hasattr(x, "detach") else x
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_module_is_verified_in_every_precision(
+    brought: tuple[str, str, Any, int], precision: str
+) -> None:
+    kind, engine, module, parts = brought
+    want = plainly(module, engine)
+    compiled = anydevice.compile(module, "cpu", optimize="none", precision=precision, verify=X)
+    report = compiled.report
+    assert (report.model, report.engine) == (kind, engine)
+    assert report.checked is not None
+    assert (report.checked.parts, report.checked.reference) == (parts, "float64 on the CPU")
+    got = detached(compiled(X))
+    name = registry.load(engine).dtype_of(got).name
+    assert name == ("float32" if precision == "mixed" else precision)
+    error = np.abs(anydevice.to_numpy(got).astype(np.float64) - want).max()
+    assert error < (1e-5 if precision == "float32" else 0.1) * np.abs(want).max()
+    assert np.array_equal(plainly(module, engine), want), "the module itself stays as it was"
+
+
+@pytest.mark.parametrize("kind", ["flax.nnx.Module", "equinox.Module"])
+def test_modules_of_jax_are_compiled(kind: str) -> None:
+    engine, make, _ = MODULES[kind]
+    module = make()
+    compiled = anydevice.compile(module, "cpu", precision="mixed")
+    compiled(X)
+    assert compiled.report.made[0].how == "compiled as a whole"
+    exact = anydevice.compile(module, anydevice.device("cpu", engine="numpy"))
+    assert exact.device.engine == "jax", "a module stays in its library"
+    np.testing.assert_allclose(np.asarray(exact(X)), plainly(module, engine), rtol=1e-5, atol=1e-6)
+
+
+def test_modules_of_mlx_are_compiled() -> None:
+    module = mlx_module()
+    want = plainly(module, "mlx")
+    compiled = anydevice.compile(module, "cpu")
+    np.testing.assert_allclose(anydevice.to_numpy(compiled(X)), want, rtol=1e-5, atol=1e-6)
+    assert compiled.report.made[0].how == "compiled as a whole"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_modules_of_pytorch_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch_module()
+    torch = pytest.importorskip("torch")
+    torch.compiler.reset()
+    plain = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **o: plain(f, **{**o, "backend": "eager", "mode": None})
+    )
+    for precision in ("float32", "mixed"):
+        compiled = anydevice.compile(module, "cpu", precision=precision, verify=X)
+        assert compiled.report.made[0].how == "compiled as a whole"
+    sum_of = compiled(torch.from_numpy(X)).sum()
+    sum_of.backward()
+    assert module[2].weight.grad is not None, "gradients pass, as through any module"
+
+
+def test_weights_are_shared_where_nothing_changes() -> None:
+    module = torch_module()
+    compiled = anydevice.compile(module, "cpu", optimize="none")
+    assert compiled.parameters["0.inner.weight"].data_ptr() == module[0].inner.weight.data_ptr()
+    assert set(compiled.parameters) == set(module.state_dict())
+    half = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+    assert str(module[0].inner.weight.dtype) == "torch.float32"
+    assert "float16 instead of float32" in half.report.notes[0]
+
+
+def test_training_mode_is_said_and_not_verified() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Dropout(0.5))
+    compiled = anydevice.compile(module, "cpu", optimize="none")
+    assert "in training mode" in compiled.report.notes[0]
+    with pytest.raises(ConfigurationError, match=r"1 works otherwise in training.*model\.eval"):
+        compiled.verify(X)
+    with pytest.raises(ConfigurationError, match=r"dropout works otherwise in training"):
+        anydevice.compile(nnx_module(dropout=True), "cpu", verify=X)
+
+
+def test_a_wrong_part_of_a_pytorch_module_is_named() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Wrong(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x if x.dtype == torch.float64 else x * 1.001
+
+    module = torch.nn.Sequential(torch.nn.Linear(16, 8), Wrong(), torch.nn.Linear(8, 2)).eval()
+    with pytest.raises(VerificationError) as caught:
+        anydevice.compile(module, "cpu", optimize="none", verify=X)
+    assert caught.value.where == "1 Wrong"
+
+
+def test_nan_in_a_module_is_named(brought: tuple[str, str, Any, int]) -> None:
+    _, engine, module, _ = brought
+    here = anydevice.device("cpu", engine=engine)
+    compiled = anydevice.compile(module, "cpu", optimize="none")
+    path = [name for name in compiled.parameters if np.ndim(compiled.parameters[name])][-1]
+    weights: Any = anydevice.to_numpy(detached(compiled.parameters[path])).copy()
+    weights[...] = np.nan
+    spoiled = here(weights)
+    if engine == "torch":
+        module.load_state_dict({**module.state_dict(), path: spoiled})
+    else:
+        arguments = compiled._subject.arguments
+        _put(arguments, list(compiled.parameters).index(path), spoiled)
+    with pytest.raises(VerificationError) as caught:
+        compiled.verify(X)
+    # PyTorch's module is its own source: there, the part that gives it is found.
+    assert caught.value.where == ("1 Block" if engine == "torch" else path)
+
+
+def _put(arguments: Any, place: int, value: Any) -> None:
+    """Replace one weight on the device, wherever in the nest it is."""
+    if isinstance(arguments, list) and not isinstance(arguments[0], dict):
+        arguments[place] = value
+    else:
+        arguments["layers"][3]["bias"] = value
+
+
+def test_several_inputs_by_name() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Masked(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(16, 4)
+
+        def forward(self, x: Any, mask: Any = None, scale: float = 1.0) -> Any:
+            y = self.inner(x) * scale
+            return {"y": y if mask is None else y * mask, "masked": mask is not None}
+
+    compiled = anydevice.compile(Masked().eval(), "cpu", optimize="none")
+    mask = np.zeros((5, 1), np.float32)
+    assert compiled(X, mask=mask, scale=2.0)["y"].abs().sum() == 0
+    assert compiled(X)["masked"] is False
+    assert len(compiled.report.made) == 2
+
+
+def test_linen_is_told_what_to_do() -> None:
+    linen = pytest.importorskip("flax.linen")
+    with pytest.raises(ConfigurationError, match=r"lambda x: module\.apply\(variables, x\)"):
+        anydevice.compile(linen.Dense(3), "cpu")
+
+
+def test_keys_of_random_numbers_are_no_weights() -> None:
+    module = nnx_module()
+    names = list(subject_of(module).weights())
+    assert not any("key" in name for name in names)
+    assert any("kernel" in name for name in names)
+
+
+def test_parts_that_are_only_traced_are_left_out() -> None:
+    """Inside `vmap` there are no numbers to compare; the output is compared all the same."""
+    jax = pytest.importorskip("jax")
+    eqx = pytest.importorskip("equinox")
+
+    class Batched(eqx.Module):  # type: ignore[misc]
+        inner: Any
+
+        def __call__(self, x: Any) -> Any:
+            return jax.vmap(self.inner)(x)
+
+    module = Batched(eqx.nn.Linear(16, 4, key=jax.random.key(0)))
+    assert isinstance(subject_of(module), PytreeSubject)
+    checked = anydevice.compile(module, "cpu", verify=X).report.checked
+    assert checked is not None
+    assert (checked.parts, checked.weights) == (0, 2)
+
+
+def test_a_module_goes_where_it_is_sent() -> None:
+    module = torch_module()
+    compiled = anydevice.compile(module, Device("cpu", engine="jax"), optimize="none")
+    assert compiled.device.engine == "torch"
