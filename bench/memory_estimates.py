@@ -1,10 +1,11 @@
 """Estimated against measured memory on one NVIDIA GPU: 12 ways of inference, 6 of training.
 
-    PYTHONPATH=src python bench/memory_estimates.py [--quick]
+    PYTHONPATH=src python bench/memory_estimates.py [--quick] [--only NAME,NAME]
 
 Needs torch with CUDA and transformers. Weights are random and made on the GPU. What is compared is
 what PyTorch's allocator says was allocated at the peak, with the estimate less the process's
-context; what the driver says of the process is printed beside it. Every part is printed with its
+context and what the allocator holds idle, which are compared with what the process has and what
+the allocator holds; weights and cache are compared with the tensors' own bytes. Every part is printed with its
 estimate, so that a formula that is off can be found from one run.
 """
 
@@ -224,17 +225,30 @@ def kernel(model: Any, batch: int, tokens: int, dtype: str) -> str:
     return str(torch.nn.attention.SDPBackend(choice)).rpartition(".")[2]
 
 
+def inference_name(config: dict[str, Any], context: int, batch: int, dtype: str) -> str:
+    return f"{config['model_type']} {config['hidden_size']} {dtype} {context}×{batch}"
+
+
+def training_name(
+    config: dict[str, Any], context: int, batch: int, mixed: bool, checkpointing: bool
+) -> str:
+    way = f"{'mixed' if mixed else 'float32'}{' checkpointed' if checkpointing else ''}"
+    return f"train {config['model_type']} {config['hidden_size']} {way} {context}×{batch}"
+
+
 def inference(config: dict[str, Any], context: int, batch: int, dtype: str) -> Row:
     import torch
     from transformers import StaticCache
 
-    name = f"{config['model_type']} {config['hidden_size']} {dtype} {context}×{batch}"
+    name = inference_name(config, context, batch, dtype)
     estimate = estimate_inference(config, context=context, batch=batch, dtype=dtype)
     released()
     before = torch.cuda.memory_allocated()
     model = made(config, dtype).eval()
     gc.collect()
     weights = torch.cuda.memory_allocated() - before
+    tensors = {each.data_ptr(): each for each in (*model.parameters(), *model.buffers())}
+    own = sum(each.untyped_storage().nbytes() for each in tensors.values())
     chosen = kernel(model, batch, context, dtype)
     released()
     tokens = torch.randint(0, config["vocab_size"], (batch, context - NEW_TOKENS), device="cuda")
@@ -256,20 +270,25 @@ def inference(config: dict[str, Any], context: int, batch: int, dtype: str) -> R
     gc.collect()
     kept = torch.cuda.memory_allocated() - before - weights
     measured = max(peaks.values())
-    ratio = (estimate.total - CONTEXT) / measured
+    parts = estimate.overheads
+    counted = estimate.total - CONTEXT - parts.idle
+    ratio = counted / measured
     print(f"\n{name}: kernel {chosen}; MiB, estimated → measured")
     print(
-        f"  weights {estimate.weights} → {weights} bytes, cache {estimate.kv_cache} → {held} bytes"
+        f"  weights {estimate.weights} → {own} bytes, with rounding "
+        f"{estimate.weights + parts.rounding} → {weights}, "
+        f"cache {estimate.kv_cache} → {held} bytes"
     )
     for phase, line in _phases(estimate, peaks, weights + held, kept):
         print(f"  {phase:<8} {line}")
     print(
-        f"  workspace kept {shown(kept)}; reserved {shown(reserved)}; process {shown(process)} "
+        f"  workspace kept {shown(kept)}; idle {shown(parts.idle)} → {shown(reserved - measured)}; "
+        f"reserved {shown(counted + parts.idle)} → {shown(reserved)}; process {shown(process)} "
         f"(context {shown(process - reserved)}, estimate of it {shown(CONTEXT)}); "
         f"total {shown(estimate.total)} → {shown(process)}"
     )
-    said = f"{shown(estimate.total - CONTEXT)} → {shown(measured)} MiB: {ratio:.3f} (0.97 to 1.10)"
-    exact = estimate.kv_cache == held and abs(estimate.weights - weights) <= weights // 100
+    said = f"{shown(counted)} → {shown(measured)} MiB: {ratio:.3f} (0.97 to 1.10)"
+    exact = estimate.kv_cache == held and estimate.weights == own
     return name, said, 0.97 <= ratio <= 1.10 and exact
 
 
@@ -295,8 +314,7 @@ def training(
 ) -> Row:
     import torch
 
-    way = f"{'mixed' if mixed else 'float32'}{' checkpointed' if checkpointing else ''}"
-    name = f"train {config['model_type']} {config['hidden_size']} {way} {context}×{batch}"
+    name = training_name(config, context, batch, mixed, checkpointing)
     estimate = estimate_training(
         config, context=context, batch=batch, mixed=mixed, checkpointing=checkpointing
     )
@@ -351,7 +369,11 @@ def main() -> list[Row]:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the smaller half of each")
-    quick = parser.parse_known_args()[0].quick
+    parser.add_argument(
+        "--only", default="", help="rows whose name begins with one of these, with commas between"
+    )
+    asked = parser.parse_known_args()[0]
+    quick, only = asked.quick, tuple(filter(None, asked.only.split(",")))
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -367,11 +389,13 @@ def main() -> list[Row]:
     ]
     rows: list[Row] = []
     for task, arguments in tasks:
+        named = (inference_name if task is inference else training_name)(*arguments)
+        if only and not named.startswith(only):
+            continue
         try:
             rows.append(task(*arguments))
         except Exception as error:
-            said = f"{arguments[0]['model_type']}: {type(error).__name__}: {error}"
-            rows.append(("failed", said, False))
+            rows.append((named, f"{type(error).__name__}: {error}", False))
     print()
     for name, said, right in rows:
         print(f"{'✓' if right else '✗'} {name:<48} {said}")

@@ -17,11 +17,12 @@ import time
 from typing import Any
 
 import anydevice
-from anydevice.memory.estimates import estimate_inference
+from anydevice.core.record import as_dict
+from anydevice.memory.estimates import PARTS, estimate_inference
 
 Row = tuple[str, str, bool]
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 DEVICE = "cuda:0"
 BELOW, ABOVE = 0.95, 1.12
 DECODED = 4
@@ -94,6 +95,10 @@ def row(limit: str, plan: Any, process: subprocess.Popen[str], seconds: float) -
     ended = json.loads(out.splitlines()[-1])
     did = "ran" if ended["ran"] else "ran out"
     planned = plan.estimate
+    parts = {name: getattr(planned, name) for name in PARTS} | as_dict(planned.overheads)
+    print(f"  {name}: MiB", ", ".join(f"{part} {size / MIB:,.0f}" for part, size in parts.items()))
+    if ended["why"]:
+        print(f"  {name}: {ended['why']}")
     said = (
         f"{planned.total / plan.free:.2f} of the room at context {planned.context}, "
         f"{planned.total / GIB:.2f} GiB planned; {did}, {ended['peak'] / GIB:.2f} GiB in use "
@@ -111,7 +116,7 @@ def run(limit: str, context: int) -> dict[str, Any]:
     device = anydevice.device(DEVICE, engine="torch").native
     config = LlamaConfig(**config_of(SHAPES[limit]), attn_implementation="sdpa")
     torch.set_default_dtype(torch.bfloat16)
-    ran = True
+    why = ""
     try:
         with torch.inference_mode(), torch.device(device):
             model = LlamaForCausalLM(config).eval()
@@ -121,13 +126,19 @@ def run(limit: str, context: int) -> dict[str, Any]:
                 logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits
                 tokens = logits[:, -1:].argmax(-1)
             torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        ran = False
+    except torch.OutOfMemoryError as error:
+        why = " ".join(str(error).split())[:400]
     return {
-        "ran": ran,
+        "ran": not why,
+        "why": why,
         "peak": torch.cuda.max_memory_allocated(device),
         "reserved": torch.cuda.max_memory_reserved(device),
     }
+
+
+def show(told: Row) -> None:
+    name, said, right = told
+    print(f"{'✓' if right else '✗'} {name:<28} {said}", flush=True)
 
 
 def main() -> list[Row]:
@@ -143,11 +154,12 @@ def main() -> list[Row]:
         # All are planned before one runs, because they look at what is free.
         plans = [(limit, plan_near(limit, wanted)) for limit in SHAPES for wanted in (BELOW, ABOVE)]
         started = [(*each, start(*each)) for each in plans]
-        rows = [row(*each, TIME_LIMIT - (time.perf_counter() - began)) for each in started]
+        for each in started:
+            rows.append(row(*each, TIME_LIMIT - (time.perf_counter() - began)))
+            show(rows[-1])
     except Exception as error:
         rows.append(("failed", f"{type(error).__name__}: {error}", False))
-    for name, said, right in rows:
-        print(f"{'✓' if right else '✗'} {name:<28} {said}")
+        show(rows[-1])
     return rows
 
 

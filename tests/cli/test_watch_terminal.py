@@ -20,6 +20,13 @@ import pytest
 
 PATIENCE = 60.0
 
+# In the child and not by `preexec_fn`, which forks this process with all of its threads.
+TAKE_THE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 
 class Terminal:
     """A pseudo-terminal with the live view on it, as the user's session leader would have it."""
@@ -30,14 +37,14 @@ class Terminal:
         self.settings = termios.tcgetattr(self.secondary)
         self.shown = ""
         environment = {**os.environ, "PYTHONUTF8": "1", "TERM": "xterm", **changes}
+        view = ("-m", "anydevice", "watch", "--device", "cpu")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "anydevice", "watch", "--device", "cpu", *words],
+            [sys.executable, "-c", TAKE_THE_TERMINAL, *view, *words],
             stdin=self.secondary,
             stdout=self.secondary,
             stderr=self.secondary,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
 
     def resize(self, columns: int, rows: int) -> None:

@@ -214,8 +214,23 @@ def test_what_is_no_batch_size_is_refused(start: Any) -> None:
         find_batch_size(Step(1), start)
 
 
+def test_a_whole_number_of_numpys_is_a_batch_size() -> None:
+    found = find_batch_size(Step(4), numpy.int64(16))  # type: ignore[arg-type]
+    assert found == 4
+    assert type(found) is int
+
+
+def test_where_nothing_fits_no_smaller_batch_is_advised() -> None:
+    def never(size: int) -> None:
+        raise MemoryError
+
+    with pytest.raises(OutOfMemoryError, match="not even a batch of 1 fits") as refused:
+        find_batch_size(never, 4)
+    assert "smaller batch" not in str(refused.value)
+
+
 def test_other_misuse_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a int cannot be called; give it a function"):
+    with pytest.raises(ConfigurationError, match="8 cannot be called; give it a function"):
         find_batch_size(8, Step(1))  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="minimum must be a whole number from 1 on"):
         find_batch_size(Step(1), 8, minimum=0)

@@ -26,12 +26,13 @@ def some_way(model: Pieces, rooms: Sequence[int]) -> bool:
 
 
 def test_the_parts_of_the_first_and_the_last_device() -> None:
-    model = pieces(4, first=7, last=5, activations=3, logits=4, overhead=1)
-    assert model.on(range(4)) == Parts(52, 8, 3, 4, 1)
+    model = pieces(4, first=7, last=5, activations=3, logits=4, overhead=lambda cache: cache // 4)
+    assert model.on(range(4)) == Parts(52, 8, 3, 4, 2)
     assert model.on(range(2)) == Parts(27, 4, 3, 0, 1)
     assert model.on(range(1, 3)) == Parts(20, 4, 3, 0, 1)
-    assert model.on(range(3, 4)) == Parts(15, 2, 3, 4, 1)
+    assert model.on(range(3, 4)) == Parts(15, 2, 3, 4, 0)
     assert model.on(range(2, 2)) == Parts()
+    assert model.on(range(4), cpu=True) == Parts(52, 8, 3, 4, 0)
     assert model.on(range(2)).to_dict()["total"] == 35
 
 
@@ -53,6 +54,7 @@ def test_filling_finds_a_way_wherever_there_is_one(seed: int) -> None:
     draw = random.Random(seed)
     count = draw.randint(1, 6)
     first = draw.randint(0, 9)
+    share = draw.randint(1, 4)
     model = Pieces(
         [draw.randint(1, 9) for _ in range(count)],
         [draw.randint(0, 4) for _ in range(count)],
@@ -61,7 +63,7 @@ def test_filling_finds_a_way_wherever_there_is_one(seed: int) -> None:
         tied=draw.choice((0, first)),
         activations=draw.randint(0, 3),
         logits=draw.randint(0, 3),
-        overhead=draw.randint(0, 2),
+        overhead=lambda cache: cache // share,
     )
     rooms = [draw.randint(0, 40) for _ in range(draw.randint(1, 4))]
     filled = fill(model, rooms)

@@ -13,6 +13,7 @@ import anydevice
 NAMES = [
     "__version__",
     "AnyDeviceError",
+    "Compiled",
     "Config",
     "ConfigurationError",
     "Device",
@@ -27,6 +28,7 @@ NAMES = [
     "UnsupportedError",
     "VerificationError",
     "benchmark",
+    "compile",
     "configure",
     "cpu_fallback",
     "device",

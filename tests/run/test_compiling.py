@@ -13,8 +13,10 @@ import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError, OutOfMemoryError
 from anydevice.run import compiling
+from anydevice.run.homes import home_of
+from anydevice.run.own_models import FunctionSubject
 
 ENGINES = ("numpy", "torch", "jax", "mlx", "opencl")
 LOADING = "ignore:.*torch.jit.script_method.*:DeprecationWarning"
@@ -118,6 +120,16 @@ def test_a_library_without_a_compiler_runs_it_as_written() -> None:
     assert report.kept_in is None
 
 
+def test_compiling_can_be_turned_off() -> None:
+    anydevice.configure(jit=False)
+    try:
+        compiled = anydevice.compile(digits(), device_of_engine("jax"))
+        assert compiled.warm_up(X).made[0].how == "run as written"
+        assert "configure(jit=False)" in compiled.report.fell_back[0]
+    finally:
+        anydevice.configure(jit=None)
+
+
 def test_where_nobody_names_an_engine_one_that_compiles_is_taken() -> None:
     assert anydevice.compile(digits(), "cpu").device.engine in ("torch", "jax", "mlx")
     assert anydevice.compile(digits()).device.engine in ("torch", "jax", "mlx")
@@ -181,6 +193,16 @@ def test_functions_with_nests_and_constants() -> None:
     assert compiled.parameters == {}
 
 
+def test_numbers_of_other_types_are_other_constants() -> None:
+    def typed(x: Any, value: Any) -> Any:
+        return {"type": type(value).__name__, "x": x}
+
+    compiled = anydevice.compile(typed, device_of_engine("numpy"))
+    for value in (1, True, 1.0, 0.0, -0.0, float("nan"), float("nan"), None, "1"):
+        assert compiled(X, value)["type"] == type(value).__name__
+    assert len(compiled.report.made) == 8
+
+
 def test_a_function_that_cannot_be_compiled_runs_as_written() -> None:
     def by_numbers(x: Any) -> Any:
         return ops.multiply(x, 2.0) if float(ops.sum(x)) > 0 else x
@@ -212,9 +234,53 @@ def test_running_out_of_memory_is_no_reason_to_fall_back() -> None:
         raise MemoryError("no room")
 
     compiled = anydevice.compile(full, device_of_engine("jax"))
-    with pytest.raises(MemoryError):
+    with pytest.raises(OutOfMemoryError):
         compiled(X)
     assert len(calls) == 1
+
+
+def test_running_out_of_memory_later_is_told_as_such() -> None:
+    room = [True]
+
+    def sometimes(x: Any) -> Any:
+        if not room[0]:
+            raise MemoryError("no room")
+        return x
+
+    compiled = anydevice.compile(sometimes, device_of_engine("numpy"))
+    nested = anydevice.compile(sometimes, device_of_engine("numpy"))
+    compiled(X)
+    nested([X])
+    room[0] = False
+    with pytest.raises(OutOfMemoryError):
+        compiled(X)
+    with pytest.raises(OutOfMemoryError):
+        nested([X])
+
+
+def test_a_model_without_weights() -> None:
+    model = nn.build("relu", input_shape=16, device="cpu")
+    with anydevice.use_device("cpu", engine="numpy"):
+        compiled = anydevice.compile(model, optimize="none", verify=X)
+    assert (compiled(X) >= 0).all()
+    assert compiled.report.checked is not None
+    assert compiled.report.checked.weights == 0
+
+
+class Far(FunctionSubject):
+    """A module of PyTorch that lies on a card."""
+
+    library = "torch"
+
+    @property
+    def where(self) -> Device | None:
+        return Device("cuda:1")
+
+
+def test_without_a_device_a_module_stays_on_its_card() -> None:
+    home = home_of(Far(abs), None, compiled=True)
+    assert (str(home), home.engine) == ("cuda:1", "torch")
+    assert home_of(Far(abs), "cpu", compiled=True) == Device("cpu")
 
 
 def test_inside_of_another_compiled_function_it_is_part_of_it() -> None:

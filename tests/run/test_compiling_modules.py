@@ -298,3 +298,39 @@ def test_a_module_goes_where_it_is_sent() -> None:
     module = torch_module()
     compiled = anydevice.compile(module, Device("cpu", engine="jax"), optimize="none")
     assert compiled.device.engine == "torch"
+
+
+def test_without_a_device_a_module_goes_where_things_go() -> None:
+    with anydevice.use_device("cpu"):
+        compiled = anydevice.compile(torch_module(), optimize="none", verify=X)
+        assert (str(compiled.device), compiled.device.engine) == ("cpu", "torch")
+        for make in (nnx_module, equinox_module, mlx_module):
+            assert str(anydevice.compile(make(), optimize="none").device) == "cpu"
+
+
+def test_counts_among_the_weights_stay_counts() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4)).eval()
+    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    assert compiled.parameters["1.num_batches_tracked"].dtype == torch.int64
+    assert compiled.parameters["1.running_mean"].dtype == torch.bfloat16
+
+
+def test_a_class_that_inherits_its_call_gets_it_back() -> None:
+    pytest.importorskip("mlx.core")
+    import mlx.nn as layers
+
+    class Mine(layers.Linear):  # type: ignore[misc]
+        pass
+
+    module = layers.Sequential(Mine(16, 4))
+    before = layers.Linear.__call__
+    checked = anydevice.compile(module, "cpu", optimize="none", verify=X).report.checked
+    assert checked is not None
+    assert checked.parts == 1
+    assert "__call__" not in vars(Mine)
+    assert layers.Linear.__call__ is before
+
+
+def test_what_a_flax_module_does_not_keep_is_said() -> None:
+    assert "is not kept" in anydevice.compile(nnx_module(), "cpu").report.notes[0]

@@ -322,3 +322,36 @@ def test_a_hash_tells_types_shapes_and_bits_apart() -> None:
     x = np.zeros((2, 3), np.float32)
     others = [x.reshape(3, 2), x.view(np.int32), -x, np.zeros((), np.float32)]
     assert len({digest_of(each) for each in [x, x.copy(), *others]}) == 5
+
+
+class Branching(Layer):
+    """A layer whose parts depend on the numbers, here on the library."""
+
+    def apply(self, parameters: Any, x: Any, run: nn.Run) -> Any:
+        step = ".one" if isinstance(x, np.ndarray) else ".other"
+        return run.through(step, Spoiling(1.0), {}, x)
+
+
+def test_where_parts_differ_the_output_is_still_compared() -> None:
+    here = device_of_engine("torch")
+    made = anydevice.compile(five_layers(Branching()), here, optimize="none", verify=X)
+    assert made.report.checked is not None
+    model = nn.build(Branching(), Spoiling(1.001), input_shape=16, device="cpu")
+    with pytest.raises(VerificationError) as caught:
+        anydevice.compile(model, here, optimize="none", verify=X)
+    assert caught.value.where == "the output"
+
+
+def test_weights_too_large_for_the_precision_are_found() -> None:
+    model = five_layers()
+    model.parameters[2]["weight"][0, 0] = 1e6
+    here = device_of_engine("torch")
+    with pytest.raises(VerificationError, match="the reference does not") as caught:
+        anydevice.compile(model, here, optimize="none", precision="float16", verify=X)
+    assert caught.value.where == "Chain[2] Dense(32→32)"
+
+
+def test_nan_is_one_thing_however_it_is_written() -> None:
+    x = np.array([1, 0x7FC00001], np.uint32).view(np.float32)
+    y = np.array([1, 0xFFC00000], np.uint32).view(np.float32)
+    assert digest_of(x) == digest_of(y)

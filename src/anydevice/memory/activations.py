@@ -8,6 +8,7 @@ the largest of them. Nothing here knows a vendor; what a kernel keeps to itself 
 from __future__ import annotations
 
 from anydevice.core.record import Record
+from anydevice.memory.activation_functions import tensors_of
 from anydevice.memory.shapes import Experts, ModelShape
 
 FLOAT32 = 4
@@ -78,13 +79,18 @@ def _held(shape: ModelShape, work: Work) -> int:
 
 def _masks(shape: ModelShape, work: Work) -> int:
     """The masks of layers whose window is smaller than what they see, one for all such layers."""
-    seen = [_seen(window, work) for window in set(shape.windows)]
+    return sum(mask_bytes(shape, work, window) for window in set(shape.windows))
+
+
+def mask_bytes(shape: ModelShape, work: Work, window: int | None) -> int:
+    """The mask of the layers with this window; 0 where they need none."""
+    seen, masked = seen_by(window, work)
     if shape.build.eager:
-        return sum(work.rows * kept * work.width for kept, _ in seen)
-    return sum(work.tokens * kept for kept, masked in seen if masked)
+        return work.rows * seen * work.width
+    return work.tokens * seen if masked else 0
 
 
-def _seen(window: int | None, work: Work) -> tuple[int, bool]:
+def seen_by(window: int | None, work: Work) -> tuple[int, bool]:
     """How many tokens a layer looks at, and whether that takes a mask.
 
     Reading a prompt takes none, since the kernels know what causal means, unless older tokens are
@@ -122,7 +128,7 @@ def _attention(shape: ModelShape, work: Work, held: int) -> dict[str, int]:
 
 def _scores(shape: ModelShape, work: Work, window: int | None, queries: int, keys: int) -> int:
     """Queries, the output, and what is copied for the kernel: keys and values of every head."""
-    seen, masked = _seen(window, work)
+    seen, masked = seen_by(window, work)
     grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
     if shape.build.eager:
         seen = work.cached if window is None or work.tokens > 1 else min(window, work.cached)
@@ -133,10 +139,11 @@ def _scores(shape: ModelShape, work: Work, window: int | None, queries: int, key
     partial = 3 * (queries + keys) // 2 if shape.build.rotary_share < 1 else 0
     in_groups = grouped and work.width == FLOAT32 and not masked
     if in_groups or (shape.build.unfused and grouped):
-        # No fused kernel takes these heads: scores and their softmax lie in memory, in 32 bits.
-        scores = every_head * work.tokens * FLOAT32
+        # No fused kernel takes these heads: scores and their softmax lie in memory, in 32 bits,
+        # and a truth value for each score, by which rows without any are made zero.
+        scores = every_head * work.tokens * (2 * FLOAT32 + 1)
         wide = (2 * queries + copies) * FLOAT32 // work.width
-        return wide + 2 * scores + work.tokens * seen * FLOAT32
+        return wide + scores + work.tokens * seen * FLOAT32
     if not masked:
         return 2 * queries + partial
     if shape.kv_heads == 1:
@@ -156,12 +163,12 @@ def _norm(shape: ModelShape, work: Work, size: int) -> int:
 
 def _network(shape: ModelShape) -> int:
     """The elements that a token has in the feed-forward network at its peak."""
+    function = tensors_of(shape.activation)
     if shape.build.fused_gate:
-        return 4 * shape.intermediate
-    if shape.build.gated:
-        return 3 * shape.intermediate
-    # The activation is one operation, or several in a row as its formula is written.
-    return (4 if shape.activation in ("gelu_new", "gelu_fast") else 2) * shape.intermediate
+        # Its input is one half of a tensor that stays whole.
+        return max(4, 1 + function) * shape.intermediate
+    # The gate's function works before the other half of the network is there.
+    return max(3 if shape.build.gated else 2, function) * shape.intermediate
 
 
 def _expert_network(shape: ModelShape, experts: Experts, work: Work) -> int:

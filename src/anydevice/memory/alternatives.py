@@ -58,7 +58,8 @@ def _narrower(asked: Asked) -> Iterator[tuple[Change, str, ModelShape]]:
     for name, bits in _QUANTIZED.items():
         if bits < now:
             layers = tuple(int(weights * bits / 8) for weights in shape.layer_weights)
-            yield "quantization", name, replace(shape, layer_bytes=layers, quantization=name)
+            changed = replace(shape, layer_bytes=layers, quantization=name, tensor_bytes=())
+            yield "quantization", name, changed
 
 
 def _fewer(
@@ -89,7 +90,8 @@ def _found(
     changed = estimate_inference(shape, **numbers)
     arrangement = arrange(pieces_of(shape, changed), groups, evenly=False)
     if arrangement is not None:
-        yield Alternative(change, value, arrangement.devices, changed.total)
+        total = (changed.on_cpu() if arrangement.group.only_cpu else changed).total
+        yield Alternative(change, value, arrangement.devices, total)
 
 
 def largest(most: int, works: Callable[[int], bool]) -> int:

@@ -151,6 +151,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         parallel=True,
         rotary_share=0.5,
         rotary_key="partial_rotary_factor",
+        defaults={"hidden_act": "gelu_new"},
     ),
     "phi3": Architecture(
         qkv_bias=False,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.memory.estimates import MemoryEstimate
+from anydevice.memory.overheads import idle_bytes
 from anydevice.memory.rooms import Room
 from anydevice.memory.shapes import ModelShape
 from anydevice.memory.splitting import Pieces, Stretch, fill, holds_all, spread
@@ -23,9 +24,15 @@ class Group(Record):
         return [room.room for room in self.rooms]
 
     @property
-    def spills(self) -> bool:
-        """Whether the CPU is one of them."""
-        return any(room.device.kind == "cpu" for room in self.rooms)
+    def cpus(self) -> tuple[int, ...]:
+        """The places that are the CPU's."""
+        places = enumerate(self.rooms)
+        return tuple(place for place, room in places if room.device.kind == "cpu")
+
+    @property
+    def only_cpu(self) -> bool:
+        """Whether there is no accelerator among them."""
+        return len(self.cpus) == len(self.rooms)
 
     def devices(self, stretches: Sequence[Stretch]) -> tuple[Device, ...]:
         """Those of them that get a stretch of layers."""
@@ -65,9 +72,9 @@ def arrange(pieces: Pieces, groups: Sequence[Group], *, evenly: bool = True) -> 
     the time. What lies on the CPU slows the rest down: it gets what the others cannot hold.
     """
     for number, group in enumerate(groups):
-        stretches = fill(pieces, group.bytes)
+        stretches = fill(pieces, group.bytes, group.cpus)
         if holds_all(pieces, stretches):
-            if evenly and not group.spills:
+            if evenly and not group.cpus:
                 stretches = spread(pieces, group.bytes) or stretches
             return Arrangement(number, group, tuple(stretches))
     return None
@@ -88,6 +95,11 @@ class Arrangement(Record):
 
 def pieces_of(shape: ModelShape, estimate: MemoryEstimate) -> Pieces:
     """A model as what can be laid apart, with what it needs for the context of the estimate."""
+    rest = estimate.overheads.total - estimate.overheads.idle
+
+    def overhead(cache: int) -> int:
+        return rest + idle_bytes(cache, estimate.activations)
+
     return Pieces(
         shape.layer_bytes,
         shape.kv_bytes(estimate.context, estimate.batch, estimate.kv_dtype),
@@ -97,5 +109,5 @@ def pieces_of(shape: ModelShape, estimate: MemoryEstimate) -> Pieces:
         tied=shape.embedding_bytes if shape.tied_embeddings else 0,
         activations=estimate.activations,
         logits=estimate.logits,
-        overhead=estimate.overhead,
+        overhead=overhead,
     )

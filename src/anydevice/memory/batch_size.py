@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from inspect import ismethod
+from operator import index
 from typing import Any
 
 from anydevice.choose import settings
@@ -49,8 +50,8 @@ def find_batch_size(
     """
     if not callable(fn):
         raise ConfigurationError(
-            f"find_batch_size: a {type(fn).__name__} cannot be called; give it a function that "
-            "takes a batch size and does with such a batch what is to be done",
+            f"find_batch_size: {fn!r} cannot be called; give it a function that takes a batch size "
+            "and does with such a batch what is to be done",
             "fn",
         )
     least = _whole("minimum", minimum, 1)
@@ -64,7 +65,7 @@ def find_batch_size(
         free_what_failed()
         if size // 2 < least:
             try:
-                refuse(problem, what=f"not even a batch of {size} fits")
+                refuse(problem, what=f"not even a batch of {size} fits", smaller=False)
             finally:
                 del problem  # else the error may hold this frame, and this frame the error
         size //= 2
@@ -102,12 +103,13 @@ def _finish(result: object) -> None:
         owner.finish([value])
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _whole(name: str, value: Any, least: int) -> int:
+    whole = None if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
+    if whole is None or whole < least:
         raise ConfigurationError(
             f"find_batch_size: {name} must be a whole number from {least} on, not {value!r}", name
         )
-    return value
+    return whole
 
 
 def _key(fn: Callable[[int], object], start: int, minimum: int) -> _Key:

@@ -25,9 +25,14 @@ class Matrix(Record):
     count: int = 1
 
     @property
+    def matrix_elements(self) -> int:
+        """The parameters of the matrices, which are one tensor."""
+        return self.count * self.rows * self.columns
+
+    @property
     def elements(self) -> int:
         """All parameters, biases included."""
-        return self.count * (self.rows * self.columns + (self.rows if self.bias else 0))
+        return self.matrix_elements + (self.count * self.rows if self.bias else 0)
 
     def stored(self, quantization: Quantization, width: int) -> int:
         """Their bytes where they are quantized; biases stay as they are."""
@@ -93,6 +98,13 @@ def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
         experts=experts,
         quantization=quantization.method if quantization else None,
         longest_context=config.optional("longest_context"),
+        tensor_bytes=()
+        if quantization
+        else (
+            embedding * width,
+            *(each.matrix_elements * width for layer in layers for each in layer),
+            *(() if tied else (embedding * width,)),
+        ),
         build=row,
         activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
         parallel=config.flag(row.parallel),

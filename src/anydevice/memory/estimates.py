@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.record import Record
+from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.sizes import format_size
 from anydevice.memory.activations import decode_peak, logit_bytes, prefill_peak
 from anydevice.memory.blueprints import USUAL_DTYPE
 from anydevice.memory.models import shape_of
-from anydevice.memory.overheads import CONTEXT, WORKSPACE
+from anydevice.memory.overheads import Overhead, overhead_of
 from anydevice.memory.shapes import ModelShape, whole
 
 PARTS = ("weights", "kv_cache", "activations", "logits", "overhead")
@@ -24,7 +24,8 @@ class MemoryEstimate(Record):
     `context` tokens of each of `batch` sequences; both are right to the byte where `exact` is true.
     `activations` and `logits` are what lives beside them at the peak, which reading a prompt as
     long as the context or writing one token more reaches. `overhead` is what the process takes
-    beside its tensors: the driver's context and the libraries' workspaces. `assumed` says, in
+    beside its tensors on an accelerator, and `overheads` are its parts: the driver's context, the
+    libraries' workspace, and what PyTorch's allocator rounds up or holds idle. `assumed` says, in
     sentences, what was not known. `shape` is the model's shape that all this follows from.
     """
 
@@ -41,6 +42,7 @@ class MemoryEstimate(Record):
     exact: bool = False
     assumed: tuple[str, ...] = ()
     shape: ModelShape | None = None
+    overheads: Overhead = Overhead()
 
     @property
     def total(self) -> int:
@@ -52,10 +54,15 @@ class MemoryEstimate(Record):
         """All parts together, in GiB."""
         return self.total / 2**30
 
+    def on_cpu(self) -> MemoryEstimate:
+        """The same without what only an accelerator takes: the CPU has no such overhead."""
+        return replace(self, overhead=0, overheads=Overhead())
+
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain values, as `anydevice plan --json` prints it."""
         plain = {name: value for name, value in vars(self).items() if name != "shape"}
         plain["assumed"] = list(self.assumed)
+        plain["overheads"] = as_dict(self.overheads)
         return {**plain, "total": self.total, "total_gib": self.total_gib}
 
     def __str__(self) -> str:
@@ -80,9 +87,10 @@ def estimate_inference(
 ) -> MemoryEstimate:
     """The memory that running a language model takes on one device; nothing is loaded.
 
-    `model` is the path of a `config.json`, of its folder or of safetensors files, a config, a
-    `torch.nn.Module` (on `meta`, too), a tree of arrays, a `ModelShape`, or nothing, with the
-    shape's numbers instead: `layers hidden intermediate heads vocabulary`, and where they matter
+    `model` is the path of a `config.json`, of its folder or of safetensors files, the name of a
+    model in the local Hugging Face cache, a config, a `torch.nn.Module` (on `meta`, too), a tree of
+    arrays, a `ModelShape`, or nothing, with the shape's numbers instead: `layers hidden
+    intermediate heads vocabulary`, and where they matter
     `kv_heads head_size tied window experts experts_per_token expert_size architecture`.
 
     `context` tokens of each of `batch` sequences can be read and written. The weights are in
@@ -116,12 +124,14 @@ def estimate_inference(
         )
         last = 2 * batch * context * shape.hidden * width + logits
         activations = max(layers, last) - logits
+    kv_cache = sum(shape.kv_bytes(context, batch, cache))
+    overheads = overhead_of(shape.tensor_bytes, kv_cache, activations)
     return MemoryEstimate(
         weights=shape.weight_bytes,
-        kv_cache=sum(shape.kv_bytes(context, batch, cache)),
+        kv_cache=kv_cache,
         activations=activations,
         logits=logits,
-        overhead=CONTEXT + WORKSPACE,
+        overhead=overheads.total,
         dtype=shape.dtype,
         kv_dtype=cache,
         context=context,
@@ -130,6 +140,7 @@ def estimate_inference(
         exact=shape.exact,
         assumed=(*shape.assumed, *_beyond(shape, context)),
         shape=shape,
+        overheads=overheads,
     )
 
 

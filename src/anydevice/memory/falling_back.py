@@ -49,7 +49,11 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
     raised as it is, and so is any error of the second try, with a note of the first one. Raises
     `OutOfMemoryError` where it is the CPU's memory that ran out.
     """
-    if not callable(fn) or isgeneratorfunction(fn) or isasyncgenfunction(fn):
+    if not callable(fn):
+        raise ConfigurationError(
+            f"cpu_fallback takes a function, a method or a model, and not {fn!r}", "fn"
+        )
+    if isgeneratorfunction(fn) or isasyncgenfunction(fn):
         raise ConfigurationError(
             f"cpu_fallback takes a function, a method or a model, and not {_name(fn)}: what is "
             "not finished when it returns cannot be tried again",
@@ -188,5 +192,4 @@ def _dressed(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:
 
 
 def _name(fn: Any) -> str:
-    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    return f"{name}()" if callable(fn) else f"a {name}"
+    return f"{getattr(fn, '__qualname__', None) or type(fn).__qualname__}()"

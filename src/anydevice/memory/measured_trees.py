@@ -168,6 +168,9 @@ def _weights(tensors: list[Tensor], layers: int, dtype: str | None) -> Mapping[s
         outside[part][0] += count
         outside[part][1] += size
     found: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(held)}
+    found["tensor_bytes"] = tuple(
+        each.bytes_in(dtype) for each in tensors if each.held and len(each.sizes) > 1
+    )
     for part, (count, size) in outside.items():
         found[f"{part}_parameters"], found[f"{part}_bytes"] = count, size
     return found

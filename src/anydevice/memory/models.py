@@ -12,6 +12,7 @@ from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
 from anydevice.memory.blueprints import shape_from_config
 from anydevice.memory.configs import NAMES, Config, as_config, is_config_path, read_config
+from anydevice.memory.hub_cache import locate
 from anydevice.memory.shapes import ModelShape
 
 _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
@@ -30,7 +31,8 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     `model` is one of these; nothing of it is loaded, and no array library is imported for the
     first four:
 
-    - the path of a Hugging Face `config.json` or of the folder it is in;
+    - the path of a Hugging Face `config.json` or of the folder it is in, or the name of a model
+      in the local Hugging Face cache;
     - the path of safetensors files, of which only the headers are read;
     - a config as a mapping;
     - nothing, with numbers instead: `layers hidden intermediate heads vocabulary`, and where they
@@ -55,7 +57,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     if isinstance(model, ModelShape):
         return _in_dtype(model, name)
     if isinstance(model, str | os.PathLike):
-        return _from_path(Path(os.fspath(model)), name)
+        return _from_path(model, name)
     if isinstance(model, Mapping) and _is_config(model):
         return shape_from_config(as_config(model), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
@@ -89,18 +91,15 @@ def _from_numbers(numbers: Mapping[str, Any]) -> Config:
     return as_config({**defaults, **values}, "the shape")
 
 
-def _from_path(path: Path, dtype: str | None) -> ModelShape:
-    if not path.exists():
-        raise ConfigurationError(
-            f"there is no file or folder {path}; give a model's config.json, its folder, or "
-            "safetensors files",
-            str(path),
-        )
+def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
+    path = locate(os.fspath(model))
     if not is_config_path(path):
         return _from_files(path, dtype)
     config = read_config(path)
     shape = shape_from_config(config, dtype)
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
+    if path != Path(model).expanduser():
+        name = os.fspath(model)  # its folder in the cache is called by a commit's number
     shape = replace(shape, name=name or shape.name)
     if shape.exact or not path.is_dir() or not _has_files(path):
         return shape

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
-from anydevice.core.record import replace
 from anydevice.memory.alternatives import Asked, alternatives
 from anydevice.memory.arrangements import Group, arrange, groups_of, pieces_of
 from anydevice.memory.estimates import estimate_inference
-from anydevice.memory.hub_cache import locate
 from anydevice.memory.models import shape_of
 from anydevice.memory.placements import Placement, Plan
 from anydevice.memory.rooms import Places, rooms_of
@@ -30,8 +26,7 @@ def plan_inference(
 ) -> Plan:
     """Where a model would run with so much context: one device, several, or which change it takes.
 
-    `model` is whatever `estimate_inference` takes, or the name of a model in the local Hugging
-    Face cache. `devices` are devices or their names ("cuda" is every card of it); without them,
+    `model` is whatever `estimate_inference` takes. `devices` are devices or their names ("cuda" is every card of it); without them,
     all that are usable here. What is free is read now, and what `configure(memory=…)` allows is
     kept to. One accelerator goes before several, and several before the CPU, which takes the
     layers that they have no room for. Nothing is loaded and no array library is imported.
@@ -48,13 +43,8 @@ def plan_inference(
     Raises `ConfigurationError` where the model cannot be read or a number is wrong, and
     `DeviceNotFoundError` where a device that is named is not usable.
     """
-    name = fspath(model) if isinstance(model, str | PathLike) else None
-    if name is not None:
-        model = locate(name)
     given = isinstance(model, ModelShape)
     shape = shape_of(model, dtype=dtype)
-    if name is not None and not Path(name).expanduser().exists():
-        shape = replace(shape, name=name)  # its folder in the cache is called by a commit's number
     estimate = estimate_inference(shape, context=context, batch=batch, kv_dtype=kv_dtype)
     asked = Asked(shape, estimate, None if given else lambda: shape_of(model, dtype="bfloat16"))
     rooms, notes = rooms_of(devices)
@@ -65,6 +55,8 @@ def plan_inference(
         return _does_not_fit(asked, pieces, groups, notes)
     stretches = {stretch.place: stretch for stretch in arrangement.stretches}
     placements = _placements(pieces, arrangement.group, stretches)
+    if arrangement.group.only_cpu:
+        estimate = estimate.on_cpu()
     alone = placements[0].device if len(placements) == 1 else None
     settled = alone is not None and alone.kind != "cpu"
     preferred = () if settled else groups[: arrangement.number]
@@ -76,9 +68,10 @@ def _does_not_fit(
     asked: Asked, pieces: Pieces, groups: Sequence[Group], notes: tuple[str, ...]
 ) -> Plan:
     roomiest = max(groups, key=lambda group: sum(group.bytes), default=Group(()))
-    filled = fill(pieces, roomiest.bytes)
+    filled = fill(pieces, roomiest.bytes, roomiest.cpus)
     reached = filled[-1].layers.stop if filled else 0
     rest = pieces.on(range(reached, pieces.count))
+    alone = len(roomiest.rooms) == len(roomiest.cpus) == 1
     if len(roomiest.rooms) == 1:
         filled = [Stretch(0, range(pieces.count))]
     stretches = {place: Stretch(place, range(0)) for place in range(len(roomiest.rooms))}
@@ -87,7 +80,7 @@ def _does_not_fit(
         False,
         None,
         _placements(pieces, roomiest, stretches),
-        asked.estimate,
+        asked.estimate.on_cpu() if alone else asked.estimate,
         tuple(alternatives(asked, groups)),
         rest.weights + rest.kv_cache + rest.logits,
         notes,
@@ -97,7 +90,8 @@ def _does_not_fit(
 def _placements(
     pieces: Pieces, group: Group, stretches: dict[int, Stretch]
 ) -> tuple[Placement, ...]:
-    rooms = ((group.rooms[place], each.layers) for place, each in stretches.items())
     return tuple(
-        Placement(room.device, layers, pieces.on(layers), room.room) for room, layers in rooms
+        Placement(room.device, each.layers, pieces.on(each.layers, cpu=cpu), room.room)
+        for place, each in stretches.items()
+        for room, cpu in ((group.rooms[place], place in group.cpus),)
     )

@@ -62,14 +62,14 @@ def ran_out(error: BaseException) -> RanOut | None:
 
 
 def explained(
-    error: BaseException, device: Device | None = None, *, what: str = ""
+    error: BaseException, device: Device | None = None, *, what: str = "", smaller: bool = True
 ) -> OutOfMemoryError | None:
     """Our error for a library's out-of-memory error; `None` where it is not one.
 
     It says what was asked for and where, what is free there, who else uses the device and what to
     try. The library's error is its cause. `device` is where the library was told to work, if that
-    is known, and `what` names the thing that found no room. An error of ours is returned as it is,
-    but for that name.
+    is known, and `what` names the thing that found no room; `smaller` is whether a smaller batch
+    can be advised. An error of ours is returned as it is, but for that name.
 
     What the frames hold that the error came through is let go of, so that keeping the error does
     not keep the memory.
@@ -87,7 +87,7 @@ def explained(
         if what:
             error.args = (f"{what}: {error}",)
         return error
-    ours = _ours(found, device, what)
+    ours = _ours(found, device, what, smaller)
     ours.__cause__ = error
     return ours
 
@@ -98,15 +98,17 @@ def refuse(
     *,
     what: str = "",
     among: tuple[Any, ...] = (),
+    smaller: bool = True,
 ) -> None:
     """Raise our error in place of a library's out-of-memory error; return for any other error.
 
     `among` are the arguments of the call that failed: where `device` is not known, the first array
-    among them says it.
+    among them says it. `smaller` is whether a smaller batch can be advised.
     """
     if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
         return
-    ours = explained(error, device or _known(partial(_first_place, among)), what=what)
+    place = device or _known(partial(_first_place, among))
+    ours = explained(error, place, what=what, smaller=smaller)
     if ours is None:
         return
     try:
@@ -227,7 +229,7 @@ def _first_place(arguments: tuple[Any, ...]) -> Device | None:
     return None
 
 
-def _ours(found: RanOut, device: Device | None, what: str) -> OutOfMemoryError:
+def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> OutOfMemoryError:
     engine, error = found.engine, found.error
     if isinstance(error, OutOfMemoryError):
         return _again(error, what)
@@ -242,7 +244,9 @@ def _ours(found: RanOut, device: Device | None, what: str) -> OutOfMemoryError:
         lines += _all_known(lambda: shortage.own_limit(place))
     if place and facts:
         lines += _all_known(lambda: shortage.others(place, facts))
-    advice = [*(shortage.giving_back(held) if held else ()), _SMALLER_BATCH]
+    advice = [*(shortage.giving_back(held) if held else ())]
+    if smaller:
+        advice.append(_SMALLER_BATCH)
     if held and held.limit is not None:
         advice.append(_HIGHER_LIMIT)
     advice += [_LESS_EACH, *_all_known(lambda: shortage.elsewhere(place, asked, facts))]

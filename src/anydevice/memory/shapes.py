@@ -33,6 +33,9 @@ class ModelShape(Record):
     `kv_elements` are the elements that one token leaves in the cache of each layer (0 where the
     layer has none), `windows` the most tokens that each layer keeps (`None`: all of them).
 
+    `tensor_bytes` are the bytes of each matrix in the order in which they are loaded, empty where
+    that is not known; they matter to an allocator that rounds them.
+
     `build` is what its family's layers have, `activation` the name of the function in the network,
     `parallel` whether attention and network of a layer work on one input.
 
@@ -69,6 +72,7 @@ class ModelShape(Record):
     experts: Experts | None = None
     quantization: str | None = None
     longest_context: int | None = None
+    tensor_bytes: tuple[int, ...] = ()
     build: Architecture = UNKNOWN
     activation: str = ""
     parallel: bool = False

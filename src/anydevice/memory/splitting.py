@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -49,7 +49,8 @@ class Pieces:
     `weights` and `cache` have the bytes of each layer. `first` is what lies with the first layer
     (embedding, vision tower), `last` what lies with the last (head). `tied` is counted once more
     where the two are apart, because the head is then a copy of the embedding. Every device needs
-    the `activations` and the `overhead`, the last one the `logits` too.
+    the `activations`, the last one the `logits` too, and every one but the CPU an `overhead`, which
+    follows from the bytes of the cache that lie on it.
 
     >>> pieces = Pieces((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
     >>> pieces.on(range(0, 3)).weights, pieces.on(range(0, 1)).weights, pieces.on(range(2, 3)).total
@@ -66,7 +67,7 @@ class Pieces:
         tied: int = 0,
         activations: int = 0,
         logits: int = 0,
-        overhead: int = 0,
+        overhead: Callable[[int], int] = lambda _: 0,
     ) -> None:
         # What has no layers is one piece, that of first and last together.
         self.count = max(1, len(weights))
@@ -75,24 +76,25 @@ class Pieces:
         self._first, self._last, self._tied = first, last, tied
         self._activations, self._logits, self._overhead = activations, logits, overhead
 
-    def on(self, layers: range) -> Parts:
+    def on(self, layers: range, *, cpu: bool = False) -> Parts:
         """What a device needs that holds these layers; nothing where there are none."""
         if not layers:
             return Parts()
         start, stop = layers.start, layers.stop
+        cache = self._cache[stop] - self._cache[start]
         return Parts(
             self._weights_of(start, stop),
-            self._cache[stop] - self._cache[start],
+            cache,
             self._activations,
             self._logits if stop == self.count else 0,
-            self._overhead,
+            0 if cpu else self._overhead(cache),
         )
 
-    def needed(self, start: int, stop: int) -> int:
+    def needed(self, cpu: bool, start: int, stop: int) -> int:
         """The total of a stretch that is not empty, at a fraction of the time of `on`."""
         cache = self._cache[stop] - self._cache[start]
         logits = self._logits if stop == self.count else 0
-        always = self._activations + self._overhead
+        always = self._activations + (0 if cpu else self._overhead(cache))
         return self._weights_of(start, stop) + cache + logits + always
 
     def _weights_of(self, start: int, stop: int) -> int:
@@ -104,10 +106,10 @@ class Pieces:
         return weights
 
 
-def fill(pieces: Pieces, rooms: Sequence[int]) -> list[Stretch]:
+def fill(pieces: Pieces, rooms: Sequence[int], cpus: Collection[int] = ()) -> list[Stretch]:
     """As many layers as go into each room, one room after the other, until none is left.
 
-    A room that is too small for a single layer is passed over. If the last stretch does not end
+    `cpus` are the numbers of the rooms that are the CPU's. A room that is too small for a single layer is passed over. If the last stretch does not end
     at the last layer, the rooms are too small in this order, however the layers are laid: no
     other way has brought more of them into the first rooms.
 
@@ -119,7 +121,7 @@ def fill(pieces: Pieces, rooms: Sequence[int]) -> list[Stretch]:
     start = 0
     for place, room in enumerate(rooms):
         ends = range(start + 1, pieces.count + 1)
-        fitting = bisect_right(ends, room, key=partial(pieces.needed, start))
+        fitting = bisect_right(ends, room, key=partial(pieces.needed, place in cpus, start))
         if fitting:
             stretches.append(Stretch(place, range(start, start + fitting)))
             start += fitting

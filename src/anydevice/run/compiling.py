@@ -13,6 +13,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.engines import registry
 from anydevice.engines.ownership import owner_of
 from anydevice.errors import ConfigurationError
+from anydevice.memory.running_out import refuse
 from anydevice.run.checking_models import Property
 from anydevice.run.homes import home_of
 from anydevice.run.inputs import (
@@ -129,7 +130,8 @@ class Compiled:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the model gives for these inputs, which are moved to its device first.
 
-        Raises `ConfigurationError` where they are not what the model takes.
+        Raises `ConfigurationError` where they are not what the model takes, `OutOfMemoryError`
+        where the device has no room.
         """
         # The way of almost all calls: bare arrays that are there already, of shapes met before.
         there = self._there
@@ -142,7 +144,11 @@ class Compiled:
         ready = None if named else self._ready_plain.get(tuple(kinds))
         if ready is None:
             return self._moved_first(inputs, named)
-        return ready(self._subject.arguments, *inputs)
+        try:
+            return ready(self._subject.arguments, *inputs)
+        except Exception as error:
+            refuse(error, self.device)
+            raise
 
     def warm_up(self, example: Any) -> CompileReport:
         """Compile for the shapes of an example, or of a tuple of inputs, and run it once.
@@ -194,36 +200,38 @@ class Compiled:
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         form, arrays = taken_apart(inputs, named)
         if is_traced(arrays):
-            return self._program(form).as_written(self._subject.arguments, *arrays)
+            return self._new_program(form).as_written(self._subject.arguments, *arrays)
         self._subject.accepts(inputs, named)
         placed = self._placed(arrays)
         key = form, tuple([(x.shape, x.dtype) for x in placed])
         ready = self._ready.get(key)
-        if ready is None:
-            return self._first_run(form, key, placed)
-        return ready(self._subject.arguments, *placed)
+        try:
+            if ready is None:
+                return self._first_run(form, key, placed)
+            return ready(self._subject.arguments, *placed)
+        except Exception as error:
+            refuse(error, self.device)
+            raise
 
     def _first_run(self, form: Form, key: Any, arrays: list[Array]) -> Any:
-        program = self._program(form)
         if len(self._ready) >= MOST_SHAPES and self._versions.compiles:
             if not self._overflowed:
                 self._overflowed = True
                 warnings.warn(_too_many(), stacklevel=4)
-            return program.as_written(self._subject.arguments, *arrays)
+            return self._new_program(form).as_written(self._subject.arguments, *arrays)
+        program = self._programs.get(form) or self._new_program(form)
         began = time.perf_counter()
         result, ready, how = program.first_run(self._subject.arguments, arrays)
         self._wait_for(result)
         self._made.append(Made(shapes_text(arrays), how, time.perf_counter() - began))
         self._ready[key] = ready
+        self._programs[form] = program
         if form.is_plain:
             self._ready_plain[key[1]] = ready
         return result
 
-    def _program(self, form: Form) -> Program:
-        if form not in self._programs:
-            dtype = self._subject.input_type(self.policy)
-            self._programs[form] = Program(self._versions, form, dtype)
-        return self._programs[form]
+    def _new_program(self, form: Form) -> Program:
+        return Program(self._versions, form, self._subject.input_type(self.policy))
 
     def _placed(self, arrays: list[Array]) -> list[Array]:
         # Floating inputs become the policy's type anyway: narrowing them is what was asked for.

@@ -24,6 +24,7 @@ _MODULES = (
     "dropping",
     "layers",
     "recomputing",
+    "tied_layers",
 )
 _PLAIN = (bool, int, float, str)
 _registered: dict[str, type[Record]] = {}

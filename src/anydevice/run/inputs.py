@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optree
@@ -16,6 +16,25 @@ Array = Any
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
+class Constant(Record):
+    """An input that is no array. 1, 1.0 and True are three, and what is no number is one.
+
+    >>> Constant(1) == Constant(True), Constant(float("nan")) == Constant(float("nan"))
+    (False, True)
+    """
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self._written() == other._written()
+
+    def __hash__(self) -> int:
+        return hash(self._written())
+
+    def _written(self) -> tuple[type, str]:
+        return type(self.value), repr(self.value)
+
+
 class Form(Record):
     """The form of a call: the nest of its inputs, and everything in it that is no array.
 
@@ -24,7 +43,7 @@ class Form(Record):
     """
 
     structure: Any
-    constants: tuple[tuple[int, Hashable], ...]
+    constants: tuple[tuple[int, Constant], ...]
     count: int
     is_plain: bool = False
 
@@ -34,7 +53,7 @@ class Form(Record):
         fixed = dict(self.constants)
         rest = iter(arrays)
         for place in range(self.count):
-            values[place] = fixed[place] if place in fixed else next(rest)
+            values[place] = fixed[place].value if place in fixed else next(rest)
         given, named = optree.tree_unflatten(self.structure, values)
         return tuple(given), dict(named)
 
@@ -45,7 +64,7 @@ def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, 
     >>> import numpy
     >>> form, arrays = taken_apart([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
     >>> len(arrays), form.filled(["an array"])
-    (1, (({'mask': None, 'x': 'an array'},), {'scale': 3}))
+    (1, (({'x': 'an array', 'mask': None},), {'scale': 3}))
 
     Raises `ConfigurationError` for anything but arrays, numbers and texts in dicts, lists and
     tuples.
@@ -54,12 +73,12 @@ def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, 
     given: Any = (tuple(inputs), dict(named))
     paths, values, structure = optree.tree_flatten_with_path(given, none_is_leaf=True)
     arrays: list[Array] = []
-    constants: list[tuple[int, Hashable]] = []
+    constants: list[tuple[int, Constant]] = []
     for place, value in enumerate(values):
         if owner_of(value) is not None:
             arrays.append(value)
         elif isinstance(value, _CONSTANTS):
-            constants.append((place, value))
+            constants.append((place, Constant(value)))
         else:
             raise ConfigurationError(
                 f"{_named(paths[place])} is a {type(value).__module__}.{type(value).__qualname__}; "

@@ -121,6 +121,8 @@ class NnxSubject(JaxSubject):
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
         nnx: Any = sys.modules["flax.nnx"]
         self._graph, state = nnx.split(module)
+        if _trees().tree_leaves(nnx.state(module, nnx.Not(nnx.Param))):
+            self.notes = ("what the module changes in itself when it is called is not kept",)
         return super()._flat(state)
 
     def _whole(self, values: list[Any]) -> Any:

@@ -215,7 +215,7 @@ class WholeStepper(Stepper):
             ) -> Any:
                 return self._updated(parameters, state, counts, scale, total, rate, share)
 
-            consumed = ("parameters", "state", "counts", "scale", "total")
+            consumed = ("parameters", "state", "counts", "scale")
             self._updates[share] = self.compiled(update, *consumed)
         self.parameters, self._state, self._counts, self._scale = self._updates[share](
             self.parameters, self._state, self._counts, self._scale, self._total, self._rate(rate)

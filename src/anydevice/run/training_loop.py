@@ -168,7 +168,9 @@ class Training:
     # Looking
 
     def _keep(self, x: Any, y: Any, value: Any) -> None:
-        taken = Taken(x, y, self._stepper.batches, self._stepper.started)
+        stepper = self._stepper
+        step = stepper.started + (stepper.recipe.accumulate > 1)  # then it is yet to come
+        taken = Taken(x, y, stepper.batches, step)
         self._window.append((taken, value, _examples(x)))
         self._kept += sum(getattr(leaf, "nbytes", 0) for leaf in (*leaves(x), *leaves(y)))
 
@@ -199,8 +201,6 @@ class Training:
         first = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
         if first is not None and not stepper.recipe.policy.needs_loss_scale:
             batches = batches[first:]
-        if stepper.recipe.accumulate == 1:  # the step was counted after its batch
-            batches = [replace(taken, step=taken.step) for taken in batches]
         name = stepper.engine.name
         return failure(stepper.recipe, name, stepper.parameters, batches, self.plan.seed)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
 from anydevice.errors import VerificationError
@@ -46,8 +48,10 @@ class Evidence(Record):
         digests = {}
         for path, x in source.weights().items():
             host = to_numpy(x)
-            floating = host.dtype.kind in "fV"
-            digests[path] = digest_of(host.astype(wanted) if floating else host)
+            if host.dtype.kind in "fV":
+                with np.errstate(all="ignore"):  # what becomes infinite is found by its effects
+                    host = host.astype(wanted)
+            digests[path] = digest_of(host)
         return cls(source, digests)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from anydevice.choose import settings
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
 from anydevice.run.inputs import Form
@@ -15,6 +16,7 @@ from anydevice.run.subjects import Arguments, Array, Subject
 Function = Callable[..., Any]
 
 AS_WRITTEN = "run as written"
+_TURNED_OFF = f"compiling is turned off by configure(jit=False) or a file. It is {AS_WRITTEN}"
 _EXPLAINED = "Explanation: "
 
 
@@ -38,6 +40,8 @@ def versions_of(subject: Subject, policy: Policy, engine: Engine, optimize: str)
     function = subject.under(policy)
     if optimize == "none":
         return Versions(function, (), engine, AS_WRITTEN)
+    if not settings.current()[0].jit:
+        return Versions(function, (), engine, AS_WRITTEN, (_TURNED_OFF,))
     compiler = engine.compiler
     if isinstance(compiler, Absent):
         return Versions(function, (), engine, AS_WRITTEN, (f"{compiler}. It is {AS_WRITTEN}",))
