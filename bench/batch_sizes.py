@@ -22,7 +22,6 @@ from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Engine
 from anydevice.core.sizes import format_size
 from anydevice.engines import registry
-from anydevice.memory import batch_size
 
 Row = tuple[str, str, bool]
 
@@ -80,9 +79,8 @@ def measured(engine: Engine, device: Device) -> list[Row]:
         return first, array(size * each // 2)
 
     before, free_before = in_use(engine, device), device.facts.free_memory
-    batch_size.forget()
     began = time.perf_counter()
-    found = anydevice.find_batch_size(step, START.get(engine.name, 4096))
+    found = anydevice.find_batch_size(step, START.get(engine.name, 4096), again=True)
     seconds = time.perf_counter() - began
     after, free_after = in_use(engine, device), device.facts.free_memory
     engine.memory.set_limit(device, None)

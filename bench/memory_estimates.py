@@ -5,8 +5,8 @@
 Needs torch with CUDA and transformers. Weights are random and made on the GPU. What is compared is
 what PyTorch's allocator says was allocated at the peak, with the estimate less the process's
 context and what the allocator holds idle, which are compared with what the process has and what
-the allocator holds; weights and cache are compared with the tensors' own bytes. Every part is printed with its
-estimate, so that a formula that is off can be found from one run.
+the allocator holds. Weights and cache are compared with the tensors' own bytes. Every part is
+printed with its estimate, so that a formula that is off can be found from one run.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ import numpy as np
 import anydevice
 from anydevice import nn
 from anydevice.run.precision import policy_of
-from anydevice.run.stepping import Recipe, Standing, stepper_for
+from anydevice.run.stepping import stepper_for
+from anydevice.run.steps import Recipe, Standing
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]
@@ -161,23 +162,27 @@ def compared(engine: str, name: str, turns: int, steps: int) -> Row:
     by_hand = {"torch": torch_by_hand, "jax": jax_by_hand}[engine]
     plain, own, apart = in_turn(by_hand(model, x, y), ours(model, device, x, y), turns, steps)
     ratio = plain / own
-    said = f"{plain * 1e3:.2f} ms → {own * 1e3:.2f} ms: {ratio:.2f} × (bar {BAR}), losses {apart:.0e}"
+    said = (
+        f"{plain * 1e3:.2f} ms → {own * 1e3:.2f} ms: {ratio:.2f} × (bar {BAR}), losses {apart:.0e}"
+    )
     return (f"{name} on {engine}", said, ratio >= BAR and apart < 1e-3)
 
 
 def main() -> list[Row]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    quick = parser.parse_known_args()[0].quick
+    parser.add_argument("--engine", choices=("torch", "jax"), help="only this one")
+    options = parser.parse_known_args()[0]
+    quick = options.quick
     rows: list[Row] = []
-    for engine in ("torch", "jax"):
-        for name in MODELS:
+    for engine in [options.engine] if options.engine else ("jax", "torch"):
+        for kind in MODELS:
             try:
-                rows.append(compared(engine, name, 5 if quick else 21, 10))
+                rows.append(compared(engine, kind, 5 if quick else 21, 10))
             except Exception as error:
-                rows.append((f"{name} on {engine}", f"{type(error).__name__}: {error}", False))
-    for name, said, right in rows:
-        print(f"{'✓' if right else '✗'} {name:<28} {said}")
+                rows.append((f"{kind} on {engine}", f"{type(error).__name__}: {error}", False))
+            name, said, right = rows[-1]
+            print(f"{'✓' if right else '✗'} {name:<28} {said}", flush=True)
     return rows
 
 

@@ -1,13 +1,15 @@
-"""What anydevice does, on this machine, in about ten seconds: `make demo` runs it.
+"""What anydevice does, on this machine, in about twenty seconds: `make demo` runs it.
 
 Finds the devices, chooses one, has it compute something in a child process and compares the
-answer, moves a nested model there and back, loads it from a file straight onto the device, and runs
-a decoder there whose logits are compared with those of the CPU. Exits with 1 if anything is wrong.
+answer, moves a nested model there and back, loads it from a file straight onto the device, runs a
+decoder there whose logits are compared with those of the CPU, and trains a model there that reads
+handwritten digits. Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import tempfile
 import time
@@ -96,8 +98,34 @@ def main() -> int:
     print(
         f"  ✓ its {there.size:,} logits are those of float64 on the CPU, off by {off:.1e} at most"
     )
+    if not reads_digits(device):
+        return 1
     print("\nAll went well. Next: .venv/bin/anydevice doctor, or README.md")
     return 0
+
+
+def reads_digits(device: anydevice.Device) -> bool:
+    """Train `examples/digits.py` on the device, check it there, and say how well it reads."""
+    digits = runpy.run_path(str(Path(__file__).parents[1] / "examples/digits.py"))
+    where = anydevice.Device(str(device))  # whoever trains finds an engine with gradients for it
+    with step("Train a model there that reads handwritten digits"):
+        try:
+            trained, losses = digits["fitted"](digits["network"](), where)
+        except anydevice.UnsupportedError as error:
+            print(f"\n  – left out: {error}")
+            print('    pip install "anydevice[torch]", or [jax], or [mlx], and run this again')
+            return True
+    print(f"  its loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} epochs")
+    pictures, labels = digits["held_out"]()
+    with step("Compare it there, layer by layer, with float64 on the CPU"):
+        checked = anydevice.compile(trained, where, optimize="none", verify=pictures)
+    print(f"  ✓ {checked.report.checked}")
+    right = digits["accuracy"](checked, pictures, labels)
+    good = bool(right >= digits["WANTED"])
+    print(f"  {'✓' if good else '✗'} it reads {right:.1%} of {len(labels)} digits it never saw")
+    print(digits["drawn"](pictures[0, 0]))
+    print(f"  is taken for a {digits['guesses'](checked, pictures[:1])[0]}")
+    return good
 
 
 @contextmanager

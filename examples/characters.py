@@ -25,10 +25,11 @@ from anydevice import nn
 
 TEXT = (Path(__file__).parent / "data/carroll.txt").read_text("utf-8")
 LETTERS = sorted(set(TEXT))
-CONTEXT, BATCH, SIZE, LAYERS, HEADS = 40, 24, 96, 2, 4
+CONTEXT, BATCH, SIZE, LAYERS, HEADS = 40, 16, 96, 2, 4
 EPOCHS = 5
 BEGINNING = "The Walrus and the "
-WRITTEN = 240
+WRITTEN = 200
+BOLDNESS = 0.3
 
 
 def main() -> int:
@@ -118,7 +119,7 @@ def write(model: Any, beginning: str, count: int, seed: int) -> str:
         seen = numbers(text[-CONTEXT:])
         filled = numpy.zeros((1, CONTEXT), "int32")
         filled[0, : len(seen)] = seen
-        expected = anydevice.to_numpy(model(filled))[0, len(seen) - 1].astype("float64") / 0.5
+        expected = anydevice.to_numpy(model(filled))[0, len(seen) - 1].astype("float64") / BOLDNESS
         chances = numpy.exp(expected - expected.max())
         text += LETTERS[random.choice(len(LETTERS), p=chances / chances.sum())]
     return text

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def fitted(
     epochs: int = 10,
     seed: int = 0,
     optimize: str = "none",
+    callbacks: Sequence[nn.Callback] = (),
 ) -> tuple[nn.Model, list[float]]:
     """The model after training on a device, and the mean loss of each epoch."""
     pictures, labels = kept_for_training()
@@ -94,6 +96,7 @@ def fitted(
         device=where,
         seed=seed,
         optimize=optimize,
+        callbacks=callbacks,
     )
     return done.model, done.history.losses
 

@@ -37,7 +37,8 @@ def main() -> int:
         likeness = alike(model(there(prepared)))
         kind = type(likeness).__module__.partition(".")[0]
         where = anydevice.device_of((model, likeness))
-        print(f"2. computed on {where} through {there.engine}: {tuple(likeness.shape)} numbers, by {kind}")
+        shape = tuple(likeness.shape)
+        print(f"2. computed on {where} through {there.engine}: {shape} numbers, by {kind}")
 
     with anydevice.use_device("cpu", engine="numpy") as here:
         nearest = nearest_other(anydevice.to_numpy(here(likeness)))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from anydevice.memory.falling_back import cpu_fallback as cpu_fallback
     from anydevice.memory.figures import MemoryStats as MemoryStats
     from anydevice.memory.figures import memory_stats as memory_stats
-    from anydevice.memory.giving_back import release as release
+    from anydevice.memory.releasing import release as release
     from anydevice.memory.plans import plan_inference as plan_inference
     from anydevice.memory.training_estimates import estimate_training as estimate_training
     from anydevice.run.compiling import Compiled as Compiled
@@ -95,7 +95,7 @@ _PUBLIC = {
     "prefer": "anydevice.choose.preferences",
     "prefetch": "anydevice.transfer.prefetching",
     "register_type": "anydevice.transfer.containers",
-    "release": "anydevice.memory.giving_back",
+    "release": "anydevice.memory.releasing",
     "rng": "anydevice.transfer.randomness",
     "set_device": "anydevice.choose.scope",
     "synchronize": "anydevice.transfer.moving",

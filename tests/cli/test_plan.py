@@ -91,7 +91,7 @@ def test_what_does_not_fit_ends_with_1_and_says_what_would(
 def test_on_several_devices_it_says_what_would_do_with_fewer(
     anydevice: Anydevice, large: str
 ) -> None:
-    with testing.fake_machine(cuda=8, memory="160GiB"):
+    with testing.fake_machine(cuda=8, memory="190GiB"):
         code, out, _ = anydevice("plan", large, "--context", "131072")
     assert code == 0
     assert "together" in out

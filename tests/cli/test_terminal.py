@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from anydevice.cli import terminal, watch
+from anydevice.cli.glances import Glance
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Attention
 from anydevice.cli.watch_frame import line
 from anydevice.hardware.readings import DeviceProcess, Readings
-from anydevice.memory.glances import Glance
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

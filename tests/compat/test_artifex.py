@@ -305,6 +305,9 @@ def test_without_a_configuration_a_manager_shows_what_is_in_force() -> None:
         platform_priority=["cpu"],
         enable_mixed_precision=True,
     )
+    configure(memory=None)
+    assert DeviceManager().config.memory_strategy is MemoryStrategy.BALANCED
+    assert configure().memory is None  # Artifex's default is not in force until it is given
     configure(memory=0.8)
     assert DeviceConfiguration.in_force().effective_memory_fraction == 0.8
     configure(memory="20GiB")

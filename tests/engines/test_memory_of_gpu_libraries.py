@@ -39,6 +39,7 @@ class Card:
             "reset_peak_memory_stats": lambda device: setattr(self, "peak", 5),
             "get_device_properties": lambda device: type("P", (), {"total_memory": 100 * GIB}),
             "set_per_process_memory_fraction": lambda share, device: setattr(self, "share", share),
+            "get_per_process_memory_fraction": lambda device: self.share,
             "_lazy_call": lambda call: call() if self.started else self.waiting.append(call),
             "device": lambda device: torch.no_grad(),
             "empty_cache": lambda: setattr(self, "emptied", self.emptied + 1),
@@ -134,7 +135,15 @@ def test_metal_is_counted_and_limited(
         ("CUDA error: out of memory", True),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA driver error: out of memory", True),
+        ("HIP out of memory. Tried to allocate 2.00 GiB", True),
+        ("Triton Error [CUDA]: out of memory", True),
+        ("Invalid buffer size: 20.00 GiB", True),
+        ("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: not enough memory: you", True),
+        ("cuFFT error: CUFFT_ALLOC_FAILED", True),
         ("CUDA error: an illegal memory access was encountered", False),
+        ("the user ran out of memory cards", False),
+        ("not enough memory was reserved", False),
     ],
 )
 def test_errors_of_torch(message: str, out: bool) -> None:
@@ -144,6 +153,14 @@ def test_errors_of_torch(message: str, out: bool) -> None:
     assert memory.ran_out(RuntimeError(message)) is out
     assert memory.ran_out(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not memory.ran_out(ValueError(message))
+
+
+def test_a_class_of_torchs_own_may_say_it_in_other_words() -> None:
+    from torch.distributed import DistBackendError
+
+    memory = registry.load("torch").memory
+    assert memory.ran_out(DistBackendError("NCCL error: Cuda failure 'out of memory'"))
+    assert not memory.ran_out(DistBackendError("NCCL error: timed out"))
 
 
 class Counting:
@@ -228,7 +245,9 @@ def test_errors_of_jax(message: str, out: bool) -> None:
 
     memory = registry.load("jax").memory
     assert memory.ran_out(jax.errors.JaxRuntimeError(message)) is out
-    assert not memory.ran_out(RuntimeError(message))
+    plainly = out and message.startswith("RESOURCE_EXHAUSTED: ")
+    assert memory.ran_out(RuntimeError(message)) is plainly
+    assert not memory.ran_out(RuntimeError(f"it said {message}"))
 
 
 def test_nobody_takes_the_error_of_another_for_its_own() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,13 @@ from anydevice import ops
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Engine
+from anydevice.core.facts import Facts
+from anydevice.core.finding import Seen, Sighting
 from anydevice.engines import registry
 
 FLOAT32 = as_dtype("float32")
 MIB = 2**20
+CPU_OF_UNKNOWN_SIZE = Sighting("cpu", True, (Seen(0, "cpu", Facts("a processor")),))
 
 
 @pytest.fixture
@@ -101,6 +107,133 @@ def test_a_limit_of_opencl_says_what_was_asked(opencl: Engine, here: Device) -> 
         opencl.memory.set_limit(here, None)
 
 
+def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(opencl: Engine, here: Device) -> None:
+    import pyopencl as cl
+
+    first = [opencl.empty((MIB,), as_dtype("uint8"), here) for _ in range(4)]
+    use = opencl.memory.use(here)
+    assert use is not None
+    opencl.memory.set_limit(here, use.reserved)
+    try:
+        del first[:2]
+        again = opencl.empty((MIB,), as_dtype("uint8"), here)
+        after = opencl.memory.use(here)
+        assert after is not None
+        assert after.reserved == use.reserved  # the other one is still kept
+        # Of what is kept nothing fits: it makes room, and the limit holds.
+        larger = opencl.empty((3, MIB // 4), as_dtype("uint8"), here)
+        after = opencl.memory.use(here)
+        assert after is not None
+        assert after.in_use <= after.reserved <= use.reserved
+        with pytest.raises(cl.MemoryError, match="are beyond the limit of") as caught:
+            opencl.empty((MIB,), as_dtype("uint8"), here)
+        assert str(use.reserved) in str(caught.value)
+        del again, larger
+    finally:
+        opencl.memory.set_limit(here, None)
+
+
+def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(opencl: Engine, here: Device) -> None:
+    import pyopencl as cl
+
+    from anydevice.engines.opencl_pools import pool
+
+    other = pool(cl.Context([opencl.native(here)]))
+    held = other.allocate(4 * MIB)
+    opencl.memory.set_limit(here, in_use(opencl, here) + 2 * MIB)
+    try:
+        with pytest.raises(cl.MemoryError, match="are beyond the limit of"):
+            opencl.empty((4 * MIB,), as_dtype("uint8"), here)
+        del held  # what another pool keeps is given back for it
+        assert opencl.empty((4 * MIB,), as_dtype("uint8"), here).nbytes == 4 * MIB
+        assert other.held == 0
+    finally:
+        opencl.memory.set_limit(here, None)
+
+
+FIRST_USE = """
+import threading
+import numpy as np
+from anydevice import ops, to_device
+from anydevice.engines import opencl_pools, registry
+
+registry.load("opencl")
+together, placed, wrong = threading.Barrier(4), [], []
+
+def first():
+    together.wait(20)
+    try:
+        placed.append(to_device(np.ones(8, np.float32), "opencl:0"))
+    except BaseException as error:
+        wrong.append(error)
+
+threads = [threading.Thread(target=first) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not wrong, wrong
+for x in placed:
+    ops.add(placed[0], x)
+print(len({x.context.int_ptr for x in placed}), len(opencl_pools._pools))
+"""
+
+
+def test_threads_that_use_a_device_first_share_its_context(opencl: Engine) -> None:
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=100
+        )
+        assert (ended.returncode, ended.stdout.split()) == (0, ["1", "1"]), ended.stderr
+
+
+def test_a_context_that_is_slow_to_make_is_made_once(
+    opencl: Engine, here: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyopencl as cl
+
+    from anydevice.engines import opencl_pools
+
+    def slowly(*arguments: Any, make: Any = opencl_pools.Pool) -> Any:
+        time.sleep(0.05)
+        return make(*arguments)
+
+    monkeypatch.setattr(opencl_pools, "Pool", slowly)
+    context = cl.Context([opencl.native(here)])
+    with ThreadPoolExecutor(4) as threads:
+        pools = list(threads.map(opencl_pools.pool, [context] * 4))
+    assert len(set(map(id, pools))) == 1
+    assert sum(each is pools[0] for each in opencl_pools.pools_of(opencl.native(here))) == 1
+
+
+def test_what_mlx_can_have_is_what_its_container_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.engines import mlx_limits
+    from anydevice.hardware import cpu
+
+    for name, text in {
+        "proc/meminfo": f"MemTotal: {2**26} kB\nMemAvailable: {2**26} kB\n",
+        "proc/self/cgroup": "0::/job\n",
+        "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "sys/fs/cgroup/job/memory.max": f"{2**30}\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    engine, device = registry.load("mlx"), Device("cpu")
+    looked = cpu.look(root=tmp_path, system="linux")
+    monkeypatch.setattr(cpu, "look", lambda: looked)
+    mlx_limits._machine.cache_clear()
+    try:
+        with pytest.raises(MemoryError, match=r"process can have, 1\.0 GiB"):
+            engine.empty((2**31,), as_dtype("uint8"), device)
+        monkeypatch.setattr(cpu, "look", lambda: CPU_OF_UNKNOWN_SIZE)
+        mlx_limits._machine.cache_clear()
+        mlx_limits.refuse_beyond_limit(2**60)  # nobody knows, so MLX itself may try
+    finally:
+        mlx_limits._machine.cache_clear()
+
+
 BEYOND_THE_MACHINE = """
 import numpy as np
 from anydevice.core.device import Device
@@ -114,7 +247,7 @@ for _ in range(3):
     except MemoryError as error:
         assert engine.memory.ran_out(error), error
         assert engine.memory.asked(error) == 2**48, error
-        assert "beyond the machine's memory" in str(error), error
+        assert "beyond the memory that this process can have" in str(error), error
     else:
         raise SystemExit("made")
 assert engine.to_host(engine.place(np.ones(3, np.float32), cpu)).tolist() == [1, 1, 1]
@@ -169,7 +302,10 @@ def test_the_limit_of_mlx_is_its_own_again_when_lifted() -> None:
             99,
         ),
         (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), True, None),
+        (RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory"), True, None),
         (ValueError("[reshape] Cannot reshape array"), False, None),
+        (ValueError("the user ran out of memory cards"), False, None),
+        (RuntimeError("unable to allocate a port"), False, None),
     ],
 )
 def test_errors_of_mlx(error: Exception, out: bool, asked: int | None) -> None:

@@ -25,9 +25,9 @@ cl = pytest.importorskip("pyopencl")
 from anydevice.engines import (  # noqa: E402
     opencl_indexing,
     opencl_numbers,
+    opencl_pools,
     opencl_products,
     opencl_programs,
-    opencl_queues,
 )
 from anydevice.engines.fused.opencl import KERNELS  # noqa: E402
 from anydevice.engines.opencl_programs import Assumed  # noqa: E402
@@ -617,7 +617,7 @@ def test_threads_share_kernels(xp: Primitives, put: Put, get: Any) -> None:
 
 def test_memory_is_used_again_and_given_back(xp: Primitives, put: Put) -> None:
     x = put(np.ones(2**20, np.float32))
-    pool = opencl_queues.pool(x.context)
+    pool = opencl_pools.pool(x.context)
     pool.release()
     before = pool.held
     for _ in range(5):

@@ -90,10 +90,13 @@ def test_reading_and_writing(
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert estimate.kv_cache == held
     reading, writing = (peak - held for peak in peaks)
+    if grouped and dtype == torch.float32:
+        # On a GPU the softmax is several operations, and keeps a truth value for each score.
+        reading += batch * model.config.num_attention_heads * (context - 4) ** 2
     assert 0.97 <= activations(estimate, context - 4, dtype.itemsize) / reading <= 1.10
     assert 0.90 <= activations(estimate, 1, dtype.itemsize) / writing <= 1.10
     whole = estimate.weights + held + max(reading, writing)
-    assert 0.97 <= (estimate.total - CONTEXT - WORKSPACE) / whole <= 1.10
+    assert 0.97 <= (estimate.total - estimate.overhead) / whole <= 1.10
 
 
 @pytest.mark.parametrize(

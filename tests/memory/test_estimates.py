@@ -33,7 +33,11 @@ def test_the_parts_add_up_and_have_names() -> None:
     parts = ("weights", "kv_cache", "activations", "logits", "overhead")
     assert estimate.total == sum(getattr(estimate, part) for part in parts)
     assert estimate.total_gib == estimate.total / 2**30
-    assert estimate.overhead == CONTEXT + WORKSPACE
+    overheads = estimate.overheads
+    assert estimate.overhead == overheads.total
+    assert (overheads.context, overheads.workspace) == (CONTEXT, WORKSPACE)
+    assert overheads.idle > 0
+    assert estimate.on_cpu().total == estimate.total - estimate.overhead
     assert estimate.exact
     assert estimate.assumed == ()
     assert (estimate.dtype, estimate.kv_dtype) == ("float16", "float16")
@@ -95,6 +99,38 @@ def test_a_config_is_a_file_a_folder_a_mapping_or_numbers(tmp_path: Path) -> Non
     assert by_folder.shape.name == tmp_path.name
 
 
+def test_a_model_may_be_a_name_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models--org--name" / "snapshots" / "a"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    estimate = estimate_inference("org/name", context=64)
+    assert estimate.total == estimate_inference(LLAMA, context=64).total
+    assert estimate.shape is not None
+    assert estimate.shape.name == "org/name"
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_new", "gelu_fast", "quick_gelu", "relu2"])
+@pytest.mark.parametrize("family", ["llama", "phi", "phi3"])
+def test_activation_functions_hold_what_their_formulas_take(family: str, activation: str) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.activations import ACT2FN
+
+    from tests.memory.live_bytes import LiveBytes
+
+    entered = torch.ones(64, 32)
+    with torch.no_grad(), LiveBytes([entered]) as alive:
+        ACT2FN[activation](entered)
+    tensors = 1 + alive.peak // entered.nbytes
+    config = {**LLAMA, "model_type": family, "hidden_act": activation, "intermediate_size": 4096}
+    larger = {**config, "intermediate_size": 8192}
+    small, large = (estimate_inference(each, context=128) for each in (config, larger))
+    expected = {"llama": max(3, tensors), "phi": tensors, "phi3": max(4, 1 + tensors)}[family]
+    assert large.activations - small.activations == expected * 128 * 4096 * 2
+
+
 def test_experts_and_windows_by_numbers() -> None:
     numbers = {"layers": 2, "hidden": 64, "intermediate": 128, "heads": 4, "vocabulary": 100}
     dense = shape_of(**numbers)
@@ -131,7 +167,7 @@ def test_contexts_and_batches_are_positive(arguments: dict[str, int]) -> None:
 
 
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="there is no file or folder"):
+    with pytest.raises(ConfigurationError, match="there is no such file or folder"):
         estimate_inference(tmp_path / "nothing", context=8)
     file = tmp_path / "config.json"
     file.write_text("{not json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,6 +184,43 @@ def test_a_model_is_back_afterwards(form: str, monkeypatch: pytest.MonkeyPatch) 
     assert [where for _, where in moved] == ["cpu", "cuda:1", "cuda:1", "cuda:1"]
     if form == "model":
         assert "_parameters" not in vars(call)
+
+
+def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has gained gradients, and its device is full: the result matters more."""
+    from anydevice.memory import falling_back
+
+    model = FullAtFirst()
+    moved = moved_by(monkeypatch)
+    moving = falling_back.to_device
+    copies = []
+
+    def to_device(tree: Any, device: Any, **options: Any) -> Any:
+        result = moving(tree, device, **options)
+        if str(device) == "cuda:1" and len(moved) == 3:  # the gradient, after the parameter
+            raise torch.OutOfMemoryError(FULL)
+        if str(device) == "cuda:1":
+            result = result.clone()
+            copies.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(falling_back, "to_device", to_device)
+    before = model.weight, model.weight.data_ptr(), model.scale.data_ptr()
+    stays = r"stays there, because it could not go back to cuda:1: OutOfMemoryError: .*2\.0 GiB"
+    with (
+        anydevice.testing.fake_machine(cuda=2, free="1GiB"),
+        pytest.warns(UserWarning, match="runs on the CPU"),
+        pytest.warns(UserWarning, match=stays) as said,
+    ):
+        result = cpu_fallback(model)(torch.ones(1, 2))
+    assert result.tolist() == [[2, 2]]
+    assert before == (model.weight, model.weight.data_ptr(), model.scale.data_ptr())
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[1, 1], [1, 1]]
+    assert [each() for each in copies] == [None]
+    assert [each.filename for each in said if "stays there" in str(each.message)] == [__file__]
 
 
 def test_what_is_on_the_cpu_already_stays_what_it_is() -> None:

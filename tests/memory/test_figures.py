@@ -12,16 +12,14 @@ import pytest
 
 import anydevice
 from anydevice import testing
+from anydevice.choose import scope
 from anydevice.core.device import Device
 from anydevice.core.engine import MemoryUse
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting
-from anydevice.engines import registry
-from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.hardware.readings import Readings
-from anydevice.memory import figures
+from anydevice.engines import effects, registry
+from anydevice.errors import DeviceNotFoundError
 from anydevice.memory.figures import MemoryStats, memory_stats, pressure_of
-from anydevice.memory.glances import Glance, cards_among, glance
 
 MIB, GIB = 2**20, 2**30
 
@@ -124,6 +122,15 @@ def test_without_a_device_it_is_the_chosen_one() -> None:
         assert (told.in_use, told.reserved, told.peak) == (0, 0, 0)
 
 
+def test_what_is_said_of_the_choice_points_at_who_asked() -> None:
+    with testing.fake_machine():
+        for ask in (memory_stats, anydevice.synchronize, anydevice.device):
+            scope.forget_warnings()
+            with pytest.warns(UserWarning, match="using cpu: no accelerator") as said:
+                ask()
+            assert [each.filename for each in said] == [__file__]
+
+
 def test_a_device_that_is_not_here() -> None:
     with testing.fake_machine():
         with pytest.raises(DeviceNotFoundError):
@@ -150,8 +157,8 @@ def test_an_engine_that_counts_is_asked() -> None:
 class Counting:
     """An engine that holds so much of every device, or does not see it."""
 
-    def __init__(self, held: MemoryUse | None, *, sees: bool = True) -> None:
-        self.memory = self
+    def __init__(self, name: str, held: MemoryUse | None, *, sees: bool = True) -> None:
+        self.name, self.memory = name, self
         self._held, self._sees = held, sees
 
     def use(self, device: Device) -> MemoryUse | None:
@@ -162,22 +169,23 @@ class Counting:
 
 def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {
-        "torch": Counting(MemoryUse(GIB, 2 * GIB)),
-        "jax": Counting(MemoryUse(3 * GIB, 60 * GIB, peak=5 * GIB, preallocated=True)),
-        "cupy": Counting(None, sees=False),
+        "torch": Counting("torch", MemoryUse(GIB, 2 * GIB)),
+        "jax": Counting("jax", MemoryUse(3 * GIB, 60 * GIB, peak=5 * GIB, preallocated=True)),
+        "cupy": Counting("cupy", None, sees=False),
+        "numpy": Counting("numpy", None),
     }
-    monkeypatch.setattr(registry, "loaded_engines", lambda: ("numpy", *engines))
+    monkeypatch.setattr(registry, "loaded_engines", lambda: tuple(engines))
     monkeypatch.setattr(registry, "load", engines.__getitem__)
-    monkeypatch.setattr(figures, "jax_started", lambda: True)
+    monkeypatch.setattr(effects, "jax_started", lambda: True)
     with testing.fake_machine(cuda=1, memory="80GiB", free="15GiB", engines=["torch"]):
         told = memory_stats("cuda:0")
         assert (told.in_use, told.reserved, told.peak) == (4 * GIB, 62 * GIB, 6 * GIB)
         assert (told.preallocated, told.pressure) == (True, "low")
         assert set(told.engines) == {"torch", "jax"}
         # One that is imported and was not started holds nothing, and must not be started.
-        monkeypatch.setattr(figures, "jax_started", lambda: False)
+        monkeypatch.setattr(effects, "jax_started", lambda: False)
         assert set(memory_stats("cuda:0").engines) == {"torch"}
-        engines["torch"] = Counting(None)
+        engines["torch"] = Counting("torch", None)
         assert memory_stats("cuda:0").engines == {}
 
 
@@ -217,46 +225,3 @@ def test_jax_is_not_started_for_it() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 0, ended.stderr
-
-
-# ---------------------------------------------------------------- one look at a card
-
-
-def test_a_look_at_the_cpu() -> None:
-    seen = glance(cards_among(["cpu"])[0])
-    assert (seen.device, seen.also) == ("cpu", ())
-    assert seen.pressure in ("low", "medium", "high", "critical")
-    assert seen.processes
-    data = json.loads(json.dumps(seen.to_dict()))
-    assert data["free"] == seen.free
-    assert "free_memory" not in data
-    assert data["processes"][0]["pid"] == seen.processes[0].pid
-
-
-def test_a_card_by_two_names_is_one() -> None:
-    card = Facts("a card", uuid="GPU-1", total_memory=GIB, free_memory=MIB, details={"fake": True})
-    processor = Facts("PoCL", total_memory=GIB)
-    sightings = (
-        Sighting("cuda", True, (Seen(0, "gpu", card),), engines=("torch",)),
-        Sighting("opencl", True, (Seen(0, "gpu", card), Seen(1, "cpu", processor))),
-    )
-    with testing.fake_machine(sightings=sightings):
-        cards = cards_among()
-        assert [[str(device) for device in card] for card in cards] == [
-            ["cuda:0", "opencl:0"],
-            ["cpu"],
-        ]
-        seen = glance(cards[0])
-        assert (seen.device, seen.also, seen.taken) == ("cuda:0", ("opencl:0",), GIB - MIB)
-        assert [str(card[0]) for card in cards_among(["opencl"])] == ["cuda:0", "opencl:1"]
-        unknown = glance(cards_among(["opencl:1"])[0])
-        assert (unknown.taken, unknown.pressure, unknown.usable) == (None, None, GIB)
-        with pytest.raises(DeviceNotFoundError, match="this machine has no rocm"):
-            cards_among(["rocm"])
-        with pytest.raises(ConfigurationError, match="--device: there is no backend 'dreams'"):
-            cards_among(["dreams"])
-
-
-def test_a_driver_that_counts_more_than_there_is() -> None:
-    seen = Glance("x:0", "x", GIB, GIB, Readings(free_memory=2 * GIB))
-    assert (seen.taken, seen.pressure) == (0, "low")

@@ -123,23 +123,35 @@ def test_the_cpu_takes_what_the_card_has_no_room_for() -> None:
     layer = shape.layer_bytes[-1] + shape.kv_bytes(8192, 4)[-1]
     # All but the last two layers and the head; the CPU has room for them and no more.
     spilled = shape.head_bytes + 2 * layer + estimate.logits
-    both = estimate.activations + estimate.overhead
-    with testing.fake_machine(cuda=1, memory=TOTAL - spilled, sightings=[cpu_with(spilled + both)]):
+    # It takes no overhead there.
+    sightings = [cpu_with(spilled + estimate.activations)]
+    with testing.fake_machine(cuda=1, memory=TOTAL - spilled, sightings=sightings):
         plan = plan_inference(LLAMA, **ASKED)
     whole(plan)
     card, cpu = plan.placements
     assert [str(card.device), str(cpu.device)] == ["cuda:0", "cpu"]
     assert (card.layers, cpu.layers) == (range(30), range(30, 32))
+    assert cpu.parts.overhead == 0 < card.parts.overhead < estimate.overhead
     assert "context" in {each.change for each in plan.alternatives}
     assert all(str(device) != "cpu" for each in plan.alternatives for device in each.devices)
 
 
 def test_a_card_without_room_for_a_layer_leaves_all_to_the_cpu() -> None:
     small = {**LLAMA, "num_hidden_layers": 2, "vocab_size": 1000}
-    estimate = estimate_inference(small, context=128)
+    estimate = estimate_inference(small, context=128).on_cpu()
     with testing.fake_machine(cuda=1, memory=2**20, sightings=[cpu_with(estimate.total)]):
         plan = plan_inference(small, context=128)
     assert (plan.fits, str(plan.device)) == (True, "cpu")
+    assert plan.estimate.total == plan.placements[0].parts.total == estimate.total
+
+
+def test_the_cpu_alone_is_not_charged_what_only_a_card_takes() -> None:
+    estimate = estimate_inference(LLAMA, context=128).on_cpu()
+    with testing.fake_machine(sightings=[cpu_with(estimate.total - 2**20)]):
+        plan = plan_inference(LLAMA, "cpu", context=128)
+    assert not plan.fits
+    assert plan.estimate.total == plan.placements[0].parts.total == estimate.total
+    assert any(each.total < estimate.total for each in plan.alternatives)
 
 
 def test_what_would_fit_is_the_largest_that_does() -> None:

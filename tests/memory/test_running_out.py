@@ -105,11 +105,19 @@ def test_every_librarys_own_error_is_known(library: str) -> None:
         RuntimeError("shapes do not match"),
         TransferError("memory of a leaf"),
         KeyError("RESOURCE_EXHAUSTED memory"),
+        RuntimeError("the user ran out of memory cards"),
+        ValueError("the user ran out of memory cards"),
+        RuntimeError("unable to allocate a port: not enough memory slots are out of memory"),
+        RuntimeError("the quota was RESOURCE_EXHAUSTED, not the memory"),
         KeyboardInterrupt(),
     ],
     ids=str,
 )
 def test_any_other_error_is_not(error: BaseException) -> None:
+    import jax  # noqa: F401  whatever is imported, none takes it for its own
+    import mlx.core  # noqa: F401
+    import pyopencl  # noqa: F401
+
     assert ran_out(error) is None
     assert explained(error) is None
     refuse(error)
@@ -160,6 +168,43 @@ def test_causes_that_go_round_end() -> None:
     one.__cause__, two.__cause__ = two, one
     assert ran_out(one) is None
     let_go(one)
+    group = ExceptionGroup("round", [one])
+    two.__cause__ = group
+    assert ran_out(group) is None
+    let_go(group)
+
+
+def test_a_group_is_one_where_all_of_it_ran_out() -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    later = RuntimeError("a second task failed")
+    later.__cause__ = full
+    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [full]), later])
+    found = ran_out(group)
+    assert found is not None
+    assert found.error is full
+    ours = explained(group, what="the tasks")
+    assert ours is not None
+    assert ours.__cause__ is group
+    assert ours.asked == 2**31
+    assert ran_out(ExceptionGroup("tasks", [full, ValueError("a bug")])) is None
+    outer = RuntimeError("the tasks failed")
+    outer.__cause__ = group
+    assert ran_out(outer) is not None
+    mixed = ExceptionGroup("tasks", [ValueError("a bug")])
+    mixed.__cause__ = full
+    assert ran_out(mixed) is not None
+
+
+def test_what_may_mean_something_else_is_said_to() -> None:
+    import pyopencl as cl
+
+    class Failed(cl.RuntimeError):
+        code = cl.status_code.OUT_OF_RESOURCES
+
+    ours = explained(Failed("clEnqueueNDRangeKernel failed: OUT_OF_RESOURCES"))
+    assert ours is not None
+    assert "or a kernel failed: drivers say OUT_OF_RESOURCES of one that reads" in str(ours)
+    assert "a kernel failed" not in str(explained(error_of(REAL["numpy"][0])))
 
 
 def test_a_damaged_library_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +436,82 @@ def test_a_failed_move_leaves_nothing_behind() -> None:
     assert [each() for each in seen] == [None, None]
 
 
+def going_on(caught: list[MemoryError]) -> Iterator[str]:
+    held = Held()
+    try:
+        raise MemoryError
+    except MemoryError as error:
+        caught.append(error)
+    yield "first"
+    yield f"second, with {type(held).__name__}"
+
+
+def test_a_generator_that_caught_the_error_goes_on() -> None:
+    caught: list[MemoryError] = []
+    generator = going_on(caught)
+    assert next(generator) == "first"
+    let_go(caught[0])
+    assert list(generator) == ["second, with Held"]
+
+    def step(size: int) -> None:
+        if size > 1:
+            raise caught[0]
+
+    generator = going_on(caught)
+    next(generator)
+    del caught[0]
+    assert anydevice.find_batch_size(step, 4) == 1
+    assert list(generator) == ["second, with Held"]
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "asynchronous generator"])
+def test_what_waits_goes_on_too(kind: str) -> None:
+    class Pause:
+        def __await__(self) -> Iterator[None]:
+            yield
+
+    async def coroutine(caught: list[MemoryError]) -> str:
+        held = Held()
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            caught.append(error)
+        await Pause()
+        return type(held).__name__
+
+    async def generator(caught: list[MemoryError]) -> Any:
+        yield await coroutine(caught)
+
+    caught: list[MemoryError] = []
+    running = coroutine(caught) if kind == "coroutine" else generator(caught).__anext__()
+    running.send(None)
+    let_go(caught[0])
+    with pytest.raises(StopIteration) as ended:
+        running.send(None)
+    assert ended.value.value == "Held"
+
+
+@pytest.mark.usefixtures("no_collecting")
+def test_a_generator_that_has_ended_is_let_go_of() -> None:
+    seen: list[Any] = []
+
+    def generator() -> Iterator[int]:
+        held = Held()
+        seen.append(weakref.ref(held))
+        yield 1
+        raise MemoryError
+
+    started = generator()
+    next(started)
+    thrown = generator()
+    next(thrown)
+    kept = [error_of(lambda: next(started)), error_of(lambda: thrown.throw(MemoryError()))]
+    assert None not in [each() for each in seen]
+    for error in kept:
+        let_go(error)
+    assert [each() for each in seen] == [None, None]
+
+
 def test_all_of_a_group_is_let_go_of() -> None:
     seen: list[Any] = []
     inner = error_of(lambda: hold_and_fail(seen))
@@ -509,13 +630,12 @@ print(xla_bridge.backends_are_initialized())
 
 
 def test_a_damaged_library_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.memory import giving_back
-
     def load(name: str) -> Any:
         raise ConfigurationError(name)
 
-    monkeypatch.setattr(giving_back.registry, "load", load)
+    monkeypatch.setattr(registry, "load", load)
     anydevice.release()
+    assert registry.started_engines() == ()
 
 
 def test_our_error_can_be_pickled() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import combinations_with_replacement, pairwise
+from typing import Any
 
 import pytest
 
 from anydevice.memory.splitting import Parts, Pieces, fill, holds_all, spread
 
 
-def pieces(count: int, **others: int) -> Pieces:
+def pieces(count: int, **others: Any) -> Pieces:
     return Pieces((10,) * count, (2,) * count, **others)
 
 

@@ -70,3 +70,11 @@ def test_parameters_without_a_name_stay_so() -> None:
 def test_an_op_names_all_of_its_parameters() -> None:
     with pytest.raises(AssertionError, match="names all of its parameters"):
         refusing(lambda *arrays: arrays, __name__)
+
+
+@pytest.mark.parametrize("name", ["op", "error", "refuse", "AnyDeviceError", "Exception"])
+def test_no_parameter_has_a_name_of_the_wrapper(name: str) -> None:
+    for parameters in (f"x, {name}", f"x, *, {name}=1"):
+        op = eval(f"lambda {parameters}: x")
+        with pytest.raises(AssertionError, match=f"a parameter of an op is not called {name}"):
+            refusing(op, __name__)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import marshal
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -67,9 +69,16 @@ def installed(
         folder = build_library("libnvidia-ml.so.1", source(*defined))
         monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
 
-    readings_nvml.hang_up()
+    hang_up()
     yield install
-    readings_nvml.hang_up()
+    hang_up()
+
+
+def hang_up() -> None:
+    """End the child and forget what it said; the next question starts another."""
+    readings_nvml._last = (-1.0, {})
+    if readings_nvml._conversation is not None:
+        readings_nvml._conversation.close()
 
 
 def test_everything_that_a_card_tells(attend: Callable[..., dict[str, Any]]) -> None:
@@ -153,7 +162,7 @@ def test_one_child_answers_again_and_again(
     for _ in range(3):
         assert readings("cuda", 0, FIRST).load == 0.78
     assert readings_nvml._conversation._process is child
-    readings_nvml.hang_up()
+    hang_up()
     assert child.returncode == 0
 
 
@@ -210,6 +219,7 @@ def echo(tmp_path: Path) -> Iterator[conversation.Conversation]:
         "        if question == 'die': os._exit(3)\n"
         "        if question == 'sleep': time.sleep(1000)\n"
         "        if question == 'raise': raise ValueError('no')\n"
+        "        if question == 'long': return 'x' * 300_000\n"
         "        return [arguments['greeting'], question, os.getpid()]\n"
         "    return answer\n"
     )
@@ -225,6 +235,8 @@ def test_a_child_stays_and_is_replaced_when_it_ends(echo: conversation.Conversat
     failed = echo.ask("raise", limit=60)
     assert (failed.how, failed.error, failed.step) == ("failed", "ValueError: no", "hearing raise")
     assert echo.ask("c", limit=60).answer[2] == first
+    assert echo.ask("long", limit=60).answer == "x" * 300_000
+    assert echo.ask("y" * 300_000, limit=60).answer[1] == "y" * 300_000
     died = echo.ask("die", limit=60)
     assert (died.how, died.step) == ("crashed", "hearing die")
     assert echo.ask("d", limit=60).answer[2] != first
@@ -267,6 +279,41 @@ def test_where_no_thread_can_be_started(
     assert (outcome.how, outcome.error) == ("not started", "can't start new thread")
 
 
+def test_an_interrupt_leaves_no_answer_for_the_next_question(
+    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = conversation._exchange
+
+    def interrupted(process: Any, question: Any) -> None:
+        conversation._write(process, marshal.dumps(question).hex().encode() + b"\n")
+        raise KeyboardInterrupt
+
+    assert echo.ask("zero", limit=60).answer[1] == "zero"
+    monkeypatch.setattr(conversation, "_exchange", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        echo.ask("one", limit=60)
+    monkeypatch.setattr(conversation, "_exchange", exchange)
+    assert echo.ask("two", limit=60).answer[1] == "two"
+
+
+def test_an_answer_at_the_last_moment_is_one_and_the_next_question_has_a_child(
+    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = conversation._exchange
+
+    def slowly(process: Any, question: Any) -> Any:
+        outcome = exchange(process, question)
+        process.wait()  # until the time is over and the child is ended
+        return outcome
+
+    echo._pause = 1000.0
+    assert echo.ask("a", limit=60).how == "answered"
+    monkeypatch.setattr(conversation, "_exchange", slowly)
+    assert echo.ask("b", limit=1.0).answer[1] == "b"
+    monkeypatch.setattr(conversation, "_exchange", exchange)
+    assert echo.ask("c", limit=60).answer[1] == "c"
+
+
 def test_a_child_that_does_not_end_is_ended(
     echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,3 +338,38 @@ def test_a_forked_copy_starts_its_own(echo: conversation.Conversation) -> None:
     while os.waitpid(first, os.WNOHANG) == (0, 0):  # nobody asks it any more, and it ends
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+FORK_WHILE_ASKING = """
+import os, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads is what this is about
+from anydevice.hardware.conversation import Conversation
+
+spoken = Conversation(sys.argv[1], {"greeting": "hello"}, pause=0.0)
+assert spoken.ask("first", limit=60).how == "answered"
+threading.Thread(target=spoken.ask, args=("sleep",), kwargs={"limit": 60}, daemon=True).start()
+codes = []
+for _ in range(5):
+    time.sleep(0.05)
+    signal.setitimer(signal.ITIMER_REAL, 20)  # a fork that does not return ends the script
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os._exit(7 if spoken.ask("copy", limit=60).answer[1] == "copy" else 8)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+os.kill(spoken._process.pid, signal.SIGKILL)
+print(codes)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_copy_made_while_another_thread_asks(
+    echo: conversation.Conversation, tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORK_WHILE_ASKING, str(tmp_path / "questions/echo")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stdout.strip() == str([7] * 5), ended.stderr

@@ -89,6 +89,19 @@ def test_an_engine_is_loaded_once() -> None:
     assert registry.load("numpy") is engine
 
 
+def test_a_library_that_would_start_when_asked_is_not_among_the_started() -> None:
+    code = (
+        "from anydevice.engines import effects, registry\n"
+        "import numpy, jax\n"
+        "first = [engine.name for engine in registry.started_engines()]\n"
+        "assert not effects.jax_started()\n"
+        "jax.devices()\n"
+        "print(first, [engine.name for engine in registry.started_engines()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "['numpy'] ['numpy', 'jax']", done.stderr
+
+
 def test_the_version_of_a_library() -> None:
     import numpy
 

@@ -226,4 +226,9 @@ def test_as_plain_data() -> None:
     plain = Config(order=("cuda",), env={"A": "1"}).to_dict()
     assert plain["order"] == ["cuda"]
     assert plain["env"] == {"A": "1"}
-    assert plain["memory_fraction"] == 0.75
+    assert (plain["memory"], plain["memory_fraction"]) == (None, None)
+
+
+def test_nothing_is_limited_where_nobody_asks() -> None:
+    config = Config()
+    assert (config.memory, config.memory_fraction, config.memory_limit) == (None, None, None)

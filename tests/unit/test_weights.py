@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from anydevice.engines import registry
 from anydevice.errors import (
     ConfigurationError,
     DeviceNotFoundError,
+    OutOfMemoryError,
     TransferError,
     UnsupportedError,
 )
@@ -205,6 +207,48 @@ def test_a_tensor_that_the_engine_cannot_hold_is_named(file: Path) -> None:
     assert str(file) in str(caught.value)
     assert isinstance(caught.value.__cause__, UnsupportedError)
     assert load_weights(file, Device("cpu", engine="jax"), "float32")["layer.scale"].shape == (1,)
+
+
+class Placing:
+    """NumPy's engine, which places three tensors and finds no room, or fails, at the fourth."""
+
+    name = "three at most"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.memory = registry.load("numpy").memory
+        self.placed: list[weakref.ref[Any]] = []
+
+    def place(self, x: Any, device: Device) -> Any:
+        if len(self.placed) == 3:
+            raise self.error
+        array = np.array(x)
+        self.placed.append(weakref.ref(array))
+        return array
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [(MemoryError(), OutOfMemoryError), (ValueError("no"), TransferError)],
+    ids=["no room", "another error"],
+)
+def test_an_error_keeps_none_of_what_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, ours: type[Exception]
+) -> None:
+    engine = Placing(error)
+    monkeypatch.setattr(weights.registry, "load", lambda name: engine)
+    for file in ("1", "2"):  # the fourth tensor is in the second file
+        write(tmp_path / file, {f"{file}.{n}": np.ones(8, np.float32) for n in range(2)})
+    names = [f"{file}.{n}" for file in ("1", "2") for n in range(2)]
+    for file in ("1", "2"):
+        (tmp_path / file).rename(tmp_path / f"{file}.safetensors")
+    index = {"weight_map": {name: f"{name[0]}.safetensors" for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ours, match=r"the tensor '2\.1'") as kept:
+        load_weights(tmp_path, CPU)
+    assert kept.value.__traceback__ is not None
+    assert len(engine.placed) == 3
+    assert [array() for array in engine.placed] == [None] * 3
 
 
 def test_bytes_that_are_no_booleans_are_refused(file: Path) -> None:

@@ -298,7 +298,7 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> str | N
         return f"{_refusal(standing, request.engine)}{asked_by}"
     if request.min_free:
         free, total = free_memory(device), standing.facts.total_memory
-        most = next((m for m in (free, standing.facts.usable_memory, total) if m is not None), None)
+        most = standing.facts.obtainable_memory if free is None else free
         if most is not None and most < request.min_free:
             return (
                 f"{format_size(free)} free of {format_size(total)}, "

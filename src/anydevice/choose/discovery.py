@@ -15,6 +15,7 @@ from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Sighting, Standing
 from anydevice.core.late import reach
+from anydevice.core.locking import ForkSafeLock
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.hardware.child import reap
@@ -44,7 +45,7 @@ _SITUATION = (
 )
 """The environment that a report depends on: when one changes, the machine is looked at again."""
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _looking = threading.local()
 _machine: Machine = look_everywhere
 _kept: tuple[tuple[str | None, ...], Report] | None = None
@@ -62,7 +63,7 @@ def discover(refresh: bool = False) -> Report:
         raise AnyDeviceError("discover() was called by what discovery itself has called")
     if refresh:
         reach("forget_warnings")()
-    with _lock:
+    with _lock.native:
         if refresh or _kept is None or _kept[0] != _situation():
             _looking.now = True
             try:
@@ -138,7 +139,7 @@ def kept_report() -> Report | None:
 def forget_report() -> None:
     """Look at the machine again when the report is next asked for."""
     global _kept
-    with _lock:
+    with _lock.native:
         _kept = None
 
 
@@ -195,13 +196,3 @@ def _place_in_order(finding: Finding) -> float:
     names = list(BACKENDS)
     known = finding.backend in BACKENDS
     return names.index(finding.backend) if known else names.index("cpu") - 0.5
-
-
-def _new_lock_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    # Another thread may have held it when this process was forked; it does not exist here.
-    os.register_at_fork(after_in_child=_new_lock_in_child)

@@ -20,6 +20,7 @@ from anydevice.choose.measurements import measured_engines
 from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
 from anydevice.choose.report import Report
 from anydevice.core.backends import AUTO
+from anydevice.core.callers import level_outside
 from anydevice.core.device import Device
 from anydevice.core.record import replace
 from anydevice.core.sizes import parse_size
@@ -286,7 +287,7 @@ def _warn_if_passed_over(choice: Choice) -> None:
     text = f"using {choice.device}: " + "; ".join(unmet)
     if unmet and text not in _said:
         _said.add(text)
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=level_outside())
 
 
 def forget() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from anydevice.choose.files import project_file, user_file
 from anydevice.choose.preferences import SETTINGS, read_settings
 from anydevice.core.device import parse_place
 from anydevice.core.late import reach
+from anydevice.core.locking import ForkSafeLock
 from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.sizes import parse_size
 from anydevice.engines import effects
@@ -27,8 +27,8 @@ class Config(Record):
 
     - `order`: backends in the order to try, before anydevice's own order.
     - `memory`: how much of a device this process may take: "conservative" (60 %), "balanced"
-      (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB". Where
-      nobody has set it, no library is limited.
+      (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB". `None`:
+      nothing is limited.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
     - `mixed_precision`: train and run in 16 bits where the device does it well.
@@ -40,7 +40,7 @@ class Config(Record):
     """
 
     order: tuple[str, ...] = ()
-    memory: str | float = "balanced"
+    memory: str | float | None = None
     x64: bool = False
     jit: bool = True
     mixed_precision: bool = False
@@ -49,15 +49,17 @@ class Config(Record):
 
     @property
     def memory_fraction(self) -> float | None:
-        """The share of a device's memory; `None` where `memory` is an amount."""
+        """The share of a device's memory; `None` where `memory` is an amount, or no limit."""
         if isinstance(self.memory, str):
             return STRATEGIES.get(self.memory)
         return self.memory
 
     @property
     def memory_limit(self) -> int | None:
-        """The amount in bytes; `None` where `memory` is a share."""
-        return None if self.memory_fraction is not None else parse_size(self.memory)
+        """The amount in bytes; `None` where `memory` is a share, or no limit."""
+        if self.memory is None or self.memory_fraction is not None:
+            return None
+        return parse_size(self.memory)
 
     def to_dict(self) -> dict[str, object]:
         """The settings as plain data, ready for JSON."""
@@ -73,7 +75,7 @@ class Config(Record):
         }
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _changes: dict[str, Any] = {}
 _applied: dict[str, Any] = {}
 
@@ -90,8 +92,10 @@ def configure(**changes: Any) -> Config:
     >>> configure(time_limit=None).time_limit
     5.0
 
-    `memory` holds every array library to its share, those that load later too; without it none is
-    limited. `configure(memory=None)` lifts the limits again.
+    `memory` holds every array library that is imported to its share, and every other one from when
+    anydevice first uses it; without it none is limited. A library that is imported later, and used
+    without anydevice, is held to nothing, but for JAX, which is told in the environment.
+    `configure(memory=None)` lifts the limits again.
 
     Raises `ConfigurationError`, and changes nothing, where a name or value is wrong, or JAX has
     started on a GPU already and can no longer be given another `memory`.
@@ -104,7 +108,7 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
     if insist and checked.get("memory") is not None:
         reach("check_budget")(Config(memory=checked["memory"]))
-    with _lock:
+    with _lock.native:
         for name, value in checked.items():
             if value is None:
                 _changes.pop(name, None)
@@ -142,11 +146,17 @@ def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
 
 
 def forget_changes() -> None:
-    """Back to what the files say: every `configure()` of this process is undone."""
-    with _lock:
+    """Back to what the files say: every `configure()` of this process is undone.
+
+    The files take effect again when a device is next chosen.
+    """
+    with _lock.native:
         limited = "memory" in _changes or "memory" in _applied
         _changes.clear()
-        _applied.pop("memory", None)
+        _applied.clear()
+    effects.set_variables({})
+    effects.set_x64(None)
+    effects.set_jit(None)
     if limited:
         reach("set_budget")(None)
 
@@ -239,12 +249,12 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 
 def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
-    if changes.get("env"):
+    if "env" in changes:
         late += effects.set_variables(config.env)
     if "x64" in changes:
-        late += effects.set_x64(config.x64)
+        late += effects.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
-        late += effects.set_jit(config.jit)
+        late += effects.set_jit(config.jit if "jit" in origins else None)
     if "memory" in changes:
         late += reach("set_budget")(config if "memory" in origins else None)
     for sentence in late:

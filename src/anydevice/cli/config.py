@@ -116,11 +116,9 @@ def _wishes(request: Request) -> list[Setting]:
 
 
 def _settings(config: Config, origins: dict[str, str]) -> list[Setting]:
-    fraction = config.memory_fraction
-    share = f"{config.memory} ({fraction:.0%})".replace("%", " %") if fraction else config.memory
     values = {
         "order": ", ".join(config.order) or "the order of backends",
-        "memory": str(share) if "memory" in origins else "no limit",
+        "memory": _memory(config),
         "x64": _switch(config.x64),
         "jit": _switch(config.jit),
         "mixed_precision": _switch(config.mixed_precision),
@@ -128,6 +126,15 @@ def _settings(config: Config, origins: dict[str, str]) -> list[Setting]:
         "env": ", ".join(f"{name}={value}" for name, value in config.env.items()) or "none",
     }
     return [Setting(name, value, origins.get(name, "default")) for name, value in values.items()]
+
+
+def _memory(config: Config) -> str:
+    if config.memory is None:
+        return "no limit"
+    fraction = config.memory_fraction
+    if fraction is None:
+        return str(config.memory)
+    return f"{config.memory} ({fraction:.0%})".replace("%", " %")
 
 
 def _switch(value: bool) -> str:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
+from anydevice.cli.glances import Card, Glance, cards_among, glance
 from anydevice.cli.narrowing import names
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Attention, Screen, shows_live_views
 from anydevice.cli.watch_frame import frame, line
-from anydevice.memory.glances import Card, Glance, cards_among, glance
 
 EXAMPLE = "anydevice watch --device cuda --interval 0.25"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from unicodedata import combining, east_asian_width
 
+from anydevice.cli.glances import Glance
 from anydevice.cli.printing import Output
+from anydevice.core.bars import bar
+from anydevice.core.sizes import format_part, format_size
 from anydevice.hardware.readings import DeviceProcess, Readings
 from anydevice.memory.figures import Pressure
-from anydevice.memory.glances import Glance
 
 Piece = tuple[str, str | None]
 """Words and the style to paint them in."""
@@ -20,11 +22,9 @@ _STYLES: dict[Pressure | None, str | None] = {
     "critical": "bad",
     None: None,
 }
-_FULL, _EMPTY = "█", "░"
 _GAP = "  "
 _MOST_PROCESSES = 8
 _ROOM_FOR_LOADS = 60
-_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 def frame(
@@ -57,7 +57,7 @@ def line(each: Glance) -> str:
         parts.append(f"processes {len(each.processes)}")
     if each.processes:
         largest = each.processes[0]
-        size = f" {_size(largest.memory)}" if largest.memory is not None else ""
+        size = f" {format_size(largest.memory)}" if largest.memory is not None else ""
         parts.append(f"largest {largest.pid} {printable(largest.name)}{size}")
     return f"{each.device}{_GAP}{_GAP.join(parts)}".rstrip()
 
@@ -91,10 +91,10 @@ def _measured(
     label: str, part: float | None, style: str | None, words: list[Piece], width: int
 ) -> list[Piece]:
     cells = max(6, min(40, width // 4 - 2))
-    full = round(cells * min(1.0, max(0.0, part or 0.0)))
     pieces: list[Piece] = [(f"{_GAP}{label:<6} ", "dim")]
     if part is not None:
-        pieces += [(_FULL * full, style), (_EMPTY * (cells - full) + _GAP, "dim")]
+        full, empty = bar(part, cells)
+        pieces += [(full, style), (empty + _GAP, "dim")]
     used = sum(_cells(text) for text, _ in pieces)
     return pieces + _fitting(words, width - used)
 
@@ -113,7 +113,7 @@ def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
 
 
 def _process(process: DeviceProcess, usable: int | None, width: int) -> list[Piece]:
-    held = "" if process.memory is None else _size(process.memory)
+    held = "" if process.memory is None else format_size(process.memory)
     part = _part(process.memory, usable)
     share = "" if part is None else _percent(part)
     load = "" if process.load is None else f"load {_percent(process.load):>5}"
@@ -127,9 +127,9 @@ def _memory(each: Glance) -> list[Piece]:
     pieces: list[Piece] = []
     part = _part(each.taken, each.usable)
     if each.taken is not None and each.usable is not None and part is not None:
-        pieces += [(_percent(part), None), (_amounts(each.taken, each.usable), None)]
+        pieces += [(_percent(part), None), (format_part(each.taken, each.usable), None)]
     elif each.usable is not None:
-        pieces.append((f"{_size(each.usable)} in all", None))
+        pieces.append((f"{format_size(each.usable)} in all", None))
     else:
         pieces.append(("unknown", None))
     if each.pressure is not None:
@@ -161,20 +161,6 @@ def _part(part: int | None, whole: int | None) -> float | None:
 
 def _percent(part: float) -> str:
     return f"{part:.0%}".replace("%", " %")
-
-
-def _size(size: int) -> str:
-    unit, factor = _unit(size)
-    return f"{size / factor:.1f} {unit}"
-
-
-def _amounts(part: int, whole: int) -> str:
-    unit, factor = _unit(whole)
-    return f"{part / factor:.1f}/{whole / factor:.1f} {unit}"
-
-
-def _unit(size: int) -> tuple[str, int]:
-    return next(((unit, f) for unit, f in _UNITS.items() if size >= f), ("KiB", 2**10))
 
 
 def _painted(pieces: list[Piece], width: int, output: Output) -> str:

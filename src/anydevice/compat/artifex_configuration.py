@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
-from anydevice.choose.settings import STRATEGIES, change, current
+from anydevice.choose.settings import STRATEGIES, Config, change, current
 from anydevice.errors import ConfigurationError
 
 _PLATFORMS = {"gpu": ("cuda", "rocm", "metal")}
@@ -41,12 +41,15 @@ class DeviceConfiguration:
 
     @classmethod
     def in_force(cls) -> Self:
-        """The settings that `anydevice.configure` and the settings files have set here."""
+        """The settings that `anydevice.configure` and the settings files have set here.
+
+        Where they limit no memory, the strategy is Artifex's default, which it is until it takes
+        effect.
+        """
         config, _ = current()
-        named = config.memory in STRATEGIES
         return cls(
-            memory_strategy=MemoryStrategy(config.memory if named else "custom"),
-            memory_fraction=None if named else config.memory_fraction,
+            memory_strategy=_strategy(config),
+            memory_fraction=None if config.memory in STRATEGIES else config.memory_fraction,
             enable_x64=config.x64,
             enable_jit=config.jit,
             platform_priority=list(config.order) or None,
@@ -102,3 +105,10 @@ class DeviceConfiguration:
                 f"memory_fraction={fraction!r} is not a share: it is above 0 and at most 1"
             )
         return fraction
+
+
+def _strategy(config: Config) -> MemoryStrategy:
+    if config.memory is None:
+        return MemoryStrategy.BALANCED
+    named = config.memory in STRATEGIES
+    return MemoryStrategy(config.memory) if named else MemoryStrategy.CUSTOM

@@ -1,4 +1,4 @@
-"""Axiom.jl's backends and its timing of models, spelled in Python over anydevice.
+"""Axiom.jl's backends, models and timing, spelled in Python over anydevice.
 
 >>> from anydevice.compat import axiom
 >>> with axiom.with_backend(axiom.CPUBackend()):
@@ -6,7 +6,8 @@
 CPUBackend()
 
 A backend is callable where Julia pipes: `x |> CUDABackend(0)` is `CUDABackend(0)(x)`. The block
-of `@with_backend` is a `with` statement, and a function that ends in `!` there has no mark here.
+of `@with_backend` is a `with` statement, and a function that ends in `!` there has no mark here:
+what it changed there, it returns here. The models are in `axiom_models`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,24 @@ from anydevice.check.warming import warm_up as make_kernels_ready
 from anydevice.choose.choice import accelerators_passed_over
 from anydevice.choose.discovery import devices, discover
 from anydevice.choose.scope import device, set_device, use_device, why
+from anydevice.compat.axiom_models import Adam as Adam
+from anydevice.compat.axiom_models import CrossEntropyLoss as CrossEntropyLoss
+from anydevice.compat.axiom_models import Dense as Dense
+from anydevice.compat.axiom_models import chain as chain
+from anydevice.compat.axiom_models import compile as compile  # noqa: A004 - its name
+from anydevice.compat.axiom_models import enable_checkpointing as enable_checkpointing
+from anydevice.compat.axiom_models import gelu as gelu
+from anydevice.compat.axiom_models import is_finite as is_finite
+from anydevice.compat.axiom_models import load_model as load_model
+from anydevice.compat.axiom_models import prove as prove
+from anydevice.compat.axiom_models import relu as relu
+from anydevice.compat.axiom_models import save_model as save_model
+from anydevice.compat.axiom_models import sigmoid as sigmoid
+from anydevice.compat.axiom_models import softmax as softmax
+from anydevice.compat.axiom_models import tanh as tanh
+from anydevice.compat.axiom_models import train as train
 from anydevice.core.device import Device
-from anydevice.memory.giving_back import release
+from anydevice.memory.releasing import release
 from anydevice.transfer.moving import synchronize, to_device, to_numpy
 
 

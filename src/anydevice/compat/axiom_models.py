@@ -40,17 +40,17 @@ def Dense(inputs: int, outputs: int, *, bias: bool = True) -> Model:  # noqa: N8
     return build(DenseLayer(inputs, outputs, bias))
 
 
-def chain(*parts: Model | Layer | str, seed: int = 0) -> Model:
+def chain(*parts: Model | Layer | str, input_shape: Any = None, seed: int = 0) -> Model:
     """Layers one behind the other, on the current backend; there, `@axiom begin … end`.
 
     The parameters are drawn anew, for each layer by itself: those of a `Dense` that is given are
-    not used.
+    not used. `input_shape` is that of one example, where the first layer does not say it.
 
     >>> chain(Dense(784, 128), relu, Dense(128, 10), softmax).parameter_count
     101770
     """
     layers = [part.layer if isinstance(part, Model) else part for part in parts]
-    return build(*layers, seed=seed)
+    return build(*layers, input_shape=input_shape, seed=seed)
 
 
 def Adam(lr: float = 1e-3) -> optimizers.Adam:  # noqa: N802 - Axiom's name
@@ -72,7 +72,7 @@ def train(
     epochs: int = 1,
     **options: Any,
 ) -> Model:
-    """The trained model, on the current backend; there, `train!`, which changes the one it is given.
+    """The trained model, on the current backend; there, `train!`, which changes what it is given.
 
     `data` and the other options are those of `nn.train`.
     """

@@ -38,6 +38,17 @@ class Facts(Record):
     runtime_version: str | None = None
     details: Mapping[str, Detail] = NOTHING
 
+    @property
+    def obtainable_memory(self) -> int | None:
+        """The most that a process could ever get: what is usable, or all where nobody limits it.
+
+        >>> Facts("a card", total_memory=16).obtainable_memory
+        16
+        >>> Facts("a container", total_memory=16, usable_memory=4).obtainable_memory
+        4
+        """
+        return self.total_memory if self.usable_memory is None else self.usable_memory
+
     def to_dict(self) -> dict[str, object]:
         """The same as plain data, ready for JSON."""
         return {**as_dict(self), "details": dict(self.details)}

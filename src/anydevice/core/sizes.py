@@ -22,6 +22,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_WRITTEN = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -59,9 +60,23 @@ def format_size(size: int | None) -> str:
     """
     if size is None:
         return "unknown"
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    unit, factor = _unit(size)
+    return f"{_amount(size, factor)} {unit}"
+
+
+def format_part(part: int, whole: int) -> str:
+    """A part of a size and that size, in the unit of the whole.
+
+    >>> format_part(3 * 2**29, 8 * 2**30)
+    '1.5/8.0 GiB'
+    """
+    unit, factor = _unit(whole)
+    return f"{_amount(part, factor)}/{_amount(whole, factor)} {unit}"
+
+
+def _unit(size: int) -> tuple[str, int]:
+    return next(((unit, each) for unit, each in _WRITTEN.items() if size >= each), ("B", 1))
+
+
+def _amount(size: int, factor: int) -> str:
+    return f"{size / factor:.{0 if factor == 1 else 1}f}"

@@ -8,13 +8,13 @@ but takes the process down. So an array is refused here before MLX makes it.
 from __future__ import annotations
 
 from functools import cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import mlx.core as mx
-import psutil
 
 from anydevice.core.sizes import format_size
+from anydevice.hardware import cpu
 
 _limit: int | None = None
 _guideline: int | None = None
@@ -47,15 +47,18 @@ def set_limit(limit: int | None) -> None:
 
 
 def refuse_beyond_limit(size: int) -> None:
-    """Raise `LimitReachedError` where so many bytes more are too many, for MLX or the machine."""
+    """Raise `LimitReachedError` where so many bytes more are too many, for MLX or the machine.
+
+    A container counts as a machine of its size.
+    """
     most = _machine() if _limit is None else _limit
     held = mx.get_active_memory()
     if held + size <= most:
         return
-    whose = "the machine's memory" if _limit is None else "the limit of MLX"
+    whose = "the memory that this process can have" if _limit is None else "the limit of MLX"
     raise LimitReachedError(
         f"{format_size(size)} more than the {format_size(held)} in use are beyond {whose}, "
-        f"{format_size(most)}",
+        f"{format_size(int(most))}",
         size,
     )
 
@@ -66,6 +69,7 @@ def size_of(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 @cache
-def _machine() -> int:
-    """The memory of the machine; reading it takes longer than making a small array."""
-    return int(psutil.virtual_memory().total)
+def _machine() -> float:
+    """The memory that this process can have; reading it takes longer than making a small array."""
+    most = cpu.look().devices[0].facts.obtainable_memory
+    return inf if most is None else most

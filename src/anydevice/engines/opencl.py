@@ -16,7 +16,8 @@ from anydevice.core.engine import Absent, Engine, Storage
 from anydevice.engines import opencl_products
 from anydevice.engines.facets import Facets
 from anydevice.engines.host import known_dtype, plain
-from anydevice.engines.opencl_queues import pool, queue_of_context
+from anydevice.engines.opencl_pools import pool
+from anydevice.engines.opencl_queues import queue_of_context
 from anydevice.engines.opencl_queues import queue_of_device as _queue
 from anydevice.engines.sight import not_seen
 

@@ -16,7 +16,8 @@ import pyopencl as cl
 import pyopencl.array as cl_array
 
 from anydevice.core.dtypes import DType
-from anydevice.engines.opencl_queues import pool, queue_of_context
+from anydevice.engines.opencl_pools import pool
+from anydevice.engines.opencl_queues import queue_of_context
 
 Ints = tuple[int, ...]
 

@@ -18,10 +18,16 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.late import load as load_by_name
 from anydevice.core.late import reach
 from anydevice.core.record import NOTHING, Record
+from anydevice.engines import effects
 from anydevice.engines.builds import Build, read_build
 from anydevice.engines.installed import EntryPoint, entry_points
 from anydevice.engines.places import place_of
-from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
+from anydevice.errors import (
+    AnyDeviceError,
+    ConfigurationError,
+    DeviceNotFoundError,
+    UnsupportedError,
+)
 
 GROUP = "anydevice.engines"
 
@@ -180,6 +186,23 @@ def loaded(name: str) -> bool:
 def loaded_engines() -> tuple[str, ...]:
     """The engines whose library is imported already."""
     return tuple(name for name, row in rows().items() if row.module in sys.modules)
+
+
+def started_engines() -> tuple[Engine, ...]:
+    """The engines that can hold memory of a device: their library is imported, and has started.
+
+    JAX starts when it is first asked for its devices, and takes most of a GPU then; until it has,
+    it is not among them. A damaged library, which holds nothing, is left out.
+    """
+    started = []
+    for name in loaded_engines():
+        if name == "jax" and not effects.jax_started():
+            continue
+        try:
+            started.append(load(name))
+        except AnyDeviceError:
+            continue
+    return tuple(started)
 
 
 def row_of(name: str) -> EngineRow:

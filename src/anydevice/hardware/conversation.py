@@ -14,22 +14,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from anydevice.core.locking import ForkSafeLock
 from anydevice.hardware.child import Outcome
 
 _ASKS = Path(__file__).parent / "asks"
 _PAUSE = 5.0
 _TIME_TO_END = 0.5
+_AT_ONCE = 2**16
+"""How many bytes are read at a time: as many as a pipe holds."""
 
 
 class Conversation:
     """Questions to a module of `asks/` that stays loaded in a child.
 
     The module's `attend(tell, arguments)` gives the function that answers each question. Several
-    threads may ask; they take turns.
+    threads may ask; they take turns. A forked copy of this process starts a child of its own.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Conversation:
         self._not_before = 0.0
         self._failed = Outcome("not started")
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
@@ -58,7 +61,7 @@ class Conversation:
         For some seconds after a failure the same failure is answered at once: a driver that hangs
         must not hold up every question.
         """
-        with self._lock:
+        with self._lock.native:
             if time.monotonic() < self._not_before:
                 return self._failed
             outcome = self._ask(question, limit)
@@ -69,7 +72,7 @@ class Conversation:
 
     def close(self) -> None:
         """End the child; a later question starts another, however the last one ended."""
-        with self._lock:
+        with self._lock.native:
             self._end()
             self._not_before = 0.0
 
@@ -93,12 +96,20 @@ class Conversation:
         except RuntimeError as error:  # the system gives no thread: there is no memory left
             return Outcome("not started", error=str(error))
         try:
-            outcome = _exchange(process, question)
-        finally:
-            timer.cancel()
-            timer.join()
-        if late.is_set() and outcome.how == "crashed":
+            try:
+                outcome = _exchange(process, question)
+            finally:
+                timer.cancel()
+                timer.join()
+        except BaseException:
+            # Who asks next must not get the answer to this question.
+            self._end()
+            raise
+        if not late.is_set():
+            return outcome
+        if outcome.how == "crashed":
             return Outcome("timed out", step=outcome.step, error=f"no answer within {limit:g} s")
+        self._end()  # it answered at the last moment, and is gone all the same
         return outcome
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -107,6 +118,8 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            # A buffer has a lock, which a thread that reads or writes holds across a fork.
+            bufsize=0,
             start_new_session=True,
         )
 
@@ -122,23 +135,18 @@ class Conversation:
             process.wait()
 
     def _forget(self) -> None:
-        # In a forked copy: the child belongs to the process that started it, the lock to a thread
-        # that does not exist here.
+        # In a forked copy: the child belongs to the process that started it.
         process, self._process = self._process, None
-        self._lock = threading.Lock()
         if process is not None:
             process.returncode = 0
             _close(process)
 
 
 def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
-    assert process.stdin is not None
-    assert process.stdout is not None
     step: str | None = None
     try:
-        process.stdin.write(marshal.dumps(question).hex().encode() + b"\n")
-        process.stdin.flush()
-        for line in process.stdout:
+        _write(process, marshal.dumps(question).hex().encode() + b"\n")
+        for line in _lines(process):
             kind, _, content = line.partition(b" ")
             message = marshal.loads(bytes.fromhex(content.decode("ascii")))
             if kind == b"answer":
@@ -151,10 +159,22 @@ def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
     return Outcome("crashed", step=step)
 
 
+def _write(process: subprocess.Popen[bytes], text: bytes) -> None:
+    assert process.stdin is not None
+    while text:
+        text = text[process.stdin.write(text) :]
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What the child says, line by line, until it ends."""
+    assert process.stdout is not None
+    begun = b""
+    while said := process.stdout.read(_AT_ONCE):
+        *whole, begun = (begun + said).split(b"\n")
+        yield from whole
+
+
 def _close(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        try:
-            pipe.close()
-        except OSError:  # what was still to be written has no reader
-            pass
+        pipe.close()

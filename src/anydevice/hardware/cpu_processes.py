@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from threading import Lock
 
+from anydevice.core.locking import ForkSafeLock
 from anydevice.hardware.cpu_model import online_processors
 from anydevice.hardware.kernel_files import as_number, read_text
 from anydevice.hardware.process_names import command_name, name_of
@@ -21,7 +21,7 @@ class ProcessMeter:
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._root = root
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._before: dict[tuple[int, int], tuple[float, int]] = {}
 
     def read(self) -> tuple[DeviceProcess, ...]:
@@ -29,7 +29,7 @@ class ProcessMeter:
         page = os.sysconf("SC_PAGE_SIZE")
         sizes = {pid: size * page for pid in self._all() if (size := self._pages(pid))}
         largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST]
-        with self._lock:
+        with self._lock.native:
             seen: dict[tuple[int, int], tuple[float, int]] = {}
             loads = {pid: self._load(pid, seen) for pid in largest}
             self._before = seen

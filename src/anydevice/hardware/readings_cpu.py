@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from anydevice.core.facts import Facts
+from anydevice.core.locking import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.hardware import cpu
 from anydevice.hardware.cpu_processes import DEFAULT_METER, ProcessMeter, by_psutil
@@ -41,14 +41,14 @@ class Meter:
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._root = root
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._before: _Moment | None = None
         self._load: float | None = None
         self._power: float | None = None
 
     def read(self) -> tuple[float | None, float | None]:
         """Load as a fraction, and watts, since the last time; `None` where they are not told."""
-        with self._lock:
+        with self._lock.native:
             before = self._before
             if before is None or time.monotonic() - before.at > _TOO_LONG_AGO:
                 before = self._moment()

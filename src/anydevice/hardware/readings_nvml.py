@@ -7,11 +7,11 @@ would take some 50 ms each. One child that stays answers within a millisecond or
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import Any
 
 from anydevice.core.facts import Facts
+from anydevice.core.locking import ForkSafeLock
 from anydevice.hardware import cuda, cuda_surroundings
 from anydevice.hardware.conversation import Conversation
 from anydevice.hardware.process_names import name_of
@@ -21,7 +21,7 @@ _ONE_MOMENT = 0.05  # so that all cards of a machine, and their processes, take 
 _LIMIT = 2.0
 _DEVICE_FILES = ("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/dxg")  # Jetson, and WSL
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _conversation: Conversation | None = None
 _last: tuple[float, dict[str, Any]] = (-1.0, {})
 
@@ -55,15 +55,6 @@ def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
     )
 
 
-def hang_up() -> None:
-    """End the child and forget what it said; the next question starts another."""
-    global _last
-    with _lock:
-        _last = (-1.0, {})
-        if _conversation is not None:
-            _conversation.close()
-
-
 def _told(facts: Facts) -> dict[str, Any] | None:
     if facts.details.get("source") != "nvml" or facts.uuid is None:
         return None
@@ -73,7 +64,7 @@ def _told(facts: Facts) -> dict[str, Any] | None:
 
 def _everything() -> dict[str, Any]:
     global _conversation, _last
-    with _lock:
+    with _lock.native:
         if time.monotonic() - _last[0] <= _ONE_MOMENT:
             return _last[1]
         if _conversation is None:
@@ -91,13 +82,3 @@ def _share(percent: int | None) -> float | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
-
-
-def _new_lock_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    # Another thread may have held it when this process was forked; it does not exist here.
-    os.register_at_fork(after_in_child=_new_lock_in_child)

@@ -12,6 +12,8 @@ from anydevice.memory.activation_functions import tensors_of
 from anydevice.memory.shapes import Experts, ModelShape
 
 FLOAT32 = 4
+SCORES = "scores"
+"""The moment at which all scores of an attention lie in memory, where no fused kernel runs it."""
 
 
 class Work(Record):
@@ -34,6 +36,16 @@ class Work(Record):
 def prefill_peak(shape: ModelShape, batch: int, context: int, width: int) -> int:
     """The bytes of activations at the peak of reading a prompt that fills the context."""
     return max(moments(shape, Work(batch, context, context, width)).values())
+
+
+def recurring_peak(shape: ModelShape, batch: int, context: int, width: int) -> int:
+    """The same without attention's scores.
+
+    They lie in segments of their own, much larger than what else a layer makes: an allocator that
+    takes the smallest block that will do leaves these whole.
+    """
+    found = moments(shape, Work(batch, context, context, width))
+    return max(size for name, size in found.items() if name != SCORES)
 
 
 def decode_peak(shape: ModelShape, batch: int, context: int, width: int) -> int:
@@ -122,6 +134,8 @@ def _attention(shape: ModelShape, work: Work, held: int) -> dict[str, int]:
         found["norms of queries"] = held + before + inner
     for window in set(shape.windows):
         name = "attention" if window is None else f"attention in {window}"
+        if shape.build.eager or _is_plain(shape, work, window):
+            name = SCORES
         found[name] = held + _scores(shape, work, window, queries, keys)
     return found
 
@@ -137,8 +151,7 @@ def _scores(shape: ModelShape, work: Work, window: int | None, queries: int, key
     if shape.build.eager:
         return queries + copies + every_head * work.tokens * (2 * work.width + FLOAT32)
     partial = 3 * (queries + keys) // 2 if shape.build.rotary_share < 1 else 0
-    in_groups = grouped and work.width == FLOAT32 and not masked
-    if in_groups or (shape.build.unfused and grouped):
+    if _is_plain(shape, work, window):
         # No fused kernel takes these heads: scores and their softmax lie in memory, in 32 bits,
         # and a truth value for each score, by which rows without any are made zero.
         scores = every_head * work.tokens * (2 * FLOAT32 + 1)
@@ -152,6 +165,13 @@ def _scores(shape: ModelShape, work: Work, window: int | None, queries: int, key
     fresh = 2 * keys if work.tokens > 1 else 0
     mask = work.rows * seen * work.width
     return max(2 * queries + copies + mask + fresh + partial, rolled)
+
+
+def _is_plain(shape: ModelShape, work: Work, window: int | None) -> bool:
+    """Whether no fused kernel takes the heads: in groups they have to be of 16 bits, or masked."""
+    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    masked = seen_by(window, work)[1]
+    return grouped and (shape.build.unfused or (work.width == FLOAT32 and not masked))
 
 
 def _norm(shape: ModelShape, work: Work, size: int) -> int:

@@ -58,7 +58,7 @@ def _narrower(asked: Asked) -> Iterator[tuple[Change, str, ModelShape]]:
     for name, bits in _QUANTIZED.items():
         if bits < now:
             layers = tuple(int(weights * bits / 8) for weights in shape.layer_weights)
-            changed = replace(shape, layer_bytes=layers, quantization=name, tensor_bytes=())
+            changed = replace(shape, layer_bytes=layers, quantization=name, rounding=0)
             yield "quantization", name, changed
 
 
@@ -90,7 +90,7 @@ def _found(
     changed = estimate_inference(shape, **numbers)
     arrangement = arrange(pieces_of(shape, changed), groups, evenly=False)
     if arrangement is not None:
-        total = (changed.on_cpu() if arrangement.group.only_cpu else changed).total
+        total = (changed.on_cpu() if arrangement.only_cpu else changed).total
         yield Alternative(change, value, arrangement.devices, total)
 
 

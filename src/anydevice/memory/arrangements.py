@@ -29,11 +29,6 @@ class Group(Record):
         places = enumerate(self.rooms)
         return tuple(place for place, room in places if room.device.kind == "cpu")
 
-    @property
-    def only_cpu(self) -> bool:
-        """Whether there is no accelerator among them."""
-        return len(self.cpus) == len(self.rooms)
-
     def devices(self, stretches: Sequence[Stretch]) -> tuple[Device, ...]:
         """Those of them that get a stretch of layers."""
         return tuple(self.rooms[stretch.place].device for stretch in stretches)
@@ -92,13 +87,19 @@ class Arrangement(Record):
         """The devices that get layers."""
         return self.group.devices(self.stretches)
 
+    @property
+    def only_cpu(self) -> bool:
+        """Whether no accelerator gets layers."""
+        return all(device.kind == "cpu" for device in self.devices)
+
 
 def pieces_of(shape: ModelShape, estimate: MemoryEstimate) -> Pieces:
     """A model as what can be laid apart, with what it needs for the context of the estimate."""
-    rest = estimate.overheads.total - estimate.overheads.idle
+    idle = estimate.overheads.idle
+    rest = estimate.overheads.total - idle
 
     def overhead(cache: int) -> int:
-        return rest + idle_bytes(cache, estimate.activations)
+        return rest + min(idle, idle_bytes(cache, estimate.activations))
 
     return Pieces(
         shape.layer_bytes,

@@ -13,7 +13,7 @@ from anydevice.choose import settings
 from anydevice.choose.scope import why
 from anydevice.engines.ownership import owner_of
 from anydevice.errors import ConfigurationError
-from anydevice.memory.giving_back import free_what_failed
+from anydevice.memory.releasing import free_what_failed
 from anydevice.memory.running_out import let_go, ran_out, refuse
 from anydevice.transfer.moving import is_array
 from anydevice.transfer.tree import flatten
@@ -34,17 +34,22 @@ def find_batch_size(
     it is a power of two, so is the answer.
 
     >>> import numpy
-    >>> find_batch_size(lambda size: numpy.ones(8**size, numpy.int8), start=16)
+    >>> def step(size):
+    ...     return numpy.ones(8**size, numpy.int8)
+    >>> find_batch_size(step, start=16)
     8
 
     What a failed try held is freed before the next one, and what libraries keep of it is given
-    back, so that afterwards as much memory is in use as before. For that, the variables of the
-    functions that the error came through are emptied.
+    back. For that, the variables of the functions that the error came through are emptied. What
+    `fn` has put elsewhere stays: let a training step end, and begin, with
+    `optimizer.zero_grad(set_to_none=True)`, because a step that fails leaves its gradients on the
+    model. Then as much memory is in use afterwards as before.
 
     The answer is remembered for this very function, `start`, the device that `device()` chooses and
     the limit of `configure(memory=…)`, until the process ends: `fn` is not called again, unless
-    `again=True`. It is not kept for later processes: nothing tells there that the model is as
-    large, and the device as empty, as it was.
+    `again=True`. A lambda that is written into the call is another function each time. Nothing is
+    kept for later processes: nothing tells there that the model is as large, and the device as
+    empty, as it was.
 
     Raises `OutOfMemoryError` where not even `minimum` fits.
     """
@@ -75,11 +80,6 @@ def find_batch_size(
         gc.collect()
     _remember(fn, key, size)
     return size
-
-
-def forget() -> None:
-    """Forget every answer, so that all of them are tried anew."""
-    _found.clear()
 
 
 def _problem(fn: Callable[[int], object], size: int) -> BaseException | None:

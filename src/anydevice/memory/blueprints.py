@@ -8,6 +8,7 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
 from anydevice.memory.configs import Config, dtype_of_config
+from anydevice.memory.overheads import rounding
 from anydevice.memory.quantization import Quantization, quantization_of
 from anydevice.memory.shapes import Experts, ModelShape, shares
 
@@ -76,6 +77,8 @@ def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
         assumed.append(f"weights are counted as {quantization.method} keeps them")
         assumed += quantization.assumed
     embedding = sizes.vocabulary * sizes.hidden
+    sizes_of_matrices = [each.matrix_elements * width for layer in layers for each in layer]
+    sizes_of_matrices += [embedding * width] * (1 if tied else 2)
     return ModelShape(
         name=str(config.whole.get("_name_or_path") or config.family or "model"),
         architecture=config.family or "unknown",
@@ -98,13 +101,7 @@ def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
         experts=experts,
         quantization=quantization.method if quantization else None,
         longest_context=config.optional("longest_context"),
-        tensor_bytes=()
-        if quantization
-        else (
-            embedding * width,
-            *(each.matrix_elements * width for layer in layers for each in layer),
-            *(() if tied else (embedding * width,)),
-        ),
+        rounding=0 if quantization else rounding(sizes_of_matrices),
         build=row,
         activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
         parallel=config.flag(row.parallel),

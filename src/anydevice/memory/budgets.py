@@ -8,17 +8,17 @@ error for who asked in a program, and a warning for who asked in a file.
 
 from __future__ import annotations
 
-import os
-import threading
 
 from anydevice.choose.discovery import devices
 from anydevice.choose.settings import STRATEGIES, Config
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
+from anydevice.core.locking import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.core.sizes import format_size
 from anydevice.engines import registry
 from anydevice.engines.effects import jax_started
+from anydevice.engines.environment import Variables
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 _JAX_BACKENDS = ("cuda", "rocm")
@@ -37,26 +37,10 @@ class Effect(Record):
     why_not: str | None = None
 
 
-_lock = threading.RLock()
+_lock = ForkSafeLock(reentrant=True)
 _budget: Config | None = None
 _effects: dict[tuple[str, Device], Effect] = {}
-_variables_before: dict[str, str | None] | None = None
-
-
-def effects() -> tuple[Effect, ...]:
-    """What the budget in force does, library by library and device by device; empty without one.
-
-    Libraries that are not loaded yet are not in it, nor is JAX before it has started.
-
-    >>> from anydevice import configure
-    >>> config = configure(memory=None)
-    >>> effects()
-    ()
-    """
-    with _lock:
-        if jax_started() and not any(name == "jax" for name, _ in _effects):
-            _hold(registry.load("jax"))
-        return tuple(_effects.values())
+_of_jax = Variables()
 
 
 def check_budget(config: Config) -> None:
@@ -77,14 +61,14 @@ def set_budget(config: Config | None) -> list[str]:
     library on an accelerator that it has no effect on, and of a GPU that others use as well.
     """
     global _budget
-    with _lock:
+    with _lock.native:
         said = _lift() if config is None else []
         _budget = config
         if config is None:
             return said
         registry.when_loaded(_hold)
         _tell_jax(config)
-        for engine in _loaded():
+        for engine in registry.started_engines():
             _hold(engine)
         said += [
             effect.why_not
@@ -95,7 +79,9 @@ def set_budget(config: Config | None) -> list[str]:
 
 
 def limit_of(device: Device, config: Config) -> int | None:
-    """The most bytes of a device that the settings allow; `None` where its size is not known.
+    """The most bytes of a device that the settings allow; `None` where they allow everything.
+
+    It is `None`, too, where a share is allowed of a size that is not known.
 
     A fraction is one of all memory that this process could ever get there. An amount is never
     more than that.
@@ -107,11 +93,13 @@ def limit_of(device: Device, config: Config) -> int | None:
         facts = device.facts
     except DeviceNotFoundError:  # JAX may show several CPU devices where the machine has one
         return None
-    total = facts.usable_memory or facts.total_memory
+    total = facts.obtainable_memory
     if total is None:
         return config.memory_limit
     fraction = config.memory_fraction
-    return int(total * fraction) if fraction is not None else min(total, config.memory_limit or 0)
+    if fraction is not None:
+        return int(total * fraction)
+    return None if config.memory_limit is None else min(total, config.memory_limit)
 
 
 def started_jax() -> list[tuple[Engine, Device]]:
@@ -124,7 +112,7 @@ def started_jax() -> list[tuple[Engine, Device]]:
 
 def _hold(engine: Engine) -> None:
     """Hold one library to the budget in force, on each of its devices."""
-    with _lock:
+    with _lock.native:
         config = _budget
         if config is None or (engine.name == "jax" and not jax_started()):
             return  # asking JAX for its devices would start it
@@ -144,33 +132,21 @@ def _lift() -> list[str]:
         effect = _effects.pop((name, device))
         if effect.why_not is None:
             said.append(registry.load(name).memory.set_limit(device, None))
-    if _restore_variables():
+    if _of_jax:
+        _of_jax.put({})
         said += [engine.memory.set_limit(device, None) for engine, device in started_jax()]
     return list(dict.fromkeys(sentence for sentence in said if sentence))
 
 
 def _tell_jax(config: Config) -> None:
     """Put JAX's share of a GPU into the environment, while it is still to start."""
-    global _variables_before
     if jax_started():
         return
-    _restore_variables()
     fraction = _jax_fraction(config)
-    if fraction is None:
-        return
-    _variables_before = {name: os.environ.pop(name, None) for name in _JAX_VARIABLES}
-    os.environ[_JAX_FRACTION] = f"{fraction:.6f}"
-
-
-def _restore_variables() -> bool:
-    """Put JAX's variables back as they were; whether anything was there to be put back."""
-    global _variables_before
-    before, _variables_before = _variables_before, None
-    for name, value in (before or {}).items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-    return before is not None
+    told: dict[str, str | None] = {}
+    if fraction is not None:
+        told = {**dict.fromkeys(_JAX_VARIABLES), _JAX_FRACTION: f"{fraction:.6f}"}
+    _of_jax.put(told)
 
 
 def _jax_fraction(config: Config) -> float | None:
@@ -214,14 +190,8 @@ def _about_shared_gpus(config: Config) -> list[str]:
 def _held_here(device: Device) -> int:
     """The bytes of a device that the loaded libraries of this process hold."""
     held = 0
-    for engine in _loaded():
+    for engine in registry.started_engines():
         if device in engine.devices():
             use = engine.memory.use(device)
             held += use.reserved if use else 0
     return held
-
-
-def _loaded() -> list[Engine]:
-    """The engines whose libraries are imported; JAX only once it has started, to not start it."""
-    names = (name for name in registry.loaded_engines() if name != "jax" or jax_started())
-    return [registry.load(name) for name in names]

@@ -8,7 +8,7 @@ from typing import Any
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.sizes import format_size
-from anydevice.memory.activations import decode_peak, logit_bytes, prefill_peak
+from anydevice.memory.activations import decode_peak, logit_bytes, prefill_peak, recurring_peak
 from anydevice.memory.blueprints import USUAL_DTYPE
 from anydevice.memory.models import shape_of
 from anydevice.memory.overheads import Overhead, overhead_of
@@ -103,7 +103,7 @@ def estimate_inference(
     ... )
     >>> estimate.weights, estimate.kv_cache, estimate.exact
     (14483464704, 2147483648, True)
-    >>> 16 < estimate.total_gib < 18
+    >>> 19 < estimate.total_gib < 21
     True
 
     Raises `ConfigurationError` for what is no model and for numbers that cannot be, and
@@ -117,15 +117,16 @@ def estimate_inference(
     cache = as_dtype(kv_dtype).name if kv_dtype is not None else computed
     width = as_dtype(computed).itemsize
     logits = logit_bytes(shape, batch, width)
-    activations = 0
+    activations = recurring = 0
     if shape.hidden:
+        recurring = recurring_peak(shape, batch, context, width)
         layers = max(
             prefill_peak(shape, batch, context, width), decode_peak(shape, batch, context, width)
         )
         last = 2 * batch * context * shape.hidden * width + logits
         activations = max(layers, last) - logits
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
-    overheads = overhead_of(shape.tensor_bytes, kv_cache, activations)
+    overheads = overhead_of(shape.rounding, kv_cache, min(recurring, activations))
     return MemoryEstimate(
         weights=shape.weight_bytes,
         kv_cache=kv_cache,

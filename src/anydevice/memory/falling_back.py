@@ -15,8 +15,8 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError, DeviceMismatchError
-from anydevice.memory.giving_back import free_what_failed
-from anydevice.memory.running_out import explained, ran_out
+from anydevice.memory.releasing import free_what_failed
+from anydevice.memory.running_out import explained, in_a_line, ran_out
 from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.tree import flatten
 
@@ -35,8 +35,9 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
     a `use_device("cpu")` block; the result stays on the CPU. Of a method, and of a model that is
     called, the object's own arrays go along. Models and optimizers that are moved in place, such
     as a `torch.nn.Module`, are back on their devices afterwards: a backward pass has to be part of
-    the function. Arrays that the function has from elsewhere stay where they are. The first time
-    there is a warning with the reason.
+    the function. Where there is no room for them any more, because they have gained gradients, all
+    of them stay on the CPU, which a warning says. Arrays that the function has from elsewhere stay
+    where they are. The first time there is a warning with the reason.
 
     >>> import numpy
     >>> @cpu_fallback
@@ -145,7 +146,8 @@ def _on_the_cpu(call: Call, failure: _Failure) -> Iterator[Call]:
         error.add_note(f"this was the second try, on the CPU; the first one: {failure.said}")
         raise
     finally:
-        _bring_home(parts, homes)
+        if homes:
+            _bring_home(parts, homes)
 
 
 def _parts(call: Call) -> Call:
@@ -173,9 +175,24 @@ def _home(value: Any) -> Device | None:
 
 
 def _bring_home(parts: Call, homes: Mapping[str, Device]) -> None:
-    """Put what is changed in place back; what it has gained meanwhile goes along."""
-    if not homes:
-        return
+    """Put what is changed in place back, with what it has gained meanwhile; all of it or nothing.
+
+    It comes back to a device that has just run out of memory. If it finds no room there, the result
+    is worth more than where the model is, so that is a warning.
+    """
+    try:
+        _move_home(parts, homes)
+    except Exception as error:
+        problem = in_a_line(error)
+        free_what_failed()
+        warnings.warn(
+            f"what was moved to the CPU stays there, because it could not go back to "
+            f"{_listed(homes)}: {problem}; move it with to_device(…) once there is room",
+            stacklevel=5,
+        )
+
+
+def _move_home(parts: Call, homes: Mapping[str, Device]) -> None:
     leaves, rebuild = flatten(parts, is_array)
     values = list(leaves.values)
     first = next(iter(homes.values()))
@@ -183,7 +200,11 @@ def _bring_home(parts: Call, homes: Mapping[str, Device]) -> None:
         if leaf.kept:
             home = homes.get(leaf.path) or homes.get(leaf.path.removesuffix(".grad")) or first
             values[number] = to_device(leaf.value, home)
-    rebuild(values)
+    rebuild(values)  # only now is anything changed, and nothing is allocated for it
+
+
+def _listed(homes: Mapping[str, Device]) -> str:
+    return ", ".join(dict.fromkeys(map(str, homes.values())))
 
 
 def _dressed(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:

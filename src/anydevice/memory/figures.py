@@ -18,7 +18,6 @@ from anydevice.core.engine import MemoryUse
 from anydevice.core.record import NOTHING, Record, as_dict
 from anydevice.core.sizes import format_size
 from anydevice.engines import registry
-from anydevice.engines.effects import jax_started
 from anydevice.engines.places import place_of
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.own_memory import own_memory
@@ -126,7 +125,7 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
     return MemoryStats(
         device=str(target),
         total=facts.total_memory,
-        usable=facts.total_memory if facts.usable_memory is None else facts.usable_memory,
+        usable=facts.obtainable_memory,
         free=_free_by_another_name(target) if free is None else free,
         in_use=in_use,
         reserved=reserved,
@@ -150,14 +149,12 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
 
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
     """What each library that is imported holds of the device, where it counts."""
-    loaded = registry.loaded_engines()
+    started = {engine.name: engine for engine in registry.started_engines()}
     for name in registry.engines_for(device.backend):
-        # Asking JAX would start it, and it takes most of a card when it starts.
-        if name not in loaded or (name == "jax" and not jax_started()):
+        if name not in started:
             continue
-        engine = registry.load(name)
         try:
-            use = engine.memory.use(place_of(device.served_by(name)))
+            use = started[name].memory.use(place_of(device.served_by(name)))
         except DeviceNotFoundError:  # it is a build without this backend
             continue
         if use is not None:

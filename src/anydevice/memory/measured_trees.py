@@ -17,6 +17,7 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
 from anydevice.engines.ownership import owner_of
 from anydevice.errors import ConfigurationError
+from anydevice.memory.overheads import rounding
 from anydevice.memory.shapes import ModelShape
 from anydevice.transfer.safetensors_files import read_model
 from anydevice.transfer.tree import flatten
@@ -168,9 +169,8 @@ def _weights(tensors: list[Tensor], layers: int, dtype: str | None) -> Mapping[s
         outside[part][0] += count
         outside[part][1] += size
     found: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(held)}
-    found["tensor_bytes"] = tuple(
-        each.bytes_in(dtype) for each in tensors if each.held and len(each.sizes) > 1
-    )
+    matrices = (each for each in tensors if each.held and len(each.sizes) > 1)
+    found["rounding"] = rounding(each.bytes_in(dtype) for each in matrices)
     for part, (count, size) in outside.items():
         found[f"{part}_parameters"], found[f"{part}_bytes"] = count, size
     return found

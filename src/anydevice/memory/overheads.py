@@ -47,10 +47,18 @@ class Overhead(Record):
         return self.context + self.workspace + self.rounding + self.idle
 
 
-def overhead_of(tensors: Iterable[int], cache: int, activations: int) -> Overhead:
-    """The overhead of a model with weights of these sizes, in bytes, and so large a cache."""
-    rounded = sum(block_bytes(size) - size for size in tensors)
+def overhead_of(rounded: int, cache: int, activations: int) -> Overhead:
+    """The overhead of a model whose weights are rounded up by so many bytes."""
     return Overhead(CONTEXT, WORKSPACE, rounded, idle_bytes(cache, activations))
+
+
+def rounding(sizes: Iterable[int]) -> int:
+    """What whole blocks add to tensors of these sizes, in bytes.
+
+    >>> rounding([25 * MIB, 24 * MIB, 1000])
+    1048600
+    """
+    return sum(block_bytes(size) - size for size in sizes)
 
 
 def block_bytes(size: int) -> int:

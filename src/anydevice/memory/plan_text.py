@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from anydevice.choose.marks import UNUSABLE, USABLE
+from anydevice.core.bars import bar
 from anydevice.core.device import Device
 from anydevice.core.sizes import format_size
 from anydevice.memory.placements import Alternative, Placement, Plan
@@ -48,18 +49,6 @@ def verdict(plan: Plan) -> str:
     # Not the sum of what is free: each device needs room of its own for activations.
     lacking = format_size(plan.unplaced)
     return f"{UNUSABLE} does not fit on {where} together: no place for {lacking} of it"
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of so many columns; what is not nothing shows, and only what is full is full.
-
-    >>> bar(0.5, 8), bar(0.001, 4), bar(0.999, 4), bar(3.0, 4)
-    ('████░░░░', '█░░░', '███░', '████')
-    """
-    full = width if share >= 1 else min(width - 1, round(share * width))
-    if share > 0:
-        full = max(1, full)
-    return "█" * full + "░" * (width - full)
 
 
 def _title(plan: Plan) -> str:
@@ -114,7 +103,7 @@ def _table(placements: Sequence[Placement], columns: int) -> Iterator[str]:
     last = max(map(len, percents))
     left = columns - sum(widths) - 2 * len(widths) - 1 - last
     width = max(_SHORTEST_BAR, min(_LONGEST_BAR, left))
-    bars = ["", *(bar(each.share, width) for each in placements)]
+    bars = ["", *("".join(bar(each.share, width)) for each in placements)]
     for cells, shown, percent in zip(rows, bars, ["", *percents], strict=True):
         texts = [cell.ljust(size) for cell, size in zip(cells[:2], widths[:2], strict=True)]
         texts += [cell.rjust(size) for cell, size in zip(cells[2:], widths[2:], strict=True)]

@@ -26,10 +26,11 @@ def plan_inference(
 ) -> Plan:
     """Where a model would run with so much context: one device, several, or which change it takes.
 
-    `model` is whatever `estimate_inference` takes. `devices` are devices or their names ("cuda" is every card of it); without them,
-    all that are usable here. What is free is read now, and what `configure(memory=…)` allows is
-    kept to. One accelerator goes before several, and several before the CPU, which takes the
-    layers that they have no room for. Nothing is loaded and no array library is imported.
+    `model` is whatever `estimate_inference` takes. `devices` are devices or their names ("cuda" is
+    every card of it); without them, all that are usable here. What is free is read now, and what
+    `configure(memory=…)` allows is kept to. One accelerator goes before several, and several
+    before the CPU, which takes the layers that they have no room for. Nothing is loaded and no
+    array library is imported.
 
     >>> from anydevice import testing
     >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -55,7 +56,7 @@ def plan_inference(
         return _does_not_fit(asked, pieces, groups, notes)
     stretches = {stretch.place: stretch for stretch in arrangement.stretches}
     placements = _placements(pieces, arrangement.group, stretches)
-    if arrangement.group.only_cpu:
+    if arrangement.only_cpu:
         estimate = estimate.on_cpu()
     alone = placements[0].device if len(placements) == 1 else None
     settled = alone is not None and alone.kind != "cpu"

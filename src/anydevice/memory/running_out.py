@@ -7,11 +7,13 @@ moment is left out, and the memory that the failed try held is let go of.
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
-from types import TracebackType
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from anydevice.core.device import Device
@@ -26,6 +28,7 @@ from anydevice.memory import shortage
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_GOES_ON = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 _SMALLER_BATCH = "a smaller batch; anydevice.find_batch_size(fn, start) finds the largest that fits"
 _HIGHER_LIMIT = "a higher limit, with anydevice.configure(memory=…)"
 _LESS_EACH = "a smaller element type, such as bfloat16, and checkpointing where you train"
@@ -44,21 +47,33 @@ class RanOut(Record):
 def ran_out(error: BaseException) -> RanOut | None:
     """The out-of-memory error that this is, or was raised from; `None` where it is another one.
 
+    A group of errors is one where each of them is; else what else went wrong would be hidden.
+
     >>> ran_out(MemoryError()) is None, ran_out(ValueError()) is None
     (False, True)
     """
-    for each in _causes(error):
-        if isinstance(each, OutOfMemoryError):
-            behind = ran_out(each.__cause__) if each.__cause__ is not None else None
-            return RanOut(each, behind.engine if behind else None)
-        if type(each) is MemoryError:
-            return RanOut(each, None)
-        for engine in _imported_engines(each):
-            if engine.memory.ran_out(each):
-                return RanOut(each, engine)
-        if isinstance(each, MemoryError):
-            return RanOut(each, None)
-    return None
+    return _ran_out(error, frozenset())
+
+
+def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | None:
+    if error is None or id(error) in above:  # causes may go round
+        return None
+    above |= {id(error)}
+    if isinstance(error, OutOfMemoryError):
+        behind = _ran_out(error.__cause__, above)
+        return RanOut(error, behind.engine if behind else None)
+    if type(error) is MemoryError:
+        return RanOut(error, None)
+    for engine in _imported_engines(error):
+        if engine.memory.ran_out(error):
+            return RanOut(error, engine)
+    if isinstance(error, MemoryError):
+        return RanOut(error, None)
+    if isinstance(error, BaseExceptionGroup):
+        inside = [_ran_out(each, above) for each in error.exceptions]
+        if all(inside):
+            return inside[0]
+    return _ran_out(error.__cause__, above)
 
 
 def explained(
@@ -72,7 +87,8 @@ def explained(
     can be advised. An error of ours is returned as it is, but for that name.
 
     What the frames hold that the error came through is let go of, so that keeping the error does
-    not keep the memory.
+    not keep the memory. That cannot be done with frames that are still running, such as the
+    caller's: what it holds, it has to let go of itself.
 
     >>> print(explained(MemoryError()))  # doctest: +ELLIPSIS
     cpu is out of memory: ...
@@ -175,8 +191,23 @@ def let_go(error: BaseException) -> None:
     """Empty the frames that an error, and those behind it, came through.
 
     Their variables would keep the arrays of the failed try alive for as long as the error lives.
-    A frame that is still running is left alone.
+    A frame that is still running is left alone, and so is that of a generator or a coroutine that
+    caught the error and goes on later.
     """
+    frames = [
+        frame for each in _behind(error) for frame, _ in traceback.walk_tb(each.__traceback__)
+    ]
+    unfinished = _unfinished(frames)
+    for frame in frames:
+        if frame not in unfinished:
+            try:
+                frame.clear()
+            except RuntimeError:  # it is running
+                continue
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """The error, those that it was raised from or after, and those of a group."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -184,19 +215,27 @@ def let_go(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        waiting += [each.__cause__, each.__context__]
-        waiting += getattr(each, "exceptions", ())  # those of a group
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it was raised from."""
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
         yield each
-        each = each.__cause__
+        waiting += [each.__cause__, each.__context__]
+        waiting += getattr(each, "exceptions", ())
+
+
+def _unfinished(frames: list[FrameType]) -> set[FrameType]:
+    """The frames of generators and coroutines that are not at their end.
+
+    Before Python 3.13, to clear such a frame ends what it belongs to. A frame does not say whose it
+    is; but only who has not ended refers to it.
+    """
+    may_go_on = [frame for frame in frames if frame.f_code.co_flags & _GOES_ON]
+    found: set[FrameType] = set()
+    for owner in gc.get_referrers(*may_go_on) if may_go_on else ():
+        if isinstance(owner, GeneratorType):
+            found.add(owner.gi_frame)
+        elif isinstance(owner, CoroutineType):
+            found.add(owner.cr_frame)
+        elif isinstance(owner, AsyncGeneratorType):
+            found.add(owner.ag_frame)
+    return found
 
 
 def _imported_engines(error: BaseException) -> Iterator[Engine]:
@@ -240,6 +279,7 @@ def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> Out
     lines = [shortage.headline(place, asked, facts)]
     if engine and held:
         lines.append(shortage.holding(engine, held))
+    lines += _all_known(lambda: shortage.doubts(error))
     if place:
         lines += _all_known(lambda: shortage.own_limit(place))
     if place and facts:

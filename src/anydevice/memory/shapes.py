@@ -33,8 +33,8 @@ class ModelShape(Record):
     `kv_elements` are the elements that one token leaves in the cache of each layer (0 where the
     layer has none), `windows` the most tokens that each layer keeps (`None`: all of them).
 
-    `tensor_bytes` are the bytes of each matrix in the order in which they are loaded, empty where
-    that is not known; they matter to an allocator that rounds them.
+    `rounding` are the bytes that PyTorch's allocator for GPUs adds to the matrices by giving them
+    whole blocks, 0 where they are not known one by one.
 
     `build` is what its family's layers have, `activation` the name of the function in the network,
     `parallel` whether attention and network of a layer work on one input.
@@ -72,7 +72,7 @@ class ModelShape(Record):
     experts: Experts | None = None
     quantization: str | None = None
     longest_context: int | None = None
-    tensor_bytes: tuple[int, ...] = ()
+    rounding: int = 0
     build: Architecture = UNKNOWN
     activation: str = ""
     parallel: bool = False

@@ -18,6 +18,7 @@ from anydevice.hardware.readings import processes
 
 _OF_THE_HOST = re.compile(r"DefaultCPUAllocator|alloc_cpu|\bCPU\b|\b[Hh]ost memory\b")
 _OF_A_CARD = re.compile(r"\bGPU (\d+)\b")
+_AMBIGUOUS = "OUT_OF_RESOURCES"
 _WORTH_TELLING = 2**20
 _MOST_PROCESSES = 4
 
@@ -70,6 +71,15 @@ def holding(engine: Engine, held: MemoryUse) -> str:
         f"{engine.name} holds {format_size(held.reserved)} in this process{ahead}, "
         f"{format_size(held.in_use)} of it in arrays{limit}"
     )
+
+
+def doubts(error: BaseException) -> Iterator[str]:
+    """That it may not have been memory that ran out, where the error means other things too."""
+    if _AMBIGUOUS in str(error):
+        yield (
+            f"or a kernel failed: drivers say {_AMBIGUOUS} of one that reads beyond its arrays, "
+            "or needs more registers or local memory than there are, too"
+        )
 
 
 def others(place: Device, facts: Facts) -> Iterator[str]:

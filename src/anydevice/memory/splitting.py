@@ -109,9 +109,10 @@ class Pieces:
 def fill(pieces: Pieces, rooms: Sequence[int], cpus: Collection[int] = ()) -> list[Stretch]:
     """As many layers as go into each room, one room after the other, until none is left.
 
-    `cpus` are the numbers of the rooms that are the CPU's. A room that is too small for a single layer is passed over. If the last stretch does not end
-    at the last layer, the rooms are too small in this order, however the layers are laid: no
-    other way has brought more of them into the first rooms.
+    `cpus` are the numbers of the rooms that are the CPU's. A room that is too small for a single
+    layer is passed over. If the last stretch does not end at the last layer, the rooms are too
+    small in this order, however the layers are laid: no other way has brought more of them into
+    the first rooms.
 
     >>> pieces = Pieces((10,) * 6, (0,) * 6)
     >>> [str(stretch.layers) for stretch in fill(pieces, (25, 5, 100))]

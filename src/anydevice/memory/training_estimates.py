@@ -69,7 +69,8 @@ class TrainingEstimate(Record):
     backward pass (with the casts of weights that mixed precision makes), the `logits` of all
     tokens with their gradients, and the process's `overhead`. `total` is the peak and not
     their sum: gradients grow while activations go, and some moments have copies of their own.
-    `peak_at` names the moment at which it is reached. `exact` is about the parameters, `assumed` says what was not known.
+    `peak_at` names the moment at which it is reached. `exact` is about the parameters, `assumed`
+    says what was not known.
     """
 
     parameters: int

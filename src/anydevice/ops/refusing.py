@@ -18,6 +18,9 @@ from anydevice.errors import AnyDeviceError
 Op = TypeVar("Op", bound=Callable[..., Any])
 _Maker = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_TAKEN = frozenset({"op", "error", "refuse", "AnyDeviceError", "Exception"})
+"""The names that the wrapper has itself, which no parameter may have."""
+
 _WRAPPER = """\
 def maker(op):
     def refusing({parameters}):
@@ -58,6 +61,8 @@ def _maker(code: CodeType) -> _Maker:
     assert not code.co_flags & (CO_VARARGS | CO_VARKEYWORDS), "an op names all of its parameters"
     by_place = code.co_varnames[: code.co_argcount]
     named = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    taken = _TAKEN.intersection((*by_place, *named))
+    assert not taken, f"a parameter of an op is not called {', '.join(sorted(taken))}"
     return _compiled(by_place, named, code.co_posonlyargcount)
 
 

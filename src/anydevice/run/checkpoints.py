@@ -13,7 +13,7 @@ from anydevice.nn.trees import leaves
 from anydevice.run import tensor_files
 from anydevice.run.descriptions import description
 from anydevice.run.history import History
-from anydevice.run.stepping import Recipe, Standing
+from anydevice.run.steps import Recipe, Standing
 
 _KIND = "training"
 

@@ -134,14 +134,9 @@ class Compiled:
         where the device has no room.
         """
         # The way of almost all calls: bare arrays that are there already, of shapes met before.
-        there = self._there
-        kinds = []
-        for x in inputs:
-            test = there.get(type(x))
-            if test is None or not test(x):
-                return self._moved_first(inputs, named)
-            kinds.append((x.shape, x.dtype))
-        ready = None if named else self._ready_plain.get(tuple(kinds))
+        if named or not self._are_there(inputs):
+            return self._moved_first(inputs, named)
+        ready = self._ready_plain.get(tuple([(x.shape, x.dtype) for x in inputs]))
         if ready is None:
             return self._moved_first(inputs, named)
         try:
@@ -196,6 +191,15 @@ class Compiled:
             notes=tuple(self._subject.notes),
             checked=self._checked,
         )
+
+    def _are_there(self, inputs: Sequence[Any]) -> bool:
+        """Whether these are arrays on the device, of types that were met before."""
+        there = self._there
+        for x in inputs:
+            test = there.get(type(x))
+            if test is None or not test(x):
+                return False
+        return True
 
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         form, arrays = taken_apart(inputs, named)

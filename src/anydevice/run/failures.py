@@ -14,7 +14,7 @@ from anydevice.errors import VerificationError
 from anydevice.nn.layer import Layer, Run
 from anydevice.nn.trees import leaves
 from anydevice.run.own_models import paths_of
-from anydevice.run.stepping import Recipe
+from anydevice.run.steps import Recipe
 from anydevice.transfer.moving import to_numpy
 
 _ADVICE = "try a smaller rate, clip=1.0, or look at the data"

@@ -28,7 +28,8 @@ from anydevice.run.compiling import OPTIMIZATIONS, Compiled
 from anydevice.run.history import History
 from anydevice.run.own_models import ModelSubject
 from anydevice.run.precision import cast_parameters, policy_of
-from anydevice.run.stepping import Recipe, Standing, stepper_for
+from anydevice.run.stepping import stepper_for
+from anydevice.run.steps import Recipe, Standing
 from anydevice.run.tensor_files import checked_path
 from anydevice.run.training_loop import Plan, Training, copied
 from anydevice.run.training_progress import TrainingProgress

@@ -28,7 +28,7 @@ from anydevice.run.callbacks import Callback, Moment, wants_steps
 from anydevice.run.checkpoints import Checkpoint, Place, settings_of, write_checkpoint
 from anydevice.run.failures import Taken, failure
 from anydevice.run.history import Epoch, History
-from anydevice.run.stepping import Stepper
+from anydevice.run.steps import Stepper
 from anydevice.run.training_progress import TrainingProgress
 from anydevice.transfer.moving import to_numpy
 

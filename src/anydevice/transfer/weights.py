@@ -57,8 +57,8 @@ def load_weights(
 
     Every header is checked before the first array is made: a damaged, incomplete or foreign file is
     a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
-    which there is no room is an `OutOfMemoryError` that names it. Pickles are refused: they are
-    never read.
+    which there is no room is an `OutOfMemoryError` that names it. No error keeps the arrays that
+    were loaded before it. Pickles are refused: they are never read.
 
     >>> import tempfile
     >>> header = b'{"bias": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}'
@@ -77,9 +77,13 @@ def load_weights(
         raise DeviceNotFoundError(f"no installed library drives {target}: {target.why_not}")
     engine, place = registry.load(target.engine), place_of(target)
     arrays: dict[str, Any] = dict.fromkeys(model)
-    with LoadingProgress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
-        for header, entries in _by_file(model):
-            arrays.update(_load_file(header, entries, wanted, engine, place, shown.advance))
+    try:
+        with LoadingProgress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
+            for header, entries in _by_file(model):
+                _load_file(header, entries, wanted, engine, place, shown.advance, arrays)
+    except BaseException:
+        arrays.clear()  # the error keeps this frame, and half a model is of use to nobody
+        raise
     return arrays
 
 
@@ -90,9 +94,12 @@ def _load_file(
     engine: Engine,
     device: Device,
     advance: Advance,
-) -> dict[str, Any]:
-    """Those tensors of one file on a device; that the file stayed the same meanwhile is certain."""
-    arrays = {}
+    arrays: dict[str, Any],
+) -> None:
+    """Put those tensors of one file, on a device, into `arrays`.
+
+    When it returns, it is certain that the file stayed the same meanwhile.
+    """
     with PlainFile(header.path, header.stamp) as file:
         for entry in entries:
             dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
@@ -104,7 +111,6 @@ def _load_file(
                 reach("refuse")(error, device, what=f"{file.path}: the tensor {entry.name!r}")
                 raise _refused(file, entry, str(error)) from error
         file.confirm_unchanged()
-    return arrays
 
 
 def _place(

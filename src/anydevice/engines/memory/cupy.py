@@ -11,6 +11,9 @@ from anydevice.engines.memory.messages import amount_asked
 
 _SAID = ("cudaerrormemoryallocation", "hiperroroutofmemory", "out of memory", "alloc_failed")
 
+_before: dict[Device, int] = {}
+"""The limits of the pool from before ours; 0 is none."""
+
 
 class CupyMemory:
     """What CuPy's default pool holds, device by device."""
@@ -30,9 +33,17 @@ class CupyMemory:
         ENGINE.native(device)
 
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what the pool takes of the GPU, in arrays and kept for later ones."""
+        """Limit what the pool takes of the GPU, in arrays and kept for later ones.
+
+        Lifting it gives back the limit that the pool had before.
+        """
         with ENGINE.native(device):
-            cupy.get_default_memory_pool().set_limit(size=limit or 0)
+            pool = cupy.get_default_memory_pool()
+            if limit is not None:
+                _before.setdefault(device, pool.get_limit())
+                pool.set_limit(size=limit)
+            elif device in _before:
+                pool.set_limit(size=_before.pop(device))
 
     def release(self, device: Device) -> None:
         with ENGINE.native(device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mlx.core as mx
 
 from anydevice.core.device import Device
@@ -10,7 +12,12 @@ from anydevice.engines import mlx_limits
 from anydevice.engines.memory.messages import amount_asked
 from anydevice.engines.mlx import ENGINE
 
-_SAID = ("[malloc", "unable to allocate", "[metal::malloc]", "insufficient memory", "out of memory")
+_SAID = re.compile(
+    r"\[(?:metal::)?malloc\w*\] "
+    r"|\[METAL\] Command buffer execution failed: Insufficient Memory"
+    r"|cudaMalloc\w*(?:\(.*\))? failed: out of memory"
+)
+"""How MLX begins to say it: it has no errors of its own, and those of Python are anybody's."""
 
 
 class MlxMemory:
@@ -46,8 +53,8 @@ class MlxMemory:
     def ran_out(self, error: BaseException) -> bool:
         if isinstance(error, mlx_limits.LimitReachedError) or type(error) is MemoryError:
             return True
-        said = str(error).lower()
-        return type(error) in (RuntimeError, ValueError) and any(words in said for words in _SAID)
+        plain = type(error) in (RuntimeError, ValueError)
+        return plain and _SAID.match(str(error)) is not None
 
     def asked(self, error: BaseException) -> int | None:
         if isinstance(error, mlx_limits.LimitReachedError):

@@ -9,7 +9,7 @@ import pyopencl as cl
 from anydevice.core.device import Device
 from anydevice.core.engine import Memory, MemoryUse
 from anydevice.engines.opencl import ENGINE
-from anydevice.engines.opencl_queues import LimitReachedError, limits, pools_of
+from anydevice.engines.opencl_pools import LimitReachedError, limits, pools_of
 
 _CODES = frozenset(
     {
@@ -40,7 +40,7 @@ class OpenclMemory:
             each.reset_peak()
 
     def set_limit(self, device: Device, limit: int | None) -> None:
-        """Limit what our pool takes of the device, in arrays and kept for later ones."""
+        """Limit what our pools take of the device, in arrays and kept for later ones."""
         native = ENGINE.native(device)
         if limit is None:
             limits.pop(native, None)
@@ -52,6 +52,11 @@ class OpenclMemory:
             each.release()
 
     def ran_out(self, error: BaseException) -> bool:
+        """Whether a driver or our pool found no room.
+
+        OUT_OF_RESOURCES counts: drivers say it where a kernel's arrays find no room on the device.
+        They say it of some kernels that fail for other reasons, too, and nothing tells which.
+        """
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
             return True
         return isinstance(error, cl.Error) and _code(error) in _CODES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -15,17 +16,18 @@ from anydevice.engines.torch import ENGINE
 _OUT_OF_MEMORY: type[BaseException] = getattr(
     torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError
 )
-_SAID = (
-    "can't allocate memory",  # the CPU's allocator
-    "not enough memory",  # the same on Windows
-    "storage size calculation overflowed",  # more than any machine could have
-    "out of memory",  # Metal, the CUDA driver, and what runs into it later
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "hipblas_status_alloc_failed",
-    "miopenstatusallocfailed",
+_SAID = re.compile(
+    r"\bDefaultCPUAllocator: (?:can't allocate|not enough) memory"  # the second one on Windows
+    r"|^Storage size calculation overflowed"  # more than any machine could have
+    r"|\b(?:CUDA|HIP|XPU|MPS backend)(?: driver)?(?: error:)? out of memory\b"
+    r"|^Triton Error \[\w+\]: out of memory"
+    r"|^Invalid buffer size: [\d.]+ "  # Metal, for more at once than it gives out
+    r"|\b[A-Z]+(?:_STATUS)?_ALLOC_FAILED\b|\bmiopenStatusAllocFailed\b",  # of their libraries
+    re.MULTILINE,
 )
+"""What PyTorch writes into a plain `RuntimeError`, which may be anybody's."""
 _limits: dict[Device, int] = {}
+_shares_before: dict[Device, float] = {}
 
 
 class TorchMemory:
@@ -61,7 +63,8 @@ class TorchMemory:
         """Limit what PyTorch may hold of a GPU, in arrays and kept for later ones.
 
         Where PyTorch has not started the GPU yet, the limit waits until it does: setting one does
-        not start it.
+        not start it. Lifting it gives back the share that was set before; Metal does not tell one,
+        and is given PyTorch's own.
         """
         target = ENGINE.native(device)
         if target.type == "cpu":
@@ -94,19 +97,32 @@ class TorchMemory:
     def ran_out(self, error: BaseException) -> bool:
         if isinstance(error, _OUT_OF_MEMORY) or type(error) is MemoryError:
             return True
-        kind = type(error)
-        ours = kind is RuntimeError or kind.__module__.partition(".")[0] == "torch"
-        said = str(error).lower()
-        return isinstance(error, RuntimeError) and ours and any(words in said for words in _SAID)
+        its_own = type(error).__module__.partition(".")[0] == "torch"
+        if not (isinstance(error, RuntimeError) and its_own) and type(error) is not RuntimeError:
+            return False
+        said = str(error)
+        return _SAID.search(said) is not None or (its_own and "out of memory" in said.lower())
 
     def asked(self, error: BaseException) -> int | None:
         return amount_asked(str(error))
 
 
 def _limit_card(device: Device, target: Any) -> None:
-    total = torch.cuda.get_device_properties(target).total_memory
-    share = min(1.0, _limits.get(device, total) / total)
-    torch.cuda.set_per_process_memory_fraction(share, target)
+    limit = _limits.get(device)
+    if limit is None:
+        share = _shares_before.pop(device, None)
+    else:
+        if device not in _shares_before:
+            _shares_before[device] = _share(target)
+        share = min(1.0, limit / torch.cuda.get_device_properties(target).total_memory)
+    if share is not None:  # a limit that was lifted before the GPU started has changed nothing
+        torch.cuda.set_per_process_memory_fraction(share, target)
+
+
+def _share(target: Any) -> float:
+    """The share of a card that PyTorch may hold now; before release 2.8 it does not tell."""
+    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return 1.0 if ask is None else float(ask(target))
 
 
 def _limit_metal(device: Device) -> None:

@@ -9,10 +9,8 @@ import gc
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
-from anydevice.core.engine import Engine
-from anydevice.engines import effects, registry
+from anydevice.engines import registry
 from anydevice.engines.places import place_of
-from anydevice.errors import AnyDeviceError
 from anydevice.transfer.rings import release_ring
 
 
@@ -32,7 +30,7 @@ def release(device: Device | str | None = None) -> None:
     named is not usable.
     """
     place = None if device is None else place_of(choose_device(device))
-    for engine in _engines():
+    for engine in registry.started_engines():
         for each in engine.devices():
             if place is None or each == place:
                 release_ring(each)
@@ -46,16 +44,3 @@ def free_what_failed() -> None:
     """
     gc.collect()
     release()
-
-
-def _engines() -> list[Engine]:
-    """The engines that can hold memory: their library is imported, and has started."""
-    engines = []
-    for name in registry.loaded_engines():
-        if name == "jax" and not effects.jax_started():
-            continue  # asking for its devices would start it, and take most of a GPU's memory
-        try:
-            engines.append(registry.load(name))
-        except AnyDeviceError:  # damaged, and so it holds nothing
-            continue
-    return engines

@@ -89,7 +89,7 @@ def glance(card: Card) -> Glance:
         device=str(device),
         name=facts.name,
         total=facts.total_memory,
-        usable=facts.total_memory if facts.usable_memory is None else facts.usable_memory,
+        usable=facts.obtainable_memory,
         readings=readings(device.backend, device.index, facts),
         processes=processes(device.backend, device.index, facts),
         also=tuple(str(other) for other in card[1:]),
