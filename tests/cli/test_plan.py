@@ -74,6 +74,17 @@ def test_what_fits_ends_with_0(anydevice: Anydevice, small: str) -> None:
     assert "would fit" not in out
 
 
+def test_a_model_that_is_nowhere_is_said_without_a_look_at_the_machine(
+    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr(plan, "look_ahead", lambda: looks.append("look"))
+    for name in ("nobody/no-such-model", "no-such-folder/config.json"):
+        code, out, err = anydevice("plan", name)
+        assert (code, out, looks) == (2, "", [])
+        assert f"{name}: there is no such file or folder" in err
+
+
 def test_what_does_not_fit_ends_with_1_and_says_what_would(
     anydevice: Anydevice, large: str
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import sys
 import termios
 import threading
@@ -191,6 +192,7 @@ def test_attention_outside_the_main_thread_and_many_bells() -> None:
     thread.join(PATIENCE)
     assert seen == [before, "time"]
     with Attention(screen=True) as attention:
+        assert attention._bell is not None
         os.write(attention._bell, b"!" * 65536)
         signal.raise_signal(signal.SIGCONT)  # the pipe is full
         assert attention.wait_until(0.0) == "redraw"
@@ -202,8 +204,45 @@ def test_attention_outside_the_main_thread_and_many_bells() -> None:
 
 def test_where_pipes_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    with Attention() as attention:
-        monkeypatch.setattr(os, "name", "nt")
-        monkeypatch.setattr(time, "sleep", slept.append)
-        assert attention.wait_until(0.0) == "time"
-    assert slept == [0.0]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "name", "nt")
+        elsewhere.delattr(os, "set_blocking")  # before Python 3.12
+        elsewhere.setattr(time, "sleep", slept.append)
+        with Attention() as attention:
+            assert attention.wait_until(0.0) == "time"
+            interrupt()
+            assert attention.wait_until(0.0) == "quit"
+    assert slept == [0.0, 0.0]
+
+
+IGNORING = """
+import os, signal, sys, time
+from anydevice.cli.terminal import Attention
+
+ignored = [signal.SIGINT, signal.SIGHUP]
+for number in ignored:
+    signal.signal(number, signal.SIG_IGN)
+with Attention(screen=True) as attention:
+    for number in ignored:
+        signal.raise_signal(number)
+    print(attention.wait_until(0.0))
+    signal.raise_signal(signal.SIGTERM)
+    print(attention.wait_until(0.0))
+print([signal.getsignal(number) == signal.SIG_IGN for number in ignored])
+"""
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IGNORING], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.split("\n")[:3] == ["time", "quit", "[True, True]"], ended.stderr
+
+
+def test_what_python_does_not_handle_is_left_to_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with monkeypatch.context() as embedded:  # the program that Python runs in has its own
+        embedded.setattr(signal, "getsignal", lambda number: None)
+        with Attention() as attention:
+            assert attention._before == {}
+    assert {number: signal.getsignal(number) for number in handlers} == handlers

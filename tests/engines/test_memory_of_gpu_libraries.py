@@ -5,7 +5,11 @@ On a machine that has one, the contract tests do the same with the real thing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +48,7 @@ class Card:
             "device": lambda device: torch.no_grad(),
             "empty_cache": lambda: setattr(self, "emptied", self.emptied + 1),
         }.items():
-            patch.setattr(torch.cuda, name, stand_in)
+            patch.setattr(torch.cuda, name, stand_in, raising=False)  # old ones lack some
 
     def start(self) -> None:
         self.started = True
@@ -63,6 +67,7 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     kinds = {"cuda": torch.device("cuda", 0), "metal": torch.device("mps")}
     monkeypatch.setattr(type(engine), "native", lambda self, device: kinds[device.backend])
     monkeypatch.setattr(facet, "_limits", {})
+    monkeypatch.setattr(facet, "_shares_before", {})
     return engine
 
 
@@ -102,6 +107,62 @@ def test_a_limit_does_not_start_a_card_but_waits_for_it(
     assert (card.share, card.emptied, card.peak) == (1.0, 0, 9)
     card.start()
     assert card.share == pytest.approx(0.75)
+
+
+def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
+    torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    card = Card(started=True)
+    card.install(monkeypatch)
+    card.share = 0.5
+    memory = torch_engine.memory
+    for limit in (60 * GIB, 40 * GIB, None):
+        memory.set_limit(CARD, limit)
+    assert card.share == 0.5
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")
+    for limit in (60 * GIB, None):
+        memory.set_limit(CARD, limit)
+    assert card.share == 1.0
+    later = Card(started=False)
+    later.install(monkeypatch)
+    later.share = 0.5
+    for limit in (60 * GIB, None):
+        memory.set_limit(CARD, limit)
+    later.start()
+    assert later.share == 0.5
+
+
+def test_the_limit_of_cupy_is_that_of_before_when_it_is_lifted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Pool:
+        limit = 7 * GIB
+
+        def set_limit(self, size: int) -> None:
+            self.limit = size
+
+        def get_limit(self) -> int:
+            return self.limit
+
+    pool = Pool()
+    library: Any = ModuleType("cupy")
+    library.get_default_memory_pool = lambda: pool
+    engine: Any = ModuleType("anydevice.engines.cupy")
+    engine.ENGINE = SimpleNamespace(native=lambda device: nullcontext())
+    monkeypatch.setitem(sys.modules, "cupy", library)
+    monkeypatch.setitem(sys.modules, "anydevice.engines.cupy", engine)
+    monkeypatch.delitem(sys.modules, "anydevice.engines.memory.cupy", raising=False)
+    memory = import_module("anydevice.engines.memory.cupy").CupyMemory()
+    monkeypatch.delitem(sys.modules, "anydevice.engines.memory.cupy")
+    memory.set_limit(CARD, None)
+    assert pool.limit == 7 * GIB
+    for limit in (60 * GIB, 40 * GIB):
+        memory.set_limit(CARD, limit)
+        assert pool.limit == limit
+    memory.set_limit(CARD, None)
+    assert pool.limit == 7 * GIB
 
 
 def test_metal_is_counted_and_limited(

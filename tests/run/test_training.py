@@ -15,6 +15,7 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
+from anydevice.core.consuming import consuming
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.nn.trees import leaves
@@ -161,6 +162,25 @@ def test_schedules_give_the_rate_of_each_step(trainable: Device) -> None:
     assert run.history[-1].rate == schedule(12)
     own = trained(trainable, optimizer=nn.AdamW(schedule))
     assert same(run.model, own.model)
+
+
+def test_torch_updates_in_place_only_where_it_may_and_is_not_told_to_skip() -> None:
+    torch = pytest.importorskip("torch")
+    for optimizer in (nn.AdamW(0.1), nn.SGD(0.1, momentum=0.9)):
+        parameters = {"a": torch.ones(3), "b": torch.ones(2, 2)}
+        gradients = {name: torch.ones_like(x) for name, x in parameters.items()}
+        state = optimizer.init(parameters)
+        plain, _ = optimizer.update(parameters, gradients, state, 1)
+        assert plain["a"] is not parameters["a"]
+        with consuming(torch.tensor(1.0)):
+            skipped, _ = optimizer.update(parameters, gradients, state, 1)
+        assert skipped["a"] is parameters["a"]
+        assert (parameters["a"] == 1).all()
+        with consuming(torch.tensor(0.0)):
+            moved, _ = optimizer.update(parameters, gradients, state, 1)
+        assert moved["a"] is parameters["a"]
+        assert torch.equal(parameters["a"], plain["a"])
+        assert torch.equal(parameters["b"], plain["b"])
 
 
 def test_recomputed_models_train_alike(trainable: Device) -> None:

@@ -95,7 +95,10 @@ for reentrant in (False, True):
             "anydevice.hardware.cpu_processes.DEFAULT_METER._lock",
             "anydevice.hardware.cpu_processes.DEFAULT_METER.read()",
         ),
-        ("anydevice.hardware.readings_nvml._lock", "anydevice.hardware.readings_nvml.hang_up()"),
+        (
+            "anydevice.hardware.readings_nvml._lock",
+            "anydevice.hardware.readings_nvml._everything()",
+        ),
         ("anydevice.choose.discovery._lock", "anydevice.choose.discovery.forget_report()"),
         ("anydevice.choose.settings._lock", "anydevice.configure(time_limit=4)"),
         ("anydevice.memory.budgets._lock", "anydevice.memory.budgets.set_budget(None)"),

@@ -147,6 +147,79 @@ def test_variables_are_set_and_flags_merged(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ["SOME_VARIABLE"] == "new"
 
 
+def test_variables_are_as_before_when_they_are_set_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    monkeypatch.setenv("SOME_VARIABLE", "old")
+    monkeypatch.setattr(effects, "_READ_AT_START", ())
+    anydevice.configure(env={"XLA_FLAGS": "--xla_a=2", "SOME_VARIABLE": "new", "OTHER": "1"})
+    anydevice.configure(env={"XLA_FLAGS": "--xla_b=3", "SOME_VARIABLE": "newer"})
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_b=3"
+    assert "OTHER" not in os.environ
+    anydevice.configure(env=None)
+    assert (os.environ["XLA_FLAGS"], os.environ["SOME_VARIABLE"]) == ("--xla_a=1", "old")
+    anydevice.configure(env={"SOME_VARIABLE": "new"})
+    monkeypatch.setenv("SOME_VARIABLE", "somebody's own")
+    anydevice.configure(env=None)
+    assert os.environ["SOME_VARIABLE"] == "somebody's own"
+
+
+def test_switches_are_as_before_when_they_are_set_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import jax
+    import torch._dynamo.config as dynamo
+
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setattr(dynamo, "disable", True)
+    jax.config.update("jax_enable_x64", True)
+    anydevice.configure(x64=False, jit=True)
+    anydevice.configure(x64=True, jit=False)
+    anydevice.configure(x64=False, jit=True)
+    assert (os.environ["JAX_ENABLE_X64"], os.environ["TORCHDYNAMO_DISABLE"]) == ("0", "0")
+    assert not dynamo.disable
+    for _ in range(2):
+        anydevice.configure(x64=None, jit=None)
+        assert (os.environ["JAX_ENABLE_X64"], os.environ["TORCHDYNAMO_DISABLE"]) == ("1", "1")
+        assert "JAX_DISABLE_JIT" not in os.environ
+        assert jax.config.jax_enable_x64
+        assert not jax.config.jax_disable_jit
+        assert dynamo.disable
+
+
+@pytest.mark.parametrize(("before", "on"), [(None, False), ("0", False), ("True", True)])
+def test_a_library_that_read_our_switch_gets_that_of_before(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, on: bool
+) -> None:
+    import jax
+
+    if before is not None:
+        monkeypatch.setenv("JAX_ENABLE_X64", before)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "jax")
+        anydevice.configure(x64=not on)
+    jax.config.update("jax_enable_x64", not on)  # what it does when it is imported
+    anydevice.configure(x64=None)
+    assert (os.environ.get("JAX_ENABLE_X64"), jax.config.jax_enable_x64) == (before, on)
+
+
+def test_a_file_s_switch_goes_before_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
+    Path("anydevice.toml").write_text("x64 = true\n")
+    anydevice.configure(x64=False)
+    anydevice.configure(x64=None)
+    assert os.environ["JAX_ENABLE_X64"] == "1"
+    settings.forget_changes()
+    assert os.environ["JAX_ENABLE_X64"] == "0"
+    anydevice.device("cpu")
+    assert os.environ["JAX_ENABLE_X64"] == "1"
+    settings.forget_changes()
+
+
 def test_what_comes_too_late_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
@@ -178,8 +251,11 @@ def test_what_is_read_once_comes_too_late_after_the_import(
     monkeypatch.setitem(sys.modules, module, sys)
     with pytest.warns(UserWarning, match=f"{variable} was set too late: {library} is imported"):
         anydevice.configure(env={variable: "2"})
-    anydevice.configure(env={"PYOPENCL_CTX": "0"})  # it is read anew each time
-    monkeypatch.delenv("PYOPENCL_CTX")
+    anydevice.configure(env={variable: "2", "PYOPENCL_CTX": "0"})  # it is read anew each time
+    with pytest.warns(UserWarning, match=f"{variable} was put back too late: {library} is imp"):
+        anydevice.configure(env=None)
+    assert os.environ[variable] == ""
+    assert "PYOPENCL_CTX" not in os.environ
 
 
 def test_whether_a_library_has_started_is_asked_without_importing_it(

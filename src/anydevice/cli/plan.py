@@ -11,6 +11,7 @@ from anydevice.choose.marks import UNUSABLE, USABLE
 from anydevice.cli.narrowing import names
 from anydevice.cli.printing import Output, complain
 from anydevice.errors import AnyDeviceError
+from anydevice.memory.hub_cache import locate
 from anydevice.memory.rooms import look_ahead
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not, 2 if asked wrongly."""
     try:
+        locate(arguments.model)  # the machine is not looked at for a model that is nowhere
         with _looking_ahead():
             from anydevice.memory.plan_text import plan_lines
             from anydevice.memory.plans import plan_inference

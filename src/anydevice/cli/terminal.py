@@ -44,7 +44,9 @@ def shows_live_views(output: Output) -> bool:
 class Attention:
     """A block that sleeps until something happens, and turns signals into events.
 
-    In it, an interruption, a request to end and a closed terminal are events and no errors.
+    In it, an interruption, a request to end and a closed terminal are events and no errors. A
+    signal that this process ignores, as `nohup` and a script's `&` have it do, stays ignored, and
+    one that something other than Python handles is left to that.
     """
 
     def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
@@ -52,16 +54,18 @@ class Attention:
         self._names = _LEAVING + (_REDRAWING + _SUSPENDING if screen else ())
         self._before: dict[int, Any] = {}
         self._happened: list[Event] = []
+        self._ear: int | None = None
+        self._bell: int | None = None
 
     def __enter__(self) -> Self:
-        self._ear, self._bell = os.pipe()
-        os.set_blocking(self._ear, False)
-        os.set_blocking(self._bell, False)
+        if os.name == "posix":  # elsewhere pipes cannot be waited for
+            self._ear, self._bell = os.pipe()
+            os.set_blocking(self._ear, False)
+            os.set_blocking(self._bell, False)
         if threading.current_thread() is threading.main_thread():
             for name in self._names:
                 if hasattr(signal, name):
-                    number = getattr(signal, name)
-                    self._before[number] = signal.signal(number, self._hear)
+                    self._take(getattr(signal, name))
         return self
 
     def __exit__(
@@ -72,8 +76,9 @@ class Attention:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.close(self._ear)
-        os.close(self._bell)
+        for end in (self._ear, self._bell):
+            if end is not None:
+                os.close(end)
 
     def wait_until(self, moment: float) -> Event:
         """The next event, or "time" at that moment of the monotonic clock.
@@ -91,15 +96,20 @@ class Attention:
             if left <= 0:
                 return "time"
 
+    def _take(self, number: int) -> None:
+        before = signal.getsignal(number)
+        if before not in (signal.SIG_IGN, None):
+            self._before[number] = signal.signal(number, self._hear)
+
     def _listen(self, seconds: float) -> None:
-        if self._keys is None and os.name != "posix":  # pipes cannot be waited for there
+        listened = [end for end in (self._ear, self._keys) if end is not None]
+        if not listened:
             time.sleep(min(seconds, 0.1))
             return
-        listened = [self._ear] if self._keys is None else [self._ear, self._keys]
         ready, _, _ = select.select(listened, [], [], seconds)
-        if self._ear in ready:
+        if self._ear is not None and self._ear in ready:
             os.read(self._ear, 1024)
-        if self._keys in ready:
+        if self._keys is not None and self._keys in ready:
             try:
                 typed = os.read(self._keys, 1024)
             except OSError:  # the terminal is closed
@@ -113,10 +123,11 @@ class Attention:
             self._happened.append("quit")
         else:
             self._happened.append("redraw" if name in _REDRAWING else "suspend")
-        try:
-            os.write(self._bell, b"!")
-        except BlockingIOError:  # it rings already
-            pass
+        if self._bell is not None:
+            try:
+                os.write(self._bell, b"!")
+            except BlockingIOError:  # it rings already
+                pass
 
 
 class Screen:

@@ -13,7 +13,6 @@ from typing import Any
 
 from anydevice.engines.environment import Variables
 
-
 _variables = Variables()
 
 
@@ -141,78 +140,6 @@ def virtual_cpus() -> int:
         texts += [os.environ.get("JAX_NUM_CPU_DEVICES", "")]
         asked = next((int(text) for text in texts if text.isdigit()), 1)
     return max(1, int(asked))
-
-
-_READ_AT_START:
-            if name.startswith(prefixes) and started():
-                late.append(
-                    f"{name} was {done} too late: {library} has already started and read its "
-                    "environment. Call configure() before the first use of the library"
-                )
-        for prefixes, module, library in _READ_AT_IMPORT:
-            if name.startswith(prefixes) and module in sys.modules:
-                late.append(
-                    f"{name} was {done} too late: {library} is imported already, and reads it only "
-                    "once. Call configure() before the library is imported"
-                )
-    return late
-
-
-def set_x64(on: bool | None) -> list[str]:
-    """64-bit numbers in JAX, whether it is imported already or later; `None`: as before."""
-    _X64.turn(on)
-    return []
-
-
-def set_jit(on: bool | None) -> list[str]:
-    """Compiling in JAX and torch; off makes their code run line by line, `None` is as before."""
-    for switch in _NOT_COMPILING:
-        switch.turn(None if on is None else not on)
-    return []
-
-
-def merge_flags(old: str, new: str) -> str:
-    """Flags of both texts; of a flag that is in both, the new one.
-
-    >>> merge_flags("--xla_a=1 --xla_b=2", "--xla_b=3 --xla_c")
-    '--xla_a=1 --xla_b=3 --xla_c'
-    """
-    merged = {flag.split("=", 1)[0]: flag for flag in (*old.split(), *new.split())}
-    return " ".join(merged.values())
-
-
-def jax_started() -> bool:
-    """Whether this process has started JAX's backends; asks only what is imported already."""
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    return bridge is not None and bool(bridge.backends_are_initialized())
-
-
-def torch_cuda_started() -> bool:
-    """Whether torch has started CUDA in this process; asks only what is imported already."""
-    torch_cuda = sys.modules.get("torch.cuda")
-    return torch_cuda is not None and bool(torch_cuda.is_initialized())
-
-
-def virtual_cpus() -> int:
-    """How many CPU devices JAX is told to show; 1 unless someone asked for more.
-
-    Read from the settings, without starting JAX.
-    """
-    config = getattr(sys.modules.get("jax"), "config", None)
-    asked = getattr(config, "jax_num_cpu_devices", None)
-    if asked is None or asked < 1:
-        flag = "--xla_force_host_platform_device_count="
-        flags = os.environ.get("XLA_FLAGS", "").split()
-        texts = [text.removeprefix(flag) for text in flags if text.startswith(flag)]
-        texts += [os.environ.get("JAX_NUM_CPU_DEVICES", "")]
-        asked = next((int(text) for text in texts if text.isdigit()), 1)
-    return max(1, int(asked))
-
-
-def _update_jax(option: str, value: bool) -> None:
-    jax: Any = sys.modules.get("jax")
-    if jax is not None:
-        jax.config.update(option, value)
 
 
 _READ_AT_START: tuple[tuple[tuple[str, ...], Callable[[], bool], str], ...] = (

@@ -8,7 +8,6 @@ error for who asked in a program, and a warning for who asked in a file.
 
 from __future__ import annotations
 
-
 from anydevice.choose.discovery import devices
 from anydevice.choose.settings import STRATEGIES, Config
 from anydevice.core.device import Device

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import NOTHING, Record
 from anydevice.errors import ConfigurationError
 from anydevice.memory.architectures import ARCHITECTURES, UNKNOWN, Architecture
-from anydevice.memory.shapes import whole
+from anydevice.memory.shapes import LARGEST, float_type, whole
 
 CONFIG_NAME = "config.json"
 LARGEST_CONFIG = 50_000_000
 """Bytes: what is larger is no config."""
+MOST_LAYERS = 100_000
 
 NAMES: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model", "n_embed", "hidden_dim", "model_dim", "dim"),
@@ -57,9 +57,11 @@ class Config(Record):
     whole: Mapping[str, Any] = NOTHING
 
     def get(self, key: str) -> Any:
-        """The config's value by its own key, the family's default where it is absent, or `None`."""
-        value = self.values.get(key)
-        return self.architecture.defaults.get(key) if value is None else value
+        """The config's value by its own key, or the family's default where it has no such key.
+
+        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
+        """
+        return self.values[key] if key in self.values else self.architecture.defaults.get(key)
 
     def flag(self, flag: bool | str) -> bool:
         """What a flag of the family's row comes to in this config."""
@@ -85,8 +87,21 @@ class Config(Record):
             value = self.get(name)
             if value is not None:
                 least = 0 if word in ("experts", "shared_expert_size") else 1
-                return whole(f"{self.source}: {name}", value, least)
+                most = MOST_LAYERS if word == "layers" else LARGEST
+                return whole(f"{self.source}: {name}", value, least, most)
         return None
+
+    def count(self, key: str, default: int = 0, least: int = 0) -> int:
+        """A whole number by the config's own key, `default` where it is absent or null."""
+        value = self.get(key)
+        return default if value is None else whole(f"{self.source}: {key}", value, least)
+
+    def entries(self, key: str) -> tuple[Any, ...] | None:
+        """A list by the config's own key, `None` where it is absent or null."""
+        value = self.get(key)
+        if value is None or isinstance(value, list | tuple):
+            return None if value is None else tuple(value)
+        raise ConfigurationError(f"{self.source}: {key} is no list", self.source)
 
 
 _SPOKEN = {
@@ -95,6 +110,7 @@ _SPOKEN = {
     "heads": "attention heads",
     "intermediate": "units of the feed-forward network",
     "vocabulary": "tokens of the vocabulary",
+    "experts": "experts",
     "experts_per_token": "experts that a token passes",
 }
 
@@ -169,7 +185,7 @@ def dtype_of_config(config: Config) -> str | None:
         name = config.get(key)
         if isinstance(name, str):
             try:
-                return as_dtype(name.removeprefix("torch.")).name
+                return float_type("dtype", name.removeprefix("torch."))
             except ConfigurationError:
                 return None
     return None

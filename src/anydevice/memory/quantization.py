@@ -7,11 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
+from anydevice.memory.module_patterns import is_simple, starts_like
+from anydevice.memory.shapes import ModelShape, whole
 
 Matrix = Callable[[int, int, int], int]
 """The bytes of a matrix of so many rows and columns, in a model of elements of so many bytes."""
+
+
+QUANTIZED = {"int8": 8.0, "int4": 4.5}
+"""The bits of a layer's weight in the usual formats; four bits have a scale for each 64 weights."""
+
+_MOST_BITS = 16
 
 
 class Quantization(Record):
@@ -20,7 +28,7 @@ class Quantization(Record):
     method: str
     bits: float
     matrix_bytes: Matrix
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     def skips(self, module: str) -> bool:
@@ -34,25 +42,59 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
     >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
     'gptq'
 
-    A format that is not known is counted by its bits, and `assumed` says so.
+    A format that is not known is counted by its bits, and `assumed` says so. Raises
+    `ConfigurationError` where a value is not what the format has there.
     """
     if not values:
         return None
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{source}: quantization_config is not an object", source)
     method = str(values.get("quant_method") or _unnamed(values)).lower()
+    found = _FORMATS.get(method, _unknown)(_Said(values, f"{source}: quantization_config"))
     skipped = _skipped(values)
-    if method == "bitsandbytes":
-        return _bitsandbytes(values, skipped)
-    if method == "gptq":
-        return _gptq(values, skipped)
-    if method == "awq":
-        return _awq(values, skipped)
-    if method == "fp8":
-        return _blocks_of_float8(values, skipped)
-    if method == "compressed-tensors":
-        return _compressed(values, skipped)
-    bits = float(values.get("bits") or values.get("nbits") or _bits_in(method))
+    odd = [each for each in skipped if each.startswith("re:") and not is_simple(each[3:])]
+    if odd:
+        note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
+        found = replace(found, assumed=(*found.assumed, note))
+    return replace(found, skipped=tuple(each for each in skipped if each not in odd))
+
+
+class _Said(Record):
+    """What a `quantization_config` says, and where it stands."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    def get(self, *keys: str) -> Any:
+        """The first of these keys that says something."""
+        return next((self.values[key] for key in keys if self.values.get(key)), None)
+
+    def number(self, *keys: str, default: int, least: int = 1, most: int = 2**31) -> int:
+        """The number under the first of these keys that has one."""
+        value = self.get(*keys)
+        return default if value is None else whole(f"{self.source}: {keys[0]}", value, least, most)
+
+    def block(self, key: str) -> tuple[int, int]:
+        """The rows and columns of a block that has one scale."""
+        sizes = self.get(key) or (128, 128)
+        if not isinstance(sizes, list | tuple) or len(sizes) != 2:
+            raise ConfigurationError(
+                f"{self.source}: {key} is two whole numbers, rows and columns", self.source
+            )
+        rows, columns = (whole(f"{self.source}: {key}", size) for size in sizes)
+        return rows, columns
+
+    def inner(self, key: str) -> _Said:
+        """The object under a key; an empty one where there is none."""
+        found = self.get(key) or {}
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
+        return _Said(found, f"{self.source}: {key}")
+
+
+def _unknown(said: _Said) -> Quantization:
+    method = str(said.get("quant_method") or _unnamed(said.values)).lower()
+    bits = said.number("bits", "nbits", default=_bits_in(method), most=_MOST_BITS)
     note = (
         f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
         "and one scale for each 64 of them are assumed"
@@ -61,16 +103,16 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
     def roughly(rows: int, columns: int, width: int) -> int:
         return ceil(rows * columns * bits / 8) + ceil(rows * columns / 64) * width
 
-    return Quantization(method, bits, roughly, skipped, (note,))
+    return Quantization(method, bits, roughly, assumed=(note,))
 
 
-def _bitsandbytes(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
-    if not values.get("load_in_4bit"):
+def _bitsandbytes(said: _Said) -> Quantization:
+    if not said.get("load_in_4bit"):
         # Each row has its largest value beside it, in 32 bits.
         return Quantization(
-            "bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * columns + 4 * rows, skipped
+            "bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * columns + 4 * rows
         )
-    nested = bool(values.get("bnb_4bit_use_double_quant"))
+    nested = bool(said.get("bnb_4bit_use_double_quant"))
 
     def four_bits(rows: int, columns: int, width: int) -> int:
         blocks = ceil(rows * columns / 64)
@@ -80,12 +122,12 @@ def _bitsandbytes(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quanti
         # The blocks' scales are bytes themselves, in blocks of 256, with a table and an offset.
         return ceil(rows * columns / 2) + blocks + ceil(blocks / 256) * 4 + 256 * 4 + 4 + table
 
-    return Quantization("bitsandbytes 4-bit", 4, four_bits, skipped)
+    return Quantization("bitsandbytes 4-bit", 4, four_bits)
 
 
-def _gptq(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
-    bits = int(values.get("bits") or 4)
-    group = int(values.get("group_size") or 128)
+def _gptq(said: _Said) -> Quantization:
+    bits = said.number("bits", default=4, most=_MOST_BITS)
+    group = said.number("group_size", default=128, least=-1)
 
     def packed(rows: int, columns: int, width: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
@@ -93,42 +135,42 @@ def _gptq(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
         zeros = groups * ceil(rows * bits / 32) * 4
         return weights + zeros + groups * rows * 2 + columns * 4
 
-    return Quantization("gptq", bits, packed, skipped)
+    return Quantization("gptq", bits, packed)
 
 
-def _awq(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
-    bits = int(values.get("bits") or values.get("w_bit") or 4)
-    group = int(values.get("group_size") or values.get("q_group_size") or 128)
+def _awq(said: _Said) -> Quantization:
+    bits = said.number("bits", "w_bit", default=4, most=_MOST_BITS)
+    group = said.number("group_size", "q_group_size", default=128, least=-1)
 
     def packed(rows: int, columns: int, width: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
         across = ceil(rows * bits / 32) * 4
         return (columns + groups) * across + groups * rows * 2
 
-    return Quantization("awq", bits, packed, skipped)
+    return Quantization("awq", bits, packed)
 
 
-def _blocks_of_float8(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
-    block = values.get("weight_block_size") or (128, 128)
+def _blocks_of_float8(said: _Said) -> Quantization:
+    down, across = said.block("weight_block_size")
 
     def scaled(rows: int, columns: int, width: int) -> int:
-        return rows * columns + ceil(rows / int(block[0])) * ceil(columns / int(block[1])) * 4
+        return rows * columns + ceil(rows / down) * ceil(columns / across) * 4
 
-    return Quantization("fp8", 8, scaled, skipped)
+    return Quantization("fp8", 8, scaled)
 
 
-def _compressed(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
+def _compressed(said: _Said) -> Quantization:
     """The first group's scheme is taken for all: groups that differ are rare, and said."""
-    groups = [group for group in (values.get("config_groups") or {}).values() if group]
-    scheme = (groups[0].get("weights") if groups else None) or {
-        "num_bits": 8,
-        "strategy": "channel",
-    }
-    bits = int(scheme.get("num_bits") or 8)
+    named = said.inner("config_groups")
+    groups = [named.inner(name) for name, group in named.values.items() if group]
+    scheme = groups[0].inner("weights") if groups else named
+    if scheme is named or not scheme.values:
+        scheme = _Said({"num_bits": 8, "strategy": "channel"}, said.source)
+    bits = scheme.number("num_bits", default=8, most=_MOST_BITS)
     strategy = scheme.get("strategy") or ("group" if scheme.get("group_size") else "tensor")
-    size = int(scheme.get("group_size") or 128)
-    block = scheme.get("block_structure") or (128, 128)
-    symmetric = scheme.get("symmetric", True)
+    size = scheme.number("group_size", default=128)
+    down, across = scheme.block("block_structure")
+    symmetric = scheme.values.get("symmetric", True)
     notes = (
         ("its groups of layers are quantized differently: the first group's way is taken for all",)
         if len(groups) > 1
@@ -139,7 +181,7 @@ def _compressed(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantiza
         if strategy in ("group", "tensor_group"):
             return rows * ceil(columns / size)
         if strategy == "block":
-            return ceil(rows / int(block[0])) * ceil(columns / int(block[1]))
+            return ceil(rows / down) * ceil(columns / across)
         return rows if strategy == "channel" else 1
 
     def compressed(rows: int, columns: int, width: int) -> int:
@@ -149,7 +191,16 @@ def _compressed(values: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantiza
         zeros = 0 if symmetric else ceil(number * bits / 8)
         return weights + number * width + zeros
 
-    return Quantization(f"compressed-tensors {bits}-bit", bits, compressed, skipped, notes)
+    return Quantization(f"compressed-tensors {bits}-bit", bits, compressed, assumed=notes)
+
+
+_FORMATS: dict[str, Callable[[_Said], Quantization]] = {
+    "bitsandbytes": _bitsandbytes,
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _blocks_of_float8,
+    "compressed-tensors": _compressed,
+}
 
 
 def _unnamed(values: Mapping[str, Any]) -> str:
@@ -176,8 +227,31 @@ def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], module) is not None
-        except re.error:
-            return False
+        return starts_like(pattern[3:], module)
     return pattern == module or f".{pattern}." in f".{module}."
+
+
+def quantized(shape: ModelShape, name: str) -> ModelShape:
+    """The shape with its layers' weights quantized to "int8" or "int4", as formats usually do.
+
+    Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
+    Raises `ConfigurationError` where the weights are quantized already.
+    """
+    if shape.quantization is not None:
+        raise ConfigurationError(
+            f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"
+        )
+    bits = QUANTIZED[name]
+    layers = tuple(
+        min(held, int(weights * bits / 8))
+        for weights, held in zip(shape.layer_weights, shape.layer_bytes, strict=True)
+    )
+    note = f"layers quantized to {name} are counted with {bits:g} bits a weight, scales included"
+    return replace(
+        shape,
+        layer_bytes=layers,
+        quantization=name,
+        rounding=0,
+        exact=False,
+        assumed=(*shape.assumed, note),
+    )

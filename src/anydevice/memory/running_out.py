@@ -220,14 +220,14 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
         waiting += getattr(each, "exceptions", ())
 
 
-def _unfinished(frames: list[FrameType]) -> set[FrameType]:
+def _unfinished(frames: list[FrameType]) -> set[FrameType | None]:
     """The frames of generators and coroutines that are not at their end.
 
     Before Python 3.13, to clear such a frame ends what it belongs to. A frame does not say whose it
     is; but only who has not ended refers to it.
     """
     may_go_on = [frame for frame in frames if frame.f_code.co_flags & _GOES_ON]
-    found: set[FrameType] = set()
+    found: set[FrameType | None] = set()
     for owner in gc.get_referrers(*may_go_on) if may_go_on else ():
         if isinstance(owner, GeneratorType):
             found.add(owner.gi_frame)

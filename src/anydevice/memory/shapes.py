@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
@@ -103,13 +106,44 @@ class ModelShape(Record):
         )
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
-    """A number that must be whole and at least `least`; raises `ConfigurationError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} is a whole number, not {value!r}", name)
-    if value < least:
-        raise ConfigurationError(f"{name} is {least} or more, not {value}", name)
-    return value
+LARGEST = 2**63 - 1
+"""The largest number of a shape: what is larger is an error in a file, and no size."""
+
+
+def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
+    """A number that must be whole and from `least` to `most`, as Python's own `int`.
+
+    Raises `ConfigurationError` otherwise. Whole numbers of other libraries are numbers, too.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ConfigurationError(f"{name} is a whole number, not {_shortly(value)}", name)
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array may have the method and more than one number
+        raise ConfigurationError(f"{name} is a whole number, not {_shortly(value)}", name) from None
+    if number < least:
+        raise ConfigurationError(f"{name} is {least} or more, not {number}", name)
+    if number > most:
+        raise ConfigurationError(f"{name} is {most} at most, which this is beyond", name)
+    return number
+
+
+def _shortly(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def float_type(name: str, spec: object) -> str:
+    """The name of a type that weights or a cache can have: a float that fills bytes of its own.
+
+    Raises `ConfigurationError` for every other one.
+    """
+    row = as_dtype(spec)
+    if row.kind != "float" or row.packed:
+        raise ConfigurationError(
+            f"{name} is a float of 8 bits or more, such as 'bfloat16', not {row.name!r}", name
+        )
+    return row.name
 
 
 def shares(name: str, value: int, divisor_name: str, divisor: int) -> int:

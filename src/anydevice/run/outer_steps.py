@@ -55,7 +55,12 @@ class OuterStepper(Stepper):
         self._total, self._added = None, 0
         stays = self._failed if skip is None else ops.maximum(skip, self._failed)
         self.started += 1
-        step = self.started if self._scale is None else ops.add(self._taken, 1)
+        # Filled on the device: a number that is copied there would wait for all that is under way.
+        step = (
+            primitives(self._like).full((), self.started, DTYPES["float32"], self._like)
+            if self._scale is None
+            else ops.add(self._taken, 1)
+        )
         with consuming(stays):
             parameters, state = self.recipe.optimizer.update(
                 self.parameters, gradients, self._state, step, rate

@@ -1,0 +1,158 @@
+"""Every example runs as a user runs it, ends well, and says what is true."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ENGINES = ("torch", "jax", "mlx")
+
+
+def run(name: str, *options: str, home: Path, engine: str | None = None) -> str:
+    """What an example prints; any warning other than about a missing accelerator is an error."""
+    if engine is not None:
+        pytest.importorskip(
+            "mlx.core" if engine == "mlx" else engine, reason=f"{engine} is not installed"
+        )
+        options = (*options, "--engine", engine)
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",
+            "ignore:using cpu",
+            EXAMPLES / f"{name}.py",
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        # One thread: the tests run side by side, and threads would wait for one another.
+        env={**ours, "ANYDEVICE_HOME": str(home), "OMP_NUM_THREADS": "1"},
+        cwd=home,
+        timeout=110,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def losses_of(said: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"\d+\.\d+", said)]
+
+
+def test_every_example_has_a_test_and_the_two_options() -> None:
+    tests = Path(__file__).read_text("utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f'run("{path.stem}"' in tests
+        assert '"--device"' in path.read_text("utf-8")
+        assert '"--engine"' in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_digits_are_read(engine: str, tmp_path: Path) -> None:
+    said = run("digits", "--device", "cpu", home=tmp_path, engine=engine)
+    found = re.search(r"read rightly: (\d+\.\d+)% of 360 digits", said)
+    assert found is not None
+    assert float(found[1]) >= 97
+    assert "verified there: right: 8 parts, 6 weights read back" in said
+    assert "loaded on cpu: reads as well" in said
+    assert "is taken for a 6" in said
+    # The same on every engine: those of one more than a thousandth off would print other digits.
+    assert "10 epochs: loss 1.0655 → 0.0093" in said
+
+
+def test_digits_find_an_engine_by_themselves(tmp_path: Path) -> None:
+    said = run("digits", "--epochs", "8", home=tmp_path)
+    assert "trained on" in said
+
+
+def test_characters_are_learned_and_written(tmp_path: Path) -> None:
+    said = run("characters", "--optimize", "default", home=tmp_path, engine="jax")
+    assert "195,936" in said  # the parameters, in the table of the model
+    losses = losses_of(said.partition(": losses ")[2].partition("\n")[0])
+    assert len(losses) == 5
+    assert losses[-1] < 1.0 < 2.0 < losses[0] < np.log(58)
+    assert "\nThe Walrus and the " in said
+    assert int(re.findall(r"(\d+)% of its words", said)[0]) > 50
+
+
+@pytest.mark.parametrize("engine", ["numpy", *ENGINES])
+def test_three_blocks_on_two_devices(engine: str, tmp_path: Path) -> None:
+    said = run("three_blocks", "--device", "cpu", home=tmp_path, engine=engine)
+    assert "1. prepared on cpu: 1,797 pictures" in said
+    library = "jaxlib" if engine == "jax" else engine
+    assert f"through {engine}: (1797, 1797) numbers, by {library}" in said
+    assert re.search(r"3\. judged on cpu: 9[5-9]\.\d% of the pictures", said)
+
+
+def test_three_blocks_on_opencl(tmp_path: Path) -> None:
+    pytest.importorskip("pyopencl", reason="pyopencl is not installed")
+    said = run("three_blocks", "--device", "opencl", home=tmp_path)
+    assert "2. computed on opencl:0 through opencl" in said
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("torch", "torch.nn"), ("jax", "flax.nnx")])
+def test_a_model_of_another_library_is_brought_along(
+    engine: str, kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("flax", reason="flax is not installed")
+    said = run("bring_your_own", "--device", "cpu", home=tmp_path, engine=engine)
+    assert f"model      {kind}.Module" in said
+    assert f"device     cpu, {engine}" in said
+    assert "4 weights read back" in said
+    assert "holds: shares_add_up" in said
+    assert "the property is_certain does not hold" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to a limit")
+@pytest.mark.parametrize("engine", ["numpy", "torch", "jax"])
+def test_running_out_of_memory_on_the_cpu(engine: str, tmp_path: Path) -> None:
+    said = run("out_of_memory", "--device", "cpu", home=tmp_path, engine=engine)
+    assert "cpu is out of memory" in said
+    assert "find_batch_size" in said
+    assert "one text still gives the same result" in said
+    assert 1 <= int(re.findall(r"(\d+) texts at once, of 64", said)[0]) < 64
+    assert "there is nowhere to go" in said
+
+
+def test_running_out_of_memory_on_a_device(tmp_path: Path) -> None:
+    pytest.importorskip("pyopencl", reason="pyopencl is not installed")
+    said = run("out_of_memory", "--device", "opencl", home=tmp_path)
+    assert "attended() runs on the CPU: opencl:0 is out of memory" in said
+    assert "the result of 64 texts is on cpu" in said
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_training_is_set_up(engine: str, tmp_path: Path) -> None:
+    said = run("training_setup", "--device", "cpu", home=tmp_path, engine=engine)
+    assert "25,793 parameters need 0.4 MiB: cpu has that much free" in said
+    assert "a batch of 64 fits" in said
+    assert "6 blocks compute their activations again" in said
+    assert "resumed: the parameters differ by 0.0e+00" in said
+    losses = losses_of(said.partition("losses on cpu: ")[2])
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_precision_is_mixed(engine: str, tmp_path: Path) -> None:
+    said = run("mixed_precision", "--device", "cpu", home=tmp_path, engine=engine)
+    trained, used = said.split("\n\n")
+    assert re.search(r"^mixed +\d\.\d+ +float32 +9\d\.\d%$", trained, re.MULTILINE)
+    rows = dict(re.findall(r"^(\w+) +(\d+\.\d) +KiB +9\d\.\d%", used, re.MULTILINE))
+    assert rows == {"float32": "51.2", "mixed": "51.2", "bfloat16": "25.6", "float16": "25.6"}
+
+
+def test_the_digits_are_all_there() -> None:
+    with np.load(EXAMPLES / "data/digits.npz") as file:
+        images, labels = file["images"], file["labels"]
+    assert images.shape == (1797, 8, 8)
+    assert images.max() == 16
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
