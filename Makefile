@@ -10,6 +10,7 @@ comma   := ,
 
 # One stamp a set-up: they lie in the environment, so that deleting it deletes them.
 BASE  := $(VENV)/.ready-base
+DEMO  := $(VENV)/.ready-demo
 TESTS := $(VENV)/.ready-test
 DOCS  := $(VENV)/.ready-docs
 
@@ -23,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(BASE) ## find the devices, choose one, check it, move a model there and back, run a decoder on it
+demo: $(DEMO) ## find the devices, choose one, check it, move a model, run a decoder, train one
 	@$(BIN)/python demo/find_and_choose.py
 
 # The contract tests are most of all tests, and counting lines would double their time; the others
@@ -75,9 +76,15 @@ $(BASE): pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
 	@touch $@
 
+# The demo trains a model: where no library with gradients is installed, JAX is the smallest.
+$(DEMO): $(BASE)
+	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; \
+	  sys.exit(not any(map(find_spec, ("torch", "jax", "mlx"))))' || $(PIP) --editable ".[jax]"
+	@touch $@
+
 $(TESTS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[test]"
-	@touch $@ $(BASE)
+	@touch $@ $(BASE) $(DEMO)
 
 $(DOCS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[docs]"

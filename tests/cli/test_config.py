@@ -56,6 +56,18 @@ def test_the_defaults(anydevice: Anydevice, project: Path, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"), [('"conservative"', "conservative (60 %)"), ("0.8", "0.8 (80 %)")]
+)
+def test_a_share_of_memory_is_shown_in_percent(
+    anydevice: Anydevice, project: Path, written: str, shown: str
+) -> None:
+    project.write_text(f"memory = {written}\n")
+    with testing.fake_machine(keep_settings=True):
+        _, out, _ = anydevice("config")
+    assert rows(out)["memory"][0] == shown
+
+
 def test_every_origin(
     anydevice: Anydevice, project: Path, user_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,17 @@ def test_it_fits_every_screen(width: int, height: int | None) -> None:
     assert height is None or len(lines) <= height
 
 
+@pytest.mark.parametrize(
+    ("free", "bar"), [(1023, "█" + 17 * "░"), (1, 17 * "█" + "░"), (0, 18 * "█"), (1024, 18 * "░")]
+)
+def test_only_a_full_card_is_shown_as_full_and_only_an_empty_one_as_empty(
+    free: int, bar: str
+) -> None:
+    card = Glance("cuda:0", "a card", 1024, 1024, Readings(free_memory=free))
+    (shown,) = re.findall("[█░]+", frame([card], plain(), width=80)[1])
+    assert shown == bar
+
+
 def test_forty_columns_keep_what_matters() -> None:
     assert frame([H200], plain(), width=40)[:4] == [
         "cuda:0  NVIDIA H200  also opencl:0",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from anydevice import ConfigurationError, MemoryEstimate, estimate_inference
+from anydevice import ConfigurationError, MemoryEstimate, estimate_inference, estimate_training
 from anydevice.memory.configs import LARGEST_CONFIG, read_config
 from anydevice.memory.models import shape_of
+from anydevice.memory.module_patterns import is_simple, starts_like
 from anydevice.memory.overheads import CONTEXT, WORKSPACE
 
 LLAMA: dict[str, Any] = {
@@ -26,6 +29,14 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 512,
     "torch_dtype": "float16",
 }
+
+
+MIXTURE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def gptq(method: str = "gptq", **values: Any) -> dict[str, Any]:
+    """A change that makes a config that of a quantized model."""
+    return {"quantization_config": {"quant_method": method, **values}}
 
 
 def test_the_parts_add_up_and_have_names() -> None:
@@ -61,6 +72,49 @@ def test_dtypes_are_the_callers_else_the_models_else_bfloat16() -> None:
     assert odd.dtype == "bfloat16"
     # Weights of eight bits are computed with in sixteen, and so is what is cached.
     assert estimate_inference(LLAMA, context=64, dtype="float8_e4m3fn").kv_dtype == "bfloat16"
+
+
+def test_quantized_layers_are_counted_by_their_bits_and_never_exact() -> None:
+    plain = estimate_inference(LLAMA, context=64)
+    eight = estimate_inference(LLAMA, context=64, dtype="int8")
+    four = estimate_inference(LLAMA, context=64, dtype="int4")
+    assert plain.shape is not None
+    layers = plain.shape.layer_weights
+    outside = plain.weights - sum(plain.shape.layer_bytes)
+    assert eight.weights == outside + sum(layers)
+    assert four.weights == outside + sum(int(each * 4.5 / 8) for each in layers)
+    assert not eight.exact
+    assert not four.exact
+    assert "4.5 bits a weight" in four.assumed[-1]
+    assert (four.dtype, four.kv_dtype, four.kv_cache) == ("float16", "float16", plain.kv_cache)
+    assert estimate_inference(plain.shape, context=64, dtype="int4") == four
+    with pytest.raises(ConfigurationError, match="quantized already"):
+        estimate_inference(four.shape, context=64, dtype="int8")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex64", "int16", "uint4", "int2", "float4_e2m1fn"])
+def test_only_floats_are_weights_and_caches(dtype: str) -> None:
+    with pytest.raises(ConfigurationError, match="float of 8 bits or more"):
+        estimate_inference(LLAMA, context=64, dtype=dtype)
+    with pytest.raises(ConfigurationError, match="kv_dtype is a float"):
+        estimate_inference(LLAMA, context=64, kv_dtype=dtype)
+    with pytest.raises(ConfigurationError, match="kv_dtype is a float"):
+        estimate_inference(LLAMA, context=64, kv_dtype="int8")
+    own = estimate_inference({**LLAMA, "torch_dtype": dtype}, context=64)
+    assert own.dtype == "bfloat16"
+    assert "no element type is named" in own.assumed[0]
+
+
+def test_whole_numbers_of_any_library_count() -> None:
+    numbers: dict[str, Any] = {"context": np.int64(64), "batch": np.uint8(2)}
+    estimate = estimate_inference(LLAMA, **numbers)
+    assert estimate == estimate_inference(LLAMA, context=64, batch=2)
+    assert type(estimate.context) is type(estimate.batch) is int
+    assert json.dumps(estimate.to_dict())
+    assert type(estimate_training(LLAMA, **numbers).context) is int
+    for wrong in (5.0, True, "5", np.zeros(2), None):
+        with pytest.raises(ConfigurationError, match="context is a whole number"):
+            estimate_inference(LLAMA, context=wrong)  # type: ignore[arg-type]
 
 
 def test_a_longer_context_or_a_larger_batch_takes_more() -> None:
@@ -153,11 +207,58 @@ def test_experts_and_windows_by_numbers() -> None:
         ({"num_key_value_heads": 3}, "not a multiple of the key/value heads"),
         ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of 3"),
         ({"quantization_config": [4]}, "not an object"),
+        (gptq(bits="four"), "bits is a whole number, not 'four'"),
+        (gptq(bits=True), "bits is a whole number"),
+        (gptq(bits=400), "bits is 16 at most"),
+        (gptq(group_size=[1]), "group_size is a whole number"),
+        (gptq("awq", w_bit="x"), "bits is a whole number"),
+        (gptq("hqq", nbits="x"), "bits is a whole number"),
+        (gptq("fp8", weight_block_size=128), "two whole numbers, rows and columns"),
+        (gptq("fp8", weight_block_size=[0, 0]), "weight_block_size is 1 or more"),
+        (gptq("compressed-tensors", config_groups=[1]), "config_groups is not an object"),
+        (gptq("compressed-tensors", config_groups={"a": 1}), "a is not an object"),
+        (gptq("compressed-tensors", config_groups={"a": {"weights": 1}}), "weights is not an obj"),
+        ({**MIXTURE, "decoder_sparse_step": "x"}, "decoder_sparse_step is a whole number"),
+        ({**MIXTURE, "decoder_sparse_step": 0}, "decoder_sparse_step is 1 or more"),
+        ({**MIXTURE, "mlp_only_layers": 5}, "mlp_only_layers is no list"),
+        ({**MIXTURE, "num_experts": None}, "does not say the number of experts"),
+        ({"sliding_window": "4096"}, "sliding_window is a whole number"),
+        ({"sliding_window": -1}, "sliding_window is 0 or more"),
+        ({"layer_types": "full_attention"}, "layer_types is no list"),
+        ({"model_type": "gemma2", "sliding_window_pattern": "x"}, "sliding_window_pattern is a wh"),
+        ({"model_type": "phi", "partial_rotary_factor": "half"}, "a value that no model's config"),
+        ({"model_type": "phi", "partial_rotary_factor": float("inf")}, "a value that no model's"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 100000 at most"),
+        ({"hidden_size": 10**400}, "hidden_size is 9223372036854775807 at most"),
+        ({"vocab_size": "9" * 6000}, "vocab_size is a whole number, not '9{39}…9+'$"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         estimate_inference({**LLAMA, **changes}, context=64)
+
+
+def test_what_layers_are_called_may_be_anything() -> None:
+    odd = {**LLAMA, "layer_types": [["sliding_attention"], None, {}], "sliding_window": 8}
+    assert shape_of(odd).windows == (None, None, None)
+
+
+def test_no_pattern_takes_long() -> None:
+    path = "model.layers.0.self_attn.q_proj"
+    endless = "re:(.*)*(.*)*(.*)*(.*)*!"
+    many = "re:" + ".*" * 200 + "!"
+    for pattern in (endless, many, "re:[z-a]", "re:" + "a" * 5000):
+        quantization = {"quant_method": "fp8", "ignore": [pattern]}
+        estimate = estimate_inference({**LLAMA, "quantization_config": quantization}, context=8)
+        noted = any("are not followed" in sentence for sentence in estimate.assumed)
+        assert noted is (pattern != many)
+        assert max(map(len, estimate.assumed)) < 200
+    for pattern in (
+        r".*q_proj$", "q_proj", r"^model", "mode$", r"model[.]layers.\d+.self_attn.(q|k)_proj",
+        "m?x?odel", "mo*del.+j", r".*\.(?:up|down)_proj", "model.*?proj", r"\w+$", "z*",
+    ):  # fmt: skip
+        assert is_simple(pattern)
+        assert starts_like(pattern, path) is (re.match(pattern, path) is not None)
 
 
 @pytest.mark.parametrize("arguments", [{"context": 0}, {"context": -1}, {"context": 8, "batch": 0}])

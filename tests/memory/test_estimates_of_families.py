@@ -133,6 +133,43 @@ def test_configs_that_do_not_list_their_layers(family: str) -> None:
         assert kept == [layer.max_cache_len for layer in cache.layers]
 
 
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "phi3", "starcoder2", "qwen3_moe"])
+def test_a_window_that_is_null_is_none(family: str) -> None:
+    config = config_of(family, **SMALL, sliding_window=None)
+    cache: Any = StaticCache(config=config, max_cache_len=8192)
+    heads, size = config.num_key_value_heads, 64 // 4
+    size = getattr(config, "head_dim", None) or size
+    meta = torch.device("meta")
+    cache.early_initialization(
+        batch_size=BATCH, num_heads=heads, head_dim=size, dtype=torch.float16, device=meta
+    )
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    saved = {**as_saved(config), "sliding_window": None}
+    estimate = estimate_inference(saved, context=8192, batch=BATCH, dtype="float16")
+    assert (estimate.kv_cache, estimate.exact) == (held, True)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
+def test_null_is_not_a_missing_key(family: str) -> None:
+    saved = as_saved(config_of(family, **SMALL))
+    for key in ("layer_types", "sliding_window"):
+        saved.pop(key, None)
+    assert 4096 in shape_of(saved).windows
+    assert set(shape_of({**saved, "sliding_window": None}).windows) == {None}
+    numbers = {"layers": 3, "hidden": 64, "intermediate": 96, "heads": 4, "vocabulary": 100}
+    assert 4096 in shape_of(**numbers, architecture=family).windows
+    assert set(shape_of(**numbers, architecture=family, window=None).windows) == {None}
+
+
+def test_keys_that_are_null_are_shared_by_no_heads() -> None:
+    for family in ("seed_oss", "smollm3"):
+        config = config_of(family, **{**SMALL, "num_key_value_heads": None})
+        assert config.num_key_value_heads == 4
+        saved = {**as_saved(config), "num_key_value_heads": None}
+        weights = estimate_inference(saved, context=CONTEXT, dtype="bfloat16").weights
+        assert weights == allocated(model_of(config, torch.bfloat16, "meta"))
+
+
 def config_values(config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     """A config as it was written before layers were listed: with what was given, not derived."""
     saved = as_saved(config)

@@ -75,7 +75,7 @@ def test_files_beside_a_config_tell_what_the_config_cannot(tmp_path: Path) -> No
 
 
 def test_files_that_are_not_right_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match=r"no \.safetensors file"):
+    with pytest.raises(ConfigurationError, match=r"neither a config\.json nor a \.safetensors"):
         estimate_inference(tmp_path, context=8)
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(TransferError, match="at least 8"):
@@ -108,6 +108,34 @@ def test_modules_without_a_config_are_counted() -> None:
     estimate = estimate_inference(model, context=8)
     assert estimate.weights == (16 * 16 + 16) * 8
     assert "no language model's" in estimate.assumed[-1]
+
+
+def test_the_names_of_gpt2_are_known() -> None:
+    names = {"wte.weight": (100, 64), "h.0.attn.c_attn.weight": (64, 192)}
+    names |= {"h.0.attn.c_proj.weight": (64, 64), "h.0.mlp.c_fc.weight": (64, 256)}
+    names |= {"h.0.mlp.c_proj.weight": (256, 64)}
+    shape = shape_of({name: np.zeros(sizes, "float16") for name, sizes in names.items()})
+    assert (shape.layers, shape.hidden, shape.intermediate) == (1, 64, 256)
+    assert shape.kv_elements == (2 * 64,)
+    assert estimate_inference(shape, context=8).activations > 0
+
+
+def test_keys_shared_by_heads_in_one_matrix_are_found() -> None:
+    names = {"embed_tokens.weight": (100, 64), "layers.0.self_attn.qkv_proj.weight": (64 + 32, 64)}
+    names |= {"layers.0.mlp.down_proj.weight": (64, 160)}
+    tree = {name: np.zeros(sizes, "float16") for name, sizes in names.items()}
+    assert shape_of(tree).kv_elements == (32,)
+    del tree["embed_tokens.weight"]  # without the hidden size, nothing tells keys from queries
+    assert shape_of(tree).kv_elements == (0,)
+
+
+def test_a_tree_without_layers_has_weights_alone() -> None:
+    names = {"embed_tokens.weight": (100, 64), "mlp.down_proj.weight": (64, 160)}
+    tree = {name: np.zeros(sizes, "float16") for name, sizes in names.items()}
+    estimate = estimate_inference(tree, context=8)
+    assert estimate.weights == 2 * (100 * 64 + 64 * 160)
+    assert (estimate.activations, estimate.kv_cache) == (0, 0)
+    assert any("no activations are counted" in sentence for sentence in estimate.assumed)
 
 
 def test_whole_numbers_keep_their_bytes() -> None:
@@ -180,6 +208,9 @@ def test_modules_that_are_left_alone_are_counted_plain() -> None:
     one = weights(modules_to_not_convert=["model.layers.1.mlp.down_proj"])
     assert one - all_of_them == down * 2 - (down + 1 * 2 * 4)
     every = weights(ignore=["re:.*down_proj$", "re:(", "lm_head"])
+    listed = weights(ignore=[r"re:model\.layers\.(?:0|1)\.mlp\.[duwno]+_proj"])
+    assert listed - all_of_them == 2 * (one - all_of_them)
+    assert weights(ignore=["re:^(a|b|self_attn)?.?"]) == all_of_them, "it is not followed"
     assert every - all_of_them == 3 * (one - all_of_them)
     by_name = weights(modules_to_not_convert=["down_proj"])
     assert by_name == every

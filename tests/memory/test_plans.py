@@ -13,13 +13,14 @@ from anydevice import plan_inference, testing
 from anydevice.choose import discovery
 from anydevice.core.facts import Facts
 from anydevice.core.finding import Seen, Sighting
+from anydevice.engines import effects
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.memory import rooms
 from anydevice.memory.arrangements import groups_of
 from anydevice.memory.estimates import estimate_inference
 from anydevice.memory.figures import MemoryStats, memory_stats
 from anydevice.memory.models import shape_of
-from anydevice.memory.overheads import CONTEXT
+from anydevice.memory.overheads import CONTEXT, MARGIN
 from anydevice.memory.placements import Plan
 from anydevice.memory.rooms import Room, rooms_of
 
@@ -41,6 +42,11 @@ ASKED: dict[str, Any] = {"context": 8192, "batch": 4}
 TOTAL = estimate_inference(LLAMA, **ASKED).total
 
 
+def room_for(total: int) -> int:
+    """The bytes that a card must have free, so that a model that needs so many fits there."""
+    return -(-total * (100 + MARGIN) // 100)
+
+
 def cpu_with(memory: int) -> Sighting:
     """A CPU of that memory; what is really free here may be less, so it is small in tests."""
     facts = Facts("a small CPU", memory_kind="host", total_memory=memory, usable_memory=memory)
@@ -58,16 +64,29 @@ def whole(plan: Plan) -> None:
 
 
 def test_the_byte_between_fitting_and_not() -> None:
-    with testing.fake_machine(cuda=1, memory=TOTAL):
+    with testing.fake_machine(cuda=1, memory=room_for(TOTAL)):
         plan = plan_inference(LLAMA, "cuda", **ASKED)
     assert (plan.fits, str(plan.device), plan.alternatives) == (True, "cuda:0", ())
-    assert plan.placements[0].share == 1.0
+    assert plan.placements[0].share == pytest.approx(1 / 1.03)
     assert plan.placements[0].parts.total == plan.estimate.total == TOTAL
-    with testing.fake_machine(cuda=1, memory=TOTAL - 1):
+    with testing.fake_machine(cuda=1, memory=room_for(TOTAL) - 1):
         plan = plan_inference(LLAMA, "cuda", **ASKED)
     assert (plan.fits, plan.device) == (False, None)
-    assert plan.placements[0].share > 1
+    assert plan.placements[0].share > 0.97
     assert plan.unplaced > 0
+    assert " and 3 % more needed, " in str(plan)
+    with testing.fake_machine(cuda=1, memory=TOTAL - 1):
+        plan = plan_inference(LLAMA, "cuda", **ASKED)
+    assert plan.placements[0].share > 1
+    assert "% more" not in str(plan)
+
+
+def test_the_processor_keeps_no_margin() -> None:
+    small = {**LLAMA, "num_hidden_layers": 2, "vocab_size": 1000}
+    needed = estimate_inference(small, context=128).on_cpu().total
+    for memory, fits in ((needed, True), (needed - 1, False)):
+        with testing.fake_machine(sightings=[cpu_with(memory)]):
+            assert plan_inference(small, "cpu", context=128).fits is fits
 
 
 def test_what_is_free_counts_and_not_what_there_is() -> None:
@@ -76,7 +95,9 @@ def test_what_is_free_counts_and_not_what_there_is() -> None:
 
 
 def test_the_card_with_the_most_room_is_taken() -> None:
-    with testing.fake_machine(cuda=3, memory=2 * TOTAL, free=[TOTAL, 2 * TOTAL, TOTAL]):
+    with testing.fake_machine(
+        cuda=3, memory=2 * TOTAL, free=[room_for(TOTAL), 2 * TOTAL, room_for(TOTAL)]
+    ):
         plan = plan_inference(LLAMA, **ASKED)
     assert str(plan.device) == "cuda:1"
 
@@ -125,7 +146,7 @@ def test_the_cpu_takes_what_the_card_has_no_room_for() -> None:
     spilled = shape.head_bytes + 2 * layer + estimate.logits
     # It takes no overhead there.
     sightings = [cpu_with(spilled + estimate.activations)]
-    with testing.fake_machine(cuda=1, memory=TOTAL - spilled, sightings=sightings):
+    with testing.fake_machine(cuda=1, memory=room_for(TOTAL - spilled), sightings=sightings):
         plan = plan_inference(LLAMA, **ASKED)
     whole(plan)
     card, cpu = plan.placements
@@ -219,7 +240,7 @@ def test_where_nothing_helps_the_bars_show_how_far_it_goes() -> None:
 
 
 def test_a_limit_that_was_set_is_kept_to() -> None:
-    counted = TOTAL - CONTEXT
+    counted = room_for(TOTAL) - CONTEXT
     with testing.fake_machine(cuda=1, memory=2 * TOTAL):
         anydevice.configure(memory=f"{counted}B")
         assert plan_inference(LLAMA, "cuda", **ASKED).fits
@@ -279,6 +300,60 @@ def test_devices_by_kind_as_objects_and_only_once() -> None:
         found, notes = rooms_of(["gpu", report.devices[0], "cuda:1"])
     assert [str(room.device) for room in found] == ["cuda:0", "cuda:1"]
     assert notes == ()
+
+
+def test_devices_may_come_from_any_collection() -> None:
+    with testing.fake_machine(cuda=2):
+        for places in ({"cuda:1"}, (name for name in ["cuda:1"]), {"cuda:1": None}.keys()):
+            assert [str(room.device) for room in rooms_of(places)[0]] == ["cuda:1"]
+
+
+def test_the_processor_counts_once_however_many_devices_jax_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    monkeypatch.setattr(effects, "virtual_cpus", lambda: 8)
+    with testing.fake_machine() as report:
+        assert len([device for device in report.devices if device.backend == "cpu"]) == 8
+        for places in (None, "cpu", ["cpu"]):
+            assert [str(room.device) for room in rooms_of(places)[0]] == ["cpu"]
+        assert [str(room.device) for room in rooms_of("cpu:3")[0]] == ["cpu:3"]
+
+
+def test_a_model_may_be_the_numbers_of_its_shape() -> None:
+    numbers = {"layers": 32, "hidden": 4096, "intermediate": 14336, "heads": 32}
+    numbers |= {"kv_heads": 8, "vocabulary": 128256}
+    with testing.fake_machine(cuda=1, memory=TOTAL // 2):
+        plan = plan_inference(None, "cuda", **ASKED, dtype="float32", **numbers)
+    assert plan.estimate == estimate_inference(**ASKED, dtype="float32", **numbers)
+    assert not plan.fits
+    with testing.fake_machine(cuda=1, memory=2 * TOTAL - 8 * GIB):
+        plan = plan_inference(devices="cuda", **ASKED, dtype="float32", **numbers)
+    assert "dtype" in {each.change for each in plan.alternatives}
+    with pytest.raises(ConfigurationError, match="no such number"):
+        plan_inference(context=8, stories=2)
+
+
+def test_quantized_by_request_is_what_the_advice_says() -> None:
+    with testing.fake_machine(cuda=1, memory=int(0.72 * TOTAL)):
+        plan = plan_inference(LLAMA, "cuda", **ASKED)
+        advice = {each.change: each for each in plan.alternatives}
+        advised = advice["quantization"]
+        assert advised.value == "int4"
+        plan = plan_inference(LLAMA, "cuda", **ASKED, dtype="int4")
+    assert (plan.fits, plan.estimate.total) == (True, advised.total)
+    assert str(plan).startswith("llama: 8.03 B parameters in int4, kv-cache in bfloat16")
+
+
+def test_a_very_long_name_is_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("x" * 6000, "org/" + "y" * 6000, "~nobody-of-this-name/" + "z" * 6000):
+        with pytest.raises(ConfigurationError, match="there is no such file") as caught:
+            plan_inference(name, context=8)
+        assert len(str(caught.value)) < 600
+    with testing.fake_machine(cuda=1):
+        plan = plan_inference({**LLAMA, "_name_or_path": "n" * 6000}, "cuda", context=8)
+    assert max(map(len, str(plan).splitlines())) <= 80
 
 
 def test_a_library_s_own_device() -> None:

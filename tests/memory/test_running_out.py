@@ -480,7 +480,13 @@ def test_what_waits_goes_on_too(kind: str) -> None:
         return type(held).__name__
 
     async def generator(caught: list[MemoryError]) -> Any:
-        yield await coroutine(caught)
+        held = Held()
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            caught.append(error)
+        await Pause()
+        yield type(held).__name__
 
     caught: list[MemoryError] = []
     running = coroutine(caught) if kind == "coroutine" else generator(caught).__anext__()

@@ -74,7 +74,7 @@ def test_a_set_up_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     interpreter(venv / "bin", "echo ran $*")
-    for stamp in (".ready-base", ".ready-test"):
+    for stamp in (".ready-base", ".ready-demo", ".ready-test"):
         (venv / stamp).touch()
     ended = make("demo", "PYTHON=/nowhere/python", f"VENV={venv}")
     assert ended.stdout.splitlines() == ["ran demo/find_and_choose.py"]

@@ -267,7 +267,7 @@ class Stops(nn.Callback):
         {"clip": 0.5, "precision": "mixed"},
         {"accumulate": 4, "validation": data(16), "patience": 3},
     ],
-    ids=str,
+    ids=["plainly", "clipped and mixed", "accumulated"],
 )
 def test_a_resumed_training_ends_as_an_undisturbed_one(
     tmp_path: Path, engine: str, options: dict[str, Any]

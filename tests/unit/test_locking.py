@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from anydevice.core.locking import made_once
+from anydevice.core import locking
+from anydevice.core.locking import ForkSafeLock, made_once
 
 COPIES = """
 import os, signal, sys, threading, warnings
@@ -156,3 +157,12 @@ def test_what_raised_is_tried_again() -> None:
     assert at_the_second_try("a") == at_the_second_try("a") == "a"
     assert tries == ["a", "a"]
     assert at_the_second_try.__name__ == "at_the_second_try"
+
+
+def test_every_lock_is_another_one_in_the_copy() -> None:
+    lock = ForkSafeLock()
+    with lock.native:
+        locking._renew_all()  # what happens in the copy
+        assert not lock.native.locked()
+        with lock.native:
+            pass

@@ -34,7 +34,9 @@ _EXAMPLES = 8
 def Dense(inputs: int, outputs: int, *, bias: bool = True) -> Model:  # noqa: N802 - Axiom's name
     """A dense layer as a model of its own, on the current backend.
 
-    >>> Dense(784, 128).output_shape
+    >>> from anydevice import use_device
+    >>> with use_device("cpu"):
+    ...     Dense(784, 128).output_shape
     (128,)
     """
     return build(DenseLayer(inputs, outputs, bias))
@@ -46,7 +48,9 @@ def chain(*parts: Model | Layer | str, input_shape: Any = None, seed: int = 0) -
     The parameters are drawn anew, for each layer by itself: those of a `Dense` that is given are
     not used. `input_shape` is that of one example, where the first layer does not say it.
 
-    >>> chain(Dense(784, 128), relu, Dense(128, 10), softmax).parameter_count
+    >>> from anydevice import use_device
+    >>> with use_device("cpu"):
+    ...     chain(Dense(784, 128), relu, Dense(128, 10), softmax).parameter_count
     101770
     """
     layers = [part.layer if isinstance(part, Model) else part for part in parts]

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.record import Record, replace
+from anydevice.core.record import Record
 from anydevice.memory.arrangements import Group, arrange, pieces_of
 from anydevice.memory.estimates import MemoryEstimate, estimate_inference
 from anydevice.memory.placements import Alternative, Change
+from anydevice.memory.quantization import QUANTIZED, quantized
 from anydevice.memory.shapes import ModelShape
 
 _HALF = "bfloat16"
 _SMALL_CACHE = "float8_e4m3fn"
-_QUANTIZED = {"int8": 8.0, "int4": 4.5}
-"""The bits of a layer's weight in the usual formats; four bits have a scale for each 64 weights."""
 
 
 class Asked(Record):
@@ -55,11 +54,9 @@ def _narrower(asked: Asked) -> Iterator[tuple[Change, str, ModelShape]]:
     now = DTYPES[shape.dtype].bits
     if asked.in_half is not None and now > DTYPES[_HALF].bits:
         yield "dtype", _HALF, asked.in_half()
-    for name, bits in _QUANTIZED.items():
+    for name, bits in QUANTIZED.items():
         if bits < now:
-            layers = tuple(int(weights * bits / 8) for weights in shape.layer_weights)
-            changed = replace(shape, layer_bytes=layers, quantization=name, rounding=0)
-            yield "quantization", name, changed
+            yield "quantization", name, quantized(shape, name)
 
 
 def _fewer(

@@ -36,7 +36,9 @@ class Architecture(Record):
     and so does `unfused` attention, whose heads no fused kernel takes. `wide_routing` weighs what
     experts give in 32 bits.
     `positions` are learned, one vector each. `plain_heads` share the hidden size
-    evenly, each with keys of its own, whatever the config says.
+    evenly, each with keys of its own, unless the config's key `multi_query_if` is true, and all
+    share one, or `grouped_if` is, and they share those of `kv_heads`. `windows_if` is the key that
+    turns windows on, `parallel_norms` the one that says how many norms parallel layers have.
 
     >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
     (True, False)
@@ -66,9 +68,13 @@ class Architecture(Record):
     rotary_key: str = ""
     positions: bool = False
     windows: Windows = "all"
+    windows_if: str = ""
     pattern: int = 0
     experts: bool = False
     plain_heads: bool = False
+    multi_query_if: str = ""
+    grouped_if: str = ""
+    parallel_norms: str = ""
     defaults: Mapping[str, Any] = NOTHING
 
 
@@ -172,6 +178,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_moe": Architecture(
         mlp_bias=False,
         query_key_norms="head",
+        windows_if="use_sliding_window",
         experts=True,
         defaults={
             "num_key_value_heads": 4,
@@ -246,6 +253,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         parallel="parallel_attn",
         unfused=True,
         plain_heads=True,
+        multi_query_if="multi_query",
+        grouped_if="new_decoder_architecture",
+        parallel_norms="num_ln_in_parallel_attn",
         defaults={"multi_query": True, "parallel_attn": True, **TIED},
     ),
 }

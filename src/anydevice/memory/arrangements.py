@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.memory.estimates import MemoryEstimate
-from anydevice.memory.overheads import idle_bytes
+from anydevice.memory.overheads import idle_bytes, plannable
 from anydevice.memory.rooms import Room
 from anydevice.memory.shapes import ModelShape
 from anydevice.memory.splitting import Pieces, Stretch, fill, holds_all, spread
@@ -20,8 +20,10 @@ class Group(Record):
 
     @property
     def bytes(self) -> list[int]:
-        """The room of each, in bytes."""
-        return [room.room for room in self.rooms]
+        """What each can be planned with, in bytes: its room, on an accelerator with a margin."""
+        return [
+            room.room if room.device.kind == "cpu" else plannable(room.room) for room in self.rooms
+        ]
 
     @property
     def cpus(self) -> tuple[int, ...]:

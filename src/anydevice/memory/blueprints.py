@@ -58,6 +58,16 @@ def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
 
     Raises `ConfigurationError` where a number is missing, wrong, or does not go with another.
     """
+    try:
+        return _shape(config, dtype)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        # A value of a kind that nobody thought of is the file's mistake, not a defect to show.
+        raise ConfigurationError(
+            f"{config.source} has a value that no model's config has: {error}", config.source
+        ) from error
+
+
+def _shape(config: Config, dtype: object) -> ModelShape:
     sizes, row = _sizes(config), config.architecture
     name = as_dtype(dtype).name if dtype is not None else dtype_of_config(config)
     own = name or USUAL_DTYPE
@@ -72,7 +82,7 @@ def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
     final = sizes.hidden * row.norm_weights * (1 + row.norm_bias)
     assumed = list(config.assumed)
     if name is None:
-        assumed.append(f"the config names no element type: {own} is assumed")
+        assumed.append(f"no element type is named for the weights: {own} is assumed")
     if quantization:
         assumed.append(f"weights are counted as {quantization.method} keeps them")
         assumed += quantization.assumed
@@ -114,8 +124,10 @@ def _sizes(config: Config) -> Sizes:
     row, source = config.architecture, config.source
     hidden, heads = config.number("hidden"), config.number("heads")
     kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
-    if config.family == "falcon":
-        kv_heads = _kv_heads_of_falcon(config, heads)
+    if row.multi_query_if and config.get(row.multi_query_if):
+        kv_heads = 1
+    if _is_grouped(config):
+        kv_heads = config.number("kv_heads", heads)
     named = None if row.plain_heads else config.optional("head_size")
     head_size = named or shares(f"{source}: the hidden size", hidden, "the heads", heads)
     shares(f"{source}: the number of heads", heads, "the key/value heads", kv_heads)
@@ -131,10 +143,10 @@ def _sizes(config: Config) -> Sizes:
     )
 
 
-def _kv_heads_of_falcon(config: Config, heads: int) -> int:
-    if config.get("new_decoder_architecture"):
-        return config.number("kv_heads", heads)
-    return 1 if config.get("multi_query") else heads
+def _is_grouped(config: Config) -> bool:
+    """Whether plain heads share keys after all, as the config of some families may say."""
+    switch = config.architecture.grouped_if
+    return bool(switch and config.get(switch))
 
 
 def _matrices(config: Config, sizes: Sizes, experts: Experts | None, layer: int) -> list[Matrix]:
@@ -185,11 +197,11 @@ def _expert_matrices(experts: Experts, hidden: int) -> list[Matrix]:
 
 
 def _experts(config: Config, sizes: Sizes) -> Experts | None:
-    count = config.optional("experts")
+    count = config.number("experts") if config.architecture.experts else config.optional("experts")
     if not count or (config.known and not config.architecture.experts):
         return None
-    dense = config.get("mlp_only_layers") or ()
-    step = config.get("decoder_sparse_step") or 1
+    dense = config.entries("mlp_only_layers") or ()
+    step = config.count("decoder_sparse_step", default=1, least=1)
     layers = range(sizes.layers)
     return Experts(
         count=count,
@@ -204,11 +216,8 @@ def _vectors(config: Config, sizes: Sizes) -> int:
     """The elements of a layer's norms."""
     row = config.architecture
     norms = row.norms
-    if config.family == "falcon":
-        two = config.get("num_ln_in_parallel_attn") or (
-            2 if config.get("new_decoder_architecture") else 1
-        )
-        norms = two if config.get("parallel_attn") else 2
+    if row.parallel_norms and config.flag(row.parallel):
+        norms = config.count(row.parallel_norms) or (2 if _is_grouped(config) else 1)
     each = row.norm_weights * (1 + row.norm_bias)
     total = norms * sizes.hidden * each
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
@@ -253,33 +262,31 @@ def _rotary_share(config: Config) -> float:
 
 
 def _cached(config: Config, sizes: Sizes) -> tuple[int, ...]:
-    # Falcon's newer layers copy keys and values to every head before they are cached.
-    copied = config.family == "falcon" and config.get("new_decoder_architecture")
-    heads = sizes.heads if copied else sizes.kv_heads
+    # Heads that are plain by default copy shared keys and values to each before they are cached.
+    heads = sizes.heads if _is_grouped(config) else sizes.kv_heads
     return (2 * heads * sizes.head_size,) * sizes.layers
 
 
 def _windows(config: Config, sizes: Sizes) -> tuple[int | None, ...]:
-    row, window = config.architecture, config.get("sliding_window")
-    listed = config.get("layer_types")
-    if isinstance(listed, list | tuple):
+    row, window = config.architecture, config.count("sliding_window") or None
+    listed = config.entries("layer_types")
+    if listed is not None:
         if len(listed) < sizes.layers:
             raise ConfigurationError(
                 f"{config.source}: layer_types names {len(listed)} layers of {sizes.layers}",
                 config.source,
             )
-        chunk = config.get("attention_chunk_size")
+        chunk = config.count("attention_chunk_size") or None
         sliding = {"sliding_attention": window, "chunked_attention": chunk}
-        return tuple(sliding.get(kind) for kind in listed[: sizes.layers])
+        return tuple(sliding.get(str(kind)) for kind in listed[: sizes.layers])
     if not window or row.windows == "none":
         return (None,) * sizes.layers
     if row.windows == "pattern":
-        each = config.get("sliding_window_pattern") or row.pattern
+        each = config.count("sliding_window_pattern") or row.pattern
         return tuple(window if (n + 1) % each else None for n in range(sizes.layers))
     if row.windows == "last":
-        first = (
-            config.get("max_window_layers") if config.get("use_sliding_window") else sizes.layers
-        )
+        used = config.get("use_sliding_window")
+        first = config.count("max_window_layers") if used else sizes.layers
         return tuple(window if n >= first else None for n in range(sizes.layers))
-    used = config.family != "qwen3_moe" or config.get("use_sliding_window")
+    used = not row.windows_if or config.get(row.windows_if)
     return (window if used else None,) * sizes.layers

@@ -12,7 +12,7 @@ from anydevice.memory.activations import decode_peak, logit_bytes, prefill_peak,
 from anydevice.memory.blueprints import USUAL_DTYPE
 from anydevice.memory.models import shape_of
 from anydevice.memory.overheads import Overhead, overhead_of
-from anydevice.memory.shapes import ModelShape, whole
+from anydevice.memory.shapes import ModelShape, float_type, whole
 
 PARTS = ("weights", "kv_cache", "activations", "logits", "overhead")
 
@@ -46,7 +46,11 @@ class MemoryEstimate(Record):
 
     @property
     def total(self) -> int:
-        """All parts together."""
+        """All parts together: what must be free, within -3 and +8 percent for nine in ten models.
+
+        What PyTorch's allocator holds idle is not known to the byte before it has run, so a model
+        with hardly more room than this may still run out; a plan keeps 3 % for that.
+        """
         return self.weights + self.kv_cache + self.activations + self.logits + self.overhead
 
     @property
@@ -95,7 +99,9 @@ def estimate_inference(
 
     `context` tokens of each of `batch` sequences can be read and written. The weights are in
     `dtype` (`None`: the model's own type, else bfloat16), the cache in `kv_dtype` (`None`: the
-    same; where weights are quantized, the type they are computed in).
+    same; where weights are quantized, the type they are computed in); both are floats. With
+    "int8" or "int4" as `dtype`, the layers are quantized as the usual formats do, and no longer
+    counted to the byte.
 
     >>> estimate = estimate_inference(
     ...     layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, vocabulary=32000,
@@ -109,16 +115,15 @@ def estimate_inference(
     Raises `ConfigurationError` for what is no model and for numbers that cannot be, and
     `TransferError` for safetensors files that are not right.
     """
-    whole("context", context)
-    whole("batch", batch)
+    context, batch = whole("context", context), whole("batch", batch)
     shape = shape_of(model, dtype=dtype, **numbers)
     # Weights of fewer bits are widened where they are computed with.
     computed = shape.dtype if as_dtype(shape.dtype).itemsize > 1 else USUAL_DTYPE
-    cache = as_dtype(kv_dtype).name if kv_dtype is not None else computed
+    cache = float_type("kv_dtype", kv_dtype) if kv_dtype is not None else computed
     width = as_dtype(computed).itemsize
     logits = logit_bytes(shape, batch, width)
     activations = recurring = 0
-    if shape.hidden:
+    if shape.hidden and shape.layers:
         recurring = recurring_peak(shape, batch, context, width)
         layers = max(
             prefill_peak(shape, batch, context, width), decode_peak(shape, batch, context, width)

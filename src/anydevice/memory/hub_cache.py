@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from anydevice.errors import ConfigurationError
+from anydevice.memory.shapes import shortened
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = (".json", ".safetensors")
@@ -26,12 +27,13 @@ def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:
 no such model in the Hugging Face cache /nowhere; to get the one file that is needed: \
 hf download nobody/no-model config.json
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _existing(model)
+    if path is not None:
         return path
+    said = shortened(model)
     if not _NAME.fullmatch(model) or model.endswith(_FILES):
         raise ConfigurationError(
-            f"{model}: there is no such file or folder; write the path of a config.json, of its "
+            f"{said}: there is no such file or folder; write the path of a config.json, of its "
             "folder, or the name of a model in the Hugging Face cache, such as 'org/name'",
             model,
         )
@@ -40,10 +42,18 @@ hf download nobody/no-model config.json
         if (snapshot / "config.json").exists() or any(snapshot.glob("*.safetensors")):
             return snapshot
     raise ConfigurationError(
-        f"{model}: there is no such file or folder, and no such model in the Hugging Face cache "
-        f"{cache}; to get the one file that is needed: hf download {model} config.json",
+        f"{said}: there is no such file or folder, and no such model in the Hugging Face cache "
+        f"{cache}; to get the one file that is needed: hf download {said} config.json",
         model,
     )
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # no file can be called this, or there is no such user
 
 
 def _cache(environment: Mapping[str, str]) -> Path:
@@ -65,5 +75,8 @@ def _snapshots(repository: Path) -> Iterator[Path]:
             yield repository / "snapshots" / commit
     except OSError:
         pass  # a single commit may have been asked for by its number
-    folders = repository.glob("snapshots/*")
+    try:
+        folders = list((repository / "snapshots").iterdir())
+    except OSError:
+        return  # no such model, or none can be called this
     yield from sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)

@@ -26,7 +26,9 @@ _LAYER = re.compile(r"(?:layers?|blocks?|\bh)['\"]?\]?[._\[]['\"]?(\d+)")
 _EMBEDDING = re.compile(r"embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|token_embedding")
 _HEAD = re.compile(r"lm_head|embed_out|output_projection")
 _KEYS = re.compile(r"(?:k_proj|key_proj|\bwk)\W*(?:weight|kernel)")
-_DOWN = re.compile(r"(?:down_proj|fc2|c_proj|dense_4h_to_h|\bw2)\W*(?:weight|kernel)")
+_FUSED = re.compile(r"(?:qkv_proj|c_attn|query_key_value|\bwqkv)\W*(?:weight|kernel)", re.I)
+# Where attention has a c_proj as well, the network's is the one meant.
+_DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weight|kernel)")
 
 
 class Tensor(Record):
@@ -114,13 +116,12 @@ def shape_from_tensors(
     layers = 1 + max((each.layer for each in there if each.layer is not None), default=-1)
     embedding = _first(there, _EMBEDDING)
     hidden = embedding.sizes[1] if embedding else 0
-    keys = _first(there, _KEYS)
     down = _first(there, _DOWN)
-    per_token = 2 * min(keys.sizes) if keys else 0
+    per_token = _cached(there, hidden)
     assumed = ["weights are those of the tensors; the rest follows from their names and sizes"]
-    if keys is None:
+    if not per_token:
         assumed.append("no key projections were found: no key/value cache is counted")
-    if embedding is None or down is None:
+    if embedding is None or down is None or not layers:
         assumed.append("no decoder was found in the names: no activations are counted")
         hidden = 0
     common = Counter({each.dtype: 0 for each in there})
@@ -146,6 +147,15 @@ def shape_from_tensors(
         exact=False,
         assumed=tuple(assumed),
     )
+
+
+def _cached(tensors: list[Tensor], hidden: int) -> int:
+    """The numbers that a token leaves in a layer's cache: its key and its value."""
+    keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
+    if keys is not None:
+        return 2 * min(keys.sizes)
+    # Queries, keys and values in one matrix: what is beside the queries.
+    return max(0, fused.elements // hidden - hidden) if fused and hidden else 0
 
 
 def _first(tensors: list[Tensor], pattern: re.Pattern[str]) -> Tensor | None:

@@ -13,7 +13,8 @@ from anydevice.errors import ConfigurationError
 from anydevice.memory.blueprints import shape_from_config
 from anydevice.memory.configs import NAMES, Config, as_config, is_config_path, read_config
 from anydevice.memory.hub_cache import locate
-from anydevice.memory.shapes import ModelShape
+from anydevice.memory.quantization import QUANTIZED, quantized
+from anydevice.memory.shapes import ModelShape, float_type
 
 _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
     "architecture": "model_type",
@@ -28,6 +29,7 @@ _NEEDED = ("layers", "hidden", "intermediate", "heads", "vocabulary")
 def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> ModelShape:
     """The shape of a model, with its weights in `dtype`, or in its own type where that is `None`.
 
+    `dtype` is a float; "int8" and "int4" are the model in its own type with quantized layers.
     `model` is one of these; nothing of it is loaded, and no array library is imported for the
     first four:
 
@@ -48,6 +50,10 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     go together, and `TransferError` for safetensors files that are not right.
     """
     name = None if dtype is None else as_dtype(dtype).name
+    if name in QUANTIZED:
+        return quantized(shape_of(model, **numbers), name)
+    if name is not None:
+        float_type("dtype, if it is not 'int8' or 'int4',", name)
     if model is None:
         return shape_from_config(_from_numbers(numbers), name)
     if numbers:
@@ -85,7 +91,12 @@ def _from_numbers(numbers: Mapping[str, Any]) -> Config:
         raise ConfigurationError(
             f"a model is missing, or these numbers of its shape: {', '.join(missing)}"
         )
-    values = {_KEYWORDS[word]: value for word, value in numbers.items() if value is not None}
+    # No number is as good as none given, but no window says that all is kept.
+    values = {
+        _KEYWORDS[word]: value
+        for word, value in numbers.items()
+        if value is not None or word == "window"
+    }
     usual = "mixtral" if numbers.get("experts") else "llama"
     defaults = {"model_type": usual, "num_key_value_heads": numbers["heads"]}
     return as_config({**defaults, **values}, "the shape")
@@ -94,6 +105,12 @@ def _from_numbers(numbers: Mapping[str, Any]) -> Config:
 def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
     path = locate(os.fspath(model))
     if not is_config_path(path):
+        if path.is_dir() and not any(".safetensors" in name for name in os.listdir(path)):
+            raise ConfigurationError(
+                f"{path} holds neither a config.json nor a .safetensors file; give the folder of "
+                "a model, its config.json, or the files with its weights",
+                str(path),
+            )
         return _from_files(path, dtype)
     config = read_config(path)
     shape = shape_from_config(config, dtype)

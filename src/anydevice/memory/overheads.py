@@ -21,6 +21,12 @@ CONTEXT = 700 * MIB
 WORKSPACE = 32 * MIB
 """Bytes that the library for matrix products keeps; PyTorch counts them among its allocations."""
 
+MARGIN = 3
+"""Percent of what a model needs that a plan keeps free on an accelerator beside it.
+
+By that much `idle_bytes` may be too low.
+"""
+
 _STEP, _SMALL = 512, MIB
 _LARGE, _SEGMENT_STEP = 10 * MIB, 2 * MIB
 
@@ -50,6 +56,15 @@ class Overhead(Record):
 def overhead_of(rounded: int, cache: int, activations: int) -> Overhead:
     """The overhead of a model whose weights are rounded up by so many bytes."""
     return Overhead(CONTEXT, WORKSPACE, rounded, idle_bytes(cache, activations))
+
+
+def plannable(room: int) -> int:
+    """The most that a model may need by the estimate, of so many bytes, so that it runs.
+
+    >>> plannable(1030), plannable(1029)
+    (1000, 999)
+    """
+    return room * 100 // (100 + MARGIN)
 
 
 def rounding(sizes: Iterable[int]) -> int:

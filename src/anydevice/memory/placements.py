@@ -64,6 +64,9 @@ class Alternative(Record):
 class Plan(Record):
     """Whether a model fits, and what lies where.
 
+    What fits runs: beside what the estimate says, 3 % of it are free on every accelerator, which
+    is what PyTorch's allocator took more in nine of ten models. A share above 97 % does not fit.
+
     `device` is the one that holds all of it, `None` where it takes several or does not fit.
     `placements` are in the order of the layers. Where the model does not fit, they show how far
     several devices reach, and `unplaced` are the bytes of weights, cache and logits that have no

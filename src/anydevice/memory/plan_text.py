@@ -9,11 +9,14 @@ from anydevice.choose.marks import UNUSABLE, USABLE
 from anydevice.core.bars import bar
 from anydevice.core.device import Device
 from anydevice.core.sizes import format_size
+from anydevice.memory.overheads import MARGIN
 from anydevice.memory.placements import Alternative, Placement, Plan
+from anydevice.memory.shapes import shortened
 
 WIDTH = 80
 """The columns where nobody says how many there are."""
 
+_LONGEST_NAME = 56
 _LONGEST_BAR, _SHORTEST_BAR = 30, 6
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
 
@@ -45,7 +48,8 @@ def verdict(plan: Plan) -> str:
     where = _listed([placement.device for placement in plan.placements])
     if len(plan.placements) == 1:
         free = format_size(plan.free)
-        return f"{UNUSABLE} does not fit on {where}: {needed} needed, {free} free"
+        margin = f" and {MARGIN} % more" if plan.estimate.total <= plan.free else ""
+        return f"{UNUSABLE} does not fit on {where}: {needed}{margin} needed, {free} free"
     # Not the sum of what is free: each device needs room of its own for activations.
     lacking = format_size(plan.unplaced)
     return f"{UNUSABLE} does not fit on {where} together: no place for {lacking} of it"
@@ -53,10 +57,12 @@ def verdict(plan: Plan) -> str:
 
 def _title(plan: Plan) -> str:
     asked = plan.estimate
-    name = asked.shape.name if asked.shape is not None and asked.shape.name else "model"
-    cache = f", kv-cache in {asked.kv_dtype}" if asked.kv_dtype != asked.dtype else ""
+    shape = asked.shape
+    name = shortened(shape.name, _LONGEST_NAME) if shape is not None and shape.name else "model"
+    kept = shape.quantization if shape is not None and shape.quantization else asked.dtype
+    cache = f", kv-cache in {asked.kv_dtype}" if asked.kv_dtype != kept else ""
     return (
-        f"{name}: {_counted(asked.parameters)} parameters in {asked.dtype}{cache}, "
+        f"{name}: {_counted(asked.parameters)} parameters in {kept}{cache}, "
         f"context {asked.context}, batch {asked.batch}"
     )
 

@@ -16,21 +16,25 @@ from anydevice.memory.splitting import Pieces, Stretch, fill
 
 
 def plan_inference(
-    model: Any,
+    model: Any = None,
     devices: Places = None,
     *,
     context: int,
     batch: int = 1,
     dtype: object = None,
     kv_dtype: object = None,
+    **numbers: Any,
 ) -> Plan:
     """Where a model would run with so much context: one device, several, or which change it takes.
 
-    `model` is whatever `estimate_inference` takes. `devices` are devices or their names ("cuda" is
-    every card of it); without them, all that are usable here. What is free is read now, and what
-    `configure(memory=…)` allows is kept to. One accelerator goes before several, and several
-    before the CPU, which takes the layers that they have no room for. Nothing is loaded and no
-    array library is imported.
+    `model` and `numbers` are whatever `estimate_inference` takes. `devices` are devices or their
+    names ("cuda" is every card of it); without them, all that are usable here. What is free is
+    read now, and what `configure(memory=…)` allows is kept to. One accelerator goes before
+    several, and several before the CPU, which takes the layers that they have no room for.
+    Nothing is loaded and no array library is imported.
+
+    3 % of what a model needs on an accelerator has to be free beside it, because PyTorch's
+    allocator may hold that much more idle than the estimate knows.
 
     >>> from anydevice import testing
     >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -45,9 +49,13 @@ def plan_inference(
     `DeviceNotFoundError` where a device that is named is not usable.
     """
     given = isinstance(model, ModelShape)
-    shape = shape_of(model, dtype=dtype)
+    shape = shape_of(model, dtype=dtype, **numbers)
     estimate = estimate_inference(shape, context=context, batch=batch, kv_dtype=kv_dtype)
-    asked = Asked(shape, estimate, None if given else lambda: shape_of(model, dtype="bfloat16"))
+    asked = Asked(
+        shape,
+        estimate,
+        None if given else lambda: shape_of(model, dtype="bfloat16", **numbers),
+    )
     rooms, notes = rooms_of(devices)
     groups = tuple(groups_of(rooms))
     pieces = pieces_of(shape, estimate)

@@ -10,7 +10,7 @@ from typing import Any
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
 from anydevice.memory.module_patterns import is_simple, starts_like
-from anydevice.memory.shapes import ModelShape, whole
+from anydevice.memory.shapes import ModelShape, shortened, whole
 
 Matrix = Callable[[int, int, int], int]
 """The bytes of a matrix of so many rows and columns, in a model of elements of so many bytes."""

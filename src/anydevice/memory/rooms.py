@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from anydevice.choose.discovery import devices as usable_devices
@@ -20,7 +20,7 @@ from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.hardware.identity import same_card
 from anydevice.memory.overheads import CONTEXT
 
-Places = str | Device | Sequence[Any] | None
+Places = str | Device | Iterable[Any] | None
 """Devices as a caller names them: one or several, objects or names, or all that are usable."""
 
 _SHARING = ("unified", "host")
@@ -95,15 +95,21 @@ def _everything() -> tuple[Device, ...]:
     cards = discover().cards
     first = [next((device for device in card if device.usable), None) for card in cards]
     # The processor seen once more through OpenCL is only used by name.
-    return tuple(
+    return _one_processor(
         device
         for device in first
         if device is not None and (device.kind != "cpu" or device.backend == "cpu")
     )
 
 
-def _named(places: str | Device | Sequence[Any]) -> tuple[Device, ...]:
-    each: Iterable[Any] = places if isinstance(places, list | tuple) else (places,)
+def _one_processor(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """The devices without the further ones that JAX may make of the one processor."""
+    return tuple(device for device in devices if device.backend != "cpu" or not device.index)
+
+
+def _named(places: str | Device | Iterable[Any]) -> tuple[Device, ...]:
+    several = isinstance(places, Iterable) and not isinstance(places, str | Device)
+    each: Iterable[Any] = places if several else (places,)  # type: ignore[assignment]
     found: dict[Device, None] = {}
     for place in each:
         for device in _devices_of(place):
@@ -129,7 +135,7 @@ def _devices_of(place: Any) -> tuple[Device, ...]:
             )
         return (device,)
     if place in KINDS or parse_place(place)[1] is None:
-        return usable_devices(place) or (_missing(place),)
+        return _one_processor(usable_devices(place)) or (_missing(place),)
     return (Device(place),)
 
 

@@ -116,11 +116,13 @@ def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
     Raises `ConfigurationError` otherwise. Whole numbers of other libraries are numbers, too.
     """
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise ConfigurationError(f"{name} is a whole number, not {_shortly(value)}", name)
+        raise ConfigurationError(f"{name} is a whole number, not {shortened(repr(value))}", name)
     try:
         number = operator.index(value)
     except TypeError:  # an array may have the method and more than one number
-        raise ConfigurationError(f"{name} is a whole number, not {_shortly(value)}", name) from None
+        raise ConfigurationError(
+            f"{name} is a whole number, not {shortened(repr(value))}", name
+        ) from None
     if number < least:
         raise ConfigurationError(f"{name} is {least} or more, not {number}", name)
     if number > most:
@@ -128,9 +130,15 @@ def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
     return number
 
 
-def _shortly(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+def shortened(text: str, most: int = 80) -> str:
+    """A text of at most so many characters: a longer one without its middle.
+
+    >>> shortened("a/very/long/path", 9)
+    'a/ve…path'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def float_type(name: str, spec: object) -> str:

@@ -145,8 +145,7 @@ def estimate_training(
     Raises `ConfigurationError` for what is no model, an optimizer that is not known, and ways of
     training that do not go together.
     """
-    whole("context", context)
-    whole("batch", batch)
+    context, batch = whole("context", context), whole("batch", batch)
     if optimizer not in OPTIMIZERS:
         raise ConfigurationError(
             f"there is no optimizer {optimizer!r}; known are {', '.join(OPTIMIZERS)}", "optimizer="
