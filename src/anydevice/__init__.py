@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from anydevice.memory.falling_back import cpu_fallback as cpu_fallback
     from anydevice.memory.figures import MemoryStats as MemoryStats
     from anydevice.memory.figures import memory_stats as memory_stats
-    from anydevice.memory.releasing import release as release
     from anydevice.memory.plans import plan_inference as plan_inference
+    from anydevice.memory.releasing import release as release
     from anydevice.memory.training_estimates import estimate_training as estimate_training
     from anydevice.run.compiling import Compiled as Compiled
-    from anydevice.run.compiling import compile as compile
+    from anydevice.run.compiling import compile as compile  # noqa: A004  as its name is public
     from anydevice.transfer.containers import register_type as register_type
     from anydevice.transfer.moving import device_of as device_of
     from anydevice.transfer.moving import synchronize as synchronize

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".ci", "bench", "demo", "docs", "src", "tests")
+FOLDERS = (".ci", "bench", "demo", "docs", "examples", "src", "tests")
 LONGEST = 400
 
 VAGUE = {"common", "helper", "helpers", "misc", "miscellaneous", "util", "utilities", "utils"}

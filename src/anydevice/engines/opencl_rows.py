@@ -14,8 +14,8 @@ from anydevice.engines.opencl_numbers import Number, dtype_of, number_of
 from anydevice.engines.opencl_queues import queue_of_context
 
 _PER_ITEM = 128
-"""The numbers that a work item may keep. Softmax over rows that 256 items of an NVIDIA card can just
-keep runs at 0.85 of the speed of a copy, and at 0.6 of it where the rows are read twice."""
+"""The numbers that a work item may keep. Softmax over rows that 256 items of an NVIDIA card can
+just keep runs at 0.85 of the speed of a copy, and at 0.6 of it where the rows are read twice."""
 
 
 def softmax(x: Any, axis: int) -> Any:

@@ -108,8 +108,9 @@ def _one_processor(devices: Iterable[Device]) -> tuple[Device, ...]:
 
 
 def _named(places: str | Device | Iterable[Any]) -> tuple[Device, ...]:
-    several = isinstance(places, Iterable) and not isinstance(places, str | Device)
-    each: Iterable[Any] = places if several else (places,)  # type: ignore[assignment]
+    each: Iterable[Any] = (places,)
+    if isinstance(places, Iterable) and not isinstance(places, str | Device):
+        each = places
     found: dict[Device, None] = {}
     for place in each:
         for device in _devices_of(place):

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from anydevice.nn.schedules import Schedule as Schedule
     from anydevice.nn.schedules import SteppedRate as SteppedRate
     from anydevice.nn.schedules import WarmUp as WarmUp
+    from anydevice.nn.tied_layers import TiedEmbedding as TiedEmbedding
     from anydevice.run.batches import Batches as Batches
     from anydevice.run.callbacks import Callback as Callback
     from anydevice.run.callbacks import Moment as Moment
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from anydevice.run.saving import save as save
     from anydevice.run.training import Trained as Trained
     from anydevice.run.training import train as train
-    from anydevice.nn.tied_layers import TiedEmbedding as TiedEmbedding
 
 _PUBLIC = {
     "Activation": "activations",
