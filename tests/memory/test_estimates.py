@@ -213,6 +213,7 @@ def test_experts_and_windows_by_numbers() -> None:
         (gptq(group_size=[1]), "group_size is a whole number"),
         (gptq("awq", w_bit="x"), "bits is a whole number"),
         (gptq("hqq", nbits="x"), "bits is a whole number"),
+        (gptq("exl2", bits=float("nan")), "bits cannot be nan"),
         (gptq("fp8", weight_block_size=128), "two whole numbers, rows and columns"),
         (gptq("fp8", weight_block_size=[0, 0]), "weight_block_size is 1 or more"),
         (gptq("compressed-tensors", config_groups=[1]), "config_groups is not an object"),

@@ -172,6 +172,9 @@ def test_each_format_keeps_what_it_keeps() -> None:
     assert bytes_of({"quant_method": "fp8", "weight_block_size": [64, 64]}) == size + 4 * 16 * 4
     assert bytes_of({"quant_method": "mxfp4"}) == size // 2 + size // 64 * 2
     assert bytes_of({"quant_method": "strange"}) == size + size // 64 * 2
+    assert bytes_of({"quant_method": "exl2", "bits": 4.5}) == size * 9 // 16 + size // 64 * 2
+    assert bytes_of({"made_by": "hand"}) == size + size // 64 * 2
+    assert bytes_of({"quant_method": "compressed-tensors"}) == size + 256 * 2
     assert quantization_of(None, "test") is None
 
 
@@ -182,6 +185,9 @@ def test_each_format_keeps_what_it_keeps() -> None:
         ({"num_bits": 8, "strategy": "tensor"}, 256 * 1024 + 2),
         ({"num_bits": 8, "strategy": "block", "block_structure": [128, 128]}, 256 * 1024 + 32),
         ({"num_bits": 4, "group_size": 128}, 256 * 512 + 16 + 256 * 8 * 2),
+        ({"num_bits": 4, "group_size": -1}, 256 * 512 + 16 + 256 * 2),
+        ({"num_bits": 4, "group_size": -1, "strategy": "group"}, 256 * 512 + 16 + 256 * 2),
+        ({"num_bits": 8}, 256 * 1024 + 2),
         (
             {"num_bits": 4, "group_size": 128, "symmetric": False},
             256 * 512 + 16 + 256 * 8 * 2 + 256 * 8 // 2,

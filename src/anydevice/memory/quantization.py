@@ -94,7 +94,11 @@ class _Said(Record):
 
 def _unknown(said: _Said) -> Quantization:
     method = str(said.get("quant_method") or _unnamed(said.values)).lower()
-    bits = said.number("bits", "nbits", default=_bits_in(method), most=_MOST_BITS)
+    bits = said.get("bits", "nbits") or _bits_in(method)
+    if not isinstance(bits, float):  # some formats have a share of a bit, on the average
+        bits = whole(f"{said.source}: bits", bits, most=_MOST_BITS)
+    elif not 0 < bits <= _MOST_BITS:
+        raise ConfigurationError(f"{said.source}: bits cannot be {bits}", said.source)
     note = (
         f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
         "and one scale for each 64 of them are assumed"
@@ -167,8 +171,9 @@ def _compressed(said: _Said) -> Quantization:
     if scheme is named or not scheme.values:
         scheme = _Said({"num_bits": 8, "strategy": "channel"}, said.source)
     bits = scheme.number("num_bits", default=8, most=_MOST_BITS)
-    strategy = scheme.get("strategy") or ("group" if scheme.get("group_size") else "tensor")
-    size = scheme.number("group_size", default=128)
+    size = scheme.number("group_size", default=128, least=-1)
+    usual = "tensor" if not scheme.get("group_size") else "group" if size > 0 else "channel"
+    strategy = scheme.get("strategy") or usual
     down, across = scheme.block("block_structure")
     symmetric = scheme.values.get("symmetric", True)
     notes = (
@@ -179,7 +184,7 @@ def _compressed(said: _Said) -> Quantization:
 
     def scales(rows: int, columns: int) -> int:
         if strategy in ("group", "tensor_group"):
-            return rows * ceil(columns / size)
+            return rows * ceil(columns / size) if size > 0 else rows
         if strategy == "block":
             return ceil(rows / down) * ceil(columns / across)
         return rows if strategy == "channel" else 1
