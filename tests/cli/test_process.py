@@ -75,7 +75,8 @@ def test_a_terminal_gets_colours_unless_it_refuses_them() -> None:
 def test_the_doctor_shows_progress_on_a_terminal() -> None:
     code, shown = on_a_terminal("doctor", "cpu", "--engine", "numpy", TERM="xterm", PYTHONUTF8="1")
     assert code == 0
-    assert "cpu with numpy (1 of 1)" in shown
+    assert "0/1" in shown
+    assert "cpu with numpy" in shown
     assert "right" in shown
 
 
@@ -84,7 +85,8 @@ def test_the_doctor_shows_progress_on_a_terminal_without_unicode() -> None:
         "doctor", "cpu", "--engine", "numpy", TERM="xterm", PYTHONIOENCODING="ascii", PYTHONUTF8="0"
     )
     assert code == 0, shown
-    assert "cpu with numpy (1 of 1)" in shown
+    assert "0/1" in shown
+    assert "cpu with numpy" in shown
 
 
 def test_an_output_without_unicode(process: Process) -> None:

@@ -173,20 +173,20 @@ def test_switches_are_as_before_when_they_are_set_no_longer(
 
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    monkeypatch.setattr(dynamo, "disable", True)
-    jax.config.update("jax_enable_x64", True)
-    anydevice.configure(x64=False, jit=True)
-    anydevice.configure(x64=True, jit=False)
-    anydevice.configure(x64=False, jit=True)
-    assert (os.environ["JAX_ENABLE_X64"], os.environ["TORCHDYNAMO_DISABLE"]) == ("0", "0")
-    assert not dynamo.disable
-    for _ in range(2):
-        anydevice.configure(x64=None, jit=None)
-        assert (os.environ["JAX_ENABLE_X64"], os.environ["TORCHDYNAMO_DISABLE"]) == ("1", "1")
-        assert "JAX_DISABLE_JIT" not in os.environ
-        assert jax.config.jax_enable_x64
-        assert not jax.config.jax_disable_jit
-        assert dynamo.disable
+    with dynamo.patch(disable=True):  # pytest's own way would delete it afterwards
+        jax.config.update("jax_enable_x64", True)
+        anydevice.configure(x64=False, jit=True)
+        anydevice.configure(x64=True, jit=False)
+        anydevice.configure(x64=False, jit=True)
+        assert (os.environ["JAX_ENABLE_X64"], os.environ["TORCHDYNAMO_DISABLE"]) == ("0", "0")
+        assert not dynamo.disable
+        for _ in range(2):
+            anydevice.configure(x64=None, jit=None)
+            assert (os.environ["JAX_ENABLE_X64"], os.environ["TORCHDYNAMO_DISABLE"]) == ("1", "1")
+            assert "JAX_DISABLE_JIT" not in os.environ
+            assert jax.config.jax_enable_x64
+            assert not jax.config.jax_disable_jit
+            assert dynamo.disable
 
 
 @pytest.mark.parametrize(("before", "on"), [(None, False), ("0", False), ("True", True)])

@@ -71,11 +71,17 @@ def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
     >>> [str(card[0]) for card in cards_among(["cpu"])]
     ['cpu']
     """
-    for name in names:
-        check_wish(name.strip().lower(), "--device")
+    asked = [name.strip().lower() for name in names]
+    for name in asked:
+        check_wish(name, "--device")
     report = discover()
-    wanted = prepare(report, names).report.devices
-    shown = [d for d in wanted if names or d.kind != "cpu" or (d.backend, d.index) == ("cpu", 0)]
+    shown = [
+        device
+        for device in prepare(report, names).report.devices
+        if device.kind != "cpu"
+        or str(device) in ("cpu", *asked)
+        or (asked and device.backend != "cpu")
+    ]
     return tuple(card for card in report.cards if any(device in shown for device in card))
 
 

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch", type=_count, default=1, metavar="COUNT", help="sequences at a time (1)"
     )
     parser.add_argument(
-        "--dtype", metavar="DTYPE", help="of the weights, such as bfloat16 (the model's own)"
+        "--dtype",
+        metavar="DTYPE",
+        help="of the weights, such as bfloat16 or int4 (the model's own)",
     )
     parser.add_argument(
         "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"

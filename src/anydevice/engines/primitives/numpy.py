@@ -51,10 +51,9 @@ def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array],
     def call(_: NumpyPrimitives, x: Array) -> Array:
         before = hush()
         try:
-            result = function(x if x.dtype.itemsize >= 4 else _wide(x))
+            return _array(function(x if x.dtype.itemsize >= 4 else _wide(x)), x.dtype)
         finally:
             speak(before)
-        return _array(result, x.dtype)
 
     return call
 
@@ -176,10 +175,9 @@ class NumpyPrimitives:
         wide = x if x.dtype.itemsize >= 4 else _wide(x)
         before = hush()
         try:
-            total = _ADDED_UP(wide, axis, wide.dtype, keepdims=keepdims)
+            return _array(_ADDED_UP(wide, axis, wide.dtype, keepdims=keepdims), x.dtype)
         finally:
             speak(before)
-        return _array(total, x.dtype)
 
     @_silent
     def max(self, x: Array, axis: Axes, keepdims: bool = False) -> Any:
