@@ -130,7 +130,7 @@ def test_running_out_of_memory_on_a_device(tmp_path: Path) -> None:
     assert "the result of 64 texts is on cpu" in said
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["torch", "mlx"])
 def test_a_training_is_set_up(engine: str, tmp_path: Path) -> None:
     said = run("training_setup", "--device", "cpu", home=tmp_path, engine=engine)
     assert "25,793 parameters need 0.4 MiB: cpu has that much free" in said
@@ -141,7 +141,7 @@ def test_a_training_is_set_up(engine: str, tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["torch", "mlx"])
 def test_precision_is_mixed(engine: str, tmp_path: Path) -> None:
     said = run("mixed_precision", "--device", "cpu", home=tmp_path, engine=engine)
     trained, used = said.split("\n\n")
