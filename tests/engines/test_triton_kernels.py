@@ -37,6 +37,15 @@ HALF = ("float16", "bfloat16") if GPU else ("float16",)
 
 @pytest.mark.timeout(900)
 def test_under_the_interpreter() -> None:
+    interpreted("-k", "not bfloat16 and not float32")
+
+
+@pytest.mark.soak
+def test_every_type_under_the_interpreter() -> None:
+    interpreted()
+
+
+def interpreted(*options: str) -> None:
     if not TRITON:
         pytest.skip("Triton is not installed")
     if GPU or INTERPRETED:
@@ -45,7 +54,7 @@ def test_under_the_interpreter() -> None:
     # Counting lines of what is interpreted already would take minutes.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
     ended = subprocess.run(
-        [*command, __file__],
+        [*command, *options, __file__],
         env={**plain, "TRITON_INTERPRET": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
