@@ -45,7 +45,9 @@ class Record:
         count = len(values) + len(named)
         if count != len(by_place | named) or given.keys() != set(self._fields):
             raise TypeError(self._misuse(len(values), named))
-        self.__dict__.update({name: given[name] for name in self._fields})
+        for name in self._fields:
+            # As dataclasses do: compilers of Python know this way around `__setattr__`.
+            object.__setattr__(self, name, given[name])
 
     def _misuse(self, by_place: int, named: dict[str, Any]) -> str:
         first = self._fields[:by_place]
