@@ -25,10 +25,17 @@ _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
-    if _FOR_GPUS and x.is_cuda and x.ndim == 1:
-        # For one vector alone, cuBLAS adds up numbers of 16 bits in 16 bits.
-        return F.linear(x[None], weight, bias)[0]
-    return F.linear(x, weight, bias)
+    if not _FOR_GPUS or not x.is_cuda or x.dtype in _WIDE or x.numel() != x.shape[-1]:
+        return F.linear(x, weight, bias)
+    row = x.reshape(1, x.shape[-1])
+    followed = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if followed or torch.version.cuda is None or torch.compiler.is_compiling():
+        # For a vector, not a matrix of one row, the library adds up 16 bits in 16 bits.
+        return F.linear(row, weight, bias).reshape(*x.shape[:-1], len(weight))
+    # For one row of an odd width it also rounds the product before the bias comes to it.
+    wide = torch.mm(row, weight.t(), out_dtype=torch.float32)
+    result = (wide if bias is None else wide + bias).to(x.dtype)
+    return result.reshape(*x.shape[:-1], len(weight))
 
 
 def _gelu(x: Any, approximate: bool) -> Any:
