@@ -62,6 +62,14 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @cache
+def most_warps(device: torch.device) -> int:
+    """How many warps a program can have."""
+    if device.type != "cuda":
+        return 32
+    return int(1024 // torch.cuda.get_device_properties(device).warp_size)
+
+
+@cache
 def shared_memory(device: torch.device) -> int:
     """The bytes of fast memory that one program can have."""
     if device.type != "cuda":

@@ -69,6 +69,7 @@ def matvec(
         biased=bias is not None,
         block_outputs=cut.outputs,
         block=cut.inputs,
+        even=inputs % cut.inputs == 0 and outputs % cut.outputs == 0,
         stages=cut.stages,
         num_warps=cut.warps,
         **options,
@@ -90,6 +91,7 @@ def _one_row(
     biased: tl.constexpr,
     block_outputs: tl.constexpr,
     block: tl.constexpr,
+    even: tl.constexpr,
     stages: tl.constexpr,
     overlap: tl.constexpr,
 ):
@@ -102,14 +104,14 @@ def _one_row(
     products = tl.zeros([block_outputs, block], tl.float32)
     for first in tl.range(0, inputs, block, num_stages=stages):
         place = first + tl.arange(0, block)
-        here = place < inputs
-        value = tl.load(
-            line + place[None, :],
-            known[:, None] & here[None, :],
-            0,
-            eviction_policy="evict_first",
-        )
-        other = tl.load(x + place, here, 0, eviction_policy="evict_last")
+        if even:
+            value = tl.load(line + place[None, :], eviction_policy="evict_first")
+            other = tl.load(x + place, eviction_policy="evict_last")
+        else:
+            here = place < inputs
+            both = known[:, None] & here[None, :]
+            value = tl.load(line + place[None, :], both, 0, eviction_policy="evict_first")
+            other = tl.load(x + place, here, 0, eviction_policy="evict_last")
         products += value.to(tl.float32) * other.to(tl.float32)[None, :]
     result = tl.sum(products, 1)
     if biased:
@@ -131,6 +133,7 @@ def _few_rows(
     biased: tl.constexpr,
     block_outputs: tl.constexpr,
     block: tl.constexpr,
+    even: tl.constexpr,
     stages: tl.constexpr,
     overlap: tl.constexpr,
 ):
