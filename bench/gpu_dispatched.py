@@ -31,7 +31,7 @@ from anydevice.engines.kernels import trust
 
 Row = tuple[str, str, bool]
 Call = Callable[[], Any]
-TURNS = 7
+TURNS = 10
 SHAPE = decoder.DecoderShape(
     vocabulary=1000, hidden=256, layers=2, heads=8, kv_heads=2, size=32, intermediate=688
 )
@@ -50,10 +50,11 @@ def milliseconds(call: Call, times: int) -> float:
 
 
 def in_turn(calls: dict[str, Call], times: int) -> dict[str, float]:
+    """The median time of each; every second turn goes backwards, for a card slows as it warms."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(TURNS + 1):
-        for name, call in calls.items():
-            took = milliseconds(call, times)
+        for name in list(calls)[:: -1 if turn % 2 else 1]:
+            took = milliseconds(calls[name], times)
             if turn:
                 taken[name].append(took)
     return {name: statistics.median(some) for name, some in taken.items()}
