@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import warnings
 from pathlib import Path
@@ -403,3 +404,22 @@ def test_a_fake_machine_refuses_what_is_no_number(count: object) -> None:
         testing.fake_machine(cuda=count),  # type: ignore[arg-type]
     ):
         pass
+
+
+def test_an_engine_is_free_until_somebody_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    picked = anydevice.device("cpu")
+    assert picked.engine == "numpy" and picked.engine_is_free
+    assert anydevice.device(picked).engine_is_free
+    with anydevice.use_device("cpu"):
+        assert anydevice.device().engine_is_free
+    assert pickle.loads(pickle.dumps(picked)).engine_is_free
+
+    named = anydevice.device("cpu", engine="numpy")
+    assert not named.engine_is_free
+    assert not anydevice.device(named).engine_is_free
+    with anydevice.use_device("cpu", engine="numpy"):
+        assert not anydevice.device().engine_is_free
+    assert not pickle.loads(pickle.dumps(named)).engine_is_free
+
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "numpy")
+    assert not anydevice.device("cpu").engine_is_free

@@ -62,7 +62,8 @@ class Measured(Record):
 class Request(Record):
     """Everything a choice rests on besides the findings.
 
-    An engine that is not `engine_binding` is given up where it drives nothing that is usable.
+    An engine that is not `engine_binding` is given up where it drives nothing that is usable; one
+    that is `engine_picked` came along with a device, and nobody asked for it by its name.
     `measured` is what `anydevice bench --save` found: it decides between engines where none is
     asked for.
     """
@@ -71,6 +72,7 @@ class Request(Record):
     engine: str | None = None
     engine_source: str | None = None
     engine_binding: bool = True
+    engine_picked: bool = False
     min_free: int = 0
     order: tuple[str, ...] = ()
     local_rank: int | None = None
@@ -364,7 +366,7 @@ def _served(device: Device, request: Request, source: str) -> Device:
     engine = request.engine or pick_engine(
         device, standing.engines, request.loaded, measured.engine if measured else None
     )
-    return device.served_by(engine, source)
+    return device.served_by(engine, source, picked=request.engine_picked or request.engine is None)
 
 
 def pick_engine(

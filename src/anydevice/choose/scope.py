@@ -22,7 +22,7 @@ from anydevice.choose.report import Report
 from anydevice.core.backends import AUTO
 from anydevice.core.callers import level_outside
 from anydevice.core.device import Device
-from anydevice.core.record import replace
+from anydevice.core.record import Record, replace
 from anydevice.core.sizes import parse_size
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -75,7 +75,8 @@ def device(
     _warn_if_passed_over(choice)
     # Not as the report has it: what is asked of it later is answered as things are then.
     chosen = choice.device
-    return Device(chosen, engine=chosen.engine, chosen_by=chosen.chosen_by)
+    served = chosen.engine, chosen.chosen_by
+    return Device(chosen).served_by(*served, picked=chosen.engine_is_free)
 
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
@@ -155,6 +156,14 @@ class use_device:  # noqa: N801 - it is used like a function
         return cast("Function", in_block)
 
 
+class _Asked(Record):
+    """An engine and who asked for it; `picked` where it only comes along with a device."""
+
+    engine: str | None
+    source: str | None
+    picked: bool = False
+
+
 def make_request(
     spec: Spec,
     *,
@@ -164,12 +173,12 @@ def make_request(
 ) -> Request:
     """Everything that bears on a choice now, gathered from argument to files."""
     wishes: list[Wish] = []
-    engines: list[tuple[str, str]] = []
+    engines: list[_Asked] = []
     if spec is not None and not isinstance(spec, str | Device | list | tuple):
         spec = _not_ours(spec)
     if engine is not None:
         check_engine(engine, "engine=")
-        engines.append((engine, "argument"))
+        engines.append(_Asked(engine, "argument"))
     if spec is not None and spec != AUTO:
         wishes.append(_argument(spec, engines))
     else:
@@ -177,19 +186,20 @@ def make_request(
             if held is not None:
                 wishes.append(Wish(source, (str(held),), binding=True))
                 if held.engine:
-                    engines.append((held.engine, source))
+                    engines.append(_Asked(held.engine, source, held.engine_is_free))
     preferred: list[Wish] = []
     _from_environment(environment, preferred, engines)
     _from_files(preferred, engines)
     if spec is None or spec == AUTO:
         wishes += preferred
     config, _ = settings.current()
-    chosen, asked_by = engines[0] if engines else (None, None)
+    first = engines[0] if engines else _Asked(None, None)
     return Request(
         wishes=tuple(wishes),
-        engine=chosen,
-        engine_source=asked_by,
-        engine_binding=asked_by in _INSISTING,
+        engine=first.engine,
+        engine_source=first.source,
+        engine_binding=first.source in _INSISTING,
+        engine_picked=first.picked,
         min_free=parse_size(min_free) if min_free is not None else 0,
         order=config.order,
         local_rank=_local_rank(environment),
@@ -197,7 +207,7 @@ def make_request(
     )
 
 
-def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
+def _argument(spec: Spec, engines: list[_Asked]) -> Wish:
     assert spec is not None
     named = list(spec) if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
     named = [one if isinstance(one, str | Device) else _not_ours(one) for one in named]
@@ -207,7 +217,7 @@ def _argument(spec: Spec, engines: list[tuple[str, str]]) -> Wish:
             f"{spec!r} names no device; leave it out for the best one", "device()"
         )
     if isinstance(named[0], Device) and len(named) == 1 and named[0].engine_asked:
-        engines.append((named[0].engine_asked, "argument"))
+        engines.append(_Asked(named[0].engine_asked, "argument", named[0].engine_is_free))
     for name in names:
         check_wish(name, "device()")
     return Wish("argument", names, binding=True)
@@ -228,7 +238,7 @@ def _not_ours(spec: Any) -> Device:
 
 
 def _from_environment(
-    environment: Mapping[str, str], wishes: list[Wish], engines: list[tuple[str, str]]
+    environment: Mapping[str, str], wishes: list[Wish], engines: list[_Asked]
 ) -> None:
     names = split_wishes(environment.get("ANYDEVICE_DEVICE", ""))
     for name in names:
@@ -238,16 +248,16 @@ def _from_environment(
     engine = environment.get("ANYDEVICE_ENGINE", "").strip().lower()
     if engine:
         check_engine(engine, "ANYDEVICE_ENGINE")
-        engines.append((engine, "ANYDEVICE_ENGINE"))
+        engines.append(_Asked(engine, "ANYDEVICE_ENGINE"))
 
 
-def _from_files(wishes: list[Wish], engines: list[tuple[str, str]]) -> None:
+def _from_files(wishes: list[Wish], engines: list[_Asked]) -> None:
     for source, path in (("project file", project_file()), ("user file", user_file())):
         file = read_settings(path)
         if file and file.wishes and file.wishes != (AUTO,):
             wishes.append(Wish(source, file.wishes, detail=str(file.path)))
         if file and file.engine:
-            engines.append((file.engine, source))
+            engines.append(_Asked(file.engine, source))
 
 
 def _local_rank(environment: Mapping[str, str]) -> int | None:

@@ -28,11 +28,12 @@ class Device:
     have can be named, and says of itself that it is not usable.
     """
 
-    __slots__ = ("_backend", "_chosen_by", "_engine", "_index", "_standing")
+    __slots__ = ("_backend", "_chosen_by", "_engine", "_engine_picked", "_index", "_standing")
 
     _backend: str
     _index: int
     _engine: str | None
+    _engine_picked: bool
     _chosen_by: str | None
     _standing: Standing | None
 
@@ -61,11 +62,13 @@ class Device:
         engine: str | None,
         chosen_by: str | None,
         standing: Standing | None,
+        engine_picked: bool = False,
     ) -> None:
         for name, value in (
             ("_backend", backend),
             ("_index", index),
             ("_engine", engine),
+            ("_engine_picked", engine_picked),
             ("_chosen_by", chosen_by),
             ("_standing", standing),
         ):
@@ -78,12 +81,16 @@ class Device:
         device._set(backend, index, None, None, standing)
         return device
 
-    def served_by(self, engine: str | None, chosen_by: str | None = None) -> Device:
-        """The same place with another engine, and who chose it."""
+    def served_by(
+        self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
+    ) -> Device:
+        """The same place with another engine, and who chose it.
+
+        `picked` says that nobody asked for this engine: see `engine_is_free`.
+        """
+        chosen_by = chosen_by or self._chosen_by
         device = Device.__new__(Device)
-        device._set(
-            self._backend, self._index, engine, chosen_by or self._chosen_by, self._standing
-        )
+        device._set(self._backend, self._index, engine, chosen_by, self._standing, picked)
         return device
 
     @property
@@ -119,8 +126,17 @@ class Device:
 
     @property
     def engine_asked(self) -> str | None:
-        """The engine that was asked for with it; `None` where the choice is left to others."""
+        """The engine that travels with it; `None` where it is chosen when it is needed."""
         return self._engine
+
+    @property
+    def engine_is_free(self) -> bool:
+        """Whether nobody asked for its engine, so that one which can do more may take its place.
+
+        >>> Device("cpu").engine_is_free, Device("cpu", engine="torch").engine_is_free
+        (True, False)
+        """
+        return self._engine is None or self._engine_picked
 
     @property
     def standing(self) -> Standing | None:
@@ -223,13 +239,16 @@ class Device:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._backend, self._index, self._engine, self._chosen_by)
+        served = self._engine, self._chosen_by, self._engine_picked
+        return _rebuild, (self._backend, self._index, *served)
 
 
-def _rebuild(backend: str, index: int, engine: str | None, chosen_by: str | None) -> Device:
+def _rebuild(
+    backend: str, index: int, engine: str | None, chosen_by: str | None, picked: bool
+) -> Device:
     # Not by its name: a backend that a probe added may be unknown where this is unpickled.
     device = Device.__new__(Device)
-    device._set(backend, index, engine, chosen_by, None)
+    device._set(backend, index, engine, chosen_by, None, picked)
     return device
 
 

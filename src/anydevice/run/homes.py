@@ -19,7 +19,7 @@ def home_of(subject: Subject, device: Device | str | None, *, compiled: bool) ->
     """
     if subject.library is not None:
         return _of_library(subject, subject.library, device)
-    if isinstance(device, Device) and device._engine is not None:
+    if isinstance(device, Device) and not device.engine_is_free:
         return choose_device(device)
     chosen = subject.where if device is None else None
     chosen = chosen or choose_device(device)

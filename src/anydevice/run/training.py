@@ -163,7 +163,7 @@ def home_for_training(model: Model, device: Device | str | None) -> Device:
 
     Raises `UnsupportedError` where the engine that was asked for has none, or none there can.
     """
-    if isinstance(device, Device) and device.engine_asked is not None:
+    if isinstance(device, Device) and not device.engine_is_free:
         return _able(choose_device(device))
     where = ModelSubject(model).where if device is None else None
     home = where or choose_device(device)
