@@ -2,8 +2,7 @@
 
 The text is ours, the calls and their arguments are those of the examples, block by block. Each
 runs on a machine without a GPU and on one with two fake GPUs, except where the example itself
-needs a GPU. One of the 30 blocks is not here: `MLP` with gradient checkpointing belongs to the
-models, not to the device manager. In one call JAX has changed since: `shard.device()` is
+needs a GPU or makes a model. In one call JAX has changed since: `shard.device()` is
 `shard.device` today.
 """
 
@@ -15,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anydevice import configure
+from anydevice import configure, nn, use_device
 from anydevice.compat.artifex import (
+    MLP,
     DeviceCapabilities,
     DeviceConfiguration,
     DeviceDetector,
@@ -36,6 +37,7 @@ from anydevice.compat.artifex import (
     has_gpu,
     print_device_info,
 )
+from anydevice.errors import ConfigurationError
 from anydevice.testing import fake_machine
 
 FLAX = "flax is not installed: the document's models are flax's"
@@ -351,6 +353,51 @@ def test_out_of_memory_reduce_the_fraction() -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_an_mlp_with_gradient_checkpointing() -> None:
+    nnx = pytest.importorskip("flax.nnx", reason=FLAX)
+    make = partial(MLP, hidden_dims=[512] * 20, in_features=1024)
+    with use_device("cpu"):
+        mlp = make(use_gradient_checkpointing=True, rngs=nnx.Rngs(0))
+        plain, other = make(rngs=nnx.Rngs(0)), make(rngs=nnx.Rngs(1))
+    assert "recomputed" in str(mlp)
+    assert "recomputed" not in str(plain)
+    x = jnp.ones((7, 1024))
+
+    def backward_of(model: nn.Model) -> Any:
+        def loss(parameters: Any) -> Any:
+            return model.layer.apply(parameters, x, nn.Run(training=True)).sum()
+
+        return jax.vjp(loss, model.parameters)[1]
+
+    def kept(model: nn.Model) -> int:
+        """How many numbers of activations the backward pass holds."""
+        held = jax.tree.leaves(backward_of(model))
+        return sum(each.size for each in held if each.shape[:1] == (7,))
+
+    def slopes(model: nn.Model) -> Any:
+        return jax.tree.leaves(backward_of(model)(jnp.float32(1)))
+
+    np.testing.assert_allclose(mlp(x), plain(x))
+    assert not np.array_equal(mlp(x), other(x))
+    for mine, right in zip(slopes(mlp), slopes(plain), strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-6)
+    assert kept(mlp) < kept(plain)
+
+
+@use_device("cpu")
+def test_an_mlp_as_it_is_asked_for() -> None:
+    mlp = MLP([8, 3], 4, "relu", output_activation="softmax", dropout_rate=0.5, rngs=3)
+    assert [layer for _, layer in mlp.layer.parts] == [
+        nn.Dense(4, 8, activation="relu"),
+        nn.Dropout(0.5),
+        nn.Dense(8, 3, activation="softmax"),
+    ]
+    np.testing.assert_allclose(np.asarray(mlp(jnp.ones((2, 4)))).sum(-1), 1, rtol=1e-6)
+    assert MLP([3], 4, use_bias=False).parameter_count == 12
+    with pytest.raises(ConfigurationError, match="one layer at least"):
+        MLP([], 4)
+
+
 def test_out_of_memory_reduce_the_batch() -> None:
     assert 32 // DeviceManager().gpu_count == 16
 

@@ -27,11 +27,13 @@ from anydevice.compat.artifex_capabilities import (
     why_no_gpu,
 )
 from anydevice.compat.artifex_configuration import DeviceConfiguration, MemoryStrategy
+from anydevice.compat.artifex_models import MLP
 from anydevice.compat.artifex_placement import JAXDeviceManager
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 
 __all__ = [
+    "MLP",
     "CUDADetector",
     "DeviceCapabilities",
     "DeviceConfiguration",
