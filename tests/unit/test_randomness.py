@@ -21,9 +21,10 @@ import pytest
 import anydevice
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.transfer import distributions, philox
+from anydevice.transfer import distributions, philox, pieces, randomness
 from anydevice.transfer.distributions import FLOATS, INTEGERS
 from anydevice.transfer.philox import words, words_at
+from anydevice.transfer.quantiles import normal_quantile
 from anydevice.transfer.randomness import Random, rng
 
 ONES = 0xFFFFFFFF
@@ -114,6 +115,23 @@ def test_drawing_in_parts_gives_the_same_numbers(name: str) -> None:
     random = host(11)
     parts = [CALLS[name](random, size) for size in (1, 7, 0, 300_000, 3)]
     np.testing.assert_array_equal(np.concatenate(parts), CALLS[name](host(11), 300_011))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_pieces_fit_together_whichever_thread_makes_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many pieces on three threads, begun within a block of words, against stretches so short
+    that each is one piece, and whose ends lie where no piece ends."""
+    monkeypatch.setattr(pieces, "usable_cores", lambda: 3)
+    monkeypatch.setattr(randomness, "_WORDS_AT_ONCE", 1024)
+    count = 25 * 1024 + 11
+    together, apart = host(5), host(5)
+    assert together.bits(3).tolist() == apart.bits(3).tolist()
+    whole = CALLS[name](together, count)
+    sizes = [311] * (count // 311) + [count % 311]
+    np.testing.assert_array_equal(whole, np.concatenate([CALLS[name](apart, n) for n in sizes]))
+    assert together.state == apart.state
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -295,7 +313,7 @@ def test_the_quantile_is_that_of_the_standard_library() -> None:
     tails = 2.0 ** -np.arange(1.0, 54.0)
     p = np.concatenate([np.linspace(1e-9, 1 - 1e-9, 4001), tails, 1 - tails])
     expected = [statistics.NormalDist().inv_cdf(each) for each in p]
-    np.testing.assert_allclose(distributions.normal_quantile(p), expected, rtol=2e-15)
+    np.testing.assert_allclose(normal_quantile(p), expected, rtol=2e-15)
 
 
 @pytest.mark.parametrize(("dtype", "furthest"), [("float32", 6.4), ("float64", 8.3)])
@@ -358,7 +376,8 @@ def test_permutations() -> None:
         assert sorted(random.permutation(n).tolist()) == list(range(n))
     assert random.permutation(3).dtype == np.int32
     assert random.permutation(3, dtype="int64").dtype == np.int64
-    orders = [tuple(host(seed).permutation(3).tolist()) for seed in range(1500)]
+    device = anydevice.device("cpu", engine="numpy")
+    orders = [tuple(rng(seed, device).permutation(3).tolist()) for seed in range(1500)]
     counts = np.array([orders.count(order) for order in sorted(set(orders))])
     assert len(counts) == 6
     assert abs(chi_square(counts)) < 4

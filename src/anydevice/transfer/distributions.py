@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from anydevice.errors import ConfigurationError
 from anydevice.transfer.philox import Words
+from anydevice.transfer.pieces import Scratch
+from anydevice.transfer.quantiles import Doubles, normal_quantile
 
 Numbers = NDArray[Any]
-Doubles = NDArray[np.float64]
 
 FLOATS: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
@@ -35,78 +36,6 @@ INTEGERS: dict[str, np.dtype[Any]] = {
 LARGEST_NORMAL = 8.3
 """No standard normal number made here is further from zero: the words do not reach further."""
 
-_LOG_OF_TWO = 0.6931471805599453
-_ROOT_OF_HALF = 0.7071067811865476
-
-# The rational approximations of algorithm AS 241 (PPND16), constant term first: M. J. Wichura,
-# "The percentage points of the normal distribution", Applied Statistics 37 (1988), 477-484.
-_CENTRE = (
-    (
-        3.3871328727963666080,
-        133.14166789178437745,
-        1971.5909503065514427,
-        13731.693765509461125,
-        45921.953931549871457,
-        67265.770927008700853,
-        33430.575583588128105,
-        2509.0809287301226727,
-    ),
-    (
-        1.0,
-        42.313330701600911252,
-        687.18700749205790830,
-        5394.1960214247511077,
-        21213.794301586595867,
-        39307.895800092710610,
-        28729.085735721942674,
-        5226.4952788528545610,
-    ),
-)
-_TAIL = (
-    (
-        1.42343711074968357734,
-        4.63033784615654529590,
-        5.76949722146069140550,
-        3.64784832476320460504,
-        1.27045825245236838258,
-        0.241780725177450611770,
-        0.0227238449892691845833,
-        0.000774545014278341407640,
-    ),
-    (
-        1.0,
-        2.05319162663775882187,
-        1.67638483018380384940,
-        0.689767334985100004550,
-        0.148103976427480074590,
-        0.0151986665636164571966,
-        0.000547593808499534494600,
-        1.05075007164441684324e-9,
-    ),
-)
-_FAR_TAIL = (
-    (
-        6.65790464350110377720,
-        5.46378491116411436990,
-        1.78482653991729133580,
-        0.296560571828504891230,
-        0.0265321895265761230930,
-        0.00124266094738807843860,
-        2.71155556874348757815e-5,
-        2.01033439929228813265e-7,
-    ),
-    (
-        1.0,
-        0.599832206555887937690,
-        0.136929880922735805310,
-        0.0148753612908506148525,
-        0.000786869131145613259100,
-        1.84631831751005468180e-5,
-        1.42151175831644588870e-7,
-        2.04426310338993978564e-15,
-    ),
-)
-
 
 def words_each(dtype: np.dtype[Any]) -> int:
     """How many words one number of that kind is made of: two for 64 bits, else one."""
@@ -119,11 +48,16 @@ def joined(words: Words) -> NDArray[np.uint64]:
     return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
 
 
-def unit(words: Words, dtype: np.dtype[Any]) -> Doubles:
+def unit(words: Words, dtype: np.dtype[Any], scratch: Scratch) -> Doubles:
     """Numbers from 0 up to but never 1: of 53 bits for float64, of 24 bits for all others."""
     if words_each(dtype) == 2:
-        return (joined(words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return (words >> np.uint32(8)).astype(np.float64) * 2.0**-24
+        whole: NDArray[Any] = joined(words) >> np.uint64(11)
+        size = 2.0**-53
+    else:
+        shifted = scratch("shifted", len(words), dtype=np.uint32)
+        whole, size = np.right_shift(words, np.uint32(8), out=shifted), 2.0**-24
+    numbers: Doubles = np.multiply(whole, size, out=scratch("unit", len(whole)))
+    return numbers
 
 
 class Uniform:
@@ -152,18 +86,25 @@ class Uniform:
     def _ends(self) -> tuple[Any, Any]:
         """The smallest number of the dtype from `low` on, and the largest below `high`."""
         bounds = np.array([self._low, self._high], dtype=np.float64)
-        first, last = _rounded_down(bounds, self._dtype)
+        first, last = _rounded_down(bounds, self._dtype, Scratch())
         if float(first) < self._low:
             first = np.nextafter(first, self._dtype.type(np.inf))
         if float(last) == self._high:
             last = np.nextafter(last, self._dtype.type(-np.inf))
         return first, last
 
-    def __call__(self, words: Words) -> Numbers:
+    def __call__(self, words: Words, scratch: Scratch | None = None) -> Numbers:
+        """With a `scratch`, the numbers lie in it, until the next call with it."""
+        scratch = scratch or Scratch()
+        exact = unit(words, self._dtype, scratch)
         if (self._low, self._high) == (0.0, 1.0) and self._dtype == np.float32:
-            return (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
-        exact = self._low + (self._high - self._low) * unit(words, self._dtype)
-        return np.clip(_rounded_down(exact, self._dtype), self._first, self._last)
+            single = scratch("rounded", len(exact), dtype=np.float32)
+            np.copyto(single, exact, casting="same_kind")
+            return single
+        np.multiply(exact, self._high - self._low, out=exact)
+        np.add(exact, self._low, out=exact)
+        rounded = _rounded_down(exact, self._dtype, scratch)
+        return np.clip(rounded, self._first, self._last, out=rounded)
 
 
 class Normal:
@@ -182,31 +123,22 @@ class Normal:
             )
         self._mean, self._std, self._dtype = mean, std, dtype
 
-    def __call__(self, words: Words) -> Numbers:
-        if words_each(self._dtype) == 2:
-            # 52 bits and a half: with 53, the last would round to 1, whose quantile is infinite.
-            inside = ((joined(words) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-            return self._mean + self._std * normal_quantile(inside)
-        inside = (words.astype(np.float64) + 0.5) * 2.0**-32
-        single = (self._mean + self._std * normal_quantile(inside)).astype(np.float32)
+    def __call__(self, words: Words, scratch: Scratch | None = None) -> Numbers:
+        """With a `scratch`, the numbers lie in it, until the next call with it."""
+        scratch = scratch or Scratch()
+        double = words_each(self._dtype) == 2
+        # 52 bits and a half: with 53, the last would round to 1, whose quantile is infinite.
+        whole = joined(words) >> np.uint64(12) if double else words
+        inside = np.add(whole, 0.5, out=scratch("inside", len(whole)))
+        np.multiply(inside, 2.0**-52 if double else 2.0**-32, out=inside)
+        numbers = normal_quantile(inside, scratch)
+        np.multiply(numbers, self._std, out=numbers)
+        np.add(numbers, self._mean, out=numbers)
+        if double:
+            return numbers
+        single = scratch("single", len(numbers), dtype=np.float32)
+        np.copyto(single, numbers, casting="same_kind")
         return single.astype(self._dtype, copy=False)
-
-
-def normal_quantile(p: Doubles) -> Doubles:
-    """The number below which a standard normal one lies with probability `p`, for 0 < p < 1.
-
-    >>> normal_quantile(np.array([0.5, 0.975])).round(6).tolist()
-    [0.0, 1.959964]
-    """
-    from_half = p - 0.5
-    quantiles = from_half * _ratio(_CENTRE, 0.180625 - from_half * from_half)
-    outside = np.flatnonzero(np.abs(from_half) > 0.425)
-    far = np.sqrt(-_logarithm(np.minimum(p[outside], 1.0 - p[outside])))
-    sizes = _ratio(_TAIL, far - 1.6)
-    farther = np.flatnonzero(far > 5.0)
-    sizes[farther] = _ratio(_FAR_TAIL, far[farther] - 5.0)
-    quantiles[outside] = np.copysign(sizes, from_half[outside])
-    return quantiles
 
 
 def integers(words: Words, span: int, bits: int) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
@@ -226,32 +158,11 @@ def _reach(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
-def _rounded_down(x: Doubles, dtype: np.dtype[Any]) -> Numbers:
-    near = x.astype(dtype)
-    above = np.flatnonzero(near.astype(np.float64) > x)
+def _rounded_down(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers:
+    near = scratch("rounded", len(x), dtype=dtype)
+    np.copyto(near, x, casting="same_kind")
+    again = scratch("rounded and back", len(x))
+    np.copyto(again, near)
+    above = np.flatnonzero(np.greater(again, x, out=scratch("truth", len(x), dtype=bool)))
     near[above] = np.nextafter(near[above], dtype.type(-np.inf))
     return near
-
-
-def _ratio(terms: tuple[tuple[float, ...], tuple[float, ...]], x: Doubles) -> Doubles:
-    above, below = (_polynomial(each, x) for each in terms)
-    return np.divide(above, below, out=above)
-
-
-def _polynomial(terms: tuple[float, ...], x: Doubles) -> Doubles:
-    total = np.full_like(x, terms[-1])
-    for term in terms[-2::-1]:
-        np.multiply(total, x, out=total)
-        np.add(total, term, out=total)
-    return total
-
-
-def _logarithm(x: Doubles) -> Doubles:
-    """The natural logarithm, to about one unit of the last place, the same on every machine."""
-    part, exponent = np.frexp(x)
-    low = part < _ROOT_OF_HALF
-    part = np.where(low, part * 2.0, part)
-    exponent = exponent - low
-    ratio = (part - 1.0) / (part + 1.0)  # log(part) = 2 artanh(ratio), and |ratio| < 0.172
-    series = _polynomial(tuple(1.0 / (2 * k + 1) for k in range(12)), ratio * ratio)
-    return exponent * _LOG_OF_TWO + 2.0 * ratio * series

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anydevice.transfer.pieces import Scratch
+
 Words = NDArray[np.uint32]
 Lanes = NDArray[np.uint64]
 
@@ -29,8 +31,12 @@ _MASK = np.uint64(_LOW)
 _HALF = np.uint64(32)
 
 
-_BLOCKS_AT_ONCE = 2**14
-"""So many blocks are worked on together: they stay in the cache, and the calls weigh little."""
+_BLOCKS_AT_ONCE = 2**14 + 1
+"""So many blocks are worked on together: they stay in the cache, and the calls weigh little.
+
+It is one more than a power of two, as a stretch of words may begin within a block.
+"""
+_FOLLOWING = np.arange(_BLOCKS_AT_ONCE, dtype=np.uint64)
 
 
 def philox(counters: NDArray[Any], key: tuple[int, int]) -> Words:
@@ -45,21 +51,24 @@ def philox(counters: NDArray[Any], key: tuple[int, int]) -> Words:
     return _rows(lanes, np.empty((len(counters), 4), dtype=np.uint32))
 
 
-def words(seed: int, stream: int, start: int, count: int) -> Words:
+def words(seed: int, stream: int, start: int, count: int, scratch: Scratch | None = None) -> Words:
     """The words `start` to `start + count` of a stream; `seed` and `stream` are 64-bit numbers.
+
+    With a `scratch`, they lie in it, until the next call with it.
 
     >>> bool((words(7, 0, 5, 3) == words(7, 0, 0, 8)[5:]).all())
     True
     """
+    scratch = scratch or Scratch()
     first, skipped = divmod(start, 4)
     blocks = (skipped + count + 3) // 4
-    made = np.empty((blocks, 4), dtype=np.uint32)
-    room = np.empty((3, 2, min(blocks, _BLOCKS_AT_ONCE)), dtype=np.uint64)
-    following = np.arange(room.shape[2], dtype=np.uint64)
+    made = scratch("words", blocks, 4, dtype=np.uint32)
     for begin in range(0, blocks, _BLOCKS_AT_ONCE):
         part = made[begin : begin + _BLOCKS_AT_ONCE]
-        lanes = room[:, :, : len(part)]
-        _count(lanes, stream, following[: len(part)] + np.uint64(first + begin))
+        lanes = scratch("lanes", 3, 2, len(part), dtype=np.uint64)
+        numbers = scratch("blocks", len(part), dtype=np.uint64)
+        np.add(_FOLLOWING[: len(part)], np.uint64(first + begin), out=numbers)
+        _count(lanes, stream, numbers)
         _mix(lanes, (seed & _LOW, seed >> 32))
         _rows(lanes, part)
     return made.reshape(-1)[skipped : skipped + count]

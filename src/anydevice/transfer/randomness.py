@@ -27,12 +27,13 @@ from anydevice.errors import ConfigurationError
 from anydevice.transfer import distributions, philox
 from anydevice.transfer.distributions import FLOATS, INTEGERS, joined, words_each
 from anydevice.transfer.moving import to_device
+from anydevice.transfer.pieces import Scratch, in_pieces
 
 Shape = int | Sequence[int]
-Make = Callable[[philox.Words, int], NDArray[Any]]
-"""Numbers from words and the place in the stream at which these begin."""
+Make = Callable[[philox.Words, int, Scratch], NDArray[Any]]
+"""Numbers from words, and from the place in the stream at which these begin."""
 
-_WORDS_AT_ONCE = 2**18
+_WORDS_AT_ONCE = 2**16
 """So many words are made into numbers together, so that what lies between stays in the cache."""
 
 
@@ -113,7 +114,7 @@ class Random:
 
     def bits(self, shape: Shape) -> Any:
         """Words of 32 random bits, as uint32."""
-        return self._drawn(shape, np.dtype(np.uint32), 1, lambda words, _: words)
+        return self._drawn(shape, np.dtype(np.uint32), 1, lambda words, *_: words)
 
     def uniform(
         self, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: Any = "float32"
@@ -125,7 +126,9 @@ class Random:
         """
         kind = _dtype(dtype, FLOATS)
         make = distributions.Uniform(_real("low", low), _real("high", high), kind)
-        return self._drawn(shape, kind, words_each(kind), lambda words, _: make(words))
+        return self._drawn(
+            shape, kind, words_each(kind), lambda words, _, scratch: make(words, scratch)
+        )
 
     def normal(
         self, shape: Shape, mean: float = 0.0, std: float = 1.0, dtype: Any = "float32"
@@ -137,7 +140,9 @@ class Random:
         """
         kind = _dtype(dtype, FLOATS)
         make = distributions.Normal(_real("mean", mean), _real("std", std), kind)
-        return self._drawn(shape, kind, words_each(kind), lambda words, _: make(words))
+        return self._drawn(
+            shape, kind, words_each(kind), lambda words, _, scratch: make(words, scratch)
+        )
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
         """Whole numbers from `low` up to but not `high`, all of them exactly equally likely."""
@@ -153,7 +158,7 @@ class Random:
         bits = 32 if span <= 2**32 else 64
         lowest = np.uint64(low % 2**64)  # the sum wraps round, and the conversion wraps it back
 
-        def make(words: philox.Words, start: int) -> NDArray[Any]:
+        def make(words: philox.Words, start: int, _: Scratch) -> NDArray[Any]:
             return (self._below(span, bits, words, start) + lowest).astype(kind)
 
         return self._drawn(shape, kind, bits // 32, make)
@@ -168,7 +173,7 @@ class Random:
         length = _whole("n", n)
         if length > np.iinfo(kind).max + 1:
             raise ConfigurationError(f"permutation({n}): {kind} does not reach so far; take int64")
-        keys = self._made(length, np.dtype(np.uint64), 2, lambda words, _: joined(words))
+        keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
         return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
 
     def split(self, n: int) -> tuple[Random, ...]:
@@ -193,12 +198,14 @@ class Random:
             reach("refuse")(error)
             raise
         start = self._taken(count * each)
-        step = _WORDS_AT_ONCE // each
-        for begin in range(0, count, step):
-            end = min(begin + step, count)
+        seed, stream = self._stream.seed, self._stream.stream
+
+        def fill(begin: int, end: int, scratch: Scratch) -> None:
             position, size = start + begin * each, (end - begin) * each
-            words = philox.words(self._stream.seed, self._stream.stream, position, size)
-            made[begin:end] = make(words, position)
+            words = philox.words(seed, stream, position, size, scratch)
+            made[begin:end] = make(words, position, scratch)
+
+        in_pieces(count, _WORDS_AT_ONCE // each, fill)
         return made
 
     def _below(self, span: int, bits: int, words: philox.Words, start: int) -> NDArray[np.uint64]:

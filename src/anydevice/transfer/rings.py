@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 
-from anydevice.choose.discovery import standing_of
 from anydevice.core.device import Device
 from anydevice.engines.cuda_driver import driver_of
+from anydevice.transfer.pieces import usable_cores
 from anydevice.transfer.staging import MOST_LANES, Ring
 
 _rings: dict[tuple[int, int], Ring] = {}
@@ -35,7 +35,4 @@ def release_ring(device: Device) -> None:
 
 def _lanes() -> int:
     """One lane a core that this process may use, as far as more of them help."""
-    standing = standing_of(Device("cpu"))
-    usable = standing.facts.details.get("usable_cores") if standing else None
-    cores = int(usable) if isinstance(usable, int | float) else os.cpu_count() or 1
-    return max(1, min(MOST_LANES, cores))
+    return max(1, min(MOST_LANES, usable_cores()))
