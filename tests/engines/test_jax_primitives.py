@@ -171,6 +171,58 @@ def test_what_is_no_floating_array_is_handed_over() -> None:
     assert FUSED["avg_pool2d"](whole, (2, 2), None) is NotImplemented
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "dtype"),
+    [
+        ((2, 3, 7, 8), (2, 2), (2, 2), "float32"),
+        ((1, 2, 7, 11), (3, 3), (3, 3), "bfloat16"),
+        ((2, 1, 5, 4), (1, 4), (1, 4), "float32"),
+        ((0, 2, 4, 4), (2, 2), (2, 2), "float32"),
+        ((1, 2, 9, 9), (4, 4), (4, 4), "float32"),
+        ((1, 2, 6, 7), (3, 2), (1, 2), "float32"),
+    ],
+)
+def test_the_gradient_of_the_largest_goes_to_the_first_one(
+    shape: tuple[int, ...], size: tuple[int, int], stride: tuple[int, int], dtype: str
+) -> None:
+    """Whole numbers from a small range: most windows have several that are the largest."""
+    window, step = (1, 1, *size), (1, 1, *stride)
+
+    def by_library(x: Any) -> Any:
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+
+    def own(x: Any) -> Any:
+        return ops.max_pool2d(x, size, stride)
+
+    @jax.jit
+    def pairs(x: Any, change: Any, by: Any) -> Any:
+        expected, back = jax.vjp(by_library, x)
+        pooled, own_back = jax.vjp(own, x)
+        forward = jax.jvp(own, (x,), (change,))[1]
+        slope = jax.grad(lambda x: (own(x).astype(jnp.float32) ** 2).sum())
+        second = jax.grad(lambda x: (slope(x) * change).astype(jnp.float32).sum())
+        pair = {"largest": (own(x), expected), "with its gradient": (pooled, expected)}
+        pair["gradient"] = own_back(by)[0], back(by)[0]
+        pair["forward"] = (forward * by).sum(), (change * back(by)[0]).sum()
+        pair["second derivative"] = second(x), back(2 * forward)[0]
+        return pair
+
+    random = np.random.default_rng(4)
+    pooled_shape = jax.eval_shape(by_library, jax.ShapeDtypeStruct(shape, dtype)).shape
+    given = [random.integers(-2, 3, each) for each in (shape, shape, pooled_shape)]
+    for name, (got, wanted) in pairs(*(jnp.asarray(each, dtype) for each in given)).items():
+        np.testing.assert_array_equal(got, wanted, err_msg=name)
+
+
+def test_the_gradient_of_a_window_with_nan_goes_to_it() -> None:
+    x = jnp.asarray([[1.0, jnp.nan, 5.0, 6.0], [9.0, jnp.nan, 7.0, 2.0]])[None, None]
+    value, gradient = jax.value_and_grad(lambda x: jnp.nansum(ops.max_pool2d(x, 2)))(x)
+    assert value == 7.0
+    assert gradient[0, 0].tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
+    gradient = jax.grad(lambda x: ops.max_pool2d(x, 2).sum())(x)
+    assert gradient[0, 0].tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
+
+
 def test_attention_with_too_many_scores_is_handed_over() -> None:
     shape = jax.ShapeDtypeStruct((1, 32, 2**13, 8), jnp.bfloat16)
     assert FUSED["attention"](shape, shape, shape, True, None, None, None, None) is NotImplemented

@@ -96,6 +96,13 @@ def test_what_does_not_fit_is_named() -> None:
         ops.layernorm(X, np.ones(7), np.ones((7, 1)))
     with pytest.raises(ConfigurationError, match="of type int"):
         ops.layernorm(X, 1, None)
+    one = np.array(1.0)  # as long as no axis at all
+    with pytest.raises(ConfigurationError, match=r"rmsnorm: .* x is \(\), weight is \(\)"):
+        ops.rmsnorm(one, one)
+    with pytest.raises(ConfigurationError, match=r"layernorm: .* x is \(\), bias is \(\)"):
+        ops.layernorm(one, None, one)
+    with pytest.raises(ConfigurationError, match=r"layernorm: .* array of int64"):
+        ops.layernorm(X, np.ones(7, np.int64), None)
     with pytest.raises(ConfigurationError, match=r"softmax: axis 3 is one of x"):
         ops.softmax(X, 3)
     for op in (ops.softmax, ops.log_softmax):

@@ -12,6 +12,7 @@ and a library that runs out of memory is an `OutOfMemoryError` that says what to
 
 from __future__ import annotations
 
+from anydevice.ops import elements as _elements
 from anydevice.ops.activating import gelu, relu, silu, swiglu
 from anydevice.ops.arranging import astype, broadcast_to, concat, part, permute, reshape
 from anydevice.ops.attending import attention
@@ -121,4 +122,13 @@ __all__ = [
     "where",
 ]
 
-globals().update({name: _refusing(globals()[name], __name__) for name in __all__})
+_PROGRAMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*_elements.NAMES, "matmul", "relu", "silu"), ()),
+    **dict.fromkeys(("softmax", "log_softmax"), ("axis",)),
+}
+"""Ops of arrays, and of whole numbers that are called so. A library that compiles makes one program
+of each; it has such programs for others too, as versions of its own, behind the op's checks."""
+
+globals().update(
+    {name: _refusing(globals()[name], __name__, _PROGRAMS.get(name)) for name in __all__}
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any, TypeGuard
 
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.primitives import Shape
@@ -38,12 +39,9 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
     (4, 2, 3)
     """
     xp = primitives(x, "permute")
-    if not isinstance(axes, tuple | list):
-        raise wrong("permute", f"axes are a tuple of whole numbers, but here {in_words(axes)}")
-    order = tuple([axis_of("permute", x, axis) for axis in axes])
-    if not len(order) == len(set(order)) == x.ndim:
-        raise wrong_shapes("permute", f"{tuple(axes)} names each axis of x once", x=x)
-    return xp.permute_dims(x, order)
+    if type(axes) is not tuple or not _in_order(axes, x.ndim):
+        axes = _from_the_front(x, axes)
+    return xp.permute_dims(x, axes)
 
 
 def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
@@ -53,17 +51,18 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     >>> concat([numpy.ones((2, 1)), numpy.zeros((2, 2))], axis=1).tolist()
     [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    if not isinstance(arrays, tuple | list):
+    if not isinstance(arrays, (tuple, list)):
         rule = f"it takes a list of arrays, but here is {in_words(arrays)}"
         raise wrong("concat", f"{rule}; write concat([x, y])")
     if not arrays:
         raise wrong("concat", "there are no arrays; it takes one or more")
     first = arrays[0]
     xp = primitives(first, "concat")
-    at = axis_of("concat", first, axis)
     kind, dtype, shape = type(first), first.dtype, first.shape
+    at = axis if type(axis) is int and 0 <= axis < len(shape) else axis_of("concat", first, axis)
     for other in arrays[1:]:
-        if type(other) is not kind or other.dtype != dtype:
+        alike = type(other) is kind and other.dtype == dtype
+        if not alike:
             same_type("concat", first, another=other)
         if other.shape != shape:
             _refuse_unlike(first, other, at)
@@ -96,8 +95,10 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     [[1, 2], [1, 2]]
     """
     xp = primitives(x, "broadcast_to")
+    own = x.shape
+    if _ends_with(shape, own):
+        return xp.broadcast_to(x, shape)
     asked = shape_of("broadcast_to", shape)
-    own = tuple(x.shape)
     pairs = zip(own[::-1], asked[::-1], strict=False)
     fits = all(size == wanted or size == 1 for size, wanted in pairs)
     if len(own) > len(asked) or not fits or (asked and min(asked) < 0):
@@ -116,6 +117,36 @@ def astype(x: Array, dtype: str | DType | object) -> Array:
     [1, 2]
     """
     return primitives(x, "astype").astype(x, as_dtype(dtype))
+
+
+def _in_order(axes: Sequence[int], count: int) -> bool:
+    """Whether these are all so many axes, counted from the front, in any order."""
+    found = 0
+    for axis in axes:
+        if type(axis) is not int or not 0 <= axis < count:
+            return False
+        found |= 1 << axis
+    return len(axes) == count and found == (1 << count) - 1
+
+
+def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes counted from the front; refused where they are not each axis of x once."""
+    if not isinstance(axes, (tuple, list)):
+        raise wrong("permute", f"axes are a tuple of whole numbers, but here {in_words(axes)}")
+    order = tuple([axis_of("permute", x, axis) for axis in axes])
+    if not len(order) == len(set(order)) == x.ndim:
+        raise wrong_shapes("permute", f"{tuple(axes)} names each axis of x once", x=x)
+    return order
+
+
+def _ends_with(shape: Any, own: Shape) -> TypeGuard[Shape]:
+    """Whether a shape is plain numbers that end with all those of another."""
+    if type(shape) is not tuple or len(shape) < len(own):
+        return False
+    for size in shape:
+        if type(size) is not int or size < 0:
+            return False
+    return not own or shape[-len(own) :] == own
 
 
 def _refuse_unlike(first: Array, other: Array, at: int) -> None:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.errors import ConfigurationError
+from anydevice.ops.dispatch import Array, primitives, version_for_dtype
 from anydevice.ops.numbers import in_words, plain_numbers
 from anydevice.ops.options import is_finite
-from anydevice.ops.shapes import floating, same_type, truths, whole, wrong, wrong_shapes
+from anydevice.ops.shapes import same_type, truths, whole, wrong, wrong_shapes
 from anydevice.ops.widening import INT32, widened
 
 _SCORES_AT_ONCE = 1 << 26
@@ -53,21 +54,31 @@ def attention(
     >>> attention(q, k, v, causal=True).tolist()
     [[[[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]]]
     """
-    floating("attention", q)
-    same_type("attention", q, k=k, v=v)
-    _refuse_misfits(q, k, v)
-    causal, scale, window = plain_numbers(causal, scale, window)
-    _refuse_options(causal, scale, window)
-    if window is not None and window >= k.shape[2]:
-        window = None
+    kind, dtype = type(q), getattr(q, "dtype", None)
+    own = version_for_dtype(q, dtype, "attention", _attention)
+    if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
+        same_type("attention", q, k=k, v=v)
+    asked, held, values = q.shape, k.shape, v.shape
+    fits = len(asked) == len(held) == 4 and held == values
+    fits = fits and asked[0] == held[0] and asked[3] == held[3] and held[1]
+    if not fits or asked[1] % held[1]:
+        raise _misfit(q, k, v)
+    if type(causal) is not bool or scale is not None or window is not None:
+        causal, scale, window = plain_numbers(causal, scale, window)
+        _refuse_options(causal, scale, window)
+        if window is not None and window >= held[2]:
+            window = None
     if mask is not None:
         truths("attention", mask, "mask", q, "q")
         _refuse_mask(q, k, mask)
     if lengths is not None:
         whole("attention", "lengths", lengths, q, "q")
-        if tuple(lengths.shape) != (q.shape[0],):
+        if tuple(lengths.shape) != (asked[0],):
             raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
-    return version(q, "attention", _attention)(q, k, v, causal, scale, mask, window, lengths)
+    result = own(q, k, v, causal, scale, mask, window, lengths)
+    if result is NotImplemented:
+        return _attention(q, k, v, causal, scale, mask, window, lengths)
+    return result
 
 
 def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
@@ -81,18 +92,17 @@ def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
         raise wrong("attention", f"{told}, but it is {in_words(window)} and causal is {causal}")
 
 
-def _refuse_misfits(q: Array, k: Array, v: Array) -> None:
+def _misfit(q: Array, k: Array, v: Array) -> ConfigurationError:
+    """The error for shapes that do not fit."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         rule = "q, k and v have four axes: (batch, heads, tokens, size)"
     elif k.shape != v.shape:
         rule = "k and v have one shape"
     elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         rule = "q and k agree in batch and size"
-    elif not k.shape[1] or q.shape[1] % k.shape[1]:
-        rule = "the heads of q are a multiple of those of k"
     else:
-        return
-    raise wrong_shapes("attention", rule, q=q, k=k, v=v)
+        rule = "the heads of q are a multiple of those of k"
+    return wrong_shapes("attention", rule, q=q, k=k, v=v)
 
 
 def _refuse_mask(q: Array, k: Array, mask: Array) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.dispatch import (
+    Array,
+    floating_version,
+    own_version,
+    primitives,
+    version_for_dtype,
+)
 from anydevice.ops.products import biased
-from anydevice.ops.shapes import floating, pair_of, same_type, wrong_shapes
+from anydevice.ops.shapes import pair_of, same_type, wrong_shapes
 from anydevice.ops.widening import widened
 
 Pair = tuple[int, int]
+_ONE_STEP, _NO_ZEROS = (1, 1), (0, 0)
 
 
 def conv2d(
@@ -31,9 +38,13 @@ def conv2d(
     >>> conv2d(numpy.ones((1, 2, 4, 4)), numpy.ones((3, 2, 3, 3)), padding=1)[0, 0].tolist()[0]
     [8.0, 12.0, 12.0, 8.0]
     """
-    floating("conv2d", x)
-    same_type("conv2d", x, weight=weight)
-    if len(x.shape) != 4 or len(weight.shape) != 4 or x.shape[1] != weight.shape[1]:
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "conv2d", _conv2d)
+    alike = type(weight) is type(x) and weight.dtype == dtype
+    if not alike:
+        same_type("conv2d", x, weight=weight)
+    image, filters = x.shape, weight.shape
+    if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
         raise wrong_shapes(
             "conv2d",
             "x is (batch, channels, height, width) and weight (filters, channels, height, width)",
@@ -42,14 +53,19 @@ def conv2d(
         )
     if bias is not None:
         same_type("conv2d", x, bias=bias)
-        if bias.shape != weight.shape[:1]:
+        if bias.shape != filters[:1]:
             raise wrong_shapes("conv2d", "bias is (filters,)", weight=weight, bias=bias)
-    steps = pair_of("conv2d", "stride", stride, 1)
-    zeros = pair_of("conv2d", "padding", padding, 0)
-    if not all(0 < weight.shape[2 + n] <= x.shape[2 + n] + 2 * zeros[n] for n in (0, 1)):
+    steps, zeros = _ONE_STEP, _NO_ZEROS
+    if stride != 1 or type(stride) is not int:
+        steps = pair_of("conv2d", "stride", stride, 1)
+    if padding != 0 or type(padding) is not int:
+        zeros = pair_of("conv2d", "padding", padding, 0)
+    high, wide = image[2] + 2 * zeros[0], image[3] + 2 * zeros[1]
+    if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
         rule = f"the filters are at least (1, 1) and not larger than x with its padding of {zeros}"
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
-    return version(x, "conv2d", _conv2d)(x, weight, bias, steps, zeros)
+    result = own(x, weight, bias, steps, zeros)
+    return _conv2d(x, weight, bias, steps, zeros) if result is NotImplemented else result
 
 
 def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
@@ -63,8 +79,10 @@ def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     >>> max_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
-    own = version(x, "max_pool2d", _max_pool2d)
-    return own(x, *_windows_of("max_pool2d", x, size, stride))
+    own = own_version(x, "max_pool2d", _max_pool2d)
+    window, steps = _windows_of("max_pool2d", x, size, stride)
+    result = own(x, window, steps)
+    return _max_pool2d(x, window, steps) if result is NotImplemented else result
 
 
 def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
@@ -74,9 +92,10 @@ def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     >>> avg_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    floating("avg_pool2d", x)
-    own = version(x, "avg_pool2d", _avg_pool2d)
-    return own(x, *_windows_of("avg_pool2d", x, size, stride))
+    own = floating_version(x, "avg_pool2d", _avg_pool2d)
+    window, steps = _windows_of("avg_pool2d", x, size, stride)
+    result = own(x, window, steps)
+    return _avg_pool2d(x, window, steps) if result is NotImplemented else result
 
 
 def _windows_of(
@@ -84,9 +103,10 @@ def _windows_of(
 ) -> tuple[Pair, Pair]:
     window = pair_of(op, "size", size, 1)
     steps = window if stride is None else pair_of(op, "stride", stride, 1)
-    if len(x.shape) != 4:
+    shape = x.shape
+    if len(shape) != 4:
         raise wrong_shapes(op, "x is (batch, channels, height, width)", x=x)
-    if x.shape[2] < window[0] or x.shape[3] < window[1]:
+    if shape[2] < window[0] or shape[3] < window[1]:
         raise wrong_shapes(op, f"the windows, which are {window}, are not larger than x", x=x)
     return window, steps
 

@@ -7,6 +7,7 @@ is imported, opened or asked for, so that compilers can look through these funct
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,28 +24,26 @@ Array = Any
 # type, so that meeting another type later makes it compile nothing anew.
 _engines: dict[type, str] = {}
 
+# By the type of an array and then of its elements, the engine where those are of that kind, and
+# no name where they are of another. Two steps and not one pair: some libraries' objects for
+# element types are slow to compare, and a pair is compared as a whole.
+_floating: dict[type, dict[Any, str]] = {}
+_truths: dict[type, dict[Any, str]] = {}
+_whole: dict[type, dict[Any, str]] = {}
 
-class _Floating(dict[tuple[type, Any], str]):
-    """The engine by the type of an array and of its elements; no name for what are no floats."""
+_KINDS = ((_floating, ("float",)), (_truths, ("bool",)), (_whole, ("int", "uint")))
 
-    def __missing__(self, key: tuple[type, Any]) -> str:
-        engine = _engines.get(key[0])
-        if engine is None:
-            return ""  # not for good: the type may be met yet
-        try:
-            floating = as_dtype(key[1]).kind == "float"
-        except ConfigurationError:  # an element type that only this library has
-            floating = False
-        self[key] = engine if floating else ""
-        return self[key]
-
-
-_floating = _Floating()
 _primitives: dict[str, Primitives] = {}
 _fused: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 _ALSO_PRIMITIVES = ("matmul", "argmax", "top_k")
 """Ops that may have a version of the engine's own, and are a primitive where they have not."""
+
+_ANY_OP = "any op"
+"""The name under which an engine's versions have what makes one program of an op of arrays."""
+
+_Programs = dict[type, Callable[..., Any]]
+_programs: list[tuple[Callable[..., Any], tuple[int, ...], _Programs]] = []
 
 
 def primitives(x: Array, op: str = "ops", name: str = "") -> Primitives:
@@ -73,6 +72,18 @@ def floats(x: Array) -> Primitives | None:
     Also `None` where the type of the array is met for the first time, which `primitives` mends.
     """
     engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
+    return _primitives[engine] if engine else None
+
+
+def truth_values(x: Array) -> Primitives | None:
+    """The same for an array of truth values."""
+    engine = _engine_of_truths(type(x), getattr(x, "dtype", None))
+    return _primitives[engine] if engine else None
+
+
+def whole_numbers(x: Array) -> Primitives | None:
+    """The same for an array of whole numbers."""
+    engine = _engine_of_whole(type(x), getattr(x, "dtype", None))
     return _primitives[engine] if engine else None
 
 
@@ -106,10 +117,47 @@ def floating_version(x: Array, name: str, definition: Callable[..., Any]) -> Cal
     return _fused[engine or _settle_floats(x, name)].get(name, definition)
 
 
+def version_for_dtype(
+    x: Array, dtype: Any, name: str, definition: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The same as `floating_version`, where the caller has read the element type, or `None`."""
+    engine = _engine_of_floats(type(x), dtype)
+    return _fused[engine or _settle_floats(x, name)].get(name, definition)
+
+
 def numeric_version(x: Array, name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """The same as `own_version`, for ops that take all numbers, but no truth values."""
     engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
     return _fused[engine or _settle_numbers(x, name)].get(name, definition)
+
+
+def for_several_types(
+    own: Callable[..., Any], definition: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The version where the operands are of several element types: some are for one alone.
+
+    Those say so themselves, by an attribute `of_one_type`.
+    """
+    return definition if getattr(own, "of_one_type", False) else own
+
+
+def programs_of(
+    op: Callable[..., Any], numbers: tuple[int, ...] = ()
+) -> Callable[[type], Callable[..., Any] | None]:
+    """What gives, for a type of arrays, the whole op as one program of theirs, or `None`.
+
+    The op takes arrays, and at these places whole numbers, which are constants of the program. Its
+    checks are part of it: they are made when it is, for each shape and element type anew, and never
+    again. It is for arrays of exactly this type.
+    """
+    table: _Programs = {}
+    _programs.append((op, numbers, table))
+
+    def program(kind: type) -> Callable[..., Any] | None:
+        return table.get(kind)
+
+    program._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return program
 
 
 def wrong_kind(op: str, dtype: DType, wanted: str) -> ConfigurationError:
@@ -120,7 +168,10 @@ def wrong_kind(op: str, dtype: DType, wanted: str) -> ConfigurationError:
 def forget() -> None:
     """Empty the tables: every type is looked up anew."""
     _engines.clear()
-    _floating.clear()
+    for table, _ in _KINDS:
+        table.clear()
+    for *_, programs in _programs:
+        programs.clear()
     _primitives.clear()
     _fused.clear()
 
@@ -138,7 +189,39 @@ def _engine_of(kind: type) -> str | None:
 
 def _engine_of_floats(kind: type, dtype: Any) -> str:
     """The engine of arrays of this type, where this is an element type of floating numbers."""
-    return _floating[kind, dtype]
+    try:
+        return _floating[kind][dtype]
+    except KeyError:
+        return _learn(_floating, kind, dtype)
+
+
+def _engine_of_truths(kind: type, dtype: Any) -> str:
+    """The same for truth values."""
+    try:
+        return _truths[kind][dtype]
+    except KeyError:
+        return _learn(_truths, kind, dtype)
+
+
+def _engine_of_whole(kind: type, dtype: Any) -> str:
+    """The same for whole numbers."""
+    try:
+        return _whole[kind][dtype]
+    except KeyError:
+        return _learn(_whole, kind, dtype)
+
+
+def _learn(asked: dict[type, dict[Any, str]], kind: type, dtype: Any) -> str:
+    """Put an element type into the tables; what the one that was asked says of it."""
+    engine = _engines.get(kind)
+    if engine is None:
+        return ""  # not for good: the type may be met yet
+    here = ""
+    with suppress(ConfigurationError):  # an element type that only this library has
+        here = as_dtype(dtype).kind
+    for table, kinds in _KINDS:
+        table.setdefault(kind, {})[dtype] = engine if here in kinds else ""
+    return asked[kind][dtype]
 
 
 def _settle_floats(x: Array, op: str) -> str:
@@ -179,10 +262,16 @@ def _settle(x: Array, op: str, argument: str = "") -> str:
         _fused[engine.name] = {**also, **engine.fused}
         reach("trust_kernels")()
     _engines[type(x)] = engine.name
+    one_program = _fused[engine.name].get(_ANY_OP)
+    if one_program is not None and not engine.is_traced(x):
+        for whole_op, numbers, programs in _programs:
+            programs[type(x)] = one_program(whole_op, numbers)
     return engine.name
 
 
 # PyTorch's compiler runs these while it looks through the caller, and keeps the answers.
 _engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _engine_of_floats._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_engine_of_truths._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_engine_of_whole._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _settle._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -10,9 +10,9 @@ other. What is not a number stays so.
 from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array
+from anydevice.ops.dispatch import Array, truth_values
 from anydevice.ops.numbers import NUMBERS
-from anydevice.ops.operands import paired
+from anydevice.ops.operands import paired, paired_truths
 from anydevice.ops.shapes import (
     broadcasts,
     floating,
@@ -22,6 +22,14 @@ from anydevice.ops.shapes import (
     wrong,
     wrong_shapes,
 )
+
+NAMES = (
+    *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum"),
+    *("equal", "less", "less_equal", "logical_and", "logical_or", "logical_not", "where"),
+    *("negative", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt"),
+    *("sin", "cos", "tanh", "sigmoid", "erf", "isnan"),
+)
+"""The ops of this file: their arguments are arrays, or numbers beside them."""
 
 
 def add(a: Array, b: Array) -> Array:
@@ -148,8 +156,7 @@ def logical_and(a: Array, b: Array) -> Array:
     >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
     [True, False]
     """
-    truths("logical_and", a, "a")
-    xp, a, b = paired("logical_and", a, b)
+    xp, a, b = paired_truths("logical_and", a, b)
     return xp.logical_and(a, b)
 
 
@@ -160,8 +167,7 @@ def logical_or(a: Array, b: Array) -> Array:
     >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
     [True, False]
     """
-    truths("logical_or", a, "a")
-    xp, a, b = paired("logical_or", a, b)
+    xp, a, b = paired_truths("logical_or", a, b)
     return xp.logical_or(a, b)
 
 
@@ -174,14 +180,15 @@ def where(condition: Array, a: Array, b: Array) -> Array:
     >>> where(numpy.array([True, False]), numpy.array([1.0, 2.0]), 0).tolist()
     [1.0, 0.0]
     """
+    xp = truth_values(condition)
+    if xp is not None and type(condition) is type(a) is type(b) and a.dtype == b.dtype:
+        shape = condition.shape
+        if shape == a.shape and shape == b.shape:
+            return xp.where(condition, a, b)
     xp = truths("where", condition, "condition")
     _, a, b = paired("where", a, b)
-    for name, x in (("a", a), ("b", b)):
-        if type(x) not in NUMBERS:
-            same_library("where", "condition", condition, name, x)
-            if not broadcasts(condition.shape, x.shape):
-                rule = "the shapes broadcast"
-                raise wrong_shapes("where", rule, condition=condition, **{name: x})
+    _refuse_misfit(condition, "a", a)
+    _refuse_misfit(condition, "b", b)
     return xp.where(condition, a, b)
 
 
@@ -334,7 +341,17 @@ def logical_not(x: Array) -> Array:
     >>> logical_not(numpy.array([True, False])).tolist()
     [False, True]
     """
-    return truths("logical_not", x).logical_not(x)
+    xp = truth_values(x)
+    return (truths("logical_not", x) if xp is None else xp).logical_not(x)
+
+
+def _refuse_misfit(condition: Array, name: str, x: Array) -> None:
+    if type(x) in NUMBERS:
+        return
+    same_library("where", "condition", condition, name, x)
+    if not broadcasts(condition.shape, x.shape):
+        rule = "the shapes broadcast"
+        raise wrong_shapes("where", rule, condition=condition, **{name: x})
 
 
 def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:

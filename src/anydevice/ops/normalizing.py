@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, floating_version, primitives
+from anydevice.ops.dispatch import (
+    Array,
+    floating_version,
+    for_several_types,
+    primitives,
+    version_for_dtype,
+)
 from anydevice.ops.numbers import in_words, plain_number
 from anydevice.ops.shapes import axis_of, floating, same_library, wrong, wrong_shapes
 from anydevice.ops.widening import widened
@@ -47,8 +53,13 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
     >>> rmsnorm(numpy.array([[3.0, 4.0]]), numpy.ones(2), eps=0.0).round(3).tolist()
     [[0.849, 1.131]]
     """
-    own = floating_version(x, "rmsnorm", _rmsnorm)
-    _refuse_misfit("rmsnorm", x, "weight", weight)
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "rmsnorm", _rmsnorm)
+    size = x.shape[-1:]
+    alike = type(weight) is type(x) and weight.shape == size and weight.dtype == dtype and size
+    if not alike:
+        _refuse_misfit("rmsnorm", x, "weight", weight)
+        own = for_several_types(own, _rmsnorm)
     if type(eps) is not float:
         eps = _small_number("rmsnorm", eps)
     result = own(x, weight, eps)
@@ -65,11 +76,19 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
     >>> layernorm(numpy.array([[1.0, 3.0]]), None, None, eps=0.0).tolist()
     [[-1.0, 1.0]]
     """
-    own = floating_version(x, "layernorm", _layernorm)
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "layernorm", _layernorm)
+    kind, size = type(x), x.shape[-1:]
     if weight is not None:
-        _refuse_misfit("layernorm", x, "weight", weight)
+        alike = type(weight) is kind and weight.shape == size and weight.dtype == dtype and size
+        if not alike:
+            _refuse_misfit("layernorm", x, "weight", weight)
+            own = for_several_types(own, _layernorm)
     if bias is not None:
-        _refuse_misfit("layernorm", x, "bias", bias)
+        alike = type(bias) is kind and bias.shape == size and bias.dtype == dtype and size
+        if not alike:
+            _refuse_misfit("layernorm", x, "bias", bias)
+            own = for_several_types(own, _layernorm)
     if type(eps) is not float:
         eps = _small_number("layernorm", eps)
     result = own(x, weight, bias, eps)
@@ -77,8 +96,8 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
 
 
 def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
-    if type(vector) is not type(x):
-        same_library(op, "x", x, name, vector)
+    """Refuse a vector that does not go with x; floating numbers of another type do."""
+    same_library(op, "x", x, name, vector)
     if vector.dtype != x.dtype:
         floating(op, vector)
     size, sizes = vector.shape, x.shape

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, floats, primitives
+from anydevice.ops.dispatch import Array, floats, known, primitives, truth_values
 from anydevice.ops.numbers import NUMBERS, plain_number
 from anydevice.ops.shapes import (
     broadcasts,
     floating,
     numeric,
     same_library,
+    truths,
     unlike,
     wrong,
     wrong_shapes,
@@ -30,17 +31,39 @@ def paired(op: str, a: Array, b: Array) -> Operands:
     broadcast, and where a number is none of the array's type.
     """
     kind = type(b)
-    xp = floats(a) if kind is type(a) or kind is float else None
-    if xp is None:
-        xp, a, b = _of_any_kind(op, a, b)
-        if type(a) in NUMBERS or type(b) in NUMBERS:
-            return xp, a, b
+    if kind is type(a):
+        xp = known(a) if op not in _TAKES else floats(a)
+        if xp is not None and a.dtype == b.dtype:
+            left, right = a.shape, b.shape
+            if left == right or broadcasts(left, right):
+                return xp, a, b
     elif kind is float:
+        xp = floats(a)
+        if xp is not None:
+            return xp, a, b
+    return _paired_with_care(op, a, b)
+
+
+def paired_truths(op: str, a: Array, b: Array) -> Operands:
+    """The same for truth values; any other arrays are refused."""
+    if type(a) is type(b):
+        xp = truth_values(a)
+        if xp is not None and a.dtype == b.dtype:
+            left, right = a.shape, b.shape
+            if left == right or broadcasts(left, right):
+                return xp, a, b
+    truths(op, a, "a")
+    return _paired_with_care(op, a, b)
+
+
+def _paired_with_care(op: str, a: Array, b: Array) -> Operands:
+    """The same as `paired`, whatever the operands are, with the error that says what is wrong."""
+    xp, a, b = _of_any_kind(op, a, b)
+    if type(a) in NUMBERS or type(b) in NUMBERS:
         return xp, a, b
     if a.dtype != b.dtype:
         raise unlike(op, a=a, b=b)
-    left, right = a.shape, b.shape
-    if left != right and not broadcasts(left, right):
+    if not broadcasts(a.shape, b.shape):
         raise wrong_shapes(op, "the shapes of a and b broadcast", a=a, b=b)
     return xp, a, b
 

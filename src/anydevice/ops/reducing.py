@@ -43,7 +43,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     [1.5, 4.5]
     """
     own = own_version(x, "mean", _mean)
-    axes = axes_of("mean", x, axis)
+    axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
     result = own(x, axes, keepdims)
     return _mean(x, axes, keepdims) if result is NotImplemented else result
 
@@ -58,6 +58,8 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     [3.0, 6.0]
     """
     xp = primitives(x, "max")
+    if type(axis) is int:
+        return xp.max(x, _filled_axis("max", x, axis), keepdims)
     axes = _filled("max", x, axis)
     return xp.max(x, axes, keepdims) if axes else x
 
@@ -72,6 +74,8 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     [1.0, 2.0]
     """
     xp = primitives(x, "min")
+    if type(axis) is int:
+        return xp.min(x, _filled_axis("min", x, axis), keepdims)
     axes = _filled("min", x, axis)
     return xp.min(x, axes, keepdims) if axes else x
 
@@ -86,8 +90,7 @@ def argmax(x: Array, axis: int = -1) -> Array:
     [1, 2]
     """
     own = own_version(x, "argmax", _argmax)
-    at = axis_of("argmax", x, axis)
-    _filled("argmax", x, at)
+    at = _filled_axis("argmax", x, axis)
     result = own(x, at)
     return _argmax(x, at) if result is NotImplemented else result
 
@@ -110,6 +113,16 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
         raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
     pair: tuple[Array, Array] = own(x, k)
     return _top_k(x, k) if pair is NotImplemented else pair
+
+
+def _filled_axis(op: str, x: Array, axis: int) -> int:
+    """The axis counted from the front, where it has elements."""
+    shape = x.shape
+    at = axis + len(shape) if type(axis) is int and axis < 0 else axis
+    if type(at) is not int or not 0 <= at < len(shape) or shape[at] == 0:
+        at = axis_of(op, x, axis)
+        _filled(op, x, axis)
+    return at
 
 
 def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:

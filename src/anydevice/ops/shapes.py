@@ -10,7 +10,16 @@ from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.ownership import owner_of
 from anydevice.engines.registry import row_of
 from anydevice.errors import ConfigurationError
-from anydevice.ops.dispatch import Array, floats, known, primitives, together, wrong_kind
+from anydevice.ops.dispatch import (
+    Array,
+    floats,
+    known,
+    primitives,
+    together,
+    truth_values,
+    whole_numbers,
+    wrong_kind,
+)
 from anydevice.ops.numbers import in_words, plain_number
 
 
@@ -96,9 +105,10 @@ def whole(op: str, name: str, x: Array, beside: Array = None, called: str = "x")
     """
     if beside is not None and type(x) is not type(beside):
         same_library(op, called, beside, name, x)
-    dtype = primitives(x, op, name).dtype(x)
-    if dtype.kind != "int" and dtype.kind != "uint":
-        raise wrong_kind(op, dtype, f"whole numbers in {name}; use astype({name}, 'int32')")
+    if whole_numbers(x) is None:
+        dtype = primitives(x, op, name).dtype(x)
+        if dtype.kind not in ("int", "uint"):
+            raise wrong_kind(op, dtype, f"whole numbers in {name}; use astype({name}, 'int32')")
 
 
 def truths(
@@ -107,10 +117,12 @@ def truths(
     """The primitives for an array of truth values; any other is refused, as by `whole`."""
     if beside is not None and type(x) is not type(beside):
         same_library(op, called, beside, name, x)
-    xp = primitives(x, op, name)
-    dtype = xp.dtype(x)
-    if dtype.kind != "bool":
-        raise wrong_kind(op, dtype, "truth values; compare first, as in ops.less(x, 0)")
+    xp = truth_values(x)
+    if xp is None:
+        xp = primitives(x, op, name)
+        dtype = xp.dtype(x)
+        if dtype.kind != "bool":
+            raise wrong_kind(op, dtype, "truth values; compare first, as in ops.less(x, 0)")
     return xp
 
 
@@ -184,6 +196,8 @@ def size_of(shape: Shape) -> int:
 
 def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
     """A number for both height and width, or one for each; neither is smaller than `least`."""
+    if type(value) is int and value >= least:
+        return value, value
     one = plain_number(value)
     both = tuple(map(plain_number, one)) if isinstance(one, tuple | list) else (one, one)
     if len(both) != 2 or any(type(each) is not int or each < least for each in both):

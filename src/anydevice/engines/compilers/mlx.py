@@ -18,7 +18,8 @@ class MlxCompiler:
 
     `donate` changes nothing: MLX gives the memory of an array to a result by itself, as soon as
     nobody holds the array any more. `whole` and `most` change nothing either: MLX compiles
-    functions as a whole or not at all, and in one way.
+    functions as a whole or not at all, and in one way. The state of `mx.random` is an input and an
+    output of what is compiled: random numbers are others in every call, as without a compiler.
     """
 
     def compile(
@@ -33,7 +34,7 @@ class MlxCompiler:
         signature = inspect.signature(function)
         _refuse_unknown(signature, (*static, *donate))
         if not static:
-            plain = mx.compile(function)
+            plain = mx.compile(function, inputs=mx.random.state, outputs=mx.random.state)
 
             @wraps(function)
             def run_plain(*arguments: Any, **named: Any) -> Any:
@@ -57,7 +58,11 @@ class MlxCompiler:
                     "pass a tuple or a frozen record"
                 ) from error
             if ready is None:
-                ready = compiled[key] = mx.compile(_closed_over(function, signature, constants))
+                ready = compiled[key] = mx.compile(
+                    _closed_over(function, signature, constants),
+                    inputs=mx.random.state,
+                    outputs=mx.random.state,
+                )
             return ready(dict(bound.arguments))
 
         return run

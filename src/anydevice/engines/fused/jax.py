@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anydevice.engines.fused.jax_pooling import largest_of_windows
 from anydevice.engines.fused.jax_updates import update_adam, update_lion, update_sgd
+from anydevice.engines.host import known_dtype
 from anydevice.engines.primitives.jax import PRIMITIVES
 
 Function = Callable[..., Any]
@@ -46,6 +48,11 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 @whole()
+def _relu(x: Any) -> Any:
+    return jax.nn.relu(x)
+
+
+@whole()
 def _silu(x: Any) -> Any:
     return jax.nn.silu(wide(x)).astype(x.dtype)
 
@@ -71,8 +78,11 @@ def _log_softmax(x: Any, axis: int) -> Any:
 
 
 def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return NotImplemented
+    return _averaged(x, axis, keepdims) if known_dtype(x.dtype).kind == "float" else NotImplemented
+
+
+@whole(1, 2)
+def _averaged(x: Any, axis: Any, keepdims: bool) -> Any:
     return jnp.mean(x, axis, keepdims=keepdims)
 
 
@@ -189,6 +199,11 @@ def _within(lengths: Any, keys: int) -> Any:
     return jnp.clip(narrow, 0, keys).astype(jnp.int32)
 
 
+@whole(1)
+def _argmax(x: Any, axis: int) -> Any:
+    return PRIMITIVES.argmax(x, axis)
+
+
 @whole()
 def _embedding(weight: Any, ids: Any) -> Any:
     return PRIMITIVES.take(weight, ids, 0)
@@ -235,8 +250,7 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
 
 @whole(1, 2)
 def _largest_of(x: Any, size: Pair, stride: Pair) -> Any:
-    window, step = (1, 1, *size), (1, 1, *stride)
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+    return largest_of_windows(x, size, stride)
 
 
 @whole(1, 2)
@@ -248,13 +262,15 @@ def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
 
 FUSED: Mapping[str, Function] = {
     "linear": _linear,
-    "relu": jax.nn.relu,
+    "any op": lambda op, numbers: whole(*numbers)(op),
+    "relu": _relu,
     "silu": _silu,
     "gelu": _gelu,
     "swiglu": _swiglu,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "mean": _mean,
+    "argmax": _argmax,
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
     "rope": _rope,

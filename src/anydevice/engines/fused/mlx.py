@@ -16,6 +16,8 @@ import mlx.core as mx
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
 _CPU = mx.Device(mx.cpu, 0)
+_rms_norm, _layer_norm = mx.fast.rms_norm, mx.fast.layer_norm
+_attended = mx.fast.scaled_dot_product_attention
 _SCORES_AT_ONCE = 1 << 26
 """More of them than this are not to be in memory together, as they are on a CPU."""
 
@@ -28,40 +30,47 @@ def _softmax(x: Any, axis: int) -> Any:
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     kind = x.dtype
-    if weight.dtype != kind or not _one_kernel(x, kind):
-        return NotImplemented
-    return mx.fast.rms_norm(x, weight, eps)
+    if (kind == _FLOAT32 or _half_on_gpu(kind)) and x.size:
+        return _rms_norm(x, weight, eps)
+    return NotImplemented
 
 
 def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     kind = x.dtype
-    if (weight is not None and weight.dtype != kind) or (bias is not None and bias.dtype != kind):
-        return NotImplemented
-    if not _one_kernel(x, kind):
-        return NotImplemented
-    return mx.fast.layer_norm(x, weight, bias, eps)
+    if (kind == _FLOAT32 or _half_on_gpu(kind)) and x.size:
+        return _layer_norm(x, weight, bias, eps)
+    return NotImplemented
+
+
+_rmsnorm.of_one_type = _layernorm.of_one_type = True  # type: ignore[attr-defined]
 
 
 def _attention(
     q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any
 ) -> Any:
-    if not (q.size and k.size and v.size) or not q.dtype == k.dtype == v.dtype:
+    batch, heads, queries, size = q.shape
+    keys = k.shape[2]
+    scores = batch * heads * queries * keys
+    if not (scores and size) or (scores > _SCORES_AT_ONCE and mx.default_device() == _CPU):
         return NotImplemented
-    scores = q.size // q.shape[-1] * k.shape[2]
-    if q.dtype == mx.float64 or (scores > _SCORES_AT_ONCE and mx.default_device() == _CPU):
+    kind = q.dtype
+    full = kind == _FLOAT32
+    if not full and kind == _FLOAT64:
         return NotImplemented
     # Without its kernel MLX would round the products to 16 bits before the softmax.
-    options: dict[str, Any] = {"force_fused": True} if q.dtype in _HALF else {}
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    options: dict[str, Any] = {} if full else {"force_fused": True}
+    factor = size**-0.5 if scale is None else scale
     seen: Any = None
     if mask is not None or window is not None or lengths is not None:
-        seen = _seen(q.shape[2], k.shape[2], causal, mask, window, lengths)
+        seen = _seen(queries, keys, causal, mask, window, lengths)
     elif causal:
-        if q.shape[2] > k.shape[2]:  # the first queries see nothing
+        if queries > keys:  # the first queries see nothing
             return NotImplemented
         seen = "causal"
+    elif full:
+        return _attended(q, k, v, scale=factor)
     try:
-        result = mx.fast.scaled_dot_product_attention(q, k, v, scale=factor, mask=seen, **options)
+        result = _attended(q, k, v, scale=factor, mask=seen, **options)
     except (TypeError, ValueError):
         if not options:
             raise
@@ -94,11 +103,9 @@ def _within(lengths: Any, keys: int) -> Any:
     return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
 
 
-def _one_kernel(x: Any, kind: Any) -> bool:
-    """Whether MLX normalizes these numbers with as many digits as the definition does."""
-    if not x.size:
-        return False
-    return bool(kind == _FLOAT32 or (kind in _HALF and mx.default_device() != _CPU))
+def _half_on_gpu(kind: Any) -> bool:
+    """Whether these are numbers of 16 bits where MLX normalizes them with enough digits."""
+    return bool(kind in _HALF and mx.default_device() != _CPU)
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {

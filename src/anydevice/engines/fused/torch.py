@@ -15,12 +15,14 @@ import torch.nn.functional as F  # noqa: N812, as everyone calls it
 
 from anydevice.core.late import load
 from anydevice.engines.fused.torch_attention import attention
-from anydevice.engines.fused.torch_updates import update_adam, update_sgd
+from anydevice.engines.fused.torch_updates import total_size, update_adam, update_sgd
 from anydevice.engines.primitives.torch import PRIMITIVES
 
 Function = Callable[..., Any]
 Pair = tuple[int, int]
 _WIDE = (torch.float32, torch.float64)
+_MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
+_mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
 _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
 
 
@@ -64,7 +66,23 @@ def _log_softmax(x: Any, axis: int) -> Any:
 def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
     if not x.dtype.is_floating_point or axis == ():  # to PyTorch, no axes are all of them
         return NotImplemented
-    return torch.mean(x, axis, keepdims)
+    return torch.mean(x, axis[0] if len(axis) == 1 else axis, keepdims)
+
+
+def _checked_rmsnorm() -> Function | None:
+    """What `torch.rms_norm` ends at on a CPU, without the way there; `None` where it is not so."""
+    found: Function | None = getattr(torch, "_fused_rms_norm", None)
+    try:
+        with torch.no_grad():
+            x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
+            normal, _ = found(x, weight.shape, weight, 0.5)  # type: ignore[misc]
+            right = torch.equal(normal, torch.rms_norm(x, weight.shape, weight, 0.5))
+    except Exception:  # other releases of PyTorch lack it, or have it for GPUs alone
+        return None
+    return found if right else None
+
+
+_straight_rmsnorm = _checked_rmsnorm()
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
@@ -73,7 +91,9 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     if _FOR_GPUS and x.is_cuda:
         # There it takes a whole row for no numbers where one element is infinite.
         return NotImplemented
-    return torch.rms_norm(x, weight.shape, weight, eps)
+    if _straight_rmsnorm is None or not x.is_cpu or torch.compiler.is_compiling():
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    return _straight_rmsnorm(x, weight.shape, weight, eps)[0]
 
 
 def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -93,7 +113,9 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
 
 
 def _mean_squared_error(x: Any, y: Any) -> Any:
-    return F.mse_loss(x, y) if x.dtype in _WIDE else F.mse_loss(x.float(), y.float())
+    if x.dtype in _WIDE:
+        return _mse_loss(x, y, _MEAN)
+    return _mse_loss(x.float(), y.float(), _MEAN)
 
 
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
@@ -101,7 +123,9 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     # numbers of 16 bits on the way.
     if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
         return NotImplemented
-    return F.conv2d(x, weight, bias, stride, padding)
+    if stride == (1, 1) and padding == (0, 0):  # PyTorch's own, which it need not read then
+        return torch.conv2d(x, weight, bias)
+    return torch.conv2d(x, weight, bias, stride, padding)
 
 
 def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
@@ -109,7 +133,11 @@ def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
 
 
 def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
-    return F.avg_pool2d(x, size, stride) if x.dtype.is_floating_point else NotImplemented
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    if stride == size and size[0] == size[1]:  # one number is read sooner than two pairs
+        return F.avg_pool2d(x, size[0])
+    return F.avg_pool2d(x, size, stride)
 
 
 _OWN: dict[str, Function] = {
@@ -131,6 +159,7 @@ _OWN: dict[str, Function] = {
     "avg_pool2d": _avg_pool2d,
     "update_sgd": update_sgd,
     "update_adam": update_adam,
+    "total_size": total_size,
 }
 
 

@@ -38,11 +38,14 @@ def attention(
     lengths: Any,
 ) -> Any:
     """The op of that name; `NotImplemented` where there is nothing to attend to or to compute."""
-    queries, keys = q.shape[2], k.shape[2]
-    if not (q.numel() and k.numel()):
+    asked, held = q.shape, k.shape
+    if 0 in asked or 0 in held:
         return NotImplemented
+    queries, keys = asked[2], held[2]
     if lengths is None and mask is None and window is None:
         if queries == 1 or not causal:
+            if scale is None and asked[1] == held[1] and not q.is_cuda:
+                return scaled_dot_product_attention(q, k, v)
             return _of_groups(q, k, v, None, scale)
         if queries == keys:
             return _from_the_first_on(q, k, v, scale)

@@ -90,6 +90,13 @@ def update_adam(
     return moved, new_means, new_squares
 
 
+def total_size(arrays: Arrays) -> Any:
+    """The sum of the sizes of all numbers of a list, by few kernels where each start counts."""
+    if not _alike([arrays]) or arrays[0].device.type != "cuda":
+        return NotImplemented
+    return torch.stack(torch._foreach_norm(list(arrays), 1)).sum(dtype=torch.float32)
+
+
 def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
     """The gradients with the strides of the copies: CUDA's kernels refuse others."""
     return [

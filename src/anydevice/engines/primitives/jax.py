@@ -36,6 +36,8 @@ def _one_program(function: Callable[..., Any], *static: int) -> Callable[..., An
 _reshape = _one_program(lambda x, shape: jnp.reshape(x, shape), 1)
 _transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), 1)
 _broadcast = _one_program(lambda x, shape: jnp.broadcast_to(x, shape), 1)
+_astype = _one_program(lambda x, kind: x.astype(kind), 1)
+_concatenate = _one_program(lambda arrays, axis: jnp.concatenate(arrays, axis), 1)
 _part = _one_program(jax.lax.slice_in_dim, 1, 2, 3, 4)
 _add = _one_program(lambda a, b: jnp.add(a, b))
 _subtract = _one_program(lambda a, b: jnp.subtract(a, b))
@@ -87,7 +89,8 @@ class JaxPrimitives:
         return known_dtype(x.dtype)
 
     def astype(self, x: Any, dtype: DType) -> Any:
-        return x.astype(_theirs(dtype))
+        kind = _theirs(dtype)
+        return x.astype(kind) if x.dtype == kind else _astype(x, kind)
 
     reshape = staticmethod(_reshape)
 
@@ -98,7 +101,7 @@ class JaxPrimitives:
         return _broadcast(x, shape)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        return jnp.concatenate(tuple(arrays), axis)
+        return _concatenate(tuple(arrays), axis)
 
     def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         return _part(x, start, stop, step, axis)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from anydevice.core.dtypes import DType
+from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import known_dtype
 from anydevice.engines.primitives.numpy_silence import hush, speak
@@ -81,6 +81,11 @@ def _array(result: Any, dtype: Any) -> Array:
     return np.asarray(result).astype(dtype, copy=False)
 
 
+@cache
+def _theirs(name: str) -> Any:
+    return DTYPES[name].numpy()
+
+
 def _alike(a: Any, b: Any) -> tuple[Array, Array]:
     if not isinstance(b, np.ndarray):
         return a, np.asarray(b, a.dtype)
@@ -106,7 +111,7 @@ class NumpyPrimitives:
 
     @_silent
     def astype(self, x: Array, dtype: DType) -> Any:
-        return x.astype(dtype.numpy(), copy=False)
+        return x.astype(_theirs(dtype.name), copy=False)
 
     def reshape(self, x: Array, shape: Shape) -> Array:
         return np.reshape(x, shape)
@@ -167,8 +172,13 @@ class NumpyPrimitives:
     logical_and = _two(np.logical_and)
     logical_or = _two(np.logical_or)
 
+    def where(self, condition: Array, a: Any, b: Any) -> Array:
+        if type(a) is np.ndarray and type(b) is np.ndarray:
+            return np.where(condition, a, b)
+        return self._where_a_number(condition, a, b)
+
     @_silent
-    def where(self, condition: Array, a: Any, b: Any) -> Any:
+    def _where_a_number(self, condition: Array, a: Any, b: Any) -> Any:
         return np.where(condition, *_alike(a, b))
 
     def sum(self, x: Array, axis: Axes, keepdims: bool = False) -> Array:
@@ -206,7 +216,7 @@ class NumpyPrimitives:
         before = hush()
         try:
             if a.dtype.itemsize >= 4:
-                return np.asarray(np.matmul(a, b))
+                return _array(np.matmul(a, b), a.dtype)
             return _array(np.matmul(_wide(a), _wide(b)), a.dtype)
         finally:
             speak(before)

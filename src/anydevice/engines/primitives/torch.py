@@ -58,7 +58,7 @@ class TorchPrimitives:
         return torch.permute(x, tuple(axes))
 
     def broadcast_to(self, x: Any, shape: Shape) -> Any:
-        return x.expand(shape)
+        return torch.broadcast_to(x, shape)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return torch.cat(tuple(arrays), axis)
