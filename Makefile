@@ -14,7 +14,8 @@ DEMO  := $(VENV)/.ready-demo
 TESTS := $(VENV)/.ready-test
 DOCS  := $(VENV)/.ready-docs
 
-PYTEST := ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile
+# Many tests start Python anew, which reads what was compiled once, whatever the shell says of that.
+PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
@@ -28,12 +29,14 @@ demo: $(DEMO) ## find the devices, choose one, check it, move a model, run a dec
 	@$(BIN)/python demo/find_and_choose.py
 
 # The contract tests are most of all tests, and counting lines would double their time; the others
-# alone must reach the coverage.
+# alone must reach the coverage. In the order of their names, the many short files of tests/unit come
+# last, and no core waits long for the other.
 test: $(TESTS) ## all tests, with the coverage that they must reach; ARGS="tests/unit -x" for some
 ifdef ARGS
 	$(PYTEST) $(ARGS)
 else
-	$(PYTEST) tests --ignore=tests/contract --cov --cov-report=term --cov-fail-under=95
+	$(PYTEST) tests --ignore=tests/contract --no-loadscope-reorder \
+	  --cov --cov-report=term --cov-fail-under=95
 	$(PYTEST) tests/contract
 endif
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -16,6 +17,15 @@ BuildLibrary = Callable[[str, str], Path]
 
 # A shell that starts the tests in the background lets them, and their children, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Python looks for cycles among what a test made, not among all that the libraries hold.
+
+    A look at everything takes most of a second once they are imported, and many tests ask for one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

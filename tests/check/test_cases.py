@@ -31,6 +31,9 @@ class Shapes(Draw):
     def _filled(self, drawn: Any, shape: tuple[int, ...]) -> Any:
         return np.broadcast_to(drawn.astype(self.dtype.numpy())[:1].reshape(()), shape)
 
+    def chance(self, *shape: int, of: float = 0.5) -> Any:
+        return np.broadcast_to(super().chance(of=of), shape)
+
 
 @every_row(ROWS)
 def test_a_result_of_the_reference_itself_is_right(row: Row) -> None:

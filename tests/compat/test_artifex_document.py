@@ -352,7 +352,6 @@ def test_out_of_memory_reduce_the_fraction() -> None:
     assert configure().memory_fraction == 0.5
 
 
-@pytest.mark.usefixtures("two_gpus")
 def test_an_mlp_with_gradient_checkpointing() -> None:
     nnx = pytest.importorskip("flax.nnx", reason=FLAX)
     make = partial(MLP, hidden_dims=[512] * 20, in_features=1024)
@@ -398,6 +397,7 @@ def test_an_mlp_as_it_is_asked_for() -> None:
         MLP([], 4)
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_out_of_memory_reduce_the_batch() -> None:
     assert 32 // DeviceManager().gpu_count == 16
 

@@ -84,6 +84,19 @@ def test_the_same_code_trains_on_the_gpu() -> None:
         assert model.parameters[0]["weight"].device == gpu.native
 
 
+def test_the_current_backend_is_where_a_model_is_trained_and_compiled() -> None:
+    points, labels = dots()
+    model = Dense(8, 2)
+    set_backend(CPUBackend(engine="jax"))
+    fast = axiom.compile(model, optimize="none")
+    assert fast.device.engine == "jax"
+    options: dict[str, Any] = {"optimize": "none", "progress": False}
+    there = train(model, [(points, labels)], Adam(), **options)
+    assert type(there.parameters["weight"]) is type(fast.parameters["weight"])
+    back = train(there, [(points, labels)], Adam(), device=CPUBackend(engine="torch"), **options)
+    assert isinstance(back.parameters["weight"], torch.Tensor)
+
+
 def test_each_layer_is_a_model_of_its_own_and_goes_where_it_is_sent() -> None:
     layer = Dense(8, 4)
     assert tuple(forward(layer, torch.ones(2, 8)).shape) == (2, 4)
@@ -143,6 +156,8 @@ def test_compiling_verifies_that_properties_hold() -> None:
 def test_verifying_without_an_example_knows_what_a_model_takes() -> None:
     tokens = chain(nn.Embedding(5, 4), Dense(4, 2), input_shape=3)
     assert axiom.compile(tokens, optimize="none", verify=True).report.checked
+    tied = nn.Model(nn.TiedEmbedding(5, 4, nn.Dense(4, 4)), (3,), device="cpu")
+    assert axiom.compile(tied, optimize="none", verify=True).report.checked
     compiled = axiom.compile(defined(), optimize="none")
     assert axiom.compile(compiled, optimize="none", verify=True).report.checked
     with pytest.raises(ConfigurationError, match="give an example"):

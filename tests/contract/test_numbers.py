@@ -15,6 +15,8 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.errors import ConfigurationError
 
+from .homes import home, homes
+
 TWO: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -33,8 +35,26 @@ FRACTIONS = (2.0, np.float64(2), np.float32(2), np.float16(2), ml_dtypes.bfloat1
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
 
 
-@pytest.mark.parametrize("shape", [(3,), ()], ids=str)
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.fixture(params=homes(), scope="module")
+def at(request: pytest.FixtureRequest) -> tuple[Engine, Device]:
+    return home(request)
+
+
+@pytest.fixture
+def engine(at: tuple[Engine, Device]) -> Engine:
+    return at[0]
+
+
+@pytest.fixture
+def device(at: tuple[Engine, Device]) -> Device:
+    return at[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("float32", (3,)), ("float32", ()), ("bfloat16", (3,)), ("int32", ())],
+    ids=str,
+)
 @pytest.mark.parametrize("name", TWO)
 def test_a_number_may_stand_on_either_side(
     engine: Engine, device: Device, name: str, dtype: str, shape: tuple[int, ...]

@@ -15,6 +15,13 @@ from anydevice.core.engine import Engine
 from anydevice.engines import registry
 from anydevice.errors import DeviceNotFoundError
 
+from .homes import home, homes
+
+
+@pytest.fixture
+def at(request: pytest.FixtureRequest) -> tuple[Engine, Device]:
+    return home(request)
+
 
 def whole_numbers(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(np.float32)
@@ -115,7 +122,10 @@ def test_a_scope_ends_with_its_block(engine: Engine, device: Device) -> None:
         assert device in engine.devices_of(engine.place(whole_numbers(2), device))
 
 
-def test_very_many_rows_are_separated(engine: Engine, device: Device) -> None:
+@pytest.mark.parametrize("at", homes(), indirect=True)
+def test_very_many_rows_are_separated(at: tuple[Engine, Device]) -> None:
+    """On one device of each backend: JAX compiles it for each, which takes many seconds."""
+    engine, device = at
     host = np.arange(1601 * 2, dtype=np.float32).reshape(1601, 2)
     rows = engine.separate(engine.place(host, device))
     assert len(rows) == 1601

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def ours(optimizer: Optimizer, device: Device, by_arrays: bool = False) -> list[
     return [np.asarray(leaf) for leaf in leaves(anydevice.to_numpy(parameters))]
 
 
+@cache
 def by_torch(name: str) -> list[Array] | None:
     torch = pytest.importorskip("torch")
     makers = {
@@ -78,6 +80,7 @@ def by_torch(name: str) -> list[Array] | None:
     return [parameter.detach().numpy() for parameter in theirs]
 
 
+@cache
 def by_optax(name: str) -> list[Array]:
     optax = pytest.importorskip("optax")
     decayed = optax.add_decayed_weights(0.1)
@@ -138,11 +141,39 @@ def test_the_state_of_16_bit_parameters_is_kept_in_float32() -> None:
         lambda: nn.CosineRate(-1.0, steps=5),
         lambda: nn.WarmUp(2.5, then=1.0),
         lambda: nn.SteppedRate(1.0, every=True),
+        lambda: nn.SGD(True),
+        lambda: nn.SGD(0.1, nesterov=True),
+        lambda: nn.SGD(0.1, momentum=0.9, nesterov="yes"),
+        lambda: nn.SGD(0.1, momentum=nn.ConstantRate(0.9)),
+        lambda: nn.AdamW(0.1, eps="small"),
+        lambda: nn.Lion(0.1, decay=-1),
+        lambda: nn.ConstantRate(nn.ConstantRate(1.0)),
+        lambda: nn.CosineRate(nn.ConstantRate(1.0), steps=5),
+        lambda: nn.WarmUp(2, then="fast"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises(ConfigurationError):
         make()
+
+
+@pytest.mark.parametrize("given", [float("nan"), -1.0, float("inf"), None])
+def test_a_schedule_of_ones_own_that_gives_no_rate_is_named_with_the_step(given: Any) -> None:
+    class Odd(nn.Schedule):
+        def __call__(self, step: int) -> float:
+            return 0.5 if step < 3 else given
+
+    sgd = nn.SGD(Odd())
+    assert sgd.rate_at(2) == 0.5
+    with pytest.raises(ConfigurationError, match=f"the schedule gives {given} for step 3"):
+        sgd.update({"x": np.zeros(1)}, {"x": np.ones(1)}, {}, 3)
+
+
+def test_an_optimizer_of_ones_own_has_the_fields_it_likes() -> None:
+    class Moody(Optimizer):
+        mood: str = "calm"
+
+    assert Moody(0.1, mood="wild").mood == "wild"
 
 
 def test_an_optimizer_of_ones_own_says_what_it_lacks() -> None:

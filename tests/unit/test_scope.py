@@ -408,7 +408,8 @@ def test_a_fake_machine_refuses_what_is_no_number(count: object) -> None:
 
 def test_an_engine_is_free_until_somebody_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     picked = anydevice.device("cpu")
-    assert picked.engine == "numpy" and picked.engine_is_free
+    assert picked.engine == "numpy"
+    assert picked.engine_is_free
     assert anydevice.device(picked).engine_is_free
     with anydevice.use_device("cpu"):
         assert anydevice.device().engine_is_free
