@@ -60,7 +60,7 @@ def main() -> int:
         fast = anydevice.compile(
             trained["mixed"], where, optimize="none", precision=precision, verify=unseen
         )
-        right = float((anydevice.to_numpy(fast(unseen)).argmax(axis=1) == digits).mean())
+        right = accuracy(fast, unseen, digits)
         size = sum(x.nbytes for x in anydevice.to_numpy(leaves(fast.parameters)))
         checked = fast.report.checked
         largest = numpy.nan if checked is None else checked.largest
@@ -77,8 +77,7 @@ def network() -> nn.Model:
 
 def accuracy(model: Any, pictures: Any, labels: Any) -> float:
     """The share of pictures that the model reads rightly."""
-    fast = anydevice.compile(model, optimize="none")
-    return float((anydevice.to_numpy(fast(pictures)).argmax(axis=1) == labels).mean())
+    return float((anydevice.to_numpy(model(pictures)).argmax(axis=1) == labels).mean())
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -235,11 +235,37 @@ def test_a_shape_that_does_not_fit_names_the_layer(
         lambda: nn.Chain(),
         lambda: nn.Chain(nn.Dense(2, 2), 3),
         lambda: nn.Activation("rulu"),
+        lambda: nn.Dense(2, 3, bias="no"),
+        lambda: nn.LayerNorm(4, eps=-1),
+        lambda: nn.LayerNorm(4, eps="x"),
+        lambda: nn.LayerNorm(4, bias=0),
+        lambda: nn.RMSNorm(4, eps=float("nan")),
+        lambda: nn.Conv2d(1, 1, 3, bias=None),
+        lambda: nn.Attention(8, 2, causal="yes"),
+        lambda: nn.Attention(8, 2, theta=0),
+        lambda: nn.TransformerBlock(8, 2, rope=1),
+        lambda: nn.TransformerBlock(8, 2, norm=["rms"]),
+        lambda: nn.TransformerBlock(8, 2, activation=None),
+        lambda: nn.recompute("relu"),
+        lambda: nn.Constant("one"),
+        lambda: nn.Normal(-0.1),
+        lambda: nn.Uniform("wide"),
+        lambda: nn.Scaled(gain=-1),
+        lambda: nn.Scaled(uniform="no"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises(ConfigurationError):
         make()
+
+
+def test_what_a_layer_takes_for_an_example() -> None:
+    tokens = nn.Embedding(11, 6)
+    blocks = nn.Chain(nn.Dense(6, 6))
+    for layer in (tokens, nn.Chain(tokens, blocks), nn.recompute(tokens)):
+        assert layer.takes_ids_below == 11
+    assert nn.TiedEmbedding(9, 6, blocks).takes_ids_below == 9
+    assert nn.TransformerBlock(8, 2).takes_ids_below is None
 
 
 def test_a_layer_of_ones_own_needs_apply() -> None:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice import nn
+from anydevice import nn, ops
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError
+from anydevice.nn import model as binding
 from anydevice.nn.initializers import INITIALIZERS, Initializer
-from anydevice.nn.trees import leaves, refilled
+from anydevice.nn.trees import difference, leaves, refilled
 
 GPT = nn.Chain(
     nn.Embedding(20, 8),
@@ -102,12 +103,117 @@ def test_an_input_that_is_wrong_otherwise_keeps_its_own_error() -> None:
         model(np.ones((2, 4)))
 
 
+def test_what_is_in_the_hosts_memory_is_placed_where_the_parameters_are(cpu: Device) -> None:
+    model = nn.build(nn.Dense(2, 3), "tanh", device=cpu)
+    kind = type(model.parameters[0]["weight"])
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    there = model(anydevice.to_device(x, cpu))
+    for given in (x, x.tolist(), [[1, 2], [3, 4]], (x[0], x[1]), np.asfortranarray(x)):
+        y = model(given)
+        assert type(y) is kind
+        assert y.dtype == there.dtype
+        np.testing.assert_array_equal(anydevice.to_numpy(y), anydevice.to_numpy(there))
+    tokens = nn.Model(nn.Chain(nn.Embedding(9, 4), nn.Dense(4, 2)), (3,), device=cpu)
+    ids = np.array([[1, 2, 8]], np.int32)
+    expected = anydevice.to_numpy(tokens(anydevice.to_device(ids, cpu)))
+    for whole in (ids, ids.tolist()):
+        np.testing.assert_array_equal(anydevice.to_numpy(tokens(whole)), expected)
+    with pytest.raises(ConfigurationError, match="embedding"):
+        tokens([[1.5, 2.0, 3.0]])
+    assert nn.Model("relu", (2,), device=cpu)([[-1.0, 2.0]]).tolist() == [[0.0, 2.0]]
+
+
+def test_floating_numbers_from_the_host_become_the_type_of_the_parameters(
+    trainable: Device,
+) -> None:
+    model = nn.build(nn.Dense(2, 3), device=trainable)
+    half = model.with_parameters(
+        {name: ops.astype(one, "bfloat16") for name, one in model.parameters.items()}
+    )
+    for each in (model, half):
+        y = each(np.ones((1, 2)))
+        assert y.dtype == each.parameters["weight"].dtype
+
+
+def test_an_array_that_goes_with_the_parameters_is_not_looked_at(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.build(nn.Dense(2, 3), device=cpu)
+    x = anydevice.to_device(np.ones((1, 2), np.float32), cpu)
+    monkeypatch.setattr(binding, "as_batch", None)
+    for each in (model, nn.recompute(model), anydevice.to_device(model, cpu)):
+        assert tuple(each(x).shape) == (1, 3)
+
+
+def test_what_is_no_batch_is_refused_in_words() -> None:
+    model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="numpy"))
+    for one in (3, 2.5, True, np.float32(3)):
+        with pytest.raises(
+            ConfigurationError, match=r"examples of the shape \(2,\).*single number"
+        ):
+            model(one)
+    for nothing in (None, "text", {"x": 1}, [None], [["a"]]):
+        with pytest.raises(ConfigurationError, match="linear: this is no array"):
+            model(nothing)
+    with pytest.raises(ConfigurationError, match="make no batch of examples"):
+        model([[1.0, 2.0], [1.0]])
+    with pytest.raises(ConfigurationError, match=r"Dense\(2→3\): got 1 features"):
+        model([[1.0]])
+
+
+def test_an_array_of_another_library_is_refused_in_words() -> None:
+    torch = pytest.importorskip("torch")
+    for engine, label in (("numpy", "NumPy"), ("jax", "JAX")):
+        model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine=engine))
+        with pytest.raises(
+            ConfigurationError, match=f"of PyTorch, and .* parameters are of {label}"
+        ):
+            model(torch.ones(1, 2))
+    model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="torch"))
+    assert model(torch.nn.Parameter(torch.ones(1, 2))).requires_grad, "taken as it is"
+
+
+def test_a_model_can_be_called_with_what_it_was_trained_on() -> None:
+    home = anydevice.device("cpu", engine="torch")
+    x, y = np.ones((4, 2)), np.ones((4, 1), np.float32)
+    model = nn.build(nn.Dense(2, 1), device="cpu")
+    trained = nn.train(
+        model, [(x, y)], nn.SGD(0.1), "mean_squared_error", epochs=1, device=home, optimize="none"
+    ).model
+    assert type(trained(x)) is type(trained.parameters["weight"])
+
+
+def test_a_compiled_function_may_call_a_model() -> None:
+    jax = pytest.importorskip("jax")
+    model = nn.build(nn.Dense(2, 3), device=anydevice.device("cpu", engine="jax"))
+    assert jax.jit(model)(np.ones((1, 2), np.float32)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"weight": 1}, "the nest has a list of 2, and a dict of 'weight' was given"),
+        ([{}], "the nest has a list of 2, and a list of 1 was given"),
+        ([{}, {"weight": 1}], r"[0] has a dict of 'bias', 'weight', and a dict of nothing was"),
+        ([3, {}], r"[0] has a dict of 'bias', 'weight', and a int was given"),
+        ([{"weight": np.ones((2, 3)), "bias": np.ones(3)}, {}], "shape (3, 2), and (2, 3) was"),
+        ([{"weight": np.ones((3, 2)), "bias": None}, {}], "['bias'] has the shape (3,), and a"),
+        ([{"weight": np.ones((3, 2)), "bias": np.ones(3)}, np.ones(1)], "an array of shape (1,)"),
+    ],
+)  # fmt: skip
+def test_parameters_in_another_nest_are_refused(parameters: object, said: str) -> None:
+    model = nn.build(nn.Dense(2, 3), "relu", device="cpu")
+    with pytest.raises(ConfigurationError) as caught:
+        model.with_parameters(parameters)
+    assert said in str(caught.value)
+
+
 def test_the_shape_of_an_example_is_needed_once() -> None:
     assert nn.Model(nn.GatedMLP(4, 6), device="cpu").input_shape == (4,)
     assert nn.Model(nn.recompute(nn.Dense(4, 6)), device="cpu").input_shape == (4,)
     with pytest.raises(ConfigurationError, match="takes examples of many shapes"):
         nn.Model(nn.Embedding(4, 6), device="cpu")
-    for wrong in (0, (3, -1), ("four",)):
+    for wrong in (0, (3, -1), ("four",), 2.5, True):
         with pytest.raises(ConfigurationError, match="sizes of one example"):
             nn.Model("relu", wrong, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"Chain\[1\] Dense\(5→2\): got 3 features"):
@@ -153,7 +259,7 @@ def test_initializers_of_other_kinds() -> None:
     numbers = anydevice.rng(0, anydevice.device("cpu", engine="numpy"))
     assert abs(nn.Uniform(0.5)(numbers, (1000,), 1, 1)).max() <= 0.5
     assert nn.Scaled(by="outputs")(numbers, (1000,), 1, 4).std() == pytest.approx(0.5, rel=0.1)
-    with pytest.raises(ConfigurationError, match="by is one of inputs, outputs, both"):
+    with pytest.raises(ConfigurationError, match="by must be one of inputs, outputs, both"):
         nn.Scaled(by="width")(numbers, (2,), 1, 1)  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError):
         Initializer()(numbers, (2,), 1, 1)
@@ -165,6 +271,12 @@ def test_public_names_load_on_first_use() -> None:
     assert dir(nn) == nn.__all__
     with pytest.raises(AttributeError, match="has no attribute 'Dance'"):
         _ = nn.Dance
+
+
+def test_nests_are_compared_by_their_kinds_and_shapes() -> None:
+    one = np.ones(1)
+    assert difference([one, None, {"a": one}], (one, None, {"a": one.astype("int32")})) is None
+    assert difference([None], [one]) == "[0] has None, and (1,) was given"
 
 
 def test_a_tree_is_refilled_with_as_many_leaves() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anydevice
-from anydevice import nn
+from anydevice import nn, ops
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError
+from anydevice.nn.folding import remark_on
 from anydevice.nn.losses import LOSSES, loss_of
 from anydevice.nn.recomputing import Recomputed
 from anydevice.nn.trees import leaves
+from anydevice.run import training
 
 Array = np.ndarray[Any, Any]
 GPT = nn.Chain(
@@ -23,6 +26,18 @@ GPT = nn.Chain(
     nn.RMSNorm(8),
     nn.Dense(8, 20, bias=False),
 )
+
+
+class Unhashable:
+    """A loss that is an object, and one that cannot be a key."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        return ops.mean(output)
 
 
 def batch(device: Device) -> tuple[Any, Any]:
@@ -245,6 +260,8 @@ def test_losses_by_name() -> None:
     assert loss_of(nn.cross_entropy) is nn.cross_entropy
     with pytest.raises(ConfigurationError, match="there is no loss 'hinge'"):
         loss_of("hinge")
+    with pytest.raises(ConfigurationError, match="there is no loss"):
+        loss_of(["cross_entropy"])  # type: ignore[arg-type]
 
 
 def test_gradients_are_clipped_as_by_torch(cpu: Device) -> None:
@@ -276,9 +293,9 @@ def test_clipping_in_other_types() -> None:
     spoiled, norm = nn.clipped([np.array([np.nan]), np.array([1.0])], 1.0)
     assert np.isnan(norm)
     assert np.isnan(spoiled[1]).all()
-    for wrong in (0, -1.0, float("inf")):
+    for wrong in (0, -1.0, float("inf"), "x", True):
         with pytest.raises(ConfigurationError, match="finite norm above 0"):
-            nn.clipped([np.ones(1)], wrong)
+            nn.clipped([np.ones(1)], wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="no gradients"):
         nn.global_norm({})
 
@@ -296,6 +313,20 @@ def test_clipping_in_other_types() -> None:
         (nn.Chain("softmax", nn.Dense(4, 3)), nn.cross_entropy, False),
         (nn.recompute(nn.Dense(4, 3)), nn.cross_entropy, False),
         (nn.Chain(nn.Dense(4, 3), nn.RMSNorm(3)), nn.cross_entropy, False),
+        (nn.Chain(nn.Dense(4, 3), "softmax"), ops.cross_entropy, True),
+        (nn.Chain(nn.Dense(4, 3), "softmax"), partial(partial(nn.cross_entropy)), True),
+        (nn.Chain(nn.Dense(4, 3), "softmax", nn.Dropout(0.5)), nn.cross_entropy, True),
+        (
+            nn.Chain(
+                nn.Dense(4, 3), "softmax", nn.Chain(nn.recompute(nn.Dropout(0.5)), "identity")
+            ),
+            nn.cross_entropy,
+            True,
+        ),
+        (nn.Chain(nn.Dense(4, 3), "sigmoid", nn.Flatten()), nn.binary_cross_entropy, True),
+        (nn.Chain(nn.Dense(4, 3), "softmax", nn.Flatten()), nn.cross_entropy, False),
+        (nn.Chain(nn.Dense(4, 3), "softmax", "relu"), nn.cross_entropy, False),
+        (nn.Chain(nn.Dense(4, 3), "softmax"), Unhashable(), False),
     ],
 )
 def test_what_a_loss_does_itself_is_left_out(layer: nn.Layer, loss: Any, changed: bool) -> None:
@@ -307,5 +338,53 @@ def test_what_a_loss_does_itself_is_left_out(layer: nn.Layer, loss: Any, changed
         return
     x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     y = model.with_layer(without)(x)
-    last = nn.Activation("softmax" if loss is nn.cross_entropy else "sigmoid")
+    last = nn.Activation("sigmoid" if loss is nn.binary_cross_entropy else "softmax")
     np.testing.assert_allclose(last.apply({}, y, nn.Run()), model(x), rtol=1e-6)
+
+
+def test_a_convolution_that_ends_with_an_activation_is_folded() -> None:
+    layer = nn.Conv2d(1, 2, 1, activation="sigmoid")
+    assert nn.folded(layer, nn.binary_cross_entropy) == (nn.Conv2d(1, 2, 1), True)
+
+
+@pytest.mark.parametrize(
+    ("end", "loss", "said"),
+    [
+        ("softmax", nn.cross_entropy, "left out for cross_entropy"),
+        ("softmax", ops.cross_entropy, "left out for cross_entropy"),
+        ("softmax", partial(nn.cross_entropy), "left out for cross_entropy"),
+        ("softmax", lambda y, t: nn.cross_entropy(y, t), "it is applied twice"),
+        ("softmax", partial(lambda w, y, t: nn.cross_entropy(y, t), 1), "the loss partial gets"),
+        ("sigmoid", Unhashable(), "the loss Unhashable gets what comes after it"),
+        ("softmax", nn.binary_cross_entropy, "applies a sigmoid of its own to that"),
+        ("sigmoid", nn.cross_entropy, "leave sigmoid out of the model"),
+        (nn.recompute(nn.Chain("softmax", nn.Flatten())), nn.cross_entropy, "leave softmax out"),
+        ("softmax", nn.mean_squared_error, None),
+        ("sigmoid", ops.mean_squared_error, None),
+        ("relu", Unhashable(), None),
+    ],
+)
+def test_an_activation_that_may_be_applied_twice_is_said(
+    end: Any, loss: Any, said: str | None
+) -> None:
+    remark = remark_on(nn.Chain(nn.Dense(4, 3), end), loss)
+    assert (remark is None) == (said is None)
+    assert said is None or said in str(remark)
+
+
+def test_no_softmax_is_applied_twice_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_said", set())  # what is said once is said in every test
+    x = np.random.default_rng(0).standard_normal((32, 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    model = nn.build(nn.Dense(2, 3), "softmax", device=anydevice.device("cpu", engine="torch"))
+
+    def loss_at_the_end(loss: Any) -> float:
+        trained = nn.train(model, [(x, y)] * 6, nn.SGD(1.0), loss, epochs=1, optimize="none")
+        return trained.history.losses[-1]
+
+    with pytest.warns(UserWarning, match="left out for cross_entropy"):
+        expected = loss_at_the_end(nn.cross_entropy)
+    assert loss_at_the_end(ops.cross_entropy) == expected
+    assert loss_at_the_end(partial(nn.cross_entropy)) == expected
+    with pytest.warns(UserWarning, match="it is applied twice"):
+        assert loss_at_the_end(lambda output, target: nn.cross_entropy(output, target)) > expected

@@ -204,6 +204,139 @@ def test_training_mode_is_said_and_not_verified() -> None:
         anydevice.compile(nnx_module(dropout=True), "cpu", verify=X)
 
 
+def test_chance_without_a_layer_of_its_own_is_not_verified() -> None:
+    """The numbers here are three times too large, and the chance of dropout must not hide it."""
+    torch = pytest.importorskip("torch")
+
+    class Wrong(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            y = x if x.dtype == torch.float64 else x * 3
+            return torch.nn.functional.dropout(y, 0.5, self.training)
+
+    with pytest.raises(ConfigurationError, match=r"another answer each time.*model\.eval"):
+        anydevice.compile(Wrong(), "cpu", optimize="none", verify=X)
+    with pytest.raises(VerificationError):
+        anydevice.compile(Wrong().eval(), "cpu", optimize="none", verify=X)
+
+
+def test_chance_in_mlx_is_noted_not_verified_and_new_in_every_call() -> None:
+    core = pytest.importorskip("mlx.core")
+    import mlx.nn as layers
+
+    module = layers.Sequential(layers.Linear(16, 64), layers.Dropout(0.5))
+    compiled = anydevice.compile(module, "cpu")
+    x = core.array(X)
+    one, two = (anydevice.to_numpy(compiled(x)) for _ in range(2))
+    assert compiled.report.made[0].how == "compiled as a whole"
+    assert not np.array_equal(one, two)
+    assert "in training mode" in compiled.report.notes[0]
+    with pytest.raises(ConfigurationError, match=r"layers\.1 Dropout gives another answer"):
+        compiled.verify(X)
+    module.eval()
+    one, two = (anydevice.to_numpy(compiled(x)) for _ in range(2))
+    assert np.array_equal(one, two), "the mode is followed as weights are"
+    assert compiled.report.notes == ()
+    assert compiled.verify(X).checked is not None
+
+
+def test_training_mode_in_jax_is_noted() -> None:
+    notes = anydevice.compile(nnx_module(dropout=True), "cpu", optimize="none").report.notes
+    assert any("training mode" in note and "the same in every call" in note for note in notes)
+    eqx = pytest.importorskip("equinox")
+    module = eqx.nn.Sequential([eqx.nn.Lambda(abs), eqx.nn.Dropout(0.5)])
+    compiled = anydevice.compile(module, "cpu", optimize="none")
+    assert "inference_mode" in compiled.report.notes[0]
+    with pytest.raises(ConfigurationError, match=r"layers\[1\] works otherwise.*inference_mode"):
+        compiled.verify(X)
+    calm = anydevice.compile(eqx.nn.inference_mode(module), "cpu", optimize="none", verify=X)
+    assert calm.report.notes == ()
+
+
+def doubled(module: Any, engine: str) -> None:
+    """Make every weight of a module twice as large, as its own library does it."""
+    if engine == "torch":
+        torch = pytest.importorskip("torch")
+        with torch.no_grad():
+            for x in module.parameters():
+                x *= 2
+    elif engine == "jax":
+        nnx = pytest.importorskip("flax.nnx")
+        jax = pytest.importorskip("jax")
+        state = nnx.state(module, nnx.Param)
+        nnx.update(module, jax.tree.map(lambda x: x * 2, state))
+    else:
+        from mlx.utils import tree_map
+
+        module.update(tree_map(lambda x: x * 2, module.parameters()))
+
+
+FOLLOWED = {"torch": torch_module, "jax": nnx_module, "mlx": mlx_module}
+
+
+@pytest.mark.parametrize("engine", FOLLOWED)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
+def test_later_changes_of_weights_are_seen(engine: str, precision: str) -> None:
+    module = FOLLOWED[engine]()
+    compiled = anydevice.compile(
+        module, "cpu", optimize="none" if engine == "torch" else "default", precision=precision
+    )
+    before = anydevice.to_numpy(detached(compiled(X))).astype(np.float64)
+    made = compiled.report.made
+    doubled(module, engine)
+    after = anydevice.to_numpy(detached(compiled(X))).astype(np.float64)
+    assert np.abs(after - before).max() > 0.5
+    want = plainly(module, engine)
+    np.testing.assert_allclose(after, want, atol=0.05 * np.abs(want).max())
+    assert compiled.report.made == made, "other weights need no other code"
+    assert compiled.verify(X).checked is not None
+    if compiled._follower is not None:
+        doubled(module, engine)
+        compiled(X)
+        assert compiled.report.checked is None, "other weights were not checked"
+
+
+@pytest.mark.parametrize("engine", FOLLOWED)
+def test_later_changes_of_parts_are_seen(engine: str) -> None:
+    module = FOLLOWED[engine]()
+    compiled = anydevice.compile(
+        module, "cpu", optimize="none" if engine == "torch" else "default", precision="bfloat16"
+    )
+    compiled(X)
+    if engine == "torch":
+        module[2] = pytest.importorskip("torch").nn.Linear(16, 7)
+    elif engine == "jax":
+        nnx = pytest.importorskip("flax.nnx")
+        module.last = nnx.Linear(32, 7, rngs=nnx.Rngs(1))
+    else:
+        import mlx.nn as layers
+
+        module.layers[3] = layers.Linear(8, 7)
+    assert tuple(compiled(X).shape) == (5, 7)
+    assert len(compiled.report.made) == 1
+    assert {len(x) for x in compiled.parameters.values() if np.ndim(x) == 1} >= {7}
+
+
+def test_what_cannot_be_seen_is_taken_by_refresh() -> None:
+    module = torch_module()
+    compiled = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+    before = detached(compiled(X)).numpy()
+    module[2].weight.data.zero_()
+    module[2].bias.data.zero_()
+    assert np.array_equal(detached(compiled(X)).numpy(), before)
+    compiled.refresh()
+    assert not detached(compiled(X)).numpy().any()
+
+
+def test_a_copy_follows_the_mode_and_takes_what_inference_mode_made() -> None:
+    torch = pytest.importorskip("torch")
+    with torch.inference_mode():
+        module = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.Dropout(0.5)).eval()
+    compiled = anydevice.compile(module, "cpu", optimize="none", precision="float16")
+    assert torch.equal(compiled(X), compiled(X))
+    module.train()
+    assert not torch.equal(compiled(X), compiled(X))
+
+
 def test_a_wrong_part_of_a_pytorch_module_is_named() -> None:
     torch = pytest.importorskip("torch")
 

@@ -15,7 +15,8 @@ from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.nn.layer import Layer
 from anydevice.ops import dispatch
 from anydevice.run import own_models
-from anydevice.run.checking_models import Tolerance, digest_of, tolerance_of
+from anydevice.run.checking_models import digest_of
+from anydevice.run.tolerances import Tolerance, tolerance_of
 from anydevice.transfer.moving import to_device
 
 ENGINES = ("numpy", "torch", "jax", "mlx", "opencl")
@@ -310,12 +311,86 @@ def test_an_example_that_does_not_fit_is_refused() -> None:
 
 
 def test_the_tolerance_follows_the_model() -> None:
-    exact, changed = np.array([1.0, -4.0]), np.array([1.0, -4.5])
-    assert Tolerance(2.0**-24, 64.0).allowed(exact, changed) == pytest.approx(32)
-    assert Tolerance(0.25, 2.0).allowed(exact, exact) == pytest.approx(2.0)
+    exact = np.array([1.0, -4.0, 2.0])
+    tolerance = Tolerance(2.0**-24, 64.0)
+    here, changed = np.array([1.0, 26.0, 2.5]), np.array([1.0, -3.5, 2.0])
+    compared = tolerance.compared(here, exact, [changed])
+    np.testing.assert_allclose(compared.allowed, 64 * np.array([2.0**-23, 0.5, 2.0**-23]))
+    assert (compared.wrong, compared.worst) == (1, (2,))
+    assert compared.largest == pytest.approx(30 / 32)
+    number = tolerance.compared(np.array(3.0), np.array(2.0), [np.array(2.0)])
+    assert (number.worst, number.is_right) == ((), False)
     assert tolerance_of("float32").unit == 2.0**-24
     assert tolerance_of("float32", coarse_products=True).unit == 2.0**-11
     assert tolerance_of("bfloat16", coarse_products=True).unit == 2.0**-8
+
+
+def test_small_numbers_of_float16_may_become_nothing() -> None:
+    exact = np.full((2, 20), 1e-9)
+    assert tolerance_of("float16").compared(exact * 0, exact, [exact]).is_right
+    assert not tolerance_of("bfloat16").compared(exact * 0, exact, [exact]).is_right
+
+
+def test_where_a_function_jumps_a_few_elements_may_jump_too() -> None:
+    tolerance = tolerance_of("float32")
+    for exact in (np.ones(64), np.ones(64, np.int64)):
+        other = exact.copy()
+        other[3] += 1
+        few, many = exact.copy(), exact + 1
+        few[:4] += 1
+        assert tolerance.compared(few, exact, [exact, other]).is_right
+        assert not tolerance.compared(few, exact, [exact, exact]).is_right
+        assert not tolerance.compared(many, exact, [exact, other]).is_right
+
+
+class Vanishing(Layer):
+    """A layer that, but on NumPy, makes nothing of all that is smaller than 1."""
+
+    def apply(self, parameters: Any, x: Any, run: nn.Run) -> Any:
+        if isinstance(x, np.ndarray):
+            return x
+        return ops.where(ops.less(ops.abs(x), 1.0), ops.multiply(x, 0.0), x)
+
+
+@pytest.mark.parametrize("large", ["a row", "a column", "both", "nothing"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_large_numbers_hide_nothing(large: str, precision: str) -> None:
+    x = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+    if large in ("a row", "both"):
+        x[0] *= 1e6
+    if large in ("a column", "both"):
+        x[:, 5] *= 1e6
+    model = nn.build(Vanishing(), input_shape=64, device="cpu")
+    here = device_of_engine("jax")
+    with pytest.raises(VerificationError) as caught:
+        anydevice.compile(model, here, optimize="none", precision=precision, verify=x)
+    assert caught.value.where == "Vanishing"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_what_is_deep_raises_no_false_alarm(precision: str) -> None:
+    """Rounding adds up from layer to layer, functions have long tails, and rows are many."""
+    deep = [layer for _ in range(20) for layer in (nn.Dense(32, 32, initializer="he"), "relu")]
+    wide = [nn.Dense(32, 32, initializer="he"), "gelu", nn.Dense(32, 4), "softmax"]
+    x = np.random.default_rng(0).standard_normal((500, 32)).astype(np.float32)
+    for layers, scale in ((deep, 1), (wide, 5)):
+        model = nn.build(*layers, device="cpu")
+        here = device_of_engine("torch")
+        report = anydevice.compile(
+            model, here, optimize="none", precision=precision, verify=x * scale
+        ).report
+        assert report.checked is not None
+        assert report.checked.largest < 0.7
+
+
+def test_a_function_by_chance_has_nothing_to_compare_with() -> None:
+    draw = np.random.default_rng(0)
+
+    def noisy(x: Any) -> Any:
+        return ops.multiply(x, float(draw.standard_normal()))
+
+    with pytest.raises(ConfigurationError, match="the output gives another answer each time"):
+        anydevice.compile(noisy, device_of_engine("torch"), optimize="none", verify=X)
 
 
 def test_a_hash_tells_types_shapes_and_bits_apart() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import pydoc
+import subprocess
+import sys
 
 import pytest
 
@@ -30,18 +34,92 @@ def test_fields_come_in_their_order_and_have_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "named"),
+    ("values", "named", "said"),
     [
-        ((), {}),
-        (("a", 1, (), 2), {}),
-        (("a",), {"memry": 1}),
-        (("a",), {"name": "b"}),
-        ((), {"memory": 1}),
+        ((), {}, "Card needs name"),
+        (("a", 1, (), 2), {}, "Card got 4 values"),
+        (("a",), {"memry": 1, "size": 2}, "Card has no memry and size"),
+        (("a",), {"name": "b"}, "Card got name twice"),
+        ((), {"memory": 1}, "Card needs name"),
+        ((), {"label": 1}, "Card needs name, has no label"),
     ],
 )
-def test_a_wrong_call_is_a_type_error(values: tuple[object, ...], named: dict[str, object]) -> None:
-    with pytest.raises(TypeError, match=r"Card\(name, memory, notes\)"):
+def test_a_wrong_call_says_what_is_wrong(
+    values: tuple[object, ...], named: dict[str, object], said: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
         Card(*values, **named)  # type: ignore[arg-type]
+    assert str(caught.value) == f"{said}; it takes name, memory, notes"
+
+
+def test_a_record_without_fields_takes_nothing() -> None:
+    class Empty(Record):
+        pass
+
+    with pytest.raises(TypeError, match="Empty got 1 values; it takes nothing"):
+        Empty(1)
+
+
+def test_a_field_that_a_subclass_repeats_is_one_field() -> None:
+    class Large(Card):
+        memory: int = 80
+        cores: int = 4
+
+    assert Large("a", 40, (), 2) == Large("a", memory=40, cores=2)
+    assert Large("a").memory == 80
+    assert list(as_dict(Large("a"))) == ["name", "memory", "notes", "cores"]
+
+
+def test_the_signature_is_that_of_the_fields() -> None:
+    assert str(inspect.signature(Card)) == (
+        "(name: 'str', memory: 'int' = 8, notes: 'tuple[str, ...]' = ())"
+    )
+    assert list(inspect.signature(Shared).parameters) == ["name", "memory", "notes", "owner"]
+    assert "Card(name: 'str', memory: 'int' = 8" in pydoc.render_doc(Card)
+
+
+def test_the_signature_of_a_class_with_its_own_way_to_be_made() -> None:
+    class Forwarding(Card):
+        def __init__(self, *values: object, **named: object) -> None:
+            super().__init__(*values, **named)  # type: ignore[arg-type]
+
+    class Sheet(Record):
+        cells: tuple[int, ...]
+
+        def __init__(self, *given: int) -> None:
+            super().__init__(given)
+
+    assert list(inspect.signature(Forwarding).parameters) == ["name", "memory", "notes"]
+    assert str(inspect.signature(Sheet)) == "(*given: 'int')"
+
+
+def test_what_must_be_given_behind_what_need_not_is_shown_by_name() -> None:
+    class Named(Card):
+        owner: str  # type: ignore[misc]
+        floor: int = 0
+
+    assert str(inspect.signature(Named)).endswith("= (), *, owner: 'str', floor: 'int' = 0)")
+    assert Named("a", owner="me").floor == 0
+
+
+def test_the_signature_of_a_record_that_can_be_called_is_that_of_its_call() -> None:
+    class Twice(Record):
+        factor: int = 2
+
+        def __call__(self, number: int) -> int:
+            return number * self.factor
+
+    assert str(inspect.signature(Twice())) == "(number: 'int') -> 'int'"
+    assert str(inspect.signature(Twice)) == "(factor: 'int' = 2)"
+
+
+def test_a_class_of_records_is_made_without_inspecting_anything() -> None:
+    made = "from anydevice.core.record import Record\nclass A(Record):\n    x: int = 0\nA(1)\n"
+    asked = made + "import sys; print('inspect' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "False\n"
 
 
 def test_it_does_not_change() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy
 
+from anydevice.choose.scope import device as current_device
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.nn import optimizers
 from anydevice.nn.activations import Activation
 from anydevice.nn.layer import Layer
 from anydevice.nn.layers import Dense as DenseLayer
-from anydevice.nn.layers import Embedding
 from anydevice.nn.losses import Loss, cross_entropy
 from anydevice.nn.model import Model, build
 from anydevice.nn.recomputing import recompute
@@ -78,8 +78,10 @@ def train(
 ) -> Model:
     """The trained model, on the current backend; there, `train!`, which changes what it is given.
 
-    `data` and the other options are those of `nn.train`.
+    `data` and the other options are those of `nn.train`; its `device` is another backend.
     """
+    if options.get("device") is None:
+        options["device"] = current_device()
     return train_model(model, data, optimizer, loss, epochs=epochs, **options).model
 
 
@@ -112,7 +114,7 @@ def compile(  # noqa: A001 - Axiom's name
         example = _examples(model)
     return make_compiled(
         model,
-        backend,
+        current_device() if backend is None else backend,
         optimize=optimize,
         precision=precision,
         verify=example,
@@ -159,9 +161,7 @@ def _examples(model: Any) -> Any:
         )
     shape = (_EXAMPLES, *model.input_shape)
     numbers = numpy.random.default_rng(0)
-    first = model.layer
-    while first.parts:
-        first = first.parts[0][1]
-    if isinstance(first, Embedding):
-        return numbers.integers(0, first.rows, shape, "int32")
+    ids = model.layer.takes_ids_below
+    if ids is not None:
+        return numbers.integers(0, ids, shape, "int32")
     return numbers.standard_normal(shape, "float32")

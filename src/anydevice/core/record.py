@@ -9,12 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from inspect import Parameter, Signature
 
 R = TypeVar("R", bound="Record")
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 """The default of a field that is a mapping: empty, and nobody can put anything into it."""
+
+
+class _FieldsAsSignature:
+    """The signature of a class of records: what `help` and editors show of it.
+
+    Made when somebody asks: the module `inspect` alone takes longer to load than all the classes
+    of records together take to be made.
+    """
+
+    def __get__(self, record: Record | None, kind: type[Record]) -> Signature:
+        if record is not None:
+            # That of a record which is called, such as a schedule, is that of its `__call__`.
+            raise AttributeError("__signature__")
+        from inspect import Parameter, signature
+
+        own = signature(kind.__init__)
+        rest = list(own.parameters.values())[1:]
+        if [each.kind for each in rest] == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
+            rest = _parameters(kind)
+        return own.replace(parameters=rest, return_annotation=own.empty)
 
 
 @dataclass_transform(frozen_default=True)
@@ -28,15 +51,17 @@ class Record:
     (Point(x=1, y=0), True, Point(x=1, y=2))
 
     A field with a value in the class is optional. Two records are equal if they are of one class
-    and their fields are; they can be hashed if their fields can.
+    and their fields are; they can be hashed if their fields can. A subclass adds its fields behind
+    those that it inherits, and may give one of these another default.
     """
 
+    __signature__ = _FieldsAsSignature()
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
         own = vars(cls).get("__annotations__", ())
-        cls._fields = (*cls._fields, *own)
+        cls._fields = (*cls._fields, *(name for name in own if name not in cls._fields))
         cls._defaults = {**cls._defaults, **{n: vars(cls)[n] for n in own if n in vars(cls)}}
 
     def __init__(self, *values: Any, **named: Any) -> None:
@@ -50,11 +75,24 @@ class Record:
             object.__setattr__(self, name, given[name])
 
     def _misuse(self, by_place: int, named: dict[str, Any]) -> str:
-        first = self._fields[:by_place]
-        missing = [n for n in self._fields if n not in (*first, *named, *self._defaults)]
-        wrong = [name for name in named if name not in self._fields or name in first]
-        signature = f"{type(self).__name__}({', '.join(self._fields)})"
-        return f"{signature}: missing {missing}, unknown or twice {wrong}, {by_place} by place"
+        fields = self._fields
+        first = fields[:by_place]
+        missing = [n for n in fields if n not in (*first, *named, *self._defaults)]
+        unknown = [name for name in named if name not in fields]
+        twice = [name for name in named if name in first]
+        wrong = [
+            f"{verb} {' and '.join(names)}{end}"
+            for verb, names, end in (
+                ("needs", missing, ""),
+                ("has no", unknown, ""),
+                ("got", twice, " twice"),
+            )
+            if names
+        ]
+        if by_place > len(fields):
+            wrong.append(f"got {by_place} values")
+        takes = ", ".join(fields) or "nothing"
+        return f"{type(self).__name__} {', '.join(wrong)}; it takes {takes}"
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a {type(self).__name__} does not change: {name} cannot be set")
@@ -84,6 +122,26 @@ class Record:
 
     def __replace__(self, **changes: Any) -> Self:
         return type(self)(**{**self.__dict__, **changes})
+
+
+def _parameters(kind: type[Record]) -> list[Parameter]:
+    """The fields of a class as parameters, each with its type as it is written."""
+    from inspect import Parameter
+
+    types: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        types.update(vars(base).get("__annotations__", {}))
+    found: list[Parameter] = []
+    by_name_only = False
+    for name in kind._fields:
+        default = kind._defaults.get(name, Parameter.empty)
+        # Python knows no parameter that must be given behind one that need not, but by name.
+        required = default is Parameter.empty
+        optional_before = bool(found) and found[-1].default is not Parameter.empty
+        by_name_only = by_name_only or (required and optional_before)
+        how = Parameter.KEYWORD_ONLY if by_name_only else Parameter.POSITIONAL_OR_KEYWORD
+        found.append(Parameter(name, how, default=default, annotation=types[name]))
+    return found
 
 
 def _remade(kind: type[R], fields: dict[str, Any]) -> R:

@@ -12,6 +12,7 @@ when it is first used.
 from __future__ import annotations
 
 from anydevice.core.late import load as _load
+from anydevice.nn.other_names import NoSuchNameError as _NoSuchNameError
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def __getattr__(name: str) -> object:
     elif name in _ABOVE:
         module = f"anydevice.run.{_ABOVE[name]}"
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise _NoSuchNameError(__name__, name, __all__)
     value: object = _load(f"{module}:{name}")
     globals()[name] = value
     return value

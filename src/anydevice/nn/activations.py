@@ -69,6 +69,23 @@ def as_layer(spec: Layer | str) -> Layer:
         return spec
     if isinstance(spec, str):
         return Activation(spec)
-    raise ConfigurationError(
-        f"{spec!r} is no layer; give a layer such as Dense(4, 2), or an activation's name"
-    )
+    raise ConfigurationError(f"{_called(spec)}; {_instead_of(spec)}", source="layer")
+
+
+def _called(spec: object) -> str:
+    if isinstance(spec, type):
+        return f"{spec.__name__} is a class and no layer"
+    return f"this {type(spec).__name__} is no layer"
+
+
+def _instead_of(spec: object) -> str:
+    """What to give in place of something that is no layer."""
+    if isinstance(spec, type) and issubclass(spec, Layer):
+        return f"give one of it, {spec.__name__}(…)"
+    if isinstance(spec, list | tuple):
+        return "layers are given one by one: nn.build(*layers), nn.Chain(*layers)"
+    if hasattr(spec, "layer") and isinstance(spec.layer, Layer):
+        return "give its .layer"
+    if any(base.__name__ == "Module" for base in type(spec).__mro__):
+        return "a module of another library stays as it is: anydevice.compile takes it"
+    return "give a layer such as nn.Dense(4, 2), or the name of an activation"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from anydevice import ops
 from anydevice.core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError
+from anydevice.nn import settings
+from anydevice.nn.activations import refuse_unknown
 from anydevice.nn.chain import Chain
 from anydevice.nn.dropping import Dropout
 from anydevice.nn.initializers import Constant, Initializer, initializer_of
@@ -57,6 +59,8 @@ class Attention(Layer):
 
     def settings_fit(self) -> None:
         self.whole_numbers(size=self.size, heads=self.heads, kv_heads=self._key_heads)
+        settings.truths(self, causal=self.causal, rope=self.rope, bias=self.bias)
+        settings.positive(self, theta=self.theta)
         initializer_of(self.initializer)
         for what, of, divisor in (
             ("size", self.size, self.heads),
@@ -197,11 +201,8 @@ class TransformerBlock(Layer):
         return [(f".{name}", part) for name, part in self._inside.items()]
 
     def settings_fit(self) -> None:
-        if self.norm not in _NORMS:
-            raise ConfigurationError(
-                f"TransformerBlock: norm is one of {', '.join(_NORMS)}, not {self.norm!r}",
-                source="TransformerBlock.norm",
-            )
+        if not isinstance(self.norm, str) or self.norm not in _NORMS:
+            raise settings.refusal(self, "norm", f"one of {', '.join(_NORMS)}", self.norm)
         inside = {
             "attention_norm": _NORMS[self.norm](self.size),
             "attention": Attention(
@@ -244,6 +245,7 @@ class TransformerBlock(Layer):
         hidden = 4 * self.size if self.hidden is None else self.hidden
         if self.activation == "swiglu":
             return GatedMLP(self.size, hidden, self.initializer)
+        refuse_unknown(self.activation)
         return Chain(
             Dense(self.size, hidden, self.bias, self.activation, self.initializer),
             Dense(hidden, self.size, self.bias, None, self.initializer),

@@ -36,7 +36,8 @@ def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
     >>> clipped({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
     [0.6, 0.8]
     """
-    if not 0 < limit < math.inf:
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not number or not 0 < limit < math.inf:
         raise ConfigurationError(
             f"gradients are clipped to a finite norm above 0, not {limit!r}", source="limit"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anydevice import ops
+from anydevice.nn import settings
 from anydevice.nn.activations import ACTIVATIONS, refuse_unknown
 from anydevice.nn.initializers import Constant, Initializer, initializer_of
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
@@ -44,6 +45,7 @@ class Conv2d(Layer):
         self.whole_numbers(inputs=self.inputs, outputs=self.outputs)
         _pairs(self, 1, size=self.size, stride=self.stride)
         _pairs(self, 0, padding=self.padding)
+        settings.truths(self, bias=self.bias)
         initializer_of(self.initializer)
         if self.activation is not None:
             refuse_unknown(self.activation)

@@ -9,6 +9,7 @@ import numpy as np
 
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
+from anydevice.nn import settings
 from anydevice.transfer.moving import to_device
 
 if TYPE_CHECKING:
@@ -21,7 +22,15 @@ class Initializer(Record):
     """Makes the first numbers of one parameter, as float32 on the generator's device.
 
     `inputs` is how many numbers each output is a sum of, `outputs` how many sums each input is in.
+    One of your own gives `__call__`; `settings_fit` may refuse fields that make no sense.
     """
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.settings_fit()
+
+    def settings_fit(self) -> None:
+        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -40,6 +49,10 @@ class Constant(Initializer):
 
     value: float = 0.0
 
+    def settings_fit(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise settings.refusal(self, "value", "a number", self.value)
+
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
     ) -> Array:
@@ -51,6 +64,9 @@ class Normal(Initializer):
 
     deviation: float = 0.02
 
+    def settings_fit(self) -> None:
+        settings.numbers(self, deviation=self.deviation)
+
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
     ) -> Array:
@@ -61,6 +77,9 @@ class Uniform(Initializer):
     """Numbers from -limit up to limit, each part of it equally likely."""
 
     limit: float = 0.05
+
+    def settings_fit(self) -> None:
+        settings.numbers(self, limit=self.limit)
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -78,14 +97,16 @@ class Scaled(Initializer):
     by: Literal["inputs", "outputs", "both"] = "inputs"
     uniform: bool = False
 
+    def settings_fit(self) -> None:
+        settings.numbers(self, gain=self.gain)
+        settings.truths(self, uniform=self.uniform)
+        if self.by not in ("inputs", "outputs", "both"):
+            raise settings.refusal(self, "by", "one of inputs, outputs, both", self.by)
+
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
     ) -> Array:
         counts = {"inputs": inputs, "outputs": outputs, "both": (inputs + outputs) / 2}
-        if self.by not in counts:
-            raise ConfigurationError(
-                f"Scaled: by is one of {', '.join(counts)}, not {self.by!r}", source="Scaled.by"
-            )
         deviation = math.sqrt(self.gain / counts[self.by])
         make = Uniform(deviation * math.sqrt(3)) if self.uniform else Normal(deviation)
         return make(generator, shape, inputs, outputs)

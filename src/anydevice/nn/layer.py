@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
+from anydevice.nn import settings
 
 if TYPE_CHECKING:
     from anydevice.transfer.randomness import Random
@@ -101,6 +102,15 @@ class Layer(Record):
         """The shape of an example where a model names none; `None` where it must be named."""
         return None
 
+    @property
+    def takes_ids_below(self) -> int | None:
+        """Where an example is whole numbers that name something, as tokens do: how many there are.
+
+        They count from 0. `None` where an example is floating numbers.
+        """
+        parts = self.parts
+        return parts[0][1].takes_ids_below if parts else None
+
     def settings_fit(self) -> None:
         """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
 
@@ -136,19 +146,8 @@ class Layer(Record):
 
     def whole_numbers(self, least: int = 1, **fields: object) -> None:
         """Refuse fields that are no whole numbers, or too small."""
-        for name, value in fields.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(
-                    f"{type(self).__name__}: {name} must be a whole number from {least} on, "
-                    f"not {value!r}",
-                    source=f"{type(self).__name__}.{name}",
-                )
+        settings.whole_numbers(self, least, **fields)
 
     def share(self, **fields: object) -> None:
         """Refuse fields that are not from 0 up to and without 1."""
-        for name, value in fields.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise ConfigurationError(
-                    f"{type(self).__name__}: {name} must be from 0 up to but not 1, not {value!r}",
-                    source=f"{type(self).__name__}.{name}",
-                )
+        settings.numbers(self, 1.0, **fields)

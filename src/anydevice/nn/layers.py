@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from anydevice import ops
+from anydevice.nn import settings
 from anydevice.nn.activations import ACTIVATIONS, refuse_unknown
 from anydevice.nn.initializers import Constant, Initializer, Normal, initializer_of
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
@@ -41,6 +42,7 @@ class Dense(Layer):
 
     def settings_fit(self) -> None:
         self.whole_numbers(inputs=self.inputs, outputs=self.outputs)
+        settings.truths(self, bias=self.bias)
         initializer_of(self.initializer)
         if self.activation is not None:
             refuse_unknown(self.activation)
@@ -76,6 +78,10 @@ class Embedding(Layer):
     @property
     def label(self) -> str:
         return f"Embedding({self.rows}→{self.size})"
+
+    @property
+    def takes_ids_below(self) -> int:
+        return self.rows
 
     def settings_fit(self) -> None:
         self.whole_numbers(rows=self.rows, size=self.size)
@@ -145,6 +151,8 @@ class LayerNorm(Layer):
 
     def settings_fit(self) -> None:
         self.whole_numbers(size=self.size)
+        settings.numbers(self, eps=self.eps)
+        settings.truths(self, bias=self.bias)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
@@ -173,6 +181,7 @@ class RMSNorm(Layer):
 
     def settings_fit(self) -> None:
         self.whole_numbers(size=self.size)
+        settings.numbers(self, eps=self.eps)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)

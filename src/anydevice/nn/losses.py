@@ -11,7 +11,7 @@ from anydevice import ops
 from anydevice.errors import ConfigurationError
 from anydevice.nn.layer import Array
 from anydevice.ops.dispatch import primitives
-from anydevice.ops.widening import wide
+from anydevice.ops.widening import wide, widened
 
 Loss = Callable[[Array, Array], Array]
 
@@ -29,10 +29,15 @@ def cross_entropy(output: Array, target: Array) -> Array:
 def mean_squared_error(output: Array, target: Array) -> Array:
     """The mean of (output - target)² over two arrays of one shape.
 
+    An output of 16 bits is compared as float32, and its target may be that or of 16 bits too.
+
     >>> import numpy
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
+    xp = primitives(output, "mean_squared_error", "output")
+    if primitives(target, "mean_squared_error", "target") is xp:
+        output, target = widened(xp, output), widened(xp, target)
     return ops.mean_squared_error(output, target)
 
 
@@ -70,6 +75,18 @@ LOSSES: dict[str, Loss] = {
 }
 """Each loss by its name."""
 
+_WIDE_INSIDE: tuple[Loss, ...] = (*LOSSES.values(), ops.cross_entropy)
+
+
+def is_wide_inside(loss: Loss) -> bool:
+    """Whether a loss computes in float32 what it is given in 16 bits, and needs no wider copy.
+
+    >>> is_wide_inside(cross_entropy), is_wide_inside(lambda output, target: output)
+    (True, False)
+    """
+    # By identity: a loss of one's own may be what has no hash, or compares in ways of its own.
+    return any(loss is own for own in _WIDE_INSIDE)
+
 
 def loss_of(spec: Loss | str) -> Loss:
     """The function, or the loss of that name.
@@ -79,7 +96,7 @@ def loss_of(spec: Loss | str) -> Loss:
     """
     if callable(spec):
         return spec
-    if spec not in LOSSES:
+    if not isinstance(spec, str) or spec not in LOSSES:
         raise ConfigurationError(
             f"there is no loss {spec!r}; take one of {', '.join(LOSSES)}, or a function of "
             "(output, target) that gives one number",

@@ -12,8 +12,10 @@ from anydevice.errors import ConfigurationError
 from anydevice.nn.activations import as_layer
 from anydevice.nn.chain import Chain
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
+from anydevice.nn.likely_shapes import likely_shape
+from anydevice.nn.placing import as_batch, kind_of
 from anydevice.nn.printing import table_of
-from anydevice.nn.trees import leaves
+from anydevice.nn.trees import difference, leaves
 from anydevice.transfer.containers import register_type
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.randomness import rng
@@ -62,9 +64,22 @@ class Model:
         # Drawn in the host's memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
         self.parameters: Parameters = to_device(drawn, choose_device(device))
+        self._kind = kind_of(self.parameters)
 
     def __call__(self, x: Array) -> Array:
-        """What the model gives for a batch, as in use and not in training."""
+        """What the model gives for a batch, as in use and not in training.
+
+        An array of the library that the parameters are in is taken as it is. One of NumPy, or a
+        nest of numbers, is placed on their device first, and floating numbers become their type.
+
+        >>> from anydevice import nn
+        >>> nn.build(nn.Dense(2, 3), device="cpu")([[1.0, 2.0]]).shape
+        (1, 3)
+
+        Raises `ConfigurationError` for arrays of other libraries and of shapes that do not fit.
+        """
+        if type(x) is not self._kind:
+            x = as_batch(x, self.layer, self.input_shape, self.parameters)
         return self.apply(self.parameters, x, _APPLIED)
 
     def apply(self, parameters: Parameters, x: Array, run: Run = _APPLIED) -> Array:
@@ -72,11 +87,21 @@ class Model:
         try:
             return self.layer.apply(parameters, x, run)
         except ConfigurationError:
-            self.layer.output(tuple(x.shape[1:]))  # says more, where it is the shape of x
+            if hasattr(x, "shape"):
+                self.layer.output(tuple(x.shape[1:]))  # says more, where it is the shape of x
             raise
 
     def with_parameters(self, parameters: Parameters) -> Model:
-        """The model with other parameters in the same nest."""
+        """The model with other parameters in the same nest, of the same shapes.
+
+        They may be on another device, and of another element type. Raises `ConfigurationError`,
+        with the first place that differs.
+        """
+        found = difference(self.parameters, parameters)
+        if found is not None:
+            raise ConfigurationError(
+                f"these are no parameters of this model: {found}", source="parameters"
+            )
         return bound(self.layer, self.input_shape, parameters)
 
     def with_layer(self, layer: Layer) -> Model:
@@ -118,6 +143,7 @@ def bound(layer: Layer, input_shape: Shape, parameters: Parameters) -> Model:
     model.input_shape = input_shape
     model.output_shape = layer.output(input_shape)
     model.parameters = parameters
+    model._kind = kind_of(parameters)
     return model
 
 
@@ -125,11 +151,12 @@ def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
     shape = layer.input_shape if given is None else given
     if shape is None:
         raise ConfigurationError(
-            f"{layer.label} takes examples of many shapes; name one, as in input_shape=(28, 28)",
+            f"{layer.label} takes examples of many shapes; name one, without the batch, as in "
+            f"input_shape={likely_shape(layer)}",
             source="input_shape",
         )
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not all(type(size) is int and size > 0 for size in sizes):
         raise ConfigurationError(
             f"input_shape is the sizes of one example, without the batch, not {given!r}",
             source="input_shape",
@@ -142,7 +169,7 @@ def _parts_of(model: Model) -> dict[str, Any]:
 
 
 def _model_again(model: Model, parts: dict[str, Any]) -> Model:
-    return model.with_parameters(parts["parameters"])
+    return bound(model.layer, model.input_shape, parts["parameters"])
 
 
 register_type(Model, _parts_of, _model_again)

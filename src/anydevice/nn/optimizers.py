@@ -6,13 +6,12 @@ and `rate` may be arrays without axes, so that one compiled step serves for all.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from anydevice import ops
 from anydevice.core.record import Record
-from anydevice.errors import ConfigurationError
-from anydevice.nn.schedules import Schedule
+from anydevice.nn import settings
+from anydevice.nn.schedules import Schedule, rate_of
 from anydevice.nn.trees import Tree, leaves, mapped, refilled
 from anydevice.ops.dispatch import primitives
 from anydevice.ops.widening import wide
@@ -22,30 +21,28 @@ State = dict[str, Tree]
 
 
 class Optimizer(Record):
-    """What all optimizers have: a rate, which is a number or a schedule."""
+    """What all optimizers have: a rate, which is a number or a schedule.
+
+    One of your own gives `init` and `update`; `settings_fit` may refuse fields that make no sense.
+    """
 
     rate: float | Schedule = 1e-3
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        for name, value in self.__dict__.items():
-            self._refuse(name, value)
+        if not isinstance(self.rate, Schedule):
+            settings.numbers(self, rate=self.rate)
+        self.settings_fit()
 
-    def _refuse(self, name: str, value: object) -> None:
-        if isinstance(value, bool | Schedule):
-            return
-        below = 1.0 if name in ("momentum", "beta1", "beta2") else math.inf
-        if not isinstance(value, int | float) or not 0 <= value < below:
-            bound = " and below 1" if below == 1 else ""
-            raise ConfigurationError(
-                f"{type(self).__name__}: {name} must be a finite number from 0 on{bound}, "
-                f"not {value!r}",
-                source=f"{type(self).__name__}.{name}",
-            )
+    def settings_fit(self) -> None:
+        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
 
     def rate_at(self, step: int) -> float:
-        """The rate of a step, which counts from 1."""
-        return self.rate(step) if isinstance(self.rate, Schedule) else float(self.rate)
+        """The rate of a step, which counts from 1.
+
+        Raises `ConfigurationError` where a schedule gives what is no rate.
+        """
+        return rate_of(self.rate, step) if isinstance(self.rate, Schedule) else float(self.rate)
 
     def init(self, parameters: Tree) -> State:
         """The state before the first step: trees like the parameters, on the same device."""
@@ -85,6 +82,13 @@ class SGD(Optimizer):
     decay: float = 0.0
     nesterov: bool = False
 
+    def settings_fit(self) -> None:
+        settings.numbers(self, 1.0, momentum=self.momentum)
+        settings.numbers(self, decay=self.decay)
+        settings.truths(self, nesterov=self.nesterov)
+        if self.nesterov and not self.momentum:
+            raise settings.refusal(self, "nesterov", "used with momentum, such as 0.9", True)
+
     def init(self, parameters: Tree) -> State:
         return {"velocities": zeros_like(parameters)} if self.momentum else {}
 
@@ -119,6 +123,10 @@ class Adam(Optimizer):
     decay: float = 0.0
 
     _decoupled = False
+
+    def settings_fit(self) -> None:
+        settings.numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
+        settings.numbers(self, eps=self.eps, decay=self.decay)
 
     def init(self, parameters: Tree) -> State:
         return {"means": zeros_like(parameters), "squares": zeros_like(parameters)}
@@ -164,6 +172,10 @@ class Lion(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.99
     decay: float = 0.0
+
+    def settings_fit(self) -> None:
+        settings.numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
+        settings.numbers(self, decay=self.decay)
 
     def init(self, parameters: Tree) -> State:
         return {"means": zeros_like(parameters)}

@@ -9,6 +9,7 @@ from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import replace
 from anydevice.engines.ownership import owner_of
+from anydevice.errors import ConfigurationError
 from anydevice.nn.chain import Chain
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
 from anydevice.nn.model import Model
@@ -42,6 +43,12 @@ class Recomputed(Layer):
     def input_shape(self) -> Shape | None:
         return self.layer.input_shape
 
+    def settings_fit(self) -> None:
+        if not isinstance(self.layer, Layer):
+            raise ConfigurationError(
+                f"nn.recompute takes a model or a layer, not {self.layer!r}", source="recompute"
+            )
+
     def output(self, shape: Shape) -> Shape:
         return self.layer.output(shape)
 
@@ -49,7 +56,9 @@ class Recomputed(Layer):
         return self.layer.initial(generator)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        autodiff = _autodiffs[_engine_of(x)] if run.training else None
+        # Whoever watches reads what parts give, and that is no number yet in a checkpoint.
+        kept = not run.training or run.watch is not None
+        autodiff = None if kept else _autodiffs[_engine_of(x)]
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
+from anydevice.nn import settings
 
 
 class Schedule(Record):
     """A rate for each step: called with the number of the step, which counts from 1.
 
-    One of your own gives `__call__`.
+    One of your own gives `__call__`; `settings_fit` may refuse fields that make no sense.
     """
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        for name, value in self.__dict__.items():
-            self._refuse(name, value)
+        self.settings_fit()
 
-    def _refuse(self, name: str, value: Any) -> None:
-        if isinstance(value, Schedule):
-            return
-        whole = name in ("steps", "every")
-        fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not fits or not (1 if whole else 0) <= value < math.inf:
-            kind = "a whole number from 1 on" if whole else "a finite number from 0 on"
-            raise ConfigurationError(
-                f"{type(self).__name__}: {name} must be {kind}, not {value!r}",
-                source=f"{type(self).__name__}.{name}",
-            )
+    def settings_fit(self) -> None:
+        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
 
     def __call__(self, step: int) -> float:
         """The rate of this step."""
@@ -41,6 +33,9 @@ class ConstantRate(Schedule):
     """The same rate throughout."""
 
     rate: float
+
+    def settings_fit(self) -> None:
+        settings.numbers(self, rate=self.rate)
 
     def __call__(self, step: int) -> float:
         return float(self.rate)
@@ -59,6 +54,11 @@ class WarmUp(Schedule):
 
     steps: int
     then: float | Schedule
+
+    def settings_fit(self) -> None:
+        settings.whole_numbers(self, steps=self.steps)
+        if not isinstance(self.then, Schedule):
+            settings.numbers(self, then=self.then)
 
     def __call__(self, step: int) -> float:
         if step > self.steps:
@@ -81,6 +81,10 @@ class CosineRate(Schedule):
     steps: int
     floor: float = 0.0
 
+    def settings_fit(self) -> None:
+        settings.whole_numbers(self, steps=self.steps)
+        settings.numbers(self, rate=self.rate, floor=self.floor)
+
     def __call__(self, step: int) -> float:
         share = min(max(step - 1, 0) / self.steps, 1.0)
         return self.floor + (self.rate - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
@@ -98,5 +102,31 @@ class SteppedRate(Schedule):
     every: int
     factor: float = 0.1
 
+    def settings_fit(self) -> None:
+        settings.whole_numbers(self, every=self.every)
+        settings.numbers(self, rate=self.rate, factor=self.factor)
+
     def __call__(self, step: int) -> float:
         return float(self.rate * self.factor ** (max(step - 1, 0) // self.every))
+
+
+def rate_of(schedule: Callable[[int], float], step: int) -> float:
+    """The rate that a schedule gives for a step, where it is one.
+
+    >>> rate_of(lambda step: 1 / step, 4)
+    0.25
+
+    Raises `ConfigurationError`, with the step, for what is no finite number from 0 on.
+    """
+    given = schedule(step)
+    try:
+        rate = float(given)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise ConfigurationError(
+            f"the schedule gives {given!r} for step {step}, and a rate is a finite number from 0 "
+            "on",
+            source="schedule",
+        )
+    return rate

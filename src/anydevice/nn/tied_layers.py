@@ -37,6 +37,10 @@ class TiedEmbedding(Layer):
         return f"TiedEmbedding({self.rows}→{self.size}→{self.rows})"
 
     @property
+    def takes_ids_below(self) -> int:
+        return self.rows
+
+    @property
     def parts(self) -> Sequence[tuple[str, Layer]]:
         return [(".inside", self.inside)]
 

@@ -63,7 +63,9 @@ class Batches:
         """The batches of an epoch."""
         order = np.arange(len(self.x))
         if self.shuffle:
-            order = np.argsort(rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(order)))
+            drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(order))
+            # Among many numbers some are equal, and only a stable sort orders them alike anywhere.
+            order = np.argsort(drawn, kind="stable")
         for at in range(len(self)):
             rows = order[at * self.size : (at + 1) * self.size]
             yield self.x[rows], self.y[rows]
@@ -72,7 +74,7 @@ class Batches:
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
     """The data, where batches can be had of it in every epoch; else `ConfigurationError`."""
     if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
-        if epochs > 1 and iter(data) is data:
+        if epochs > 1 and isinstance(data, Iterator):
             raise ConfigurationError(
                 f"{name} is a {type(data).__name__}, which is spent after one epoch, and there "
                 f"are {epochs}; give a list, a loader, or a function of (seed, epoch) that "
@@ -105,6 +107,21 @@ def length_of(data: Any) -> int | None:
         return len(data)
     except TypeError:
         return None
+
+
+def sizes_of(data: Any) -> dict[str, int]:
+    """What tells data from other data, as far as it says it without being read.
+
+    >>> sizes_of(Batches([1, 2, 3], [0, 0, 1], size=2))
+    {'batches': 2, 'examples': 3, 'size': 2, 'shuffle': True}
+    >>> sizes_of(lambda seed, epoch: [])
+    {}
+    """
+    length = length_of(data)
+    known = {} if length is None else {"batches": length}
+    if isinstance(data, Batches):
+        known.update(examples=len(data.x), size=data.size, shuffle=data.shuffle)
+    return known
 
 
 def placed(

@@ -32,6 +32,9 @@ class Moment(Record):
 class Callback:
     """Is told of steps and epochs; what it does not want to know it leaves as it is here.
 
+    Where the training is saved at that moment, that is done before: an error in a callback ends the
+    training, and what was learned is in the file.
+
     >>> from anydevice import nn
     >>> class StopsWhenGood(nn.Callback):
     ...     def epoch(self, moment):

@@ -1,14 +1,7 @@
 """Is what a model gives on a device right? Checked part by part against a float64 reference.
 
-How far a result may be off is found from the model itself. The reference runs a second time with
-weights, inputs and the result of every part changed by one rounding unit of the type that is
-computed in, each element up or down at random. What that changes in a result is what rounding can
-do to it there; so many times as much is allowed:
-
-    allowed = factor × max(largest change in the second run, unit × largest number)
-
-The factor is 64 for float32, whose sums round at every step, and 4 for 16-bit types, whose sums do
-not. Beyond that, nothing may be infinite or no number.
+How far a result may be off is found from the model itself: see `tolerances`. Beyond that, nothing
+may be infinite or no number, and the reference must give the same each time.
 """
 
 from __future__ import annotations
@@ -19,54 +12,34 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.check.comparing import ROUNDING_UNIT
 from anydevice.core.record import Record
-from anydevice.errors import VerificationError
+from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.run.reports import Checked
 from anydevice.run.subjects import Array, Subject
+from anydevice.run.tolerances import Tolerance, are_one
 from anydevice.transfer.moving import is_array, to_numpy
 from anydevice.transfer.tree import flatten
 
 Property = Callable[[Any], Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
-_SMALLEST = 1e-37
 _REFERENCES = ("float64", "float32")
-
-
-class Tolerance(Record):
-    """How coarse computing is: the rounding unit, and how many times its effect is allowed."""
-
-    unit: float
-    factor: float
-
-    def allowed(self, exact: Array, changed: Array) -> float:
-        """The largest error of a result that is right."""
-        with np.errstate(all="ignore"):
-            effect = _largest(changed - exact)
-            return self.factor * max(effect, self.unit * _largest(exact)) + _SMALLEST
+_CHANGED_RUNS = 2
 
 
 class Part(Record):
-    """What one part of a model gave: its name, and its arrays as float64."""
+    """What one part of a model gave: its name, and its arrays as float64 or int64."""
 
     name: str
     arrays: tuple[Array, ...]
 
 
 class Reference(Record):
-    """What is right: the parts and the output, each exactly and as rounding may change it."""
+    """What is right: the parts and the output, exactly, and as roundings may change them."""
 
     exact: tuple[Part, ...]
-    changed: tuple[Part, ...]
+    changed: tuple[tuple[Part, ...], ...]
     text: str
-
-
-def tolerance_of(compute: str, *, coarse_products: bool = False) -> Tolerance:
-    """The tolerance of computing in a type; `coarse_products` where products are of TF32."""
-    if compute in ("float16", "bfloat16"):
-        return Tolerance(ROUNDING_UNIT[compute], 4.0)
-    return Tolerance(ROUNDING_UNIT["float16" if coarse_products else compute], 64.0)
 
 
 def digest_of(x: Array) -> str:
@@ -97,16 +70,20 @@ def check_weights(weights: Mapping[str, Array], moved: Mapping[str, str]) -> Non
 def reference_of(subject: Subject, engine: str, inputs: Inputs, tolerance: Tolerance) -> Reference:
     """Run the reference, exactly and with changes as large as roundings.
 
-    In float64; where the model's library cannot do that, in float32.
+    In float64; where the model's library cannot do that, in float32. Raises `ConfigurationError`
+    for a model that gives another answer each time.
     """
     refused: Exception | None = None
     for dtype in _REFERENCES:
         try:
-            exact = _traced(subject, engine, inputs, dtype, None)
-            changed = _traced(subject, engine, inputs, dtype, tolerance.unit)
+            exact = _traced(subject, engine, inputs, dtype)
         except Exception as error:  # each library refuses float64 with errors of its own
             refused = refused or error
             continue
+        _check_repeats(exact, _traced(subject, engine, inputs, dtype))
+        changed = tuple(
+            _traced(subject, engine, inputs, dtype, tolerance, run) for run in range(_CHANGED_RUNS)
+        )
         text = f"{dtype} on the CPU"
         if refused is not None:
             first_line = (str(refused) or type(refused).__name__).splitlines()[0]
@@ -114,6 +91,23 @@ def reference_of(subject: Subject, engine: str, inputs: Inputs, tolerance: Toler
         return Reference(exact, changed, text)
     assert refused is not None
     raise refused
+
+
+def _check_repeats(first: Sequence[Part], second: Sequence[Part]) -> None:
+    """Raise `ConfigurationError` where two runs of one model differ: chance is in it."""
+    for one, other in zip(first, second, strict=False):
+        same = one.name == other.name and _shapes(one) == _shapes(other)
+        if not (same and all(map(are_one, one.arrays, other.arrays))):
+            raise ConfigurationError(
+                f"{one.name} gives another answer each time, so there is nothing to compare with; "
+                "call model.eval() before compile, or give the model its random numbers as an "
+                "input",
+                source="verify=",
+            )
+
+
+def _shapes(part: Part) -> list[tuple[int, ...]]:
+    return [x.shape for x in part.arrays]
 
 
 def trace(subject: Subject, inputs: Inputs) -> list[Part]:
@@ -136,18 +130,32 @@ def check_parts(got: Sequence[Part], reference: Reference, tolerance: Tolerance)
     Raises `VerificationError`, with the name of the first part that is wrong.
     """
     largest = 0.0
-    rows = zip(_by_name(got), _by_name(reference.exact), _by_name(reference.changed), strict=False)
-    for (key, here), (known, exact), (_, changed) in rows:
-        if key != known or len(here.arrays) != len(exact.arrays):
+    for place, (here, exact) in enumerate(zip(got[:-1], reference.exact[:-1], strict=False)):
+        if here.name != exact.name or len(here.arrays) != len(exact.arrays):
             break  # what is run depends on the numbers; the output is compared all the same
+        changed = [run[place] for run in reference.changed if _is_there(run[:-1], place, exact)]
         largest = max(largest, _check_part(here, exact, changed, tolerance))
-    return max(largest, _check_part(got[-1], reference.exact[-1], reference.changed[-1], tolerance))
+    return max(largest, _check_last(got[-1], reference, tolerance))
+
+
+def _is_there(run: Sequence[Part], place: int, exact: Part) -> bool:
+    """Whether a run under changes came by the same way."""
+    return place < len(run) and _is_like(run[place], exact)
+
+
+def _is_like(part: Part, exact: Part) -> bool:
+    return part.name == exact.name and _shapes(part) == _shapes(exact)
 
 
 def check_output(output: Any, reference: Reference, tolerance: Tolerance) -> float:
     """The same for the output of compiled code, whose parts one by one are right."""
-    part = part_of("the output", output)
-    return _check_part(part, reference.exact[-1], reference.changed[-1], tolerance)
+    return _check_last(part_of("the output", output), reference, tolerance)
+
+
+def _check_last(part: Part, reference: Reference, tolerance: Tolerance) -> float:
+    exact = reference.exact[-1]
+    changed = [run[-1] for run in reference.changed if _is_like(run[-1], exact)]
+    return _check_part(part, exact, changed, tolerance)
 
 
 def check_properties(output: Any, properties: Sequence[Property]) -> tuple[str, ...]:
@@ -182,22 +190,23 @@ def found(reference: Reference, weights: int, largest: float, held: tuple[str, .
 
 
 def _traced(
-    subject: Subject, engine: str, inputs: Inputs, dtype: str, unit: float | None
+    subject: Subject,
+    engine: str,
+    inputs: Inputs,
+    dtype: str,
+    tolerance: Tolerance | None = None,
+    seed: int = 0,
 ) -> tuple[Part, ...]:
-    draw = np.random.default_rng(0)
+    """What the reference gives, part by part; with a tolerance, all changed by roundings."""
+    draw = np.random.default_rng(seed)
 
-    def changed(x: Array) -> Array:
-        """Every element up or down by one unit of itself."""
+    def widened(x: Array) -> Array:
         if x.dtype.kind not in "fV":  # V: the 16-bit and smaller types that NumPy does not know
             return x
-        wide = np.asarray(x, dtype)
-        return wide if unit is None else wide * (1 + unit * _signs(draw, wide.shape, dtype))
+        return shaken(np.asarray(x, dtype))
 
     def shaken(x: Array) -> Array:
-        """Every element up or down by one unit of the largest."""
-        if unit is None or x.dtype.kind != "f":
-            return x
-        return x + unit * _largest(x) * _signs(draw, x.shape, x.dtype)
+        return x if tolerance is None or x.dtype.kind != "f" else tolerance.changed(x, draw)
 
     def placed(tree: Any, change: Callable[[Array], Array]) -> Any:
         arrays, rebuild = flatten(tree, is_array)
@@ -206,21 +215,21 @@ def _traced(
     parts: list[Part] = []
 
     def after(name: str, value: Any) -> Any:
-        value = value if unit is None else placed(value, shaken)
+        value = value if tolerance is None else placed(value, shaken)
         parts.append(part_of(name, value))
         return value
 
-    reference = subject.reference(changed, engine)
+    reference = subject.reference(widened, engine)
     with reference.scope(), np.errstate(all="ignore"):
-        given, named = placed(inputs, changed)
+        given, named = placed(inputs, widened)
         output = reference.traced(after, *given, **named)
         parts.append(part_of("the output", output))
     return tuple(parts)
 
 
-def _check_part(got: Part, exact: Part, changed: Part, tolerance: Tolerance) -> float:
+def _check_part(got: Part, exact: Part, changed: Sequence[Part], tolerance: Tolerance) -> float:
     largest = 0.0
-    for here, right, other in zip(got.arrays, exact.arrays, changed.arrays, strict=True):
+    for place, (here, right) in enumerate(zip(got.arrays, exact.arrays, strict=True)):
         if here.shape != right.shape:
             raise VerificationError(
                 f"{got.name}: the shape is {here.shape}, and that of the reference {right.shape}",
@@ -230,19 +239,18 @@ def _check_part(got: Part, exact: Part, changed: Part, tolerance: Tolerance) -> 
         _check_finite(got.name, here, right)
         if not here.size:
             continue
-        allowed = tolerance.allowed(right, other)
-        error = np.abs(here - right)
-        at = np.unravel_index(int(np.argmax(error)), error.shape)
-        largest = max(largest, float(error[at]) / allowed)
-        if error[at] > allowed:
-            place = f"[{', '.join(str(int(i)) for i in at)}]"
+        others = [run.arrays[place] for run in changed] or [right]
+        compared = tolerance.compared(here, right, others)
+        largest = max(largest, compared.largest)
+        if not compared.is_right:
+            at = compared.worst
             raise VerificationError(
-                f"{got.name}: {here[at]:.9g} instead of {right[at]:.9g} at {place}, off by "
-                f"{error[at]:.3g} where {allowed:.3g} is allowed; "
-                f"{int((error > allowed).sum())} of {error.size} elements are wrong",
+                f"{got.name}: {here[at]:.9g} instead of {right[at]:.9g} at {list(at)}, off by "
+                f"{compared.error[at]:.3g} where {compared.allowed[at]:.3g} is allowed; "
+                f"{compared.wrong} of {here.size} elements are wrong",
                 where=got.name,
                 shapes=(here.shape,),
-                largest_error=float(error[at]),
+                largest_error=float(compared.error.max()),
             )
     return largest
 
@@ -266,18 +274,10 @@ def _check_finite(name: str, here: Array, right: Array) -> None:
 
 
 def part_of(name: str, value: Any) -> Part:
-    """What a part gave, as float64 in the host's memory; arrays that only stand for some not."""
+    """What a part gave, in the host's memory; arrays that only stand for some not."""
     arrays, _ = flatten(value, is_array)
-    return Part(name, tuple(np.asarray(to_numpy(x), np.float64) for x in arrays.values))
+    return Part(name, tuple(_as_wide(to_numpy(x)) for x in arrays.values))
 
 
-def _by_name(parts: Sequence[Part]) -> list[tuple[str, Part]]:
-    return [(part.name, part) for part in parts[:-1]]
-
-
-def _largest(x: Array) -> float:
-    return float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
-
-
-def _signs(draw: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
-    return draw.integers(0, 2, shape).astype(dtype) * 2 - 1
+def _as_wide(x: Array) -> Array:
+    return np.asarray(x, np.int64 if x.dtype.kind in "biu" else np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,11 @@ from anydevice.run.checking_models import Property
 from anydevice.run.homes import home_of
 from anydevice.run.inputs import (
     Form,
+    Signer,
     example_inputs,
     is_traced,
     shapes_text,
+    signer_of,
     taken_apart,
 )
 from anydevice.run.kinds import subject_of
@@ -31,7 +34,6 @@ from anydevice.run.subjects import Array, Subject
 from anydevice.run.verifying_compiled import Evidence, verified
 from anydevice.run.versions import Program, versions_of
 from anydevice.transfer.moving import is_array, to_device
-from anydevice.transfer.targets import target_of
 from anydevice.transfer.tree import flatten
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
@@ -105,6 +107,12 @@ class Compiled:
     `nn.Model` in their nest, for other models by path. For a new set of shapes and types of its
     inputs, and new numbers or texts among them, code is made anew; for more than `MOST_SHAPES` of
     them it runs as written, with one warning.
+
+    What is changed in a module later is seen by the next call, whatever its library and the
+    precision: new weights are taken over, and for other parts or another mode, as after `eval()`,
+    code is made anew. Only a write through PyTorch's `.data` cannot be seen where the weights here
+    are copies of another type: call `refresh`. A `nn.Model` is not changed by training, which
+    gives a new one.
     """
 
     def __init__(
@@ -114,14 +122,20 @@ class Compiled:
         self.device = device
         self.policy = policy
         self.optimize = optimize
-        self._subject = subject
         self._engine: Engine = registry.load(device.engine or "numpy")
-        self._versions = versions_of(subject, policy, self._engine, optimize)
+        self._signers: dict[type, Signer] = {}
+        self._following = threading.Lock()
+        self._take(subject)
         self._kept_in = _kept_in(self._engine, self._versions.compiles)
+
+    def _take(self, subject: Subject) -> None:
+        """Begin anew with a subject: there is no code for it yet."""
+        self._subject = subject
+        self._follower = subject.follower
+        self._versions = versions_of(subject, self.policy, self._engine, self.optimize)
         self._programs: dict[Form, Program] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
         self._ready_plain: dict[Any, Callable[..., Any]] = {}
-        self._there: dict[type, Callable[[Any], bool]] = {}
         self._made: list[Made] = []
         self._overflowed = False
         self._evidence: Evidence | None = None
@@ -133,10 +147,20 @@ class Compiled:
         Raises `ConfigurationError` where they are not what the model takes, `OutOfMemoryError`
         where the device has no room.
         """
-        # The way of almost all calls: bare arrays that are there already, of shapes met before.
-        if named or not self._are_there(inputs):
+        if self._follower is not None:
+            self._follow()
+        if named:
             return self._moved_first(inputs, named)
-        ready = self._ready_plain.get(tuple([(x.shape, x.dtype) for x in inputs]))
+        # The way of almost all calls: bare arrays that are there already, of shapes met before.
+        signers = self._signers
+        try:
+            if len(inputs) == 1:
+                sign = signers[type(inputs[0])](inputs[0])
+            else:
+                sign = tuple([signers[type(x)](x) for x in inputs])
+            ready = self._ready_plain.get(sign)
+        except KeyError:
+            ready = None
         if ready is None:
             return self._moved_first(inputs, named)
         try:
@@ -153,11 +177,19 @@ class Compiled:
         self._wait_for(self(*example_inputs(example)))
         return self.report
 
+    def refresh(self) -> None:
+        """Take the model as it is now: its weights, its parts, its mode; code is made anew.
+
+        Needed only after changes that a call does not see by itself; see `Compiled`.
+        """
+        self._take(subject_of(self.model).moved(self.device, self.policy.parameters))
+
     def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
         """Check the model on its device against a float64 reference; see `compile`.
 
         Raises `VerificationError` with the first layer that is wrong.
         """
+        self._follow()
         evidence = self._evidence or Evidence.of(subject_of(self.model), self.policy)
         self._checked = None
         self._checked = verified(self, evidence, example_inputs(example), properties)
@@ -166,6 +198,7 @@ class Compiled:
     @property
     def parameters(self) -> Any:
         """The weights on the device."""
+        self._follow()
         if isinstance(self._subject, ModelSubject):
             return self._subject.arguments
         return dict(self._subject.weights())
@@ -192,14 +225,20 @@ class Compiled:
             checked=self._checked,
         )
 
-    def _are_there(self, inputs: Sequence[Any]) -> bool:
-        """Whether these are arrays on the device, of types that were met before."""
-        there = self._there
-        for x in inputs:
-            test = there.get(type(x))
-            if test is None or not test(x):
-                return False
-        return True
+    def _follow(self) -> None:
+        """Take what was changed in the module; what was checked is then no longer what there is."""
+        if self._follower is None or not self._follower.sees_changes():
+            return
+        with self._following:
+            follower = self._follower
+            if follower is None or not follower.sees_changes():
+                return  # another thread did it
+            seen = follower.look()
+            self._evidence = self._checked = None
+            if self._subject.catches_up(self.device, self.policy.parameters):
+                follower.saw(seen)
+            else:
+                self.refresh()
 
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         form, arrays = taken_apart(inputs, named)
@@ -212,6 +251,7 @@ class Compiled:
         try:
             if ready is None:
                 return self._first_run(form, key, placed)
+            self._shorten(form, placed, ready)
             return ready(self._subject.arguments, *placed)
         except Exception as error:
             refuse(error, self.device)
@@ -230,26 +270,26 @@ class Compiled:
         self._made.append(Made(shapes_text(arrays), how, time.perf_counter() - began))
         self._ready[key] = ready
         self._programs[form] = program
-        if form.is_plain:
-            self._ready_plain[key[1]] = ready
+        self._shorten(form, arrays, ready)
         return result
+
+    def _shorten(self, form: Form, placed: list[Array], ready: Callable[..., Any]) -> None:
+        """Let later calls with arrays like these find their code at once."""
+        if not form.is_plain:
+            return
+        for x in placed:
+            if type(x) not in self._signers:
+                self._signers[type(x)] = signer_of(x, self._engine, self.device)
+        signs = tuple([self._signers[type(x)](x) for x in placed])
+        if None not in signs:
+            self._ready_plain[signs[0] if len(signs) == 1 else signs] = ready
 
     def _new_program(self, form: Form) -> Program:
         return Program(self._versions, form, self._subject.input_type(self.policy))
 
     def _placed(self, arrays: list[Array]) -> list[Array]:
         # Floating inputs become the policy's type anyway: narrowing them is what was asked for.
-        placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
-        target = target_of(self.device)
-        for x in placed:
-            kind = type(x)
-            if self._engine.shares_memory or self._engine.name == "numpy":
-                self._there[kind] = _always
-            elif kind in target.already_there:
-                self._there[kind] = target.already_there[kind]
-            else:
-                target.remember(x, self._engine)
-        return placed
+        return [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
 
     def _wait_for(self, result: Any) -> None:
         arrays = flatten(result, is_array)[0].values
@@ -270,7 +310,3 @@ def _too_many() -> str:
         f"there is code for {MOST_SHAPES} sets of shapes, and no more is made: others run as "
         "written, which is slower; pad inputs to a few sizes"
     )
-
-
-def _always(x: Array) -> bool:
-    return True

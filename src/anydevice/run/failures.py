@@ -30,26 +30,27 @@ class Taken(Record):
 
 
 def failure(
-    recipe: Recipe, engine: str, parameters: Any, batches: Iterable[Taken], seed: int
+    recipe: Recipe, engine: str, parameters: Any, batches: Iterable[Taken], since: int, seed: int
 ) -> VerificationError:
-    """The error for the first of these batches that cannot be trained on, naming the layer.
+    """The error for a training that came to `since`, a step of no use, naming the layer.
 
-    `parameters` are those from before its step.
+    `parameters` are those from before that step, and `batches` those that it took. Where they tell
+    nothing, all went wrong in the step before: its update made the parameters what they are.
     """
     wrong = _wrong_leaf(parameters)
     if wrong is not None:
         layer = f"{type(recipe.layer).__name__}{wrong}"
-        step = min(taken.step for taken in batches) - 1
-        return _error(
-            step, f"the parameters {layer} became {_kind(paths_of(parameters)[wrong])}", layer
+        kind = _kind(paths_of(parameters)[wrong])
+        return VerificationError(
+            f"training stopped after step {since - 1}: the parameters {layer} became {kind} by "
+            f"its update, or that of a step shortly before; nothing of it was saved. {_ADVICE}",
+            where=layer,
         )
-    latest = 0
     for taken in batches:
-        latest = taken.step
         found = _found(recipe, engine, parameters, taken, seed)
         if found is not None:
             return _error(taken.step, *found)
-    return _error(latest, "and it was finite when the batches were run again", "")
+    return _error(since, "and it was finite when the batches were run again", "")
 
 
 def _found(
@@ -59,9 +60,11 @@ def _found(
     if wrong is not None:
         return f"the batch itself holds {_kind(paths_of({'x': taken.x, 'y': taken.y})[wrong])}", ""
     seen: list[tuple[str, Any]] = []
+    is_traced = registry.load(engine).is_traced
 
     def watch(path: str, layer: Layer, y: Any) -> None:
-        if not seen and not _is_finite(y):
+        # What a transformation of the library's own goes through has no numbers yet.
+        if not seen and not any(map(is_traced, leaves(y))) and not _is_finite(y):
             seen.append((f"{type(recipe.layer).__name__}{path} {layer.label}", y))
 
     run = Run(training=True, seed=seed, step=taken.batch, watch=watch)

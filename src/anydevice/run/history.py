@@ -10,11 +10,16 @@ from typing import Any, overload
 from anydevice.core.record import Record, as_dict
 from anydevice.errors import ConfigurationError
 from anydevice.run.curves import Curve, page_of, picture_of
+from anydevice.run.epoch_tables import table_of
 from anydevice.run.whole_files import write_whole
 
 
 class Epoch(Record):
-    """One epoch: the mean losses, the rate of its last step, the steps up to its end, its time."""
+    """One epoch: the mean losses, the rate of its last step, the steps up to its end, its time.
+
+    `left_out` is how many of those steps changed nothing, because a loss that is scaled for float16
+    overflowed: a few at the start are usual.
+    """
 
     epoch: int
     loss: float
@@ -22,6 +27,7 @@ class Epoch(Record):
     rate: float
     steps: int
     seconds: float
+    left_out: int = 0
 
 
 class History(Sequence[Epoch]):
@@ -30,6 +36,10 @@ class History(Sequence[Epoch]):
     >>> history = History([Epoch(1, 0.9, None, 0.1, 10, 1.5), Epoch(2, 0.5, None, 0.1, 20, 1.4)])
     >>> history.losses, history[-1].steps
     ([0.9, 0.5], 20)
+    >>> print(history)
+    epoch  loss  rate  steps  seconds
+        1   0.9   0.1     10      1.5
+        2   0.5   0.1     20      1.4
     """
 
     def __init__(self, epochs: Iterable[Epoch] = ()) -> None:
@@ -56,6 +66,9 @@ class History(Sequence[Epoch]):
 
     def __repr__(self) -> str:
         return f"History({list(self._epochs)!r})"
+
+    def __str__(self) -> str:
+        return table_of(self)
 
     @property
     def losses(self) -> list[float]:

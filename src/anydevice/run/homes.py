@@ -1,11 +1,16 @@
-"""Where a model is compiled: on the device that is asked for, with a library that can compile."""
+"""Where a model is compiled or trained: on the device that was asked for, by an engine that can."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.run.subjects import Subject
+
+Facet = Literal["compiler", "autodiff"]
+"""What not every engine has."""
 
 
 def home_of(subject: Subject, device: Device | str | None, *, compiled: bool) -> Device:
@@ -19,11 +24,18 @@ def home_of(subject: Subject, device: Device | str | None, *, compiled: bool) ->
     """
     if subject.library is not None:
         return _of_library(subject, subject.library, device)
-    if isinstance(device, Device) and not device.engine_is_free:
-        return choose_device(device)
-    chosen = subject.where if device is None else None
-    chosen = chosen or choose_device(device)
-    return _compiling(chosen) if compiled else chosen
+    return _of_any_library(subject, device, "compiler" if compiled else None)
+
+
+def home_for_training(subject: Subject, device: Device | str | None) -> Device:
+    """The device and an engine with gradients: the one that is asked for, or the first that can.
+
+    Raises `UnsupportedError` where the engine that was asked for has none, or none there can.
+    """
+    home = _of_any_library(subject, device, "autodiff")
+    if home.engine is not None and not _has(home.engine, "autodiff"):
+        raise registry.row_of(home.engine).lacks["autodiff"].error()
+    return home
 
 
 def _of_library(subject: Subject, library: str, device: Device | str | None) -> Device:
@@ -36,15 +48,23 @@ def _of_library(subject: Subject, library: str, device: Device | str | None) -> 
     return choose_device(place, engine=library)
 
 
-def _compiling(device: Device) -> Device:
-    """The same place, served by an engine that compiles, where there is one."""
-    if device.engine is not None and "compiler" not in registry.row_of(device.engine).lacks:
+def _of_any_library(subject: Subject, device: Device | str | None, facet: Facet | None) -> Device:
+    if isinstance(device, Device) and not device.engine_is_free:
+        return choose_device(device)
+    where = subject.where if device is None else None
+    home = where or choose_device(device)
+    return home if facet is None else _able(home, facet)
+
+
+def _able(device: Device, facet: Facet) -> Device:
+    """The same place, served by an engine that has this, where there is one."""
+    if device.engine is not None and _has(device.engine, facet):
         return device
     standing = device.standing
-    able = [
-        name
-        for name in (standing.engines if standing else ())
-        if "compiler" not in registry.row_of(name).lacks
-    ]
+    able = [name for name in (standing.engines if standing else ()) if _has(name, facet)]
     able.sort(key=lambda name: not registry.loaded(name))
     return device.served_by(able[0]) if able else device
+
+
+def _has(engine: str, facet: Facet) -> bool:
+    return facet not in registry.row_of(engine).lacks

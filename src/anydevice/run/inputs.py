@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import optree
 
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
 from anydevice.core.record import Record
 from anydevice.engines.ownership import owner_of
 from anydevice.errors import ConfigurationError
+from anydevice.transfer.targets import target_of
 
 Array = Any
+Signer = Callable[[Array], Hashable]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -97,6 +102,36 @@ def example_inputs(example: Any) -> tuple[Any, ...]:
 def is_traced(arrays: Sequence[Array]) -> bool:
     """Whether the caller is being compiled or differentiated himself."""
     return any(owner.is_traced(x) for x in arrays if (owner := owner_of(x)) is not None)
+
+
+def signer_of(x: Array, engine: Engine, device: Device) -> Signer:
+    """What tells arrays of one type apart, for an array that lies on this device.
+
+    Two with one sign have the same shape and element type. Where one lies is part of its sign, or
+    it has none.
+    """
+    if engine.shares_memory or engine.name == "numpy":
+        return _shape_and_type
+    if engine.name == "torch":
+        return _shape_type_and_place
+    if engine.name == "jax":
+        # JAX has shape and type in one object that is quickly looked up, and a device less so.
+        if len(engine.devices()) == 1:
+            return attrgetter("aval")
+        here = x.sharding.device_set
+        return lambda x: x.aval if x.sharding.device_set == here else None
+    is_there = target_of(device).already_there.get(type(x))
+    if is_there is None:
+        return lambda x: None
+    return lambda x: (x.shape, x.dtype) if is_there(x) else None
+
+
+def _shape_and_type(x: Array) -> Hashable:
+    return x.shape, x.dtype
+
+
+def _shape_type_and_place(x: Array) -> Hashable:
+    return x.shape, x.dtype, x.device
 
 
 def shapes_text(arrays: Sequence[Array]) -> str:

@@ -9,10 +9,19 @@ from typing import Any
 
 from anydevice.core.device import Device
 from anydevice.core.late import load
+from anydevice.run.following import Follower, Read, Sights
 from anydevice.run.libraries import float64_scope, placed_on_cpu
 from anydevice.run.precision import Policy, cast
 from anydevice.run.recording import recording
-from anydevice.run.subjects import After, Arguments, Array, Change, Subject, in_training
+from anydevice.run.subjects import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    Subject,
+    in_training,
+    note_of_training,
+)
 from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
 
 
@@ -24,6 +33,7 @@ class JaxSubject(Subject):
 
     library = "jax"
     arguments: list[Array]
+    _note_of_training = note_of_training()
 
     def __init__(
         self, module: Any, arguments: list[Array] | None = None, *, reference: bool = False
@@ -34,7 +44,10 @@ class JaxSubject(Subject):
         self._paths = self._all_paths(module)
         self._places = [place for place, value in enumerate(values) if _is_numbers(value)]
         self._rest = [None if _is_numbers(value) else value for value in values]
-        self.arguments = [values[p] for p in self._places] if arguments is None else arguments
+        self._own = [values[place] for place in self._places]
+        self.arguments = self._own if arguments is None else arguments
+        if self._in_training() is not None:
+            self.notes = (*self.notes, self._note_of_training)
 
     def bound(self, arguments: Sequence[Array]) -> Any:
         """The module with other arrays."""
@@ -103,20 +116,54 @@ class JaxSubject(Subject):
     def _parts(self, module: Any) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _in_training(self) -> str | None:
+        """The first part that works otherwise in training, and is in training mode."""
+        raise NotImplementedError
+
 
 class PytreeSubject(JaxSubject):
-    """A module of Equinox."""
+    """A module of Equinox. Nothing in it can be changed, so there is nothing to follow."""
 
     kind = "equinox.Module"
+    _note_of_training = note_of_training("equinox.nn.inference_mode")
+
+    def can_be_verified(self) -> None:
+        path = self._in_training()
+        if path is not None:
+            raise in_training(path, "equinox.nn.inference_mode(model)")
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return dict(_modules_in(module, sys.modules["equinox"].Module, ""))
+
+    def _in_training(self) -> str | None:
+        parts = self._parts(self.module).items()
+        return next((path for path, part in parts if _is_off(part, "inference")), None)
 
 
 class NnxSubject(JaxSubject):
     """A module of Flax NNX. What it changes in itself when it is called is not kept."""
 
     kind = "flax.nnx.Module"
+    _note_of_training = f"{note_of_training()}; its random numbers are the same in every call"
+
+    def moved(self, device: Device, dtype: str) -> Subject:
+        moved = super().moved(device, dtype)
+        moved.follower = Follower(lambda: _sights(self.module))
+        return moved
+
+    def catches_up(self, device: Device, dtype: str) -> bool:
+        now = NnxSubject(self.module)
+        if now._graph != self._graph or now._structure != self._structure:
+            return False
+        rest = zip(now._rest, self._rest, strict=True)
+        if now._places != self._places or not all(new is old for new, old in rest):
+            return False
+        self.arguments = [
+            kept if x is old else to_device(cast(x, dtype), device, convert=True)
+            for x, old, kept in zip(now._own, self._own, self.arguments, strict=True)
+        ]
+        self._own = now._own
+        return True
 
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
         nnx: Any = sys.modules["flax.nnx"]
@@ -134,16 +181,47 @@ class NnxSubject(JaxSubject):
         return super()._all_paths(nnx.state(module))
 
     def can_be_verified(self) -> None:
+        path = self._in_training()
+        if path is not None:
+            raise in_training(path)
+
+    def _in_training(self) -> str | None:
         for path, part in self._parts(self.module).items():
-            if getattr(part, "deterministic", True) is False or (
-                getattr(part, "use_running_average", True) is False
-            ):
-                raise in_training(path)
+            if _is_off(part, "deterministic") or _is_off(part, "use_running_average"):
+                return path
+        return None
 
     def _parts(self, module: Any) -> dict[str, Any]:
         nnx: Any = sys.modules["flax.nnx"]
         found = nnx.iter_modules(module)
         return {".".join(map(str, path)): part for path, part in found if path}
+
+
+def _sights(module: Any) -> Sights:
+    """Where a module of Flax NNX keeps its parts and its numbers."""
+    nnx: Any = sys.modules["flax.nnx"]
+    base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
+    views: list[Any] = []
+    readers: list[Read] = []
+    for _, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Variable):
+            readers.append(_reader_of(node))
+        elif isinstance(node, dict):
+            views.append(node.values())
+        elif isinstance(node, list | tuple):
+            views.append(node)
+        elif isinstance(node, base):
+            views.append(vars(node).values())
+    return Sights(views, readers, [])
+
+
+def _reader_of(variable: Any) -> Read:
+    # In earlier releases it is an attribute.
+    return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
+
+
+def _is_off(part: Any, switch: str) -> bool:
+    return getattr(part, switch, None) is False
 
 
 def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,16 @@ from anydevice.core.engine import Engine
 from anydevice.nn.layer import Array
 from anydevice.nn.trees import Tree, leaves
 from anydevice.ops.dispatch import primitives
-from anydevice.run.steps import Recipe, Standing, Stepper, added, as_float, unless, unusable
+from anydevice.run.steps import (
+    Recipe,
+    Standing,
+    Stepper,
+    added,
+    at_its_least,
+    total,
+    unless,
+    unusable,
+)
 
 
 class OuterStepper(Stepper):
@@ -28,6 +37,7 @@ class OuterStepper(Stepper):
         self._like = leaves(self.parameters)[0]
         self._of_loss = self._autodiff.value_and_grad(self.compiled(self._loss))
         self._failed = primitives(self._like).full((), 0, DTYPES["float32"], self._like)
+        self._since = self._failed
         self._taken = self._number(standing.steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
         self._plus = self.compiled(added)
@@ -42,10 +52,9 @@ class OuterStepper(Stepper):
         batch = primitives(self._like).full((), self.batches, DTYPES["int32"], self._like)
         factor = None if self._scale is None else self._scale["scale"]
         value, gradients = self._of_loss(self.parameters, x, y, self._seed, batch, factor)
-        if factor is None:
-            self._failed = ops.maximum(self._failed, unusable(value))
-        else:
+        if factor is not None:
             value = ops.divide(value, factor)
+        self._failed = ops.maximum(self._failed, self._wrong(value, self._scale))
         self._total = gradients if self._total is None else self._plus(self._total, gradients)
         self._added += 1
         return value
@@ -53,7 +62,7 @@ class OuterStepper(Stepper):
     def move(self, rate: float) -> None:
         gradients, skip = self._made_ready(1.0 / self._added)
         self._total, self._added = None, 0
-        stays = self._failed if skip is None else ops.maximum(skip, self._failed)
+        stays = ops.maximum(skip, self._failed)
         self.started += 1
         # Filled on the device: a number that is copied there would wait for all that is under way.
         step = (
@@ -74,19 +83,22 @@ class OuterStepper(Stepper):
             self._taken, self._failed, self._scale = self._scaled_on(
                 self._taken, self._failed, self._scale, stays
             )
+        self._since = ops.add(self._since, self._failed)
 
-    @property
-    def failed(self) -> bool:
-        return bool(self.engine.to_host(self._failed))
+    def _failed_steps(self) -> Array:
+        return self._since
+
+    def _spoiled(self) -> Array:
+        return unusable(total(self.parameters))
 
     def _steps_taken(self) -> int:
         if self._scale is None:
             return self.started
-        return int(self.engine.to_host(self._taken))
+        return self._count(self._taken)
 
     def _made_ready(self, share: float) -> tuple[Tree, Array]:
         if share == 1.0 and self.recipe.clip is None and self._scale is None:
-            return self._total, None
+            return self._total, unusable(total(self._total))
         if share not in self._readies:
 
             def ready(gradients: Tree, scale: Any) -> Any:
@@ -98,10 +110,9 @@ class OuterStepper(Stepper):
 
     def _scaled_on(self, taken: Array, failed: Array, scale: Any, stays: Array) -> Any:
         goes = ops.less(stays, 1.0)
-        last = as_float(ops.less_equal(scale["scale"], 1.0))
         taken = ops.where(goes, ops.add(taken, 1), taken)
         return (
             taken,
-            ops.maximum(failed, ops.multiply(stays, last)),
+            ops.maximum(failed, ops.multiply(stays, at_its_least(scale))),
             self._scaling.after(scale, goes),
         )

@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from anydevice.core.device import Device
-from anydevice.engines.ownership import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.nn.layer import Layer, Parameters, Run
 from anydevice.nn.model import Model
-from anydevice.nn.trees import leaves, mapped
+from anydevice.nn.placing import home_of_parameters
+from anydevice.nn.trees import mapped
 from anydevice.ops.dispatch import primitives
 from anydevice.run.libraries import float64_scope, placed_on_cpu
 from anydevice.run.precision import cast_parameters
 from anydevice.run.subjects import After, Arguments, Array, Change, Subject
-from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
+from anydevice.transfer.moving import is_array, to_device, to_numpy
 from anydevice.transfer.tree import flatten
 
 
@@ -65,11 +65,7 @@ class ModelSubject(Subject):
 
     @property
     def where(self) -> Device | None:
-        found = leaves(self.model.parameters)
-        place = device_of(found)
-        if place is None or (owner := owner_of(found[0])) is None:
-            return None
-        return place.served_by(owner.name)
+        return home_of_parameters(self.model.parameters)
 
     def accepts(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         if named or len(inputs) != 1 or not is_array(inputs[0]):

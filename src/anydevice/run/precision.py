@@ -11,7 +11,7 @@ from anydevice.core.record import Record
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.hardware.cuda_cards import capability_numbers
-from anydevice.nn.trees import leaves, mapped, refilled
+from anydevice.nn.trees import leaves, mapped
 from anydevice.ops.dispatch import primitives
 
 Array = Any
@@ -44,6 +44,11 @@ class Policy(Record):
     def casts_parameters(self) -> bool:
         """Whether parameters are rounded anew in each call, for computing alone."""
         return self.parameters != self.compute
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it computes in 16 bits."""
+        return self.compute != "float32"
 
     @property
     def needs_loss_scale(self) -> bool:
@@ -143,10 +148,6 @@ class LossScale(Record):
             "good_steps": xp.full((), 0, DTYPES["int32"], like),
         }
 
-    def scaled(self, loss: Array, state: ScaleState) -> Array:
-        """The loss to take gradients of; it is a float32."""
-        return ops.multiply(loss, state["scale"])
-
     def unscaled(self, gradients: Tree, state: ScaleState) -> Tree:
         """The gradients of the loss itself, as float32."""
         factor = ops.divide(ops.add(ops.multiply(state["scale"], 0.0), 1.0), state["scale"])
@@ -171,11 +172,6 @@ class LossScale(Record):
             "scale": ops.where(finite, ops.where(due, grown, scale), shrunk),
             "good_steps": ops.where(finite, ops.where(due, none, good), none),
         }
-
-    def kept(self, finite: Array, new: Tree, old: Tree) -> Tree:
-        """The new nest where gradients were finite, else the old one: a step that is left out."""
-        pairs = zip(leaves(new), leaves(old), strict=True)
-        return refilled(new, [ops.where(finite, after, before) for after, before in pairs])
 
 
 def _wrong_numbers(x: Array) -> Array:

@@ -52,7 +52,11 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     source = tensor_files.checked_path(path)
     target = choose_device(device)
     contents = tensor_files.read(source, _KIND, target)
-    layer = remade(contents.said["layer"])
+    try:
+        layer = remade(contents.said["layer"])
+        shape = tuple(contents.said["input_shape"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise tensor_files.misread(source, contents.written_by, error) from error
     if not isinstance(layer, Layer):
         raise TransferError(f"{source}: it describes no layer")
-    return bound(layer, tuple(contents.said["input_shape"]), contents.trees["parameters"])
+    return bound(layer, shape, contents.trees["parameters"])

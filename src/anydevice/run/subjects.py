@@ -13,6 +13,7 @@ from typing import Any
 
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError
+from anydevice.run.following import Follower
 from anydevice.run.precision import Policy
 
 Array = Any
@@ -37,6 +38,8 @@ class Subject(ABC):
     library: str | None = None
     notes: tuple[str, ...] = ()
     arguments: Arguments = ()
+    follower: Follower | None = None
+    """Sees later changes of the module; `None` where there can be none."""
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
@@ -60,6 +63,13 @@ class Subject(ABC):
 
         `engine` is that of the device that it is compared with.
         """
+
+    def catches_up(self, device: Device, dtype: str) -> bool:
+        """Take the weights that the module has now, as `moved` would.
+
+        False where it is changed in more than its weights, and has to be compiled anew.
+        """
+        return False
 
     @property
     def where(self) -> Device | None:
@@ -112,10 +122,15 @@ class Subject(ABC):
         return x
 
 
-def in_training(path: str) -> ConfigurationError:
+def in_training(path: str, instead: str = "model.eval()") -> ConfigurationError:
     """The error for a module that is to be verified in training mode."""
     return ConfigurationError(
         f"{path} works otherwise in training, by chance or by the batch, so there is nothing to "
-        "compare with; call model.eval() before compile",
+        f"compare with; call {instead} before compile",
         source="verify=",
     )
+
+
+def note_of_training(instead: str = "its eval()") -> str:
+    """What the report says of a module in training mode."""
+    return f"the module is in training mode; call {instead} for inference"

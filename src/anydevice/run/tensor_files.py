@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from anydevice import __version__
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
@@ -34,10 +35,11 @@ _REMARK, _HASH = "anydevice", "sha256"
 
 
 class Contents(Record):
-    """What a file holds: the nests by name, and what was written of them."""
+    """What a file holds: the nests by name, what was written of them, and by which anydevice."""
 
     trees: Mapping[str, Any]
     said: Mapping[str, Any]
+    written_by: str
 
 
 def checked_path(path: Any) -> Path:
@@ -58,7 +60,13 @@ def write(path: Path, kind: str, trees: Mapping[str, Any], said: Mapping[str, An
     tensors = {name: np.ascontiguousarray(to_numpy(array)) for name, array in names.items()}
     # NumPy makes arrays without axes longer on the way, and their shapes are in the nests' arrays.
     shapes = {name: tuple(names[name].shape) for name in names}
-    remark = {"kind": kind, "version": VERSION, "trees": nests, "said": dict(said)}
+    remark = {
+        "kind": kind,
+        "version": VERSION,
+        "anydevice": __version__,
+        "trees": nests,
+        "said": dict(said),
+    }
     text = json.dumps(remark, ensure_ascii=False)
     table: dict[str, Any] = {}
     end = 0
@@ -96,11 +104,27 @@ def read(path: Path, kind: str, device: Device) -> Contents:
     arrays = load_weights(path, device, progress=False)
     try:
         trees = {name: _filled(nest, arrays) for name, nest in remark["trees"].items()}
-        return Contents(trees, remark["said"])
+        return Contents(trees, remark["said"], str(remark.get("anydevice", "unknown")))
     except (KeyError, TypeError, AttributeError) as error:
         raise TransferError(
             f"{path}: its description does not fit its tensors ({error})"
         ) from error
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of such a file; `None` where there is none, or one that cannot be read."""
+    try:
+        return str(json.loads(read_header(path).metadata[_REMARK])["kind"])
+    except (TransferError, ValueError, KeyError, TypeError):
+        return None
+
+
+def misread(path: Path, written_by: str, error: Exception) -> TransferError:
+    """The error for a file that is whole, and holds what this anydevice does not know."""
+    return TransferError(
+        f"{path} holds what anydevice {__version__} cannot read ({error}); it was written by "
+        f"anydevice {written_by}. Where that is newer, run: pip install --upgrade anydevice"
+    )
 
 
 def _remark(path: Path, header: Header, kind: str) -> dict[str, Any]:

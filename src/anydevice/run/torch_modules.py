@@ -12,9 +12,18 @@ from typing import Any
 from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.engines.places import place_of
+from anydevice.run.following import Follower, Read, Sights
 from anydevice.run.libraries import placed_on_cpu
 from anydevice.run.precision import Policy
-from anydevice.run.subjects import After, Arguments, Array, Change, Subject, in_training
+from anydevice.run.subjects import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    Subject,
+    in_training,
+    note_of_training,
+)
 from anydevice.transfer.moving import device_of, to_device, to_numpy
 
 _RANDOM_IN_TRAINING = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "DropPath")
@@ -24,7 +33,8 @@ class TorchSubject(Subject):
     """A `torch.nn.Module`; hooks tell what its parts give.
 
     It is moved in place, as PyTorch moves modules. Where its weights are of another type than
-    asked for, a copy of it is made, and the module that was given stays as it is.
+    asked for, a copy of it is made, and the module that was given stays as it is; the copy takes
+    over what is changed in it later.
     """
 
     kind = "torch.nn.Module"
@@ -36,6 +46,7 @@ class TorchSubject(Subject):
         self.module = module
         self.notes = notes
         self._computing = computing
+        self._copied: Any = None
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
@@ -89,7 +100,22 @@ class TorchSubject(Subject):
         copied = deepcopy(self.module).to(wanted)
         others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
         note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
-        return TorchSubject(to_device(copied, device), (*_notes(copied), note))
+        moved = TorchSubject(to_device(copied, device), (*_notes(copied), note))
+        moved._copied = self.module
+        moved.follower = Follower(lambda: _sights(self.module))
+        return moved
+
+    def catches_up(self, device: Device, dtype: str) -> bool:
+        torch: Any = sys.modules["torch"]
+        pairs = list(zip(self._copied.modules(), self.module.modules(), strict=False))
+        if _form_of(self._copied) != _form_of(self.module):
+            return False
+        with torch.no_grad():
+            for source, part in pairs:
+                part.training = source.training
+                _copy(source._parameters, part._parameters)
+                _copy(source._buffers, part._buffers)
+        return True
 
     def reference(self, change: Change, engine: str) -> Subject:
         module = deepcopy(self.module)
@@ -145,7 +171,39 @@ def _heard(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
     return after(name, result)
 
 
+def _sights(module: Any) -> Sights:
+    views: list[Any] = []
+    tensors: list[Any] = []
+    for part in module.modules():
+        views += [x.values() for x in (part._modules, part._parameters, part._buffers)]
+        tensors += [*part._parameters.values(), *part._buffers.values()]
+    modes: list[Read] = [partial(getattr, part, "training") for part in module.modules()]
+    counts: list[Read] = [partial(getattr, x, "_version") for x in tensors if _counts(x)]
+    return Sights(views, modes, counts)
+
+
+def _counts(x: Any) -> bool:
+    """Whether PyTorch counts changes of this tensor; those made in inference mode have no count."""
+    return x is not None and not x.is_inference()
+
+
+def _form_of(module: Any) -> list[Any]:
+    """The parts of a module, and the shapes of its weights."""
+    return [
+        (path, type(part), [_shapes(x) for x in (part._parameters, part._buffers)])
+        for path, part in module.named_modules()
+    ]
+
+
+def _shapes(tensors: Mapping[str, Any]) -> list[Any]:
+    return [(name, None if x is None else x.shape) for name, x in tensors.items()]
+
+
+def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+    for name, x in target.items():
+        if x is not None:
+            x.copy_(source[name])
+
+
 def _notes(module: Any) -> tuple[str, ...]:
-    return ("the module is in training mode; call its eval() for inference",) * bool(
-        module.training
-    )
+    return (note_of_training(),) * bool(module.training)

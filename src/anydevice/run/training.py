@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
-from anydevice.core.engine import Absent
 from anydevice.core.record import Record
-from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.nn.folding import folded
+from anydevice.memory.running_out import explaining
+from anydevice.nn.folding import folded, remark_on
 from anydevice.nn.losses import Loss, loss_of
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer
@@ -23,9 +24,16 @@ from anydevice.nn.schedules import Schedule
 from anydevice.nn.trees import leaves
 from anydevice.run.batches import Data, checked_data, length_of
 from anydevice.run.callbacks import Callback, Moment, as_callback
-from anydevice.run.checkpoints import Checkpoint, Place, read_checkpoint, settings_of
+from anydevice.run.checkpoints import (
+    Checkpoint,
+    Place,
+    is_checkpoint,
+    read_checkpoint,
+    settings_of,
+)
 from anydevice.run.compiling import OPTIMIZATIONS, Compiled
 from anydevice.run.history import History
+from anydevice.run.homes import home_for_training
 from anydevice.run.own_models import ModelSubject
 from anydevice.run.precision import cast_parameters, policy_of
 from anydevice.run.stepping import stepper_for
@@ -33,7 +41,7 @@ from anydevice.run.steps import Recipe, Standing
 from anydevice.run.tensor_files import checked_path
 from anydevice.run.training_loop import Plan, Training, copied
 from anydevice.run.training_progress import TrainingProgress
-from anydevice.run.whole_files import remove_leftovers
+from anydevice.run.whole_files import check_writable, remove_leftovers
 from anydevice.transfer.moving import to_device
 
 PathLike = str | os.PathLike[str]
@@ -47,6 +55,10 @@ class Trained(Record):
     model: Model
     history: History
     stopped: str | None = None
+
+    def __str__(self) -> str:
+        ended = "" if self.stopped is None else f"\nstopped: {self.stopped}"
+        return f"{self.model}\n\n{self.history}{ended}"
 
 
 def train(
@@ -101,38 +113,47 @@ def train(
       norm of all gradients together. `schedule`: a rate for each step, in place of the optimizer's.
     - `callbacks`: functions that are called after each epoch, or `nn.Callback`s.
     - `save`: a `.safetensors` file that is written after each epoch, after every `save_every`
-      steps, at the end and at Ctrl-C, whole or not at all. `resume`: such a file, to go on from as
-      if nothing had happened; or `True`, for the file of `save` where it is there already.
-    - `progress`: a bar with the loss, the speed and the time left; by default on a terminal.
+      steps, at the end and at Ctrl-C, whole or not at all, and before callbacks are called.
+      `resume`: such a file, to go on from as if nothing had happened, where the data of an epoch
+      follow from the seed and the epoch; or `True`, for the file of `save` where it is there
+      already; or `False`, to begin anew in its place. A patience that is new begins to count when
+      it is resumed with.
+    - `progress`: a bar with the loss, the rate, the speed and the time left; by default on a
+      terminal.
 
     The first Ctrl-C ends the training after the step under way, the second at once. Raises
     `UnsupportedError`, with the engines that can, where the device's engine has no gradients;
     `VerificationError`, with the step and the layer, where something becomes infinite or no
-    number; `ConfigurationError` for options that make no sense, and where a file to resume from
-    is that of another training; `TransferError` where it is damaged.
+    number; `ConfigurationError` for options that make no sense, where the file of `save` is there
+    and `resume` is not given, and where a file to resume from is that of another training;
+    `TransferError` where it is damaged, or that of `save` cannot be written.
     """
     if isinstance(model, Compiled):
         model, device, precision, optimize = _taken_apart(model, device, precision, optimize)
     _check(model, optimizer, epochs=epochs, accumulate=accumulate, optimize=optimize)
     _check_whole(patience=patience, save_every=save_every)
-    home = home_for_training(model, device)
+    clip, seed = _checked_clip(clip), _checked_seed(seed)
+    _check_schedule(schedule)
+    target = _target(save, resume)
+    home = home_for_training(ModelSubject(model), device)
     policy = policy_of(precision or "float32", home)
     of_loss = loss_of(loss)
-    layer, changed = folded(model.layer, of_loss)
-    if changed:
-        _say_once(
-            f"the activation at the end of the model is left out for {of_loss.__name__}, which "
-            "does the same by itself and more exactly; the trained model still has it"
-        )
-    recipe = Recipe(layer, of_loss, optimizer, policy, clip, accumulate, optimize != "none")
-    target = None if save is None else checked_path(save)
-    checkpoint = _resumed(resume, target, recipe, model, home, seed)
+    layer, _ = folded(model.layer, of_loss)
+    remark = remark_on(model.layer, of_loss)
+    if remark is not None:
+        _say_once(remark)
+    recipe = Recipe(layer, of_loss, optimizer, policy, clip, accumulate, optimize or "default")
+    settings = settings_of(recipe, seed, schedule, data, validation)
+    source = _source(resume, target)
+    checkpoint = None
+    if source is not None:
+        judged = patience is not None
+        checkpoint = read_checkpoint(source, settings, model.parameters, home, judged=judged)
     if checkpoint is None:
         parameters = to_device(model.parameters, home, convert=True)
-        parameters = copied(cast_parameters(parameters, policy.parameters))
-        checkpoint = Checkpoint(Standing(parameters, optimizer.init(parameters)), Place())
-    if target is not None:
-        remove_leftovers(target)
+        with explaining(home):
+            parameters = copied(cast_parameters(parameters, policy.parameters))
+            checkpoint = Checkpoint(Standing(parameters, optimizer.init(parameters)), Place())
     plan = Plan(
         checked_data(data, epochs),
         None if validation is None else checked_data(validation, epochs, "validation"),
@@ -143,11 +164,12 @@ def train(
         [as_callback(each) for each in callbacks],
         target,
         save_every,
+        settings,
     )
     stepper = stepper_for(home, recipe, checkpoint.standing, seed)
     place, length = checkpoint.place, length_of(data)
     done = (place.epoch - 1) * (length or 0) + place.position
-    with TrainingProgress(epochs, length, done, progress) as shown:
+    with explaining(home), TrainingProgress(epochs, length, done, progress) as shown:
         training = Training(plan, model, stepper, place, checkpoint.best, shown)
         stopped = training.run()
     if stopped == "Ctrl-C":
@@ -156,35 +178,6 @@ def train(
     best = training.best if patience is not None else None
     final = stepper.parameters if best is None else best
     return Trained(model.with_parameters(final), training.place.history, stopped)
-
-
-def home_for_training(model: Model, device: Device | str | None) -> Device:
-    """The device and an engine with gradients: the one that is asked for, or the first that can.
-
-    Raises `UnsupportedError` where the engine that was asked for has none, or none there can.
-    """
-    if isinstance(device, Device) and not device.engine_is_free:
-        return _able(choose_device(device))
-    where = ModelSubject(model).where if device is None else None
-    home = where or choose_device(device)
-    if home.engine is not None and _has_gradients(home.engine):
-        return home
-    standing = home.standing
-    able = [name for name in (standing.engines if standing else ()) if _has_gradients(name)]
-    able.sort(key=lambda name: not registry.loaded(name))
-    return home.served_by(able[0]) if able else _able(home)
-
-
-def _able(device: Device) -> Device:
-    if device.engine is not None and not _has_gradients(device.engine):
-        absent = registry.load(device.engine).autodiff
-        assert isinstance(absent, Absent)
-        raise absent.error()
-    return device
-
-
-def _has_gradients(engine: str) -> bool:
-    return "autodiff" not in registry.row_of(engine).lacks
 
 
 def _taken_apart(
@@ -201,27 +194,33 @@ def _taken_apart(
     return compiled.model, home, precision or compiled.policy.name, optimize or compiled.optimize
 
 
-def _resumed(
-    resume: PathLike | bool | None,
-    save: Path | None,
-    recipe: Recipe,
-    model: Model,
-    device: Device,
-    seed: int,
-) -> Checkpoint | None:
+def _target(save: PathLike | None, resume: PathLike | bool | None) -> Path | None:
+    """The file that is saved to: one that can be written, and that nobody would miss."""
+    if save is None:
+        return None
+    target = checked_path(save)
+    if resume is None and target.exists():
+        on = "resume=True goes on with it" if is_checkpoint(target) else "it is no training"
+        raise ConfigurationError(
+            f"save: {target} is there already; {on}, resume=False begins anew in its place",
+            source="save",
+        )
+    check_writable(target)
+    remove_leftovers(target)
+    return target
+
+
+def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
+    """The file to resume from, where there is one."""
     if resume is None or resume is False:
         return None
-    if resume is True:
-        if save is None:
-            raise ConfigurationError(
-                "resume=True goes on from the file of save=, and there is none"
-            )
-        if not save.exists():
-            return None
-        path = save
-    else:
-        path = checked_path(resume)
-    return read_checkpoint(path, settings_of(recipe, seed), model.parameters, device)
+    if resume is not True:
+        return checked_path(resume)
+    if save is None:
+        raise ConfigurationError(
+            "resume=True goes on from the file of save=, and there is none", source="resume"
+        )
+    return save if save.exists() else None
 
 
 def _check(
@@ -253,6 +252,38 @@ def _check_whole(**numbers: int | None) -> None:
             raise ConfigurationError(
                 f"{name} must be a whole number from 1 on, not {value!r}", source=name
             )
+
+
+def _checked_clip(clip: Any) -> float | None:
+    if clip is None:
+        return None
+    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
+        raise ConfigurationError(
+            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
+            source="clip",
+        )
+    return float(clip)
+
+
+def _check_schedule(schedule: Any) -> None:
+    if schedule is not None and not callable(schedule):
+        raise ConfigurationError(
+            "schedule gives the rate of each step, as nn.CosineRate(1e-3, steps=1000) does or a "
+            f"function of the step, and is not {schedule!r}; a rate that stays is the optimizer's",
+            source="schedule",
+        )
+
+
+def _checked_seed(seed: Any) -> int:
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(
+            f"seed must be a whole number from 0 on, not {seed!r}", source="seed"
+        )
+    return number
 
 
 def _say_once(text: str) -> None:

@@ -8,26 +8,27 @@ run again to find the layer.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 from anydevice import ops
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
 from anydevice.nn.layer import Run
 from anydevice.nn.model import Model
+from anydevice.nn.schedules import rate_of
 from anydevice.nn.trees import Tree, leaves, mapped
 from anydevice.run.batches import placed
 from anydevice.run.callbacks import Callback, Moment, wants_steps
-from anydevice.run.checkpoints import Checkpoint, Place, settings_of, write_checkpoint
+from anydevice.run.checkpoints import Checkpoint, Place, write_checkpoint
 from anydevice.run.failures import Taken, failure
 from anydevice.run.history import Epoch, History
+from anydevice.run.interrupting import Interrupts
+from anydevice.run.mistakes import check_loss, mistakes_explained, wrong_target
 from anydevice.run.steps import Stepper
 from anydevice.run.training_progress import TrainingProgress
 from anydevice.transfer.moving import to_numpy
@@ -54,6 +55,7 @@ class Plan(Record):
     callbacks: Sequence[Callback]
     save: Path | None
     save_every: int | None
+    settings: Mapping[str, Any]
 
 
 class Training:
@@ -79,14 +81,15 @@ class Training:
         self._looked = time.monotonic()
         self._began = self._looked
         self._last_loss: float | None = None
+        self._latest = math.nan
         self._passed = 0
         self._kept = 0
         self._window: list[tuple[Taken, Any, int]] = []
         self._validating: Callable[..., Any] | None = None
-        self._rate = 0.0
+        self._rate = place.rate
 
     def run(self) -> str | None:
-        with _Interrupts() as interrupts:
+        with Interrupts() as interrupts:
             for epoch in range(self.place.epoch, self.plan.epochs + 1):
                 if self._is_patience_over() or self._one_epoch(epoch, interrupts):
                     break
@@ -98,7 +101,7 @@ class Training:
 
     # One epoch
 
-    def _one_epoch(self, epoch: int, interrupts: _Interrupts) -> bool:
+    def _one_epoch(self, epoch: int, interrupts: Interrupts) -> bool:
         """Train for an epoch, or for what is left of it; whether that was the last one."""
         self._began = time.monotonic()
         before = self.place.position
@@ -116,7 +119,7 @@ class Training:
             self._stop = "Ctrl-C"
         return self._stop is not None
 
-    def _batches(self, epoch: int, interrupts: _Interrupts) -> int:
+    def _batches(self, epoch: int, interrupts: Interrupts) -> int:
         plan, stepper = self.plan, self._stepper
         accumulate = stepper.recipe.accumulate
         count = waiting = 0
@@ -124,13 +127,14 @@ class Training:
         for x, y in batches:
             if not stepper.batches or not count:
                 self._check(x)
+            if not waiting:
+                self._rate = self._rate_of_next()
+            with mistakes_explained(stepper, x, y) if not count else nullcontext():
+                value = self._taken(x, y)
+                if not count:
+                    check_loss(stepper.recipe, value)
             count += 1
-            self._rate = plan.rate(stepper.started + 1)
-            if accumulate == 1:
-                value = stepper.step(x, y, self._rate)
-            else:
-                value = stepper.add(x, y)
-                waiting = (waiting + 1) % accumulate
+            waiting = (waiting + 1) % accumulate
             self._keep(x, y, value)
             if waiting:
                 continue
@@ -144,17 +148,31 @@ class Training:
             self._after_step(epoch, interrupts)
         return count
 
-    def _after_step(self, epoch: int, interrupts: _Interrupts) -> bool:
+    def _taken(self, x: Any, y: Any) -> Any:
+        if self._stepper.recipe.accumulate == 1:
+            return self._stepper.step(x, y, self._rate)
+        return self._stepper.add(x, y)
+
+    def _rate_of_next(self) -> float:
+        try:
+            return rate_of(self.plan.rate, self._stepper.started + 1)
+        except ConfigurationError:
+            if self._stepper.started:  # what was learned before is good
+                self._look()
+                self._save()
+            raise
+
+    def _after_step(self, epoch: int, interrupts: Interrupts) -> bool:
         """Look, save and tell where it is time to; whether training is to stop."""
         plan = self.plan
-        for callback in self._of_steps:
-            callback.step(self._moment(epoch, None))
         due = time.monotonic() - self._looked >= _LOOK_EVERY
         if due or self._kept >= _MOST_KEPT or len(self._window) >= _MOST_BETWEEN:
             self._look()
         if plan.save_every and self._stepper.started % plan.save_every == 0:
             self._look()
             self._save()
+        for callback in self._of_steps:  # after the save: one that raises loses nothing
+            callback.step(self._moment(epoch, None))
         if interrupts.asked:
             self._stop = "Ctrl-C"
         return self._stop is not None
@@ -182,7 +200,7 @@ class Training:
             return
         losses = [float(value) for value in to_numpy([value for _, value, _ in window])]
         if self._stepper.failed:
-            raise self._failure(window, losses)
+            raise self._failure([taken for taken, _, _ in window])
         place = self.place
         lost, examples = place.lost, place.examples
         for loss, (_, _, count) in zip(losses, window, strict=True):
@@ -190,40 +208,45 @@ class Training:
                 lost += loss * count
                 examples += count
                 self._last_loss = loss
+        self._latest = losses[-1]
         self._passed += sum(count for _, _, count in window)
         position = place.position + len(window)
         self.place = replace(place, lost=lost, examples=examples, position=position)
-        self._progress.tell(place.epoch, position, self._last_loss, self._passed)
+        self._progress.tell(place.epoch, position, self._last_loss, self._rate, self._passed)
 
-    def _failure(self, window: list[tuple[Taken, Any, int]], losses: list[float]) -> Exception:
+    def _failure(self, batches: list[Taken]) -> Exception:
         stepper = self._stepper
-        batches = [taken for taken, _, _ in window]
-        first = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        if first is not None and not stepper.recipe.policy.needs_loss_scale:
-            batches = batches[first:]
-        name = stepper.engine.name
-        return failure(stepper.recipe, name, stepper.parameters, batches, self.plan.seed)
+        since, name = stepper.failed_since, stepper.engine.name
+        own = [taken for taken in batches if taken.step == since] or batches
+        wrong = wrong_target(stepper.recipe, own)
+        if wrong is not None:
+            return wrong
+        return failure(stepper.recipe, name, stepper.parameters, own, since, self.plan.seed)
 
     def _end_epoch(self, epoch: int) -> None:
         place = self.place
         loss = place.lost / place.examples if place.examples else math.nan
         validation = self._validated(epoch)
         seconds = place.seconds + time.monotonic() - self._began
-        ended = Epoch(epoch, loss, validation, self._rate, self._stepper.started, seconds)
+        stepper = self._stepper
+        ended = Epoch(
+            epoch, loss, validation, self._rate, stepper.started, seconds, stepper.left_out
+        )
         judged = loss if validation is None else validation
-        better = place.best is None or judged < place.best
+        patient = self.plan.patience is not None
+        better = math.isfinite(judged) and (place.best is None or judged < place.best)
         self.place = Place(
             epoch=epoch + 1,
             history=History((*place.history, ended)),
-            best=judged if better else place.best,
-            waited=0 if better else place.waited + 1,
+            best=judged if patient and better else place.best,
+            waited=0 if better or not patient else place.waited + 1,
         )
-        if better and self.plan.patience is not None:
+        if patient and better:
             self.best = copied(self._stepper.parameters)
+        self._save()
         for callback in self.plan.callbacks:
             callback.epoch(self._moment(epoch, ended))
         self._began = time.monotonic()
-        self._save()
 
     def _is_patience_over(self) -> bool:
         patience = self.plan.patience
@@ -261,7 +284,7 @@ class Training:
         def loss() -> float:
             if self._window:
                 return float(to_numpy(self._window[-1][1]))
-            return math.nan if self._last_loss is None else self._last_loss
+            return self._latest
 
         history = self.place.history
         steps = self._stepper.started
@@ -271,43 +294,11 @@ class Training:
         if self.plan.save is None:
             return
         now = time.monotonic()
-        place = self.place
+        place = replace(self.place, rate=self._rate)
         if place.position:
             place = replace(place, seconds=place.seconds + now - self._began)
         checkpoint = Checkpoint(self._stepper.standing, place, self.best)
-        settings = settings_of(self._stepper.recipe, self.plan.seed)
-        write_checkpoint(self.plan.save, checkpoint, settings)
-
-
-class _Interrupts:
-    """While the block runs, the first Ctrl-C only asks to stop; the second one interrupts.
-
-    Only in the main thread, and only where nobody else has a handler of his own.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        here = threading.current_thread() is threading.main_thread()
-        if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        write_checkpoint(self.plan.save, checkpoint, self.plan.settings)
 
 
 def copied(parameters: Tree) -> Tree:

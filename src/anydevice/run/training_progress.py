@@ -1,4 +1,4 @@
-"""The bar of a training: how far it is, its loss, its speed, and the time that is left."""
+"""The bar of a training: how far it is, its loss, rate and speed, and the time that is left."""
 
 from __future__ import annotations
 
@@ -43,14 +43,20 @@ class TrainingProgress:
         """An epoch has so many batches."""
         self._length = length
 
-    def tell(self, epoch: int, position: int, loss: float | None, examples: int) -> None:
-        """Training is at this batch of this epoch, and has passed so many examples in all."""
+    def tell(
+        self, epoch: int, position: int, loss: float | None, rate: float, examples: int
+    ) -> None:
+        """Training is at this batch of this epoch, and has passed so many examples in all.
+
+        `rate` is that of the last step.
+        """
         if self._bar is None:
             return
         seconds = max(time.monotonic() - self._began, 1e-9)
         words = [f"epoch {epoch}/{self._epochs}"]
         if loss is not None:
             words.append(f"loss {loss:.4g}")
+        words.append(f"rate {rate:.3g}")
         words.append(f"{examples / seconds:,.0f} examples/s")
         done, total = epoch - 1, self._epochs
         if self._length:

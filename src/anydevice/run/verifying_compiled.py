@@ -14,7 +14,6 @@ from anydevice.run.checking_models import (
     Part,
     Property,
     Reference,
-    Tolerance,
     check_output,
     check_parts,
     check_properties,
@@ -23,13 +22,13 @@ from anydevice.run.checking_models import (
     found,
     part_of,
     reference_of,
-    tolerance_of,
     trace,
 )
 from anydevice.run.inputs import taken_apart
 from anydevice.run.precision import Policy, cast
 from anydevice.run.reports import Checked
 from anydevice.run.subjects import Subject
+from anydevice.run.tolerances import Tolerance, tolerance_of
 from anydevice.transfer.moving import to_device, to_numpy
 
 if TYPE_CHECKING:

@@ -1,14 +1,16 @@
-"""The ways to run a model, fastest first, and falling back from one to the next."""
+"""The ways to run a model or a step, fastest first, and falling back from one to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from anydevice.choose import settings
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
+from anydevice.errors import AnyDeviceError
+from anydevice.memory.running_out import ran_out
 from anydevice.run.inputs import Form
 from anydevice.run.precision import Policy, cast
 from anydevice.run.subjects import Arguments, Array, Subject
@@ -20,11 +22,35 @@ _TURNED_OFF = f"compiling is turned off by configure(jit=False) or a file. It is
 _EXPLAINED = "Explanation: "
 
 
+class Ways(Record):
+    """The compilers to try, in order, each with its name; `absent` is why there are none."""
+
+    ways: tuple[tuple[str, Callable[..., Function]], ...]
+    how: str
+    absent: tuple[str, ...] = ()
+
+
+def ways_of(engine: Engine, optimize: str) -> Ways:
+    """The ways to compile on an engine; none where that is not asked for, or not had."""
+    if optimize == "none":
+        return Ways((), AS_WRITTEN)
+    if not settings.current()[0].jit:
+        return Ways((), AS_WRITTEN, (_TURNED_OFF,))
+    compiler = engine.compiler
+    if isinstance(compiler, Absent):
+        return Ways((), AS_WRITTEN, (f"{compiler}. It is {AS_WRITTEN}",))
+    most = optimize == "aggressive"
+    ways = [("compiled as a whole", partial(compiler.compile, most=most))]
+    if engine.name == "torch":
+        ways.append(("compiled in pieces", partial(compiler.compile, most=most, whole=False)))
+    return Ways(tuple(ways), compiler.efforts(most))
+
+
 class Versions(Record):
     """How a model is compiled: `ways` are the compilers to try, in order, each with its name."""
 
     function: Function
-    ways: tuple[tuple[str, Callable[[Function], Function]], ...]
+    ways: tuple[tuple[str, Callable[..., Function]], ...]
     engine: Engine
     how: str
     absent: tuple[str, ...] = ()
@@ -37,19 +63,54 @@ class Versions(Record):
 
 def versions_of(subject: Subject, policy: Policy, engine: Engine, optimize: str) -> Versions:
     """The ways to compile a subject on an engine; none where that is not asked for, or not had."""
-    function = subject.under(policy)
-    if optimize == "none":
-        return Versions(function, (), engine, AS_WRITTEN)
-    if not settings.current()[0].jit:
-        return Versions(function, (), engine, AS_WRITTEN, (_TURNED_OFF,))
-    compiler = engine.compiler
-    if isinstance(compiler, Absent):
-        return Versions(function, (), engine, AS_WRITTEN, (f"{compiler}. It is {AS_WRITTEN}",))
-    most = optimize == "aggressive"
-    ways = [("compiled as a whole", partial(compiler.compile, most=most))]
-    if engine.name == "torch":
-        ways.append(("compiled in pieces", partial(compiler.compile, most=most, whole=False)))
-    return Versions(function, tuple(ways), engine, compiler.efforts(most))
+    found = ways_of(engine, optimize)
+    return Versions(subject.under(policy), found.ways, engine, found.how, found.absent)
+
+
+class FirstThatWorks:
+    """A function in the fastest version that works: each call may fall back, and later ones stay.
+
+    A call that compiled code fails is answered by the function as it is written, so that an error
+    of its own is raised as such; where it has none, `say` is told what failed, and the next calls
+    go the next way. Running out of memory is never mended by that, and is raised.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        ways: Sequence[tuple[str, Callable[..., Function]]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._function = function
+        self._further = list(ways)
+        self._say = say
+        self._name, make = self._further.pop(0)
+        self._run = make(function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            return self._run(*arguments)
+        except Exception as error:  # compilers fail with errors of any kind
+            if self._run is self._function or ran_out(error) is not None:
+                raise
+            failed = error
+        try:
+            result = self._function(*arguments)
+        except AnyDeviceError:
+            raise
+        except Exception as own:
+            raise own from failed
+        self._fall_back(failed)
+        return result
+
+    def _fall_back(self, failed: Exception) -> None:
+        before = f"not {self._name}: {_reason(failed)}"
+        if self._further:
+            self._name, make = self._further.pop(0)
+            self._run = make(self._function)
+        else:
+            self._name, self._run = AS_WRITTEN, self._function
+        self._say(f"{before}; {self._name} instead")
 
 
 class Program:

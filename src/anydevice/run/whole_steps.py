@@ -13,7 +13,16 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.nn.layer import Array
 from anydevice.nn.trees import Tree
-from anydevice.run.steps import Recipe, Standing, Stepper, added, as_float, chosen, unusable
+from anydevice.run.steps import (
+    Recipe,
+    Standing,
+    Stepper,
+    added,
+    at_its_least,
+    chosen,
+    total,
+    unusable,
+)
 
 _UNDER_WAY = 2
 """Steps that may be under way when another one is started: one computes while one waits."""
@@ -30,11 +39,13 @@ class WholeStepper(Stepper):
             "batches": self._number(self.batches, np.int32),
             "steps": self._number(standing.steps, np.int32),
             "failed": self._number(0, np.float32),
+            "since": self._number(0, np.float32),
         }
         consumed = ("parameters", "state", "counts", "scale")
         self._whole = self.compiled(self._whole_step, *consumed)
         self._gradients = self.compiled(self._first_gradients, "counts")
         self._more = self.compiled(self._further_gradients, "total", "counts")
+        self._are_spoiled = self.compiled(_spoiled)
         self._updates: dict[float, Callable[..., Any]] = {}
         self._rates: tuple[float, Array] = (0.0, self._number(0, np.float32))
         self._started: deque[Array] = deque()
@@ -75,12 +86,14 @@ class WholeStepper(Stepper):
         self._total, self._added = None, 0
         self.started += 1
 
-    @property
-    def failed(self) -> bool:
-        return bool(self.engine.to_host(self._counts["failed"]))
+    def _failed_steps(self) -> Array:
+        return self._counts["since"]
+
+    def _spoiled(self) -> Array:
+        return self._are_spoiled(self.parameters)
 
     def _steps_taken(self) -> int:
-        return int(self.engine.to_host(self._counts["steps"]))
+        return self._count(self._counts["steps"])
 
     def _rate(self, rate: float) -> Array:
         if rate != self._rates[0]:
@@ -117,7 +130,7 @@ class WholeStepper(Stepper):
         value, gradients = of_loss(parameters, x, y, seed, batch, factor)
         if factor is not None:
             value = ops.divide(value, factor)
-        failed = ops.maximum(counts["failed"], self._failed(value, scale))
+        failed = ops.maximum(counts["failed"], self._wrong(value, scale))
         return gradients, {**counts, "batches": batch, "failed": failed}, value
 
     def _further_gradients(
@@ -144,20 +157,23 @@ class WholeStepper(Stepper):
         share: float,
     ) -> Any:
         gradients, skip = self._ready(total, share, scale)
-        stays = counts["failed"] if skip is None else ops.maximum(skip, counts["failed"])
+        stays = ops.maximum(skip, counts["failed"])
         goes = ops.less(stays, 1.0)
         steps = ops.add(counts["steps"], 1)
         new, after = self.recipe.optimizer.update(parameters, gradients, state, steps, rate)
         failed = stays
         if scale is not None:
-            scale, failed = self._scaling.after(scale, goes), counts["failed"]
+            failed = ops.maximum(counts["failed"], ops.multiply(stays, at_its_least(scale)))
+            scale = self._scaling.after(scale, goes)
             after = chosen(goes, after, state)  # else a step that is left out is the last one
-        counts = {**counts, "steps": ops.where(goes, steps, counts["steps"]), "failed": failed}
+        counts = {
+            "batches": counts["batches"],
+            "steps": ops.where(goes, steps, counts["steps"]),
+            "failed": failed,
+            "since": ops.add(counts["since"], failed),
+        }
         return chosen(goes, new, parameters), after, counts, scale
 
-    def _failed(self, value: Array, scale: Any) -> Array:
-        """1.0 where the loss is of no use for good: not where a smaller scale may mend it."""
-        wrong = unusable(value)
-        if scale is None:
-            return wrong
-        return ops.multiply(wrong, as_float(ops.less_equal(scale["scale"], 1.0)))
+
+def _spoiled(parameters: Tree) -> Array:
+    return unusable(total(parameters))

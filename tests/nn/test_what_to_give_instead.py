@@ -1,0 +1,125 @@
+"""What is no layer, no name and no shape is answered with what to give in its place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from ast import literal_eval
+
+import pytest
+
+from anydevice import nn
+from anydevice.errors import ConfigurationError
+from anydevice.nn.activations import ACTIVATIONS
+from anydevice.nn.layer import Layer
+from anydevice.nn.other_names import _ELSEWHERE
+from anydevice.nn.other_names import ACTIVATIONS as NAMED
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([nn.Dense(2, 2), "relu"], "this list is no layer; layers are given one by one: nn.build("),
+        (nn.Dense, r"Dense is a class and no layer; give one of it, Dense\(…\)"),
+        (None, r"this NoneType is no layer; give a layer such as nn.Dense\(4, 2\)"),
+    ],
+    ids=["list", "class", "nothing"],
+)
+def test_what_is_no_layer(given: object, said: str) -> None:
+    said = said.replace("nn.build(", r"nn.build\(\*layers\)")
+    with pytest.raises(ConfigurationError, match=said):
+        nn.build(given, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=said):
+        nn.Chain("relu", given)  # type: ignore[arg-type]
+
+
+def test_a_model_is_no_layer() -> None:
+    model = nn.build(nn.Dense(2, 2), device="cpu")
+    with pytest.raises(ConfigurationError, match=r"this Model is no layer; give its \.layer"):
+        nn.build(model, "relu")  # type: ignore[arg-type]
+    assert nn.build(model.layer, "relu", device="cpu").output_shape == (2,)
+
+
+def test_a_module_of_another_library_is_no_layer() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(ConfigurationError, match=r"stays as it is: anydevice\.compile takes it"):
+        nn.build(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 8, 3), (1, 28, 28)),
+        (nn.Conv2d(4, 8, 64), (4, 224, 224)),
+        (nn.MaxPool2d(2), (3, 28, 28)),
+        (nn.LayerNorm(64), (128, 64)),
+        (nn.TransformerBlock(32, 4), (128, 32)),
+        (nn.Embedding(100, 8), (128,)),
+        (nn.Chain(nn.Embedding(100, 8), nn.PositionEmbedding(20, 8)), (16,)),
+        (nn.PositionEmbedding(3, 8), (1, 8)),
+        (nn.Flatten(), (28, 28)),
+        (nn.Chain(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Dense(2 * 26 * 26, 4)), (1, 28, 28)),
+    ],
+    ids=lambda value: value.label if isinstance(value, Layer) else "",
+)
+def test_the_shape_that_is_shown_is_one_that_fits(layer: Layer, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        nn.build(layer, device="cpu")
+    shown = re.findall(r"as in input_shape=(\(.*\))$", str(caught.value))
+    assert literal_eval(shown[0]) == shape
+    layer.output(shape)
+
+
+def test_where_no_usual_shape_fits_the_first_part_is_asked() -> None:
+    odd = nn.Chain(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Dense(1001, 4))
+    with pytest.raises(ConfigurationError, match=r"input_shape=\(1, 28, 28\)"):
+        nn.build(odd, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Linear", "'Linear'; did you mean nn.Dense?"),
+        ("Conv2D", "'Conv2D'; did you mean nn.Conv2d?"),
+        ("Sequential", "'Sequential'; did you mean nn.build or nn.Chain?"),
+        ("CrossEntropyLoss", "'CrossEntropyLoss'; did you mean nn.cross_entropy?"),
+        ("Adamw", "'Adamw'; did you mean nn.AdamW?"),
+        ("ReLU", "'ReLU'; activations are named, as in nn.build(nn.Dense(4, 2), \"relu\")"),
+        ("Quux", "'Quux'"),
+    ],
+)
+def test_a_name_of_another_library(name: str, said: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(nn, name)
+    assert str(caught.value) == f"module 'anydevice.nn' has no attribute {said}"
+
+
+def test_the_names_that_are_proposed_are_there() -> None:
+    assert set(ACTIVATIONS) == NAMED
+    for meant in _ELSEWHERE.values():
+        for name in re.findall(r"nn\.(\w+)", meant):
+            assert name in nn.__all__
+    assert not {name.lower() for name in nn.__all__} & set(_ELSEWHERE)
+
+
+def test_a_name_that_nobody_reads_about_costs_nothing() -> None:
+    asked = "import sys; from anydevice import nn; from anydevice.nn import settings; "
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{asked}print('difflib' in sys.modules, hasattr(nn, 'Linear'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "False False\n"
+
+
+def test_arguments_can_be_found_and_are_named_when_they_are_wrong() -> None:
+    assert list(inspect.signature(nn.Dense).parameters)[:3] == ["inputs", "outputs", "bias"]
+    assert inspect.signature(nn.AdamW).parameters["decay"].default == nn.AdamW().decay
+    with pytest.raises(TypeError, match="Adam has no lr; it takes rate, beta1, beta2, eps, decay"):
+        nn.Adam(lr=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Dense needs outputs; it takes inputs, outputs, "):
+        nn.Dense(2)  # type: ignore[call-arg]
+    assert nn.Adam(0.1, 0.8).beta1 == 0.8
