@@ -1,9 +1,10 @@
-"""`anydevice verify` for every engine of an NVIDIA card, one process each, all at once.
+"""`anydevice verify` for every engine of an NVIDIA card, in several processes, all at once.
 
-    PYTHONPATH=src python bench/gpu_verify.py [seconds]
+    PYTHONPATH=src python bench/gpu_verify.py [seconds] [engine …]
 
-Prints how many cells are right, wrong and unsupported, and each that is wrong. An engine that
-does not end within the seconds (200 unless said) is stopped.
+Prints how many cells are right, wrong and unsupported, and each that is wrong. Engines that
+compile a kernel for each case share their ops between several processes. An engine that does not
+end within the seconds (200 unless said) is stopped.
 """
 
 from __future__ import annotations
@@ -12,47 +13,74 @@ import json
 import os
 import subprocess
 import sys
+import time
+from typing import Any
+
+from anydevice.check.cases import TABLE
 
 COMMAND = [sys.executable, "-m", "anydevice", "verify", "--json"]
-PLACES = {
-    "torch": ("cuda",),
-    "jax": ("cuda", "--quick"),  # it compiles each case, which takes minutes
-    "cupy": ("cuda",),
-    "opencl": ("opencl",),
-}
+PLACES = {"torch": ("cuda", 1), "jax": ("cuda", 6), "cupy": ("cuda", 1), "opencl": ("opencl", 8)}
+"""The device of an engine, and how many processes share its ops."""
 
 
-def main() -> None:
-    limit = float(sys.argv[1]) if len(sys.argv) > 1 else 200.0
+def begin(engine: str) -> list[subprocess.Popen[str]]:
+    device, shares = PLACES[engine]
+    ops = list(TABLE)
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    running = {
-        engine: subprocess.Popen(
-            [*COMMAND, "--engine", engine, "--device", device, *more],
+    return [
+        subprocess.Popen(
+            [
+                *COMMAND,
+                "--engine",
+                engine,
+                "--device",
+                device,
+                "--op",
+                ",".join(ops[share::shares]),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for engine, (device, *more) in PLACES.items()
-    }
-    for engine, process in running.items():
+        for share in range(shares)
+    ]
+
+
+def cells_of(processes: list[subprocess.Popen[str]], until: float) -> list[dict[str, Any]]:
+    """The cells that the processes print; raises where one does not end, or prints none."""
+    cells: list[dict[str, Any]] = []
+    for process in processes:
+        said, trouble = process.communicate(timeout=max(0.1, until - time.monotonic()))
         try:
-            said, trouble = process.communicate(timeout=limit)
+            cells += json.loads(said)["cells"]
+        except (ValueError, KeyError) as error:
+            raise RuntimeError(f"{said[-500:]} {trouble[-1500:]}") from error
+    return cells
+
+
+def main() -> None:
+    limit = float(sys.argv[1]) if len(sys.argv) > 1 else 200.0
+    began = time.monotonic()
+    running = {engine: begin(engine) for engine in sys.argv[2:] or PLACES}
+    for engine, processes in running.items():
+        try:
+            cells = cells_of(processes, began + limit)
         except subprocess.TimeoutExpired:
-            process.kill()
             print(f"✗ verify {engine:<10} not done within {limit:.0f} s")
             continue
-        try:
-            cells = json.loads(said)["cells"]
-        except (ValueError, KeyError):
-            print(f"✗ verify {engine:<10} {said[-500:]} {trouble[-1500:]}")
+        except RuntimeError as error:
+            print(f"✗ verify {engine:<10} {error}")
             continue
+        finally:
+            for process in processes:
+                process.kill()
         counts = {
             state: sum(cell["state"] == state for cell in cells)
             for state in ("right", "wrong", "unsupported")
         }
-        mark = "✗" if counts["wrong"] else "✓"
-        print(f"{mark} verify {engine:<10} {counts}")
+        took = time.monotonic() - began
+        print(f"{'✗' if counts['wrong'] else '✓'} verify {engine:<10} {counts}, {took:.0f} s")
         for cell in cells:
             if cell["state"] == "wrong":
                 print("   ", {k: v for k, v in cell.items() if v is not None and k != "state"})
