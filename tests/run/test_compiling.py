@@ -19,9 +19,6 @@ from anydevice.run.homes import home_of
 from anydevice.run.own_models import FunctionSubject
 
 ENGINES = ("numpy", "torch", "jax", "mlx", "opencl")
-LOADING = "ignore:.*torch.jit.script_method.*:DeprecationWarning"
-
-pytestmark = pytest.mark.filterwarnings(LOADING)
 
 
 def device_of_engine(name: str) -> Device:
@@ -324,12 +321,63 @@ def test_inputs_that_do_not_fit_are_refused(inputs: Any, named: Any, said: str) 
         (digits(), {"precision": "int4"}, "precision is one of"),
         (digits(), {"properties": [bool]}, "give one with verify="),
         (nn.Dense(2, 3), {}, r"Dense\(2→3\) is a layer and has no parameters"),
-        ("text", {}, "a builtins.str cannot be compiled"),
+        ("text", {}, "^a str cannot be compiled; give a nn.Model"),
+        (3, {}, "^an int cannot be compiled"),
+        (nn.Dense, {}, r"^Dense is a class; give one of it, Dense\(…\)"),
+        (digits(), {"verify": X, "properties": bool}, r"functions of the output in a list"),
+        (digits(), {"verify": X, "properties": [bool, "finite"]}, r"functions of the output"),
+        (partial(ops.softmax, axis=0), {"verify": True}, "and a bool holds no array; give an arr"),
     ],
 )
 def test_options_and_models_that_there_are_not(model: Any, options: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         anydevice.compile(model, "cpu", **options)
+
+
+def test_what_training_gives_holds_the_model() -> None:
+    model = nn.build(nn.Dense(16, 2), device=device_of_engine("torch"))
+    batch = X, np.zeros(5, np.int32)
+    trained = nn.train(model, [batch], nn.SGD(0.1), "cross_entropy", epochs=1, optimize="none")
+    with pytest.raises(ConfigurationError, match=r"^an anydevice\..*Trained .*; give its \.model"):
+        anydevice.compile(trained)
+
+
+def test_examples_are_given_by_place_or_by_name() -> None:
+    def scaled(x: Any, *, scale: float = 1.0) -> Any:
+        return ops.multiply(x, scale)
+
+    def first(pair: dict[str, Any]) -> Any:
+        return pair["x"]
+
+    here = device_of_engine("numpy")
+    compiled = anydevice.compile(scaled, here, verify={"x": X, "scale": 2.0})
+    assert compiled.report.checked is not None
+    assert np.array_equal(compiled(X, scale=2.0), 2 * X)
+    assert len(compiled.report.made) == 2, "by name and by place are two forms"
+    assert len(compiled.warm_up({"x": X, "scale": 2.0}).made) == 2
+    of_a_dict = anydevice.compile(first, here, verify={"x": X})
+    assert of_a_dict.report.checked is not None
+    with pytest.raises(ConfigurationError, match="and got dict"):
+        anydevice.compile(digits(), here, verify={"x": X})
+    with pytest.raises(KeyError):
+        of_a_dict.warm_up({})  # an empty dict is an input, and has no x
+    assert anydevice.compile(max, here)._inputs_of({"x": X}) == (({"x": X},), {})
+
+
+def test_the_report_of_many_shapes_is_short() -> None:
+    compiled = anydevice.compile(digits(), device_of_engine("numpy"))
+    for rows in (1, 2, 3, 4):
+        compiled(X[:rows])
+    before = [line for line in str(compiled.report).splitlines() if line.startswith("compiled")]
+    assert len(before) == 4
+    assert "(4, 16) float32: run as written in" in before[3]
+    compiled(X)
+    compiled(np.concatenate([X, X]))
+    after = [line for line in str(compiled.report).splitlines() if line.startswith("compiled")]
+    assert after[:4] == before
+    assert after[4].startswith("compiled   2 more: 2 run as written in ")
+    assert len(after) == 5
+    assert len(compiled.report.made) == 6
 
 
 def test_a_device_that_is_not_there() -> None:

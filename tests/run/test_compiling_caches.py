@@ -146,3 +146,22 @@ def test_a_second_process_finds_the_code(home: Path) -> None:
     ]
     assert found[0] == 0
     assert found[1] >= 1
+
+
+_LOADED = """
+import warnings
+
+import torch
+from anydevice.engines import registry
+
+warnings.simplefilter("error", DeprecationWarning)
+before = list(warnings.filters)
+assert registry.load("torch").compiler.efforts(False) == "torch.compile"
+assert warnings.filters == before
+import torch.utils.mkldnn
+"""
+
+
+def test_what_pytorch_loads_to_compile_is_loaded_without_its_warnings() -> None:
+    pytest.importorskip("torch")
+    subprocess.run([sys.executable, "-c", _LOADED], check=True)

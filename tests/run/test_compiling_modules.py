@@ -166,7 +166,6 @@ def test_modules_of_mlx_are_compiled() -> None:
     assert compiled.report.made[0].how == "compiled as a whole"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_modules_of_pytorch_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     module = torch_module()
     torch = pytest.importorskip("torch")
@@ -289,10 +288,11 @@ def test_later_changes_of_weights_are_seen(engine: str, precision: str) -> None:
     np.testing.assert_allclose(after, want, atol=0.05 * np.abs(want).max())
     assert compiled.report.made == made, "other weights need no other code"
     assert compiled.verify(X).checked is not None
-    if compiled._follower is not None:
-        doubled(module, engine)
-        compiled(X)
-        assert compiled.report.checked is None, "other weights were not checked"
+    doubled(module, engine)
+    assert compiled.report.checked is None, "other weights were not checked"
+    compiled(X)
+    assert compiled.report.checked is None
+    assert compiled.verify(X).checked is not None
 
 
 @pytest.mark.parametrize("engine", FOLLOWED)
@@ -325,6 +325,50 @@ def test_what_cannot_be_seen_is_taken_by_refresh() -> None:
     assert np.array_equal(detached(compiled(X)).numpy(), before)
     compiled.refresh()
     assert not detached(compiled(X)).numpy().any()
+
+
+def test_verified_weights_may_be_changed_and_verified_again() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Counting(torch.nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(16, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return super().forward(x)
+
+    module = Counting().eval()
+    compiled = anydevice.compile(module, "cpu", optimize="none", verify=X)
+    compiled(X)
+    assert compiled.report.checked is not None, "what it writes when it is called is its own"
+    doubled(module, "torch")
+    assert compiled.report.checked is None
+    assert compiled.verify(X).checked is not None
+    module.train()
+    assert compiled.report.checked is None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.:DeprecationWarning")
+@pytest.mark.parametrize("made", ["script", "trace"])
+def test_torchscript_is_verified_as_a_whole(made: str) -> None:
+    torch = pytest.importorskip("torch")
+    layers = torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
+    module = torch.nn.Sequential(*layers).eval()
+    x = torch.from_numpy(X)
+    scripted = torch.jit.script(module) if made == "script" else torch.jit.trace(module, x)
+    for precision in ("float32", "float16"):
+        report = anydevice.compile(
+            scripted, "cpu", optimize="none", precision=precision, verify=X
+        ).report
+        assert report.checked is not None
+        assert (report.checked.parts, report.checked.weights) == (0, 7)
+        assert report.checked.reference == "float64 on the CPU"
+    assert torch.equal(scripted(x), module(x)), "the module itself stays as it was"
+    if made == "script":
+        with pytest.raises(ConfigurationError, match="1 works otherwise in training"):
+            anydevice.compile(torch.jit.script(module.train()), "cpu", verify=X)
 
 
 def test_a_copy_follows_the_mode_and_takes_what_inference_mode_made() -> None:
@@ -394,6 +438,9 @@ def test_several_inputs_by_name() -> None:
     assert compiled(X, mask=mask, scale=2.0)["y"].abs().sum() == 0
     assert compiled(X)["masked"] is False
     assert len(compiled.report.made) == 2
+    checked = compiled.verify({"x": X, "mask": mask, "scale": 2.0}).checked
+    assert checked is not None
+    assert checked.parts == 1
 
 
 def test_linen_is_told_what_to_do() -> None:
@@ -431,6 +478,11 @@ def test_a_module_goes_where_it_is_sent() -> None:
     module = torch_module()
     compiled = anydevice.compile(module, Device("cpu", engine="jax"), optimize="none")
     assert compiled.device.engine == "torch"
+    assert compiled.report.notes == (
+        "jax was asked for, and a torch.nn.Module runs in torch: it stays there",
+    )
+    for free in ("cpu", Device("cpu"), Device("cpu", engine="torch")):
+        assert anydevice.compile(module, free, optimize="none").report.notes == ()
 
 
 def test_without_a_device_a_module_goes_where_things_go() -> None:
@@ -467,3 +519,27 @@ def test_a_class_that_inherits_its_call_gets_it_back() -> None:
 
 def test_what_a_flax_module_does_not_keep_is_said() -> None:
     assert "is not kept" in anydevice.compile(nnx_module(), "cpu").report.notes[0]
+
+
+def test_weights_without_axes_are_verified() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Scaled(torch.nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(16, 4)
+            self.scale = torch.nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * self.scale.exp()
+
+    report = anydevice.compile(Scaled().eval(), "cpu", optimize="none", verify=X).report
+    assert report.checked is not None
+    assert report.checked.weights == 3
+
+
+def test_an_example_by_name_is_verified(brought: tuple[str, str, Any, int]) -> None:
+    _, engine, module, parts = brought
+    example = {"input" if engine == "torch" else "x": X}
+    checked = anydevice.compile(module, "cpu", optimize="none", verify=example).report.checked
+    assert checked is not None
+    assert checked.parts == parts

@@ -173,8 +173,30 @@ def test_newer_and_foreign_files_are_clear_errors(tmp_path: Path) -> None:
     for wrong in ("model.pt", "model"):
         with pytest.raises(ConfigurationError, match=r"end with \.safetensors"):
             nn.load(tmp_path / wrong, "cpu")
-    with pytest.raises(ConfigurationError, match="takes a Model, not a Dense"):
+    with pytest.raises(ConfigurationError, match=r"takes a nn\.Model, not an anydevice.*\.Dense$"):
         nn.save(nn.Dense(2, 3), path)  # type: ignore[arg-type]
+
+
+def test_what_is_no_model_is_told_how_it_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(2, 3)
+    for given, words in [
+        (anydevice.compile(nn.Model(nn.Dense(2, 3), device=cpu())), r"Compiled; give its \.model$"),
+        (module, r"not a torch.*Linear; .* PyTorch's: torch\.save\(module\.state_dict\(\), path"),
+        (anydevice.compile(module, "cpu"), r"not an anydevice.*Compiled; .*state_dict"),
+        (3, "not an int$"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            nn.save(given, path)
+    assert not path.exists()
+
+
+def test_a_pickle_is_not_converted_onto_itself(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"PK\x03\x04" + bytes(40))
+    with pytest.raises(TransferError, match=r"'model\.converted\.safetensors'\)$"):
+        nn.load(path, "cpu")
 
 
 def test_layers_of_your_own_must_be_registered(tmp_path: Path) -> None:
@@ -364,15 +386,21 @@ def test_patience_is_resumed(tmp_path: Path) -> None:
 
 
 def judged(losses: Sequence[float], **options: Any) -> tuple[nn.Trained, int]:
-    """A training with these validation losses, and the epoch whose model came back."""
+    """A training with these validation losses, and the epoch whose model came back.
+
+    The data is finite: losses that are not are those of a division by 0.
+    """
 
     def held(seed: int, epoch: int) -> Any:
-        yield np.zeros((1, 1), np.float32), np.array([[losses[epoch - 1], 0]], np.float32)
+        loss = losses[epoch - 1]
+        share = (loss, 1) if math.isfinite(loss) else (0 if math.isnan(loss) else 1, 0)
+        yield np.zeros((1, 1), np.float32), np.array([[*share, 0]], np.float32)
 
     def loss(output: Any, target: Any) -> Any:
-        return ops.mean(ops.add(target[:, :1], ops.multiply(output, target[:, 1:])))
+        share = ops.divide(target[:, :1], target[:, 1:2])
+        return ops.mean(ops.add(share, ops.multiply(output, target[:, 2:])))
 
-    batch = [(np.zeros((1, 1), np.float32), np.array([[0, 1]], np.float32))]
+    batch = [(np.zeros((1, 1), np.float32), np.array([[0, 1, 1]], np.float32))]
     given = {"epochs": len(losses), "patience": 2, "optimize": "none", **options}
     model = nn.Model(nn.Dense(1, 1), device=cpu())
     run = nn.train(model, batch, nn.SGD(1.0), loss, device=cpu("torch"), validation=held, **given)

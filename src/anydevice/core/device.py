@@ -272,6 +272,10 @@ def parse_place(place: str) -> tuple[str, int | None]:
 
 def unknown_backend(name: str) -> str:
     """The sentence for a name that no backend has, with the valid ones."""
+    served = [row.name for row in BACKENDS.values() if name in row.engines]
+    if served:
+        place = "cpu" if "cpu" in served else served[0]
+        return f'{name} is an engine, not a backend; write device("{place}", engine="{name}")'
     meant = SAID_ELSEWHERE.get(name)
     hint = f" (did you mean {meant!r}?)" if meant else ""
     known = (*BACKENDS, *sorted(reach("added_backends")()))

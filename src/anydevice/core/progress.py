@@ -16,13 +16,21 @@ class ProgressBar:
 
     It appears with the first `tell`. Whether the stream is a terminal is for the caller to know:
     nothing belongs on one that is not. With `in_bytes`, what is done is shown as bytes, with their
-    rate and the time that is left.
+    rate and the time that is left. The bar itself is `width` columns wide.
     """
 
-    def __init__(self, stream: TextIO, *, colour: bool = True, in_bytes: bool = False) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        colour: bool = True,
+        in_bytes: bool = False,
+        width: int = _WIDTH,
+    ) -> None:
         self._stream = stream
         self._colour = colour
         self._in_bytes = in_bytes
+        self._width = width
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
@@ -74,4 +82,4 @@ class ProgressBar:
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
             )
-        return BarColumn(_WIDTH), *counted, TextColumn("{task.description}", markup=False)
+        return BarColumn(self._width), *counted, TextColumn("{task.description}", markup=False)

@@ -11,6 +11,13 @@ import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError
+from anydevice.nn.trees import leaves
+from anydevice.run.given_batches import (
+    ABOUT_WHAT_IS_GIVEN,
+    as_host_array,
+    pair_of,
+    put_before,
+)
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.prefetching import prefetch
 from anydevice.transfer.randomness import rng
@@ -35,13 +42,14 @@ class Batches:
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
 
-    Raises `ConfigurationError` where the arrays are of different lengths, or empty.
+    Raises `ConfigurationError` where the arrays are of different lengths, or empty, or hold
+    anything but numbers.
     """
 
     def __init__(
         self, x: Any, y: Any, size: int, *, shuffle: bool = True, whole_only: bool = False
     ) -> None:
-        self.x, self.y = np.asarray(x), np.asarray(y)
+        self.x, self.y = as_host_array(x, "x"), as_host_array(y, "y")
         self.size = size
         self.shuffle = shuffle
         self.whole_only = whole_only
@@ -73,6 +81,13 @@ class Batches:
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
     """The data, where batches can be had of it in every epoch; else `ConfigurationError`."""
+    if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
+        what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
+        raise ConfigurationError(
+            f"{name} is {what}, and must be batches, each a pair (x, y); "
+            "nn.Batches(x, y, size=32) makes them of two arrays",
+            source=name,
+        )
     if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
         if epochs > 1 and isinstance(data, Iterator):
             raise ConfigurationError(
@@ -125,14 +140,22 @@ def sizes_of(data: Any) -> dict[str, int]:
 
 
 def placed(
-    data: Any, seed: int, epoch: int, device: Device, *, skip: int = 0, ahead: bool = True
+    data: Any,
+    seed: int,
+    epoch: int,
+    device: Device,
+    *,
+    skip: int = 0,
+    ahead: bool = True,
+    name: str = "data",
 ) -> Iterator[Batch]:
     """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
 
-    On an accelerator the next ones are placed `ahead`, while the loop computes.
+    On an accelerator the next ones are placed `ahead`, while the loop computes. Errors about a
+    batch begin with its number.
     """
-    source = iter(data(seed, epoch) if callable(data) and not hasattr(data, "__iter__") else data)
-    there = (_moved(batch, device) for batch in islice(source, skip, None))
+    given = enumerate(islice(_source(data, seed, epoch), skip, None), skip + 1)
+    there = (_moved(batch, device, name, epoch, number) for number, batch in given)
     if not ahead or device.kind == "cpu":
         yield from there
         return
@@ -140,12 +163,54 @@ def placed(
         yield from batches
 
 
-def _moved(batch: Any, device: Device) -> Batch:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise ConfigurationError(
-            f"a batch is a pair (x, y), and this one is a {type(batch).__name__}"
-            + (f" of {len(batch)}" if isinstance(batch, tuple | list) else ""),
-            source="data",
-        )
-    x, y = to_device(tuple(batch), device, convert=True)
+def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
+    """The first batch as it is given, where looking at it takes nothing away; else `None`.
+
+    Raises `ConfigurationError` where there is none, or it is no pair of arrays of numbers.
+    """
+    if isinstance(data, Iterator):
+        return None
+    for batch in _source(data, seed, epoch):
+        try:
+            return pair_of(batch)
+        except ConfigurationError as error:
+            put_before(error, told_of(name, epoch, 1))
+            raise
+    raise ConfigurationError(f"{name} gave no batches", source=name)
+
+
+def told_of(name: str, epoch: int, number: int) -> str:
+    """How errors call a batch.
+
+    >>> told_of("data", 2, 31), told_of("validation", 2, 1)
+    ('batch 31 of epoch 2', 'batch 1 of the validation')
+    """
+    return f"batch {number} of {f'epoch {epoch}' if name == 'data' else f'the {name}'}"
+
+
+def examples_of(x: Any) -> int:
+    """How many examples a batch has.
+
+    >>> examples_of({"words": np.zeros((3, 7)), "lengths": np.zeros(3)})
+    3
+    """
+    shape = leaves(x)[0].shape
+    return int(shape[0]) if shape else 1
+
+
+def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
+    return iter(data(seed, epoch) if callable(data) and not hasattr(data, "__iter__") else data)
+
+
+def _moved(batch: Any, device: Device, name: str, epoch: int, number: int) -> Batch:
+    try:
+        # Whole numbers of 64 bits that fit are the same numbers in 32: nobody needs to be warned.
+        x, y = to_device(pair_of(batch), device, convert=True, narrow=True)
+    except ABOUT_WHAT_IS_GIVEN as error:
+        put_before(error, told_of(name, epoch, number))
+        raise
     return x, y
+
+
+def _are_arrays(data: Any) -> bool:
+    return bool(data) and all(hasattr(each, "shape") for each in data)

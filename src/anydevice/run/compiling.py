@@ -16,6 +16,7 @@ from anydevice.engines.ownership import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.memory.running_out import refuse
 from anydevice.run.checking_models import Property
+from anydevice.run.following import Follower
 from anydevice.run.homes import home_of
 from anydevice.run.inputs import (
     Form,
@@ -31,7 +32,7 @@ from anydevice.run.own_models import ModelSubject
 from anydevice.run.precision import Policy, policy_of
 from anydevice.run.reports import Checked, CompileReport, Made
 from anydevice.run.subjects import Array, Subject
-from anydevice.run.verifying_compiled import Evidence, verified
+from anydevice.run.verifying_compiled import Evidence, refuse_no_functions, verified
 from anydevice.run.versions import Program, versions_of
 from anydevice.transfer.moving import is_array, to_device
 from anydevice.transfer.tree import flatten
@@ -61,9 +62,9 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
       time for faster code.
     - `precision`: "float32", "float16" or "bfloat16" is the type of floating weights, inputs and
       results; with "mixed", weights and results are float32 and computing is in 16 bits.
-    - `verify`: an example input, or a tuple of several. It is run on the device and on a float64
-      reference; whatever is wrong raises `VerificationError` with the first layer that is.
-      `properties` are functions of the output, given as NumPy, that must hold.
+    - `verify`: an example input, a tuple of several, or a dict of those by name. It is run on the
+      device and on a float64 reference; whatever is wrong raises `VerificationError` with the
+      first layer that is. `properties` are functions of the output, given as NumPy, that must hold.
 
     What could not be compiled runs as written; `report` says what was done, and why.
 
@@ -83,6 +84,7 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
         raise ConfigurationError(
             f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize="
         )
+    refuse_no_functions(properties)
     if properties and verify is None:
         raise ConfigurationError(
             "properties are checked on an example; give one with verify=", source="properties="
@@ -93,10 +95,10 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     home = home_of(source, device, compiled=optimize != "none")
     policy = policy_of(precision, home)
     evidence = Evidence.of(source, policy) if verify is not None else None
-    compiled = Compiled(model, source.moved(home, policy.parameters), home, policy, optimize)
+    moved = source.moved(home, policy.parameters)
+    compiled = Compiled(model, moved, home, policy, optimize, _stays(source, device))
     if evidence is not None:
-        compiled._evidence = evidence
-        compiled.verify(verify, properties)
+        compiled._verify(evidence, verify, properties)
     return compiled
 
 
@@ -116,13 +118,20 @@ class Compiled:
     """
 
     def __init__(
-        self, model: Any, subject: Subject, device: Device, policy: Policy, optimize: str
+        self,
+        model: Any,
+        subject: Subject,
+        device: Device,
+        policy: Policy,
+        optimize: str,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.model = model
         self.device = device
         self.policy = policy
         self.optimize = optimize
         self._engine: Engine = registry.load(device.engine or "numpy")
+        self._notes = notes
         self._signers: dict[type, Signer] = {}
         self._following = threading.Lock()
         self._take(subject)
@@ -138,8 +147,8 @@ class Compiled:
         self._ready_plain: dict[Any, Callable[..., Any]] = {}
         self._made: list[Made] = []
         self._overflowed = False
-        self._evidence: Evidence | None = None
         self._checked: Checked | None = None
+        self._watch: Follower | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """What the model gives for these inputs, which are moved to its device first.
@@ -170,11 +179,12 @@ class Compiled:
             raise
 
     def warm_up(self, example: Any) -> CompileReport:
-        """Compile for the shapes of an example, or of a tuple of inputs, and run it once.
+        """Compile for the shapes of an example, given as for `verify`, and run it once.
 
         Later calls with these shapes take no time for compiling. Returns the report.
         """
-        self._wait_for(self(*example_inputs(example)))
+        given, named = self._inputs_of(example)
+        self._wait_for(self(*given, **named))
         return self.report
 
     def refresh(self) -> None:
@@ -187,13 +197,25 @@ class Compiled:
     def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
         """Check the model on its device against a float64 reference; see `compile`.
 
-        Raises `VerificationError` with the first layer that is wrong.
+        An example is one input, a tuple of several, or a dict of those by name: of names that the
+        model gives its inputs. Another dict is one input. Once the module is changed, `report` says
+        it is no longer verified. Raises `VerificationError` with the first layer that is wrong.
         """
+        refuse_no_functions(properties)
         self._follow()
-        evidence = self._evidence or Evidence.of(subject_of(self.model), self.policy)
-        self._checked = None
-        self._checked = verified(self, evidence, example_inputs(example), properties)
+        self._verify(Evidence.of(subject_of(self.model), self.policy), example, properties)
         return self.report
+
+    def _verify(self, evidence: Evidence, example: Any, properties: Sequence[Property]) -> None:
+        self._checked = None
+        self._checked = verified(self, evidence, self._inputs_of(example), properties)
+        self._watch = self._subject.watch()
+
+    def _inputs_of(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = example if isinstance(example, dict) else {}
+        if named and named.keys() <= self._subject.input_names():
+            return (), named
+        return example_inputs(example), {}
 
     @property
     def parameters(self) -> Any:
@@ -211,6 +233,9 @@ class Compiled:
         )
         if self._overflowed:
             fell_back += (_too_many(),)
+        watch = self._watch
+        if watch is not None and watch.sees_changes():
+            self._checked = self._watch = None
         return CompileReport(
             model=self._subject.kind,
             device=self.device,
@@ -221,7 +246,7 @@ class Compiled:
             kept_in=self._kept_in,
             made=tuple(self._made),
             fell_back=tuple(dict.fromkeys(fell_back)),
-            notes=tuple(self._subject.notes),
+            notes=self._notes + tuple(self._subject.notes),
             checked=self._checked,
         )
 
@@ -234,7 +259,7 @@ class Compiled:
             if follower is None or not follower.sees_changes():
                 return  # another thread did it
             seen = follower.look()
-            self._evidence = self._checked = None
+            self._checked = self._watch = None
             if self._subject.catches_up(self.device, self.policy.parameters):
                 follower.saw(seen)
             else:
@@ -303,6 +328,18 @@ def _kept_in(engine: Engine, compiles: bool) -> str | None:
     if not compiles or isinstance(engine.compiler, Absent):
         return None
     return engine.compiler.keep(str(compiled_folder(engine.name)))
+
+
+def _stays(source: Subject, device: Any) -> tuple[str, ...]:
+    """What the report says where another engine was asked for than the module's library."""
+    if not isinstance(device, Device) or device.engine_is_free:
+        return ()
+    if source.library in (None, device.engine):
+        return ()
+    return (
+        f"{device.engine} was asked for, and a {source.kind} runs in {source.library}: it stays "
+        "there",
+    )
 
 
 def _too_many() -> str:

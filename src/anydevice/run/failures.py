@@ -18,6 +18,10 @@ from anydevice.run.steps import Recipe
 from anydevice.transfer.moving import to_numpy
 
 _ADVICE = "try a smaller rate, clip=1.0, or look at the data"
+_OF_FLOAT16 = (
+    'float16 ends at 65504: give smaller inputs, or take precision="bfloat16" or "mixed", or '
+)
+ON_DATA = "look at the data: numpy.isfinite says which numbers they are"
 
 
 class Taken(Record):
@@ -47,18 +51,27 @@ def failure(
             where=layer,
         )
     for taken in batches:
+        spoiled = spoiled_batch(taken.x, taken.y)
+        if spoiled is not None:
+            return _error(taken.step, spoiled, "", ON_DATA)
         found = _found(recipe, engine, parameters, taken, seed)
         if found is not None:
-            return _error(taken.step, *found)
-    return _error(since, "and it was finite when the batches were run again", "")
+            return _error(taken.step, *found, _advice(recipe))
+    what = "and it was finite when the batches were run again"
+    return _error(since, what, "", _advice(recipe))
+
+
+def spoiled_batch(x: Any, y: Any) -> str | None:
+    """What is wrong with a batch that holds NaN or what is infinite; `None` where it does not."""
+    for name, part in (("x", x), ("y", y)):
+        if not _is_finite(part):
+            return f"the batch itself holds {_kind(part)} in {name}"
+    return None
 
 
 def _found(
     recipe: Recipe, engine: str, parameters: Any, taken: Taken, seed: int
 ) -> tuple[str, str] | None:
-    wrong = _wrong_leaf({"x": taken.x, "y": taken.y})
-    if wrong is not None:
-        return f"the batch itself holds {_kind(paths_of({'x': taken.x, 'y': taken.y})[wrong])}", ""
     seen: list[tuple[str, Any]] = []
     is_traced = registry.load(engine).is_traced
 
@@ -96,9 +109,13 @@ def _in_gradients(
     return f"the gradient of {name} is {_kind(paths_of(gradients)[wrong])}", name
 
 
-def _error(step: int, what: str, where: str) -> VerificationError:
+def _advice(recipe: Recipe) -> str:
+    return (_OF_FLOAT16 if recipe.policy.needs_loss_scale else "") + _ADVICE
+
+
+def _error(step: int, what: str, where: str, advice: str) -> VerificationError:
     return VerificationError(
-        f"training stopped at step {step}: {what}; no parameter was changed by it. {_ADVICE}",
+        f"training stopped at step {step}: {what}; no parameter was changed by it. {advice}",
         where=where,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.engines import registry
+from anydevice.errors import UnsupportedError
 from anydevice.run.subjects import Subject
 
 Facet = Literal["compiler", "autodiff"]
@@ -34,7 +35,11 @@ def home_for_training(subject: Subject, device: Device | str | None) -> Device:
     """
     home = _of_any_library(subject, device, "autodiff")
     if home.engine is not None and not _has(home.engine, "autodiff"):
-        raise registry.row_of(home.engine).lacks["autodiff"].error()
+        absent = registry.row_of(home.engine).lacks["autodiff"]
+        raise UnsupportedError(
+            f'{absent}: leave device= out, or give one such as device("cpu", engine="torch")',
+            absent,
+        )
     return home
 
 

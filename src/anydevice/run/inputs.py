@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import optree
@@ -90,7 +90,7 @@ def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, 
                 "a compiled model takes arrays, numbers and texts, in dicts, lists and tuples",
                 source="inputs",
             )
-    is_plain = not named and len(arrays) == len(inputs)
+    is_plain = not named and len(arrays) == len(inputs) and all(map(is_, arrays, inputs))
     return Form(structure, tuple(constants), len(values), is_plain), arrays
 
 

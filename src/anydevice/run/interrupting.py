@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -11,12 +12,14 @@ from typing import Any, Self
 class Interrupts:
     """While the block runs, the first Ctrl-C only asks to stop; the second one interrupts.
 
-    `asked` is true from the first one on. Only in the main thread, and only where nobody else has a
-    handler of his own.
+    `asked` is true from the first one on, which calls `acknowledge` at once, wherever the program
+    is: it may not wait, nor write to a stream of Python's. Only in the main thread, and only where
+    nobody else has a handler of his own.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self.acknowledge: Callable[[], None] | None = None
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -29,6 +32,8 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if self.acknowledge is not None:
+            self.acknowledge()
 
     def __exit__(
         self,

@@ -20,6 +20,7 @@ from anydevice.run.subjects import (
     Change,
     Subject,
     in_training,
+    names_of_inputs,
     note_of_training,
 )
 from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
@@ -97,6 +98,9 @@ class JaxSubject(Subject):
 
     def reference_input(self, x: Array) -> Array:
         return placed_on_cpu(x, "jax")
+
+    def input_names(self) -> frozenset[str]:
+        return names_of_inputs(self.module)
 
     def has_coarse_products(self, device: Device) -> bool:
         return device.kind != "cpu"

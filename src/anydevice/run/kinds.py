@@ -12,7 +12,7 @@ from anydevice.nn.model import Model
 from anydevice.run.jax_modules import NnxSubject, PytreeSubject
 from anydevice.run.mlx_modules import MlxSubject
 from anydevice.run.own_models import FunctionSubject, ModelSubject
-from anydevice.run.subjects import Subject
+from anydevice.run.subjects import Subject, in_words
 from anydevice.run.torch_modules import TorchSubject
 
 _MODULES: tuple[tuple[str, Callable[[Any], Subject]], ...] = (
@@ -50,10 +50,18 @@ def subject_of(model: Any) -> Subject:
             "compile the function lambda x: module.apply(variables, x)",
             source="model",
         )
-    if not callable(model):
+    if isinstance(model, type):
         raise ConfigurationError(
-            f"a {type(model).__module__}.{type(model).__qualname__} cannot be compiled; give a "
-            "nn.Model, a function over arrays, or a module of PyTorch, Flax NNX, Equinox or MLX",
+            f"{model.__qualname__} is a class; give one of it, {model.__qualname__}(…)",
             source="model",
         )
+    if not callable(model):
+        inside = isinstance(getattr(model, "model", None), Model)
+        instead = (
+            "give its .model"
+            if inside
+            else "give a nn.Model, a function over arrays, or a module of PyTorch, Flax NNX, "
+            "Equinox or MLX"
+        )
+        raise ConfigurationError(f"{in_words(model)} cannot be compiled; {instead}", source="model")
     return FunctionSubject(model)

@@ -1,73 +1,160 @@
-"""Mistakes in a loss or in targets that show only when a step is taken, and then as something else.
+"""Mistakes in a loss or in data that show only when a step is taken, and then as something else.
 
-An engine says of them what it knows, which is nothing of the loss or of classes.
+An engine says of them what it knows, which is nothing of the loss, of layers or of classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anydevice import ops
+from anydevice.engines.ownership import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
-from anydevice.nn.layer import Run
+from anydevice.nn.layer import MisfitError, Run
 from anydevice.nn.losses import cross_entropy
-from anydevice.run.failures import Taken
+from anydevice.run.failures import ON_DATA, Taken, spoiled_batch
+from anydevice.run.given_batches import ABOUT_WHAT_IS_GIVEN, put_before
 from anydevice.run.steps import Recipe, Stepper
 from anydevice.transfer.moving import to_numpy
 
 
-@contextmanager
-def mistakes_explained(stepper: Stepper, x: Any, y: Any) -> Iterator[None]:
-    """An error of the block, which takes a step by this batch, is one about the loss if it is that.
+def explained(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) -> Exception:
+    """What to raise for an error of a step by this batch, which is `where`.
 
-    Raises `ConfigurationError` where the loss gives anything but one number.
+    It is a `ConfigurationError` where the loss gives anything but one number, and where x is whole
+    numbers for a layer of floating ones; else the error itself, with where it was.
     """
-    try:
-        yield
-    except AnyDeviceError:
-        raise
-    except Exception as error:
-        value = None
-        with suppress(Exception):
-            value = stepper.recipe.value(stepper.parameters, x, y, Run())
-        if value is not None:
-            check_loss(stepper.recipe, value, error)
-        raise
+    if isinstance(error, ABOUT_WHAT_IS_GIVEN):
+        put_before(error, where)
+        return _about_whole_numbers(stepper, x, y, where) or error
+    if isinstance(error, AnyDeviceError):
+        return error
+    value = None
+    with suppress(Exception):
+        value = stepper.recipe.value(stepper.parameters, x, y, Run())
+    return error if value is None else _about_loss(stepper.recipe, value) or error
 
 
-def check_loss(recipe: Recipe, value: Any, cause: Exception | None = None) -> None:
+def check_loss(recipe: Recipe, value: Any) -> None:
     """Raise `ConfigurationError` where a loss gave this and it is not one number."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and not tuple(shape):
+    error = _about_loss(recipe, value)
+    if error is not None:
+        raise error
+
+
+def check_shape(recipe: Recipe, x: Any, where: str) -> None:
+    """Raise `ConfigurationError`, which names the layer, for a batch that does not fit or is empty.
+
+    `where` is how the error calls the batch. What is a nest of arrays is for the layer to judge.
+    """
+    shape = getattr(x, "shape", None)
+    if shape is None:
         return
-    name = getattr(recipe.loss, "__name__", type(recipe.loss).__name__)
-    gave = f"a {type(value).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
-    raise ConfigurationError(
-        f"a loss gives one number, an array without axes, and {name} gave {gave}; "
-        "take its mean with ops.mean",
-        source="loss",
-    ) from cause
+    shape = tuple(shape)
+    if 0 in shape[:1]:
+        raise ConfigurationError(f"{where} is empty: x has the shape {shape}", source="data")
+    try:
+        recipe.layer.output(shape[1:])
+    except ConfigurationError as error:
+        put_before(error, where)
+        if isinstance(error, MisfitError) and _fits(recipe, shape):
+            error.args = (
+                f"{error}; x has the shape {shape}: is it one example rather than a batch? "
+                "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",
+            )
+        raise
 
 
 def wrong_target(recipe: Recipe, batches: Iterable[Taken]) -> VerificationError | None:
     """The error for the first batch with a target that is none of the classes, where one has it."""
-    loss = recipe.loss.func if isinstance(recipe.loss, partial) else recipe.loss
-    if loss not in (cross_entropy, ops.cross_entropy):
-        return None
     for taken in batches:
-        classes = recipe.layer.output(tuple(taken.x.shape[1:]))[-1]
-        targets = np.asarray(to_numpy(taken.y))
-        wrong = targets[(targets < 0) | (targets >= classes)]
-        if wrong.size:
-            return VerificationError(
-                f"step {taken.step}: a target is {wrong.flat[0]}, and the model gives {classes} "
-                f"classes, which are 0 to {classes - 1}; look at the data, or give the last layer "
-                "more outputs",
-                where="target",
-            )
+        wrong = _wrong_class(recipe, taken.x, taken.y)
+        if wrong is not None:
+            return VerificationError(f"step {taken.step}: {wrong}", where="target")
     return None
+
+
+def wrong_batch(recipe: Recipe, x: Any, y: Any, where: str) -> VerificationError | None:
+    """The error for a batch whose loss cannot be a number, whatever the model is."""
+    wrong = _wrong_class(recipe, x, y)
+    if wrong is not None:
+        return VerificationError(f"{where}: {wrong}", where="target")
+    spoiled = spoiled_batch(x, y)
+    if spoiled is None:
+        return None
+    return VerificationError(f"{where}: {spoiled}; {ON_DATA}", where=where)
+
+
+def _about_loss(recipe: Recipe, value: Any) -> ConfigurationError | None:
+    shape = getattr(value, "shape", None)
+    if shape is not None and not tuple(shape):
+        return None
+    name = getattr(recipe.loss, "__name__", type(recipe.loss).__name__)
+    gave = f"a {type(value).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
+    return ConfigurationError(
+        f"a loss gives one number, an array without axes, and {name} gave {gave}; "
+        "take its mean with ops.mean",
+        source="loss",
+    )
+
+
+def _about_whole_numbers(stepper: Stepper, x: Any, y: Any, where: str) -> ConfigurationError | None:
+    """The error where floating numbers would do, and whole ones do not."""
+    owner, recipe = owner_of(x), stepper.recipe
+    if owner is None or owner.dtype_of(x).kind == "float":
+        return None
+    done: set[str] = set()
+    watching = Run(watch=lambda path, layer, y: done.add(path))
+    try:
+        recipe.value(stepper.parameters, ops.astype(x, "float32"), y, Run())
+    except Exception:  # then it is something else, and the first error says what
+        return None
+    with suppress(Exception):
+        recipe.value(stepper.parameters, x, y, watching)
+    layer = _first_undone(recipe, done)
+    return ConfigurationError(
+        f"{where}: x is {owner.dtype_of(x).name}, and {layer} computes in "
+        f'{recipe.policy.compute}; give x.astype("float32")',
+        source="x",
+    )
+
+
+def _first_undone(recipe: Recipe, done: set[str]) -> str:
+    """The innermost layer that gave nothing, with the way to it."""
+    layer, path = recipe.layer, ""
+    while True:
+        rest = [(path + step, part) for step, part in layer.parts if path + step not in done]
+        if not rest:
+            break
+        path, layer = rest[0]
+    return f"{type(recipe.layer).__name__}{path} {layer.label}" if path else layer.label
+
+
+def _fits(recipe: Recipe, shape: tuple[int, ...]) -> bool:
+    try:
+        recipe.layer.output(shape)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _wrong_class(recipe: Recipe, x: Any, y: Any) -> str | None:
+    loss = recipe.loss.func if isinstance(recipe.loss, partial) else recipe.loss
+    if not any(loss is of_classes for of_classes in (cross_entropy, ops.cross_entropy)):
+        return None
+    if not hasattr(x, "shape") or not hasattr(y, "shape"):
+        return None
+    classes = recipe.layer.output(tuple(x.shape[1:]))[-1]
+    targets = np.asarray(to_numpy(y))
+    wrong = targets[(targets < 0) | (targets >= classes)]
+    if not wrong.size:
+        return None
+    return (
+        f"a target is {wrong.flat[0]}, and the model gives {classes} classes, which are 0 to "
+        f"{classes - 1}; look at the data, or give the last layer more outputs"
+    )

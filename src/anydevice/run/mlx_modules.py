@@ -14,7 +14,15 @@ from anydevice.run.libraries import float64_scope, placed_on_cpu
 from anydevice.run.own_models import paths_of
 from anydevice.run.precision import cast, cast_parameters
 from anydevice.run.recording import recording
-from anydevice.run.subjects import After, Arguments, Array, Change, Subject, note_of_training
+from anydevice.run.subjects import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    Subject,
+    names_of_inputs,
+    note_of_training,
+)
 from anydevice.transfer.moving import device_of, to_device, to_numpy
 
 _changing = threading.RLock()
@@ -88,6 +96,9 @@ class MlxSubject(Subject):
 
     def reference_input(self, x: Array) -> Array:
         return placed_on_cpu(x, "mlx")
+
+    def input_names(self) -> frozenset[str]:
+        return names_of_inputs(self.module)
 
 
 class _LockedFollower(Follower):

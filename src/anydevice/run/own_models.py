@@ -15,7 +15,7 @@ from anydevice.nn.trees import mapped
 from anydevice.ops.dispatch import primitives
 from anydevice.run.libraries import float64_scope, placed_on_cpu
 from anydevice.run.precision import cast_parameters
-from anydevice.run.subjects import After, Arguments, Array, Change, Subject
+from anydevice.run.subjects import After, Arguments, Array, Change, Subject, names_of_inputs
 from anydevice.transfer.moving import is_array, to_device, to_numpy
 from anydevice.transfer.tree import flatten
 
@@ -122,6 +122,9 @@ class FunctionSubject(Subject):
 
     def reference(self, change: Change, engine: str) -> Subject:
         return _FunctionReference(self.function, engine)
+
+    def input_names(self) -> frozenset[str]:
+        return names_of_inputs(self.function)
 
 
 class _FunctionReference(FunctionSubject):

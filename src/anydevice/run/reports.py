@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.run.precision import Policy
+
+_SHOWN = 4
+"""How many sets of shapes are printed one by one."""
 
 
 class Made(Record):
@@ -71,12 +77,24 @@ class CompileReport(Record):
             ("optimize", f"{self.optimize}: {self.how}"),
             ("kept in", self.kept_in or "nothing is kept across processes"),
         ]
-        rows += [("compiled", _row(row)) for row in self.made] or [("compiled", "not called yet")]
+        rows += [("compiled", text) for text in _rows(self.made)]
         rows += [("fell back", reason) for reason in self.fell_back]
         rows += [("note", note) for note in self.notes]
         rows.append(("verified", "no" if self.checked is None else str(self.checked)))
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
-def _row(made: Made) -> str:
-    return f"{made.shapes}: {made.how} in {made.seconds:.2f} s with its first run"
+def _rows(made: Sequence[Made]) -> list[str]:
+    if not made:
+        return ["not called yet"]
+    rows = [
+        f"{each.shapes}: {each.how} in {each.seconds:.2f} s with its first run"
+        for each in made[:_SHOWN]
+    ]
+    rest = made[_SHOWN:]
+    if rest:
+        ways = Counter(each.how for each in rest)
+        how = ", ".join(f"{count} {name}" for name, count in ways.items())
+        seconds = sum(each.seconds for each in rest)
+        rows.append(f"{len(rest)} more: {how} in {seconds:.2f} s with their first runs")
+    return rows

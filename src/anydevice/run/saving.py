@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
@@ -11,8 +13,16 @@ from anydevice.nn.layer import Layer
 from anydevice.nn.model import Model, bound
 from anydevice.run import tensor_files
 from anydevice.run.descriptions import description, remade
+from anydevice.run.subjects import in_words
 
 _KIND = "model"
+_SAVED_BY = {
+    "torch.nn": "PyTorch's: torch.save(module.state_dict(), path)",
+    "flax.nnx": "Flax's: save flax.nnx.state(module) with Orbax",
+    "equinox": "Equinox's: equinox.tree_serialise_leaves(path, module)",
+    "mlx.nn": "MLX's: module.save_weights(path)",
+}
+"""By the place of a library's class `Module`: whose files hold its modules, and how."""
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
@@ -34,9 +44,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     with `nn.register_layer`, and `TransferError` where the file cannot be written.
     """
     if not isinstance(model, Model):
-        raise ConfigurationError(
-            f"nn.save takes a Model, not a {type(model).__name__}", source="model"
-        )
+        raise _no_model(model)
     said = {"layer": description(model.layer), "input_shape": list(model.input_shape)}
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, said)
@@ -60,3 +68,23 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     if not isinstance(layer, Layer):
         raise TransferError(f"{source}: it describes no layer")
     return bound(layer, shape, contents.trees["parameters"])
+
+
+def _no_model(given: Any) -> ConfigurationError:
+    inside = getattr(given, "model", None)
+    if isinstance(inside, Model):
+        instead = "; give its .model"
+    else:
+        instead = _saving_of(given) or _saving_of(inside)
+    return ConfigurationError(
+        f"nn.save takes a nn.Model, not {in_words(given)}{instead}", source="model"
+    )
+
+
+def _saving_of(module: Any) -> str:
+    """How a module of another library is saved; nothing where it is none."""
+    for library, how in _SAVED_BY.items():
+        found = sys.modules.get(library)
+        if found is not None and isinstance(module, found.Module):
+            return f"; a module's files are {how}"
+    return ""

@@ -72,8 +72,10 @@ class Stepper(ABC):
     is both for a single batch. Each gives the loss as an array without axes, before the step. From
     the first loss or gradient on that is no number, or infinite, no step changes the parameters any
     more; a loss that is scaled may overflow, and that step alone changes nothing. `started` and
-    `batches` count.
+    `batches` count. What is `quiet` does not say what could not be compiled.
     """
+
+    quiet = False
 
     def __init__(
         self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
@@ -163,7 +165,7 @@ class Stepper(ABC):
         return FirstThatWorks(function, ways, self._say)
 
     def _say(self, what: str) -> None:
-        if not self._fell_back:
+        if not self._fell_back and not self.quiet:
             self._fell_back = True
             warnings.warn(
                 f"a part of the training step is {what}, which is slower; optimize='none' "

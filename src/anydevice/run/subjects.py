@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from inspect import Parameter, signature
 from typing import Any
 
 from anydevice.core.device import Device
@@ -71,6 +72,10 @@ class Subject(ABC):
         """
         return False
 
+    def watch(self) -> Follower | None:
+        """Sees later changes of what is checked now; `None` where there can be none."""
+        return self.follower
+
     @property
     def where(self) -> Device | None:
         """Where its weights are; `None` where it has none, or should go where a device is best."""
@@ -103,6 +108,10 @@ class Subject(ABC):
     ) -> None:
         """Raise `ConfigurationError` where these are not what the model takes."""
 
+    def input_names(self) -> frozenset[str]:
+        """The names by which its inputs may be given."""
+        return frozenset()
+
     def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
         """What every part gives, and in the end the output; compilers can look through this, too.
 
@@ -134,3 +143,30 @@ def in_training(path: str, instead: str = "model.eval()") -> ConfigurationError:
 def note_of_training(instead: str = "its eval()") -> str:
     """What the report says of a module in training mode."""
     return f"the module is in training mode; call {instead} for inference"
+
+
+def names_of_inputs(call: Callable[..., Any]) -> frozenset[str]:
+    """The names by which a function's inputs may be given.
+
+    >>> sorted(names_of_inputs(lambda x, /, mask, *rest, scale=1, **more: x))
+    ['mask', 'scale']
+    """
+    try:
+        parameters = signature(call).parameters.values()
+    except (TypeError, ValueError):  # functions in C say nothing of their inputs
+        return frozenset()
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return frozenset(each.name for each in parameters if each.kind in named)
+
+
+def in_words(value: Any) -> str:
+    """What something is, for a message.
+
+    >>> in_words(3), in_words("model.pt"), in_words(names_of_inputs)
+    ('an int', 'a str', 'a function')
+    """
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -56,7 +56,8 @@ class Tolerance(Record):
     def changed(self, x: Array, draw: np.random.Generator) -> Array:
         """Every element up or down by one rounding; what is 0 stays 0."""
         signs = draw.integers(0, 2, x.shape).astype(x.dtype) * 2 - 1
-        return x * (1 + self.unit * signs) + self.smallest * signs * (x != 0)
+        moved = x * (1 + self.unit * signs) + self.smallest * signs * (x != 0)
+        return np.asarray(moved)  # of an array without axes, NumPy makes a number on the way
 
     def compared(self, here: Array, exact: Array, changed: Sequence[Array]) -> Comparison:
         """A result beside that of the reference, and of the reference under changes."""

@@ -22,6 +22,7 @@ from anydevice.run.subjects import (
     Change,
     Subject,
     in_training,
+    names_of_inputs,
     note_of_training,
 )
 from anydevice.transfer.moving import device_of, to_device, to_numpy
@@ -80,7 +81,7 @@ class TorchSubject(Subject):
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         with ExitStack() as hooks:
             for path, part in self.module.named_modules():
-                if path:
+                if path and not _is_script(part):
                     hear = partial(_heard, f"{path} {type(part).__name__}", after)
                     hooks.callback(part.register_forward_hook(hear).remove)
             return self.module(*inputs, **named)
@@ -97,7 +98,7 @@ class TorchSubject(Subject):
         types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
         if types <= {wanted}:
             return TorchSubject(to_device(self.module, device), _notes(self.module))
-        copied = deepcopy(self.module).to(wanted)
+        copied = _copy_of(self.module).to(wanted)
         others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
         note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
         moved = TorchSubject(to_device(copied, device), (*_notes(copied), note))
@@ -117,8 +118,12 @@ class TorchSubject(Subject):
                 _copy(source._buffers, part._buffers)
         return True
 
+    def watch(self) -> Follower | None:
+        # What a module writes into its buffers when it is called, such as a cache, is no change.
+        return self.follower or Follower(lambda: _sights(self.module, buffers=False))
+
     def reference(self, change: Change, engine: str) -> Subject:
-        module = deepcopy(self.module)
+        module = _copy_of(self.module)
         for part in module.modules():
             for x in part._parameters.values():
                 if x is not None:
@@ -145,11 +150,14 @@ class TorchSubject(Subject):
     def reference_input(self, x: Array) -> Array:
         return placed_on_cpu(x, "torch")
 
+    def input_names(self) -> frozenset[str]:
+        return names_of_inputs(self.module.forward)
+
     def can_be_verified(self) -> None:
         random = [
             name
             for name, part in self.module.named_modules()
-            if part.training and any(word in type(part).__name__ for word in _RANDOM_IN_TRAINING)
+            if part.training and any(word in _name_of(part) for word in _RANDOM_IN_TRAINING)
         ]
         if random:
             raise in_training(random[0])
@@ -171,12 +179,31 @@ def _heard(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
     return after(name, result)
 
 
-def _sights(module: Any) -> Sights:
+def _copy_of(module: Any) -> Any:
+    copied = deepcopy(module)
+    for x in copied.parameters():
+        if not x.is_leaf:  # copied by TorchScript, as something computed from the first one
+            x.detach_().requires_grad_()
+    return copied
+
+
+def _is_script(module: Any) -> bool:
+    """Whether it is TorchScript, which runs its parts by itself and lets nobody listen."""
+    return isinstance(module, sys.modules["torch"].jit.ScriptModule)
+
+
+def _name_of(module: Any) -> str:
+    """The name of a module's class; TorchScript has one class for all, and remembers."""
+    return str(module.original_name if _is_script(module) else type(module).__name__)
+
+
+def _sights(module: Any, *, buffers: bool = True) -> Sights:
     views: list[Any] = []
     tensors: list[Any] = []
     for part in module.modules():
-        views += [x.values() for x in (part._modules, part._parameters, part._buffers)]
-        tensors += [*part._parameters.values(), *part._buffers.values()]
+        held = [part._parameters, part._buffers] if buffers else [part._parameters]
+        views += [x.values() for x in (part._modules, *held)]
+        tensors += [x for each in held for x in each.values()]
     modes: list[Read] = [partial(getattr, part, "training") for part in module.modules()]
     counts: list[Read] = [partial(getattr, x, "_version") for x in tensors if _counts(x)]
     return Sights(views, modes, counts)

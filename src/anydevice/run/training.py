@@ -34,10 +34,11 @@ from anydevice.run.checkpoints import (
 from anydevice.run.compiling import OPTIMIZATIONS, Compiled
 from anydevice.run.history import History
 from anydevice.run.homes import home_for_training
+from anydevice.run.interrupting import Interrupts
 from anydevice.run.own_models import ModelSubject
-from anydevice.run.precision import cast_parameters, policy_of
+from anydevice.run.precision import Policy, cast_parameters, policy_of
 from anydevice.run.stepping import stepper_for
-from anydevice.run.steps import Recipe, Standing
+from anydevice.run.steps import Recipe, Standing, Stepper
 from anydevice.run.tensor_files import checked_path
 from anydevice.run.training_loop import Plan, Training, copied
 from anydevice.run.training_progress import TrainingProgress
@@ -166,18 +167,53 @@ def train(
         save_every,
         settings,
     )
-    stepper = stepper_for(home, recipe, checkpoint.standing, seed)
     place, length = checkpoint.place, length_of(data)
     done = (place.epoch - 1) * (length or 0) + place.position
-    with explaining(home), TrainingProgress(epochs, length, done, progress) as shown:
+    if source is not None and place.epoch > epochs:
+        _say_that_nothing_is_left(source, place.epoch - 1, epochs)
+    with (
+        explaining(home),
+        TrainingProgress(epochs, length, done, progress) as shown,
+        Interrupts() as interrupts,
+    ):
+        interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
+        stepper = stepper_for(home, recipe, checkpoint.standing, seed)
         training = Training(plan, model, stepper, place, checkpoint.best, shown)
-        stopped = training.run()
+        interrupts.acknowledge = lambda: _acknowledge(training, stepper, shown)
+        stopped = training.run(interrupts)
     if stopped == "Ctrl-C":
         where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
         print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
+    elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
+        _say_that_all_was_left_out(stepper.started, policy)
     best = training.best if patience is not None else None
     final = stepper.parameters if best is None else best
     return Trained(model.with_parameters(final), training.place.history, stopped)
+
+
+def _acknowledge(training: Training, stepper: Stepper, shown: TrainingProgress) -> None:
+    """Say at once that a Ctrl-C was seen, and when it will have ended the training."""
+    stepper.quiet = True  # a terminal interrupts compilers too, which is no reason for a warning
+    when = "once compiled" if training.is_compiling else "after this step"
+    shown.ends(f"stopping {when}; Ctrl-C again: now")
+
+
+def _say_that_nothing_is_left(source: Path, done: int, epochs: int) -> None:
+    more = "" if done == epochs else f", more than epochs={epochs}"
+    print(
+        f"{source} has {done} epochs already{more}: nothing is left to train, "
+        "and a larger epochs= goes on",
+        file=sys.stderr,
+    )
+
+
+def _say_that_all_was_left_out(steps: int, policy: Policy) -> None:
+    print(
+        f"nothing was learned: each of the {steps} steps was left out, since numbers were too "
+        f"large for {policy.compute}; give smaller inputs, train for more steps, or take "
+        'precision="bfloat16" or "float32"',
+        file=sys.stderr,
+    )
 
 
 def _taken_apart(

@@ -9,28 +9,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anydevice import ops
 from anydevice.core.record import Record, replace
-from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Run
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.nn.model import Model
 from anydevice.nn.schedules import rate_of
 from anydevice.nn.trees import Tree, leaves, mapped
-from anydevice.run.batches import placed
+from anydevice.run.batches import Batch, examples_of, placed, told_of
 from anydevice.run.callbacks import Callback, Moment, wants_steps
 from anydevice.run.checkpoints import Checkpoint, Place, write_checkpoint
 from anydevice.run.failures import Taken, failure
 from anydevice.run.history import Epoch, History
 from anydevice.run.interrupting import Interrupts
-from anydevice.run.mistakes import check_loss, mistakes_explained, wrong_target
+from anydevice.run.mistakes import (
+    check_loss,
+    check_shape,
+    explained,
+    wrong_target,
+)
 from anydevice.run.steps import Stepper
 from anydevice.run.training_progress import TrainingProgress
+from anydevice.run.validating import Validation
 from anydevice.transfer.moving import to_numpy
 
 _LOOK_EVERY = 0.5
@@ -85,15 +88,32 @@ class Training:
         self._passed = 0
         self._kept = 0
         self._window: list[tuple[Taken, Any, int]] = []
-        self._validating: Callable[..., Any] | None = None
+        self._validation = (
+            None if plan.validation is None else Validation(plan.validation, plan.seed, stepper)
+        )
+        self._shapes: set[Any] = set()
+        self._is_compiling = False
         self._rate = place.rate
 
-    def run(self) -> str | None:
-        with Interrupts() as interrupts:
-            for epoch in range(self.place.epoch, self.plan.epochs + 1):
-                if self._is_patience_over() or self._one_epoch(epoch, interrupts):
-                    break
+    def run(self, interrupts: Interrupts) -> str | None:
+        epochs = range(self.place.epoch, self.plan.epochs + 1)
+        if epochs and self._validation is not None:
+            self._validation.check(self.place.epoch)
+        for epoch in epochs:
+            if self._is_patience_over():
+                break
+            if interrupts.asked:  # before anything was begun
+                self._stop = "Ctrl-C"
+                self._save()
+                break
+            if self._one_epoch(epoch, interrupts):
+                break
         return self._stop
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step is under way that is compiled first."""
+        return self._is_compiling
 
     def model(self) -> Model:
         """The model with a copy of the parameters of now."""
@@ -121,18 +141,35 @@ class Training:
 
     def _batches(self, epoch: int, interrupts: Interrupts) -> int:
         plan, stepper = self.plan, self._stepper
-        accumulate = stepper.recipe.accumulate
+        accumulate, skipped = stepper.recipe.accumulate, self.place.position
         count = waiting = 0
-        batches = placed(plan.data, plan.seed, epoch, stepper.device, skip=self.place.position)
+        given = placed(plan.data, plan.seed, epoch, stepper.device, skip=skipped)
+        batches = self._until_interrupted(given, interrupts)
         for x, y in batches:
-            if not stepper.batches or not count:
-                self._check(x)
+            shape = getattr(x, "shape", None), getattr(y, "shape", None)
+            if is_new := shape not in self._shapes:
+                self._begin(x, epoch, skipped + count + 1)
             if not waiting:
                 self._rate = self._rate_of_next()
-            with mistakes_explained(stepper, x, y) if not count else nullcontext():
+            passed = stepper.batches - waiting
+            try:
                 value = self._taken(x, y)
-                if not count:
+                if is_new:
                     check_loss(stepper.recipe, value)
+            except Exception as error:
+                if _is_of_interruption(error, interrupts):
+                    self._stop = "Ctrl-C"
+                    self._undo(waiting, passed)
+                    batches.close()
+                    return count - waiting
+                where = told_of("data", epoch, skipped + count + 1)
+                instead = explained(error, stepper, x, y, where)
+                if instead is error:
+                    raise
+                raise instead from None if isinstance(error, AnyDeviceError) else error
+            if is_new:
+                self._shapes.add(shape)
+                self._is_compiling = False
             count += 1
             waiting = (waiting + 1) % accumulate
             self._keep(x, y, value)
@@ -141,12 +178,40 @@ class Training:
             if accumulate > 1:
                 stepper.move(self._rate)
             if self._after_step(epoch, interrupts):
-                batches.close()  # type: ignore[attr-defined]
+                batches.close()
                 return count
+        if self._stop is not None:
+            self._undo(waiting, stepper.batches - waiting)
+            return count - waiting
         if waiting:
             stepper.move(self._rate)
             self._after_step(epoch, interrupts)
         return count
+
+    def _until_interrupted(
+        self, batches: Iterator[Batch], interrupts: Interrupts
+    ) -> Generator[Batch, None, None]:
+        """The batches; where a Ctrl-C ends who gives them, as it ends loaders, it ends training."""
+        try:
+            yield from batches
+        except Exception as error:
+            if not _is_of_interruption(error, interrupts):
+                raise
+            self._stop = "Ctrl-C"
+
+    def _undo(self, waiting: int, passed: int) -> None:
+        """Forget batches whose gradients wait for others, as if they were still to come."""
+        if waiting:
+            del self._window[-waiting:]
+        self._stepper.batches = passed
+
+    def _begin(self, x: Any, epoch: int, number: int) -> None:
+        """Look at the first batch of a shape, and say that its step takes longer."""
+        recipe = self._stepper.recipe
+        check_shape(recipe, x, told_of("data", epoch, number))
+        if recipe.optimize != "none":
+            self._is_compiling = True
+            self._progress.begins(epoch, "compiling")
 
     def _taken(self, x: Any, y: Any) -> Any:
         if self._stepper.recipe.accumulate == 1:
@@ -177,19 +242,13 @@ class Training:
             self._stop = "Ctrl-C"
         return self._stop is not None
 
-    def _check(self, x: Any) -> None:
-        """Name the layer where a batch does not fit, before anything is compiled for it."""
-        shape = getattr(x, "shape", None)
-        if shape is not None:
-            self._stepper.recipe.layer.output(tuple(shape[1:]))
-
     # Looking
 
     def _keep(self, x: Any, y: Any, value: Any) -> None:
         stepper = self._stepper
         step = stepper.started + (stepper.recipe.accumulate > 1)  # then it is yet to come
         taken = Taken(x, y, stepper.batches, step)
-        self._window.append((taken, value, _examples(x)))
+        self._window.append((taken, value, examples_of(x)))
         self._kept += sum(getattr(leaf, "nbytes", 0) for leaf in (*leaves(x), *leaves(y)))
 
     def _look(self) -> None:
@@ -226,7 +285,11 @@ class Training:
     def _end_epoch(self, epoch: int) -> None:
         place = self.place
         loss = place.lost / place.examples if place.examples else math.nan
-        validation = self._validated(epoch)
+        try:
+            validation = None if self._validation is None else self._validation.loss(epoch)
+        except AnyDeviceError:
+            self._save()  # what was learned is good
+            raise
         seconds = place.seconds + time.monotonic() - self._began
         stepper = self._stepper
         ended = Epoch(
@@ -254,26 +317,6 @@ class Training:
             return False
         self._stop = f"no better for {self.place.waited} epochs"
         return True
-
-    def _validated(self, epoch: int) -> float | None:
-        if self.plan.validation is None:
-            return None
-        stepper = self._stepper
-        if self._validating is None:
-            self._validating = stepper.compiled(_applied(stepper))
-        total, examples = 0.0, 0
-        pending: deque[tuple[Any, int]] = deque()
-        batches = placed(self.plan.validation, self.plan.seed, epoch, stepper.device)
-        for x, y in batches:
-            pending.append((self._validating(stepper.parameters, x, y), _examples(x)))
-            if len(pending) > 2:
-                value, count = pending.popleft()
-                total, examples = total + float(to_numpy(value)) * count, examples + count
-        for value, count in pending:
-            total, examples = total + float(to_numpy(value)) * count, examples + count
-        if not examples:
-            raise ConfigurationError("validation gave no batches", source="validation")
-        return total / examples
 
     # What others see
 
@@ -306,15 +349,6 @@ def copied(parameters: Tree) -> Tree:
     return mapped(lambda x: ops.multiply(x, 1.0), parameters)
 
 
-def _applied(stepper: Stepper) -> Callable[..., Any]:
-    run = Run()
-
-    def value(parameters: Tree, x: Any, y: Any) -> Any:
-        return stepper.recipe.value(parameters, x, y, run)
-
-    return value
-
-
-def _examples(x: Any) -> int:
-    shape = leaves(x)[0].shape
-    return int(shape[0]) if shape else 1
+def _is_of_interruption(error: Exception, interrupts: Interrupts) -> bool:
+    """Whether a Ctrl-C was the reason: a terminal sends it to compilers and loaders as well."""
+    return interrupts.asked and not isinstance(error, AnyDeviceError)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from anydevice.core.progress import ProgressBar
 
+_NARROW = 100
+"""Columns of a terminal below which the bar itself is short, so that the words have room."""
+
+_STEPS_BEFORE_FORECAST = 5
+"""Batches that must have been passed before they tell how long the others will take."""
+
 
 class TrainingProgress:
     """A bar on the error stream while the block runs, where that is a terminal.
 
-    `wanted` is true for a bar in any case, false for none.
+    It is there from the start. `wanted` is true for a bar in any case, false for none.
     """
 
     def __init__(
@@ -21,13 +29,18 @@ class TrainingProgress:
     ) -> None:
         self._epochs = epochs
         self._length = length
-        self._began = time.monotonic()
-        self._done_before = self._done = done
+        self._done = done
+        self._told: tuple[float, int, int] | None = None
+        self._doing = "starting"
+        self._ending = ""
         terminal = sys.stderr is not None and sys.stderr.isatty()
         shown = terminal if wanted is None else wanted
-        self._bar = ProgressBar(sys.stderr, colour=terminal) if shown else None
+        self._columns = _columns() if shown else 80
+        self._width = 24 if self._columns >= _NARROW else 10
+        self._bar = ProgressBar(sys.stderr, colour=terminal, width=self._width) if shown else None
 
     def __enter__(self) -> Self:
+        self._show(self._done, [])
         return self
 
     def __exit__(
@@ -43,29 +56,88 @@ class TrainingProgress:
         """An epoch has so many batches."""
         self._length = length
 
+    def begins(self, epoch: int, doing: str) -> None:
+        """A step begins that may take long, since this is done in it, as "compiling"."""
+        self._doing = doing
+        self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
+
+    def ends(self, text: str) -> None:
+        """Training is to end, and this says when: at once on the bar, else on the error stream.
+
+        It may be called at any moment, by a handler of a signal too, so it goes round Python's
+        streams, which may be in use just now.
+        """
+        self._ending = text
+        if self._bar is not None:
+            self._show(self._done, [])
+        elif sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), f"{text}\n".encode())
+
     def tell(
         self, epoch: int, position: int, loss: float | None, rate: float, examples: int
     ) -> None:
         """Training is at this batch of this epoch, and has passed so many examples in all.
 
-        `rate` is that of the last step.
+        `rate` is that of the last step. Speed and the time that is left are counted from the first
+        call on: what was before is compiling for the most part.
         """
         if self._bar is None:
             return
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        words = [f"epoch {epoch}/{self._epochs}"]
-        if loss is not None:
-            words.append(f"loss {loss:.4g}")
-        words.append(f"rate {rate:.3g}")
-        words.append(f"{examples / seconds:,.0f} examples/s")
-        done, total = epoch - 1, self._epochs
+        self._doing = ""
+        done = epoch - 1
         if self._length:
             done = (epoch - 1) * self._length + position
-            total = self._epochs * self._length
-            taken = done - self._done_before
-            if taken > 0:
-                words.append(f"{clock((total - done) * seconds / taken)} left")
-        self._bar.tell(min(done, total), total, "  ".join(words))
+        now = time.monotonic()
+        if self._told is None:
+            self._told = now, examples, done
+        began, passed, first = self._told
+        seconds = now - began
+        words = [(f"epoch {epoch}/{self._epochs}", 0)]
+        if loss is not None:
+            words.append((f"loss {loss:.4g}", 1))
+        words.append((f"rate {rate:.3g}", 4))
+        if seconds > 0 and examples > passed:
+            words.append((f"{(examples - passed) / seconds:,.0f} examples/s", 3))
+        if self._length and done - first >= _STEPS_BEFORE_FORECAST:
+            left = (self._total() - done) * seconds / (done - first)
+            words.append((f"{clock(left)} left", 2))
+        self._show(done, words)
+
+    def _total(self) -> int:
+        return self._epochs * (self._length or 1)
+
+    def _show(self, done: int, words: list[tuple[str, int]]) -> None:
+        """The bar with as many of the words as there is room for; the number is their rank."""
+        if self._bar is None:
+            return
+        total = self._total()
+        self._done = min(done, total)
+        if self._doing:
+            words = [*words, (self._doing, 1)]
+        if self._ending:
+            words = [(self._ending, 0)]
+        taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
+        self._bar.tell(self._done, total, fitted(words, self._columns - taken))
+
+
+def fitted(words: list[tuple[str, int]], room: int) -> str:
+    """The words in their order, without those of the highest ranks that do not fit.
+
+    >>> fitted([("epoch 1/2", 0), ("rate 0.1", 4), ("1:15 left", 2)], 20)
+    'epoch 1/2  1:15 left'
+    """
+    kept = list(words)
+    while sum(len(text) + 2 for text, _ in kept) - 2 > room and len(kept) > 1:
+        kept.remove(max(kept, key=lambda word: word[1]))
+    return "  ".join(text for text, _ in kept)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def clock(seconds: float) -> str:

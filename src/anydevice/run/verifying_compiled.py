@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
-from anydevice.errors import VerificationError
+from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.run.checking_models import (
+    Inputs,
     Part,
     Property,
     Reference,
@@ -27,7 +28,7 @@ from anydevice.run.checking_models import (
 from anydevice.run.inputs import taken_apart
 from anydevice.run.precision import Policy, cast
 from anydevice.run.reports import Checked
-from anydevice.run.subjects import Subject
+from anydevice.run.subjects import Subject, in_words
 from anydevice.run.tolerances import Tolerance, tolerance_of
 from anydevice.transfer.moving import to_device, to_numpy
 
@@ -54,33 +55,53 @@ class Evidence(Record):
         return cls(source, digests)
 
 
+def refuse_no_functions(properties: Any) -> None:
+    """Raise `ConfigurationError` where these are not several functions."""
+    if not isinstance(properties, Collection) or not all(map(callable, properties)):
+        raise ConfigurationError(
+            "properties are functions of the output in a list, as in properties=[is_finite]",
+            source="properties=",
+        )
+
+
 def verified(
     compiled: Compiled,
     evidence: Evidence,
-    inputs: tuple[Any, ...],
+    inputs: Inputs,
     properties: Sequence[Property],
 ) -> Checked:
     """What the checks found; raises `VerificationError` for the first thing that is wrong."""
     subject, policy, device = compiled._subject, compiled.policy, compiled.device
-    subject.accepts(inputs, {})
+    given, named = inputs
+    subject.accepts(given, named)
+    form, arrays = taken_apart(given, named)
+    if form.constants and not arrays:
+        raise _no_example(given)
     subject.can_be_verified()
     check_weights(subject.weights(), evidence.digests)
     tolerance = tolerance_of(policy.compute, coarse_products=subject.has_coarse_products(device))
     reference = reference_of(
-        evidence.source, compiled._engine.name, (to_numpy(inputs), {}), tolerance
+        evidence.source, compiled._engine.name, (to_numpy(given), to_numpy(named)), tolerance
     )
-    form, arrays = taken_apart(inputs, {})
     dtype = subject.input_type(policy)
     placed = [cast(to_device(x, device, convert=True, narrow=True), dtype) for x in arrays]
     parts = trace(subject.for_tracing(device, policy), form.filled(placed))
     largest = check_parts(parts, reference, tolerance)
-    output = compiled(*inputs)
+    output = compiled(*given, **named)
     try:
         largest = max(largest, check_output(output, reference, tolerance))
     except VerificationError as error:
         raise _in_compiled_code(compiled, placed, parts, reference, tolerance, error) from error
     held = check_properties(output, properties)
     return found(reference, len(evidence.digests), largest, held)
+
+
+def _no_example(given: Sequence[Any]) -> ConfigurationError:
+    return ConfigurationError(
+        f"verify takes an example of what the model takes, and {in_words(given[0])} holds no "
+        "array; give an array, a tuple of several inputs, or a dict of inputs by name",
+        source="verify=",
+    )
 
 
 def _in_compiled_code(

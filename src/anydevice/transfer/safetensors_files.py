@@ -290,10 +290,13 @@ def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferErr
 
 
 def _pickled(path: Path) -> TransferError:
+    name = path.with_suffix(".safetensors").name
+    if name == path.name:  # a pickle under a wrong name, which must not be written over
+        name = f"{path.stem}.converted.safetensors"
     return TransferError(
         f"{path} is a pickle, which can run any program when it is read, so it is never read here. "
         "Convert it first, where you trust its maker: safetensors.torch.save_file("
-        f"torch.load({path.name!r}, weights_only=True), {path.with_suffix('.safetensors').name!r})"
+        f"torch.load({path.name!r}, weights_only=True), {name!r})"
     )
 
 

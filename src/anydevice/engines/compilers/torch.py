@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from inspect import Parameter, signature
 from typing import Any
@@ -12,6 +14,11 @@ import torch
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Compiler
+
+with warnings.catch_warnings(), suppress(ImportError):
+    # PyTorch's compiler loads this file of its own, which warns of PyTorch's own old calls.
+    warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
+    import torch.utils.mkldnn
 
 _MOST_VERSIONS = 256
 """Of one function: as many shapes and types as PyTorch lets one function be compiled for at all."""
