@@ -16,7 +16,7 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
-from anydevice.run import training, training_loop
+from anydevice.run import stepping, training, training_loop
 from anydevice.run.training_progress import TrainingProgress
 from anydevice.run.versions import Ways
 
@@ -156,7 +156,7 @@ def test_a_compiler_that_ctrl_c_ends_is_no_reason_for_a_warning(
 def test_ctrl_c_before_the_first_step_takes_none(
     here: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    make = training.stepper_for
+    make = stepping.stepper_for
 
     def slowly(*arguments: Any) -> Any:
         interrupt()

@@ -90,6 +90,7 @@ def train(
     `DataLoader`. A function is called with the seed and the number of the epoch, from 1 on, and
     gives the batches of that epoch, always the same ones for the same two numbers: `nn.Batches`
     is one that shuffles arrays. `loss` is a function of what the model gives and `y`, or its name.
+    Arrays of any library and lists of numbers do; float64 is rounded to float32.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -107,7 +108,8 @@ def train(
 
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
       or "float16" throughout. `optimize="none"` compiles nothing.
-    - `validation`: data whose loss is computed after each epoch. `patience`: so many epochs
+    - `validation`: data whose loss is computed after each epoch, and whose first batch is looked
+      at before all else, where it can be had twice. `patience`: so many epochs
       without a better loss (of the validation, where there is one) end the training, and the
       parameters of the best epoch come back.
     - `accumulate`: each step goes by the mean gradient of so many batches. `clip`: the largest
