@@ -75,13 +75,13 @@ def torch_by_hand(model: nn.Model, x: Any, y: Any) -> Step:
             getattr(made, name).data = torch.tensor(value)
         layers.append(made)
     module = torch.nn.Sequential(*layers)
-    compiled = torch.compile(module)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
+    compiled = torch.compile(lambda x, y: loss_of(module(x), y))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(compiled(x), y)
+        loss = compiled(x, y)
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -218,7 +218,7 @@ def test_patience_ends_a_training_and_gives_the_best_model() -> None:
         validation=held,
         patience=2,
         optimizer=nn.AdamW(5e-2),
-        callbacks=[lambda moment: models.append(moment.model())],
+        callbacks=lambda moment: models.append(moment.model()),
     )
     assert run.stopped == "no better for 2 epochs"
     assert len(run.history) < 50

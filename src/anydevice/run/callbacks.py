@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from anydevice.core.record import Record
@@ -59,7 +59,13 @@ class _OfEpochs(Callback):
         self._function(moment)
 
 
-def as_callback(spec: Any) -> Callback:
+def callbacks_of(spec: Any) -> list[Callback]:
+    """One callback, or each of several; raises `ConfigurationError` for what is none."""
+    several = isinstance(spec, Iterable) and not callable(spec)
+    return [_as_callback(each) for each in (spec if several else [spec])]
+
+
+def _as_callback(spec: Any) -> Callback:
     """The callback, or one that calls a function after each epoch."""
     if isinstance(spec, Callback):
         return spec

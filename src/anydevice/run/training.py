@@ -23,7 +23,7 @@ from anydevice.nn.optimizers import Optimizer
 from anydevice.nn.schedules import Schedule
 from anydevice.nn.trees import leaves
 from anydevice.run.batches import Data, checked_data, length_of
-from anydevice.run.callbacks import Callback, Moment, as_callback
+from anydevice.run.callbacks import Callback, Moment, callbacks_of
 from anydevice.run.checkpoints import (
     Checkpoint,
     Place,
@@ -77,7 +77,9 @@ def train(
     accumulate: int = 1,
     clip: float | None = None,
     schedule: Schedule | None = None,
-    callbacks: Sequence[Callback | Callable[[Moment], Any]] = (),
+    callbacks: Callback
+    | Callable[[Moment], Any]
+    | Sequence[Callback | Callable[[Moment], Any]] = (),
     seed: int = 0,
     save: PathLike | None = None,
     save_every: int | None = None,
@@ -114,7 +116,7 @@ def train(
       parameters of the best epoch come back.
     - `accumulate`: each step goes by the mean gradient of so many batches. `clip`: the largest
       norm of all gradients together. `schedule`: a rate for each step, in place of the optimizer's.
-    - `callbacks`: functions that are called after each epoch, or `nn.Callback`s.
+    - `callbacks`: functions that are called after each epoch, or `nn.Callback`s; one or several.
     - `save`: a `.safetensors` file that is written after each epoch, after every `save_every`
       steps, at the end and at Ctrl-C, whole or not at all, and before callbacks are called.
       `resume`: such a file, to go on from as if nothing had happened, where the data of an epoch
@@ -164,7 +166,7 @@ def train(
         seed,
         schedule if schedule is not None else optimizer.rate_at,
         patience,
-        [as_callback(each) for each in callbacks],
+        callbacks_of(callbacks),
         target,
         save_every,
         settings,

@@ -91,10 +91,12 @@ def update_adam(
 
 
 def total_size(arrays: Arrays) -> Any:
-    """The sum of the sizes of all numbers of a list, by few kernels where each start counts."""
-    if not _alike([arrays]) or arrays[0].device.type != "cuda":
+    """A number that is finite where all of a list are: by few kernels where each start counts."""
+    if not _alike([arrays]):
         return NotImplemented
-    return torch.stack(torch._foreach_norm(list(arrays), 1)).sum(dtype=torch.float32)
+    if arrays[0].device.type == "cuda":
+        return torch.stack(torch._foreach_norm(list(arrays), 1)).sum(dtype=torch.float32)
+    return torch.stack([array.sum(dtype=torch.float32) for array in arrays]).sum()
 
 
 def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
