@@ -24,6 +24,8 @@ _WIDE = (torch.float32, torch.float64)
 _MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
 _mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
 _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
+# Products of 16-bit numbers that give float32; releases of PyTorch before 2.8 have none.
+_WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
@@ -31,7 +33,7 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
         return F.linear(x, weight, bias)
     row = x.reshape(1, x.shape[-1])
     followed = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if followed or torch.version.cuda is None or torch.compiler.is_compiling():
+    if followed or not _WIDE_PRODUCTS or torch.compiler.is_compiling():
         # For a vector, not a matrix of one row, the library adds up 16 bits in 16 bits.
         return F.linear(row, weight, bias).reshape(*x.shape[:-1], len(weight))
     # For one row of an odd width it also rounds the product before the bias comes to it.
