@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +22,56 @@ BuildLibrary = Callable[[str, str], Path]
 
 # A shell that starts the tests in the background lets them, and their children, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _kind_of_machine() -> str:
+    """What compiled code depends on: this processor, these libraries, and what they are told."""
+    told = [os.environ.get(name, "") for name in ("XLA_FLAGS", "ATEN_CPU_CAPABILITY", "CXX")]
+    libraries = ("jaxlib", "torch", "triton", "mlx", "pocl-binary-distribution", "pyopencl")
+    for name in libraries:
+        with suppress(metadata.PackageNotFoundError):
+            told.append(f"{name} {metadata.version(name)}")
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        told += sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    except OSError:
+        told.append(platform.processor())
+    return hashlib.sha256("\n".join((*told, platform.machine(), sys.version)).encode()).hexdigest()
+
+
+def _keep_compiled_code() -> None:
+    """Later runs, and the processes that tests start, find what was compiled in `.cache/`.
+
+    Most of the time of a first run is compiling. A test about compiling or keeping names folders of
+    its own; whoever runs the tests may name others too.
+    """
+    folder = Path(__file__).parents[1] / ".cache" / "tests" / _kind_of_machine()[:12]
+    kept = {
+        "JAX_COMPILATION_CACHE_DIR": folder / "jax",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "POCL_CACHE_DIR": folder / "pocl",
+        "TORCHINDUCTOR_CACHE_DIR": folder / "inductor",
+        "TRITON_CACHE_DIR": folder / "triton",
+    }
+    for name, value in kept.items():
+        os.environ.setdefault(name, str(value))
+        if isinstance(value, Path):
+            Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
+    for file in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
+        with suppress(FileNotFoundError):
+            if not file.stat().st_size:  # its writer was killed
+                file.unlink()
+
+
+def _write_at_once(self: Any, key: str, value: bytes) -> None:
+    """`LRUCache.put` of JAX, but nobody reads half a file while it is written."""
+    half = Path(str(self.path)) / f"{os.getpid()}.part"
+    half.write_bytes(value)
+    half.replace(half.with_name(f"{key}-cache"))
+
+
+_keep_compiled_code()
 
 
 def pytest_collection_finish() -> None:
@@ -67,6 +122,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     if jax is not None:  # examples may turn these, as a user would, and not turn them back
         jax.config.update("jax_enable_x64", False)
         jax.config.update("jax_disable_jit", False)
+        sys.modules["jax._src.lru_cache"].LRUCache.put = _write_at_once
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -34,17 +33,6 @@ def device_of_engine(name: str) -> Device:
 @pytest.fixture(params=ENGINES)
 def here(request: pytest.FixtureRequest) -> Device:
     return device_of_engine(request.param)
-
-
-@pytest.fixture(autouse=True)
-def no_folder_stays() -> Iterator[None]:
-    """JAX's folder of compiled code is the process's: what a test sets, it takes back."""
-    yield
-    jax = pytest.importorskip("jax")
-    from jax.experimental.compilation_cache import compilation_cache
-
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture

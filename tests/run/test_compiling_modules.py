@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,6 @@ from anydevice.run.kinds import subject_of
 
 PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
 X = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def no_folder_stays() -> Iterator[None]:
-    """JAX's folder of compiled code is the process's: what a test sets, it takes back."""
-    yield
-    jax = pytest.importorskip("jax")
-    from jax.experimental.compilation_cache import compilation_cache
-
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 def torch_module() -> Any:
