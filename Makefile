@@ -15,7 +15,7 @@ TESTS := $(VENV)/.ready-test
 DOCS  := $(VENV)/.ready-docs
 
 # Many tests start Python anew, which reads what was compiled once, whatever the shell says of that.
-PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=loadfile
+PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
@@ -28,17 +28,15 @@ help: ## list the commands
 demo: $(DEMO) ## find the devices, choose one, check it, move a model, run a decoder, train one
 	@$(BIN)/python demo/find_and_choose.py
 
-# The contract tests are most of all tests, and counting lines would double their time; the others
-# alone must reach the coverage. In the order of their names, the many short files of tests/unit come
-# last, and no core waits long for the other.
-test: $(TESTS) ## all tests, with the coverage that they must reach; ARGS="tests/unit -x" for some
-ifdef ARGS
-	$(PYTEST) $(ARGS)
-else
-	$(PYTEST) tests --ignore=tests/contract --no-loadscope-reorder \
-	  --cov --cov-report=term --cov-fail-under=95
+test: $(TESTS) ## all tests; ARGS="tests/ops -x" for some
+	$(PYTEST) $(or $(ARGS),tests)
+
+# The contract tests count no lines: the others alone must reach the coverage, and counting would
+# double their time.
+coverage: $(TESTS) ## all tests, and the coverage that they must reach; line by line in htmlcov/
+	$(PYTEST) tests --ignore=tests/contract \
+	  --cov --cov-report=term --cov-report=html --cov-fail-under=95
 	$(PYTEST) tests/contract
-endif
 
 check: $(TESTS) ## format, lint, types and layers
 	$(BIN)/ruff format --check .
@@ -55,13 +53,9 @@ docs: $(DOCS) ## build the documentation into site/
 soak: $(TESTS) ## the long form of the tests
 	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
-coverage: $(TESTS) ## line by line, from the last `make test`, in htmlcov/
-	$(BIN)/coverage html
-	@echo "open htmlcov/index.html"
-
 clean: ## delete everything that these commands made
 	rm -rf $(VENV) site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache \
-	  .import_linter_cache .hypothesis
+	  .import_linter_cache .hypothesis .cache
 	find src tests demo bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up, done once and again when pyproject.toml changes ---------------------------------

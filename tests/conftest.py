@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
@@ -57,8 +58,8 @@ def _keep_compiled_code() -> None:
     for name, value in kept.items():
         os.environ.setdefault(name, str(value))
         if isinstance(value, Path):
-            Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
-    for file in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
+            value.mkdir(parents=True, exist_ok=True)
+    for file in (folder / "jax").iterdir():
         with suppress(FileNotFoundError):
             if not file.stat().st_size:  # its writer was killed
                 file.unlink()
@@ -66,7 +67,7 @@ def _keep_compiled_code() -> None:
 
 def _write_at_once(self: Any, key: str, value: bytes) -> None:
     """`LRUCache.put` of JAX, but nobody reads half a file while it is written."""
-    half = Path(str(self.path)) / f"{os.getpid()}.part"
+    half = Path(str(self.path)) / f"{os.getpid()}-{threading.get_ident()}.part"
     half.write_bytes(value)
     half.replace(half.with_name(f"{key}-cache"))
 

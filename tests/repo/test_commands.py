@@ -35,12 +35,12 @@ def interpreter(folder: Path, body: str) -> Path:
     return path
 
 
-def test_ci_runs_check_and_test_and_nothing_else() -> None:
+def test_ci_runs_check_and_coverage_and_nothing_else() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     lines = [line for line in script.read_text("utf-8").splitlines() if line.strip()]
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make")] == ["make check", "make test"]
+    assert [line for line in lines if line.startswith("make")] == ["make check", "make coverage"]
     rest = {line.split()[0] for line in lines if not line.startswith(("#", "make"))}
     assert rest == {"set", "cd"}
 
