@@ -3,21 +3,28 @@
 A file is eight bytes with the length of its header, the header in JSON, and the tensors' bytes
 without a gap. Nothing here allocates an array: when a header comes back from here, every tensor of
 it lies inside its file, has the bytes that its shape and type need, and shares none with another.
+
+Files may come from anyone. Before a header is parsed, its brackets are counted, since many empty
+lists take little text and much memory. Then `json` reads it, less duplicate keys, NaN, infinity and
+text that is not valid Unicode.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import reprlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import isinf, prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from anydevice.core.dtypes import BY_CODE, DType
 from anydevice.core.record import NOTHING, Record
 from anydevice.errors import TransferError
 from anydevice.transfer.file_reading import PlainFile, Stamp
-from anydevice.transfer.json_scanner import MalformedError, Scanner
 
 INDEX_NAME = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
@@ -25,6 +32,17 @@ LONGEST_HEADER = 100_000_000
 
 MOST_DIMENSIONS = 32
 """What the oldest NumPy that we support can hold."""
+
+_DEEPEST = 64
+_LONGEST_NUMBER = 400
+"""Characters of a number; a float has at most some 330."""
+
+# A tensor takes at least 50 bytes of JSON and three brackets; the spare ones are for other fields.
+_BYTES_PER_BRACKET = 16
+_SPARE_BRACKETS = 1000
+
+# A string, also one that does not end, or a bracket. Possessive, since each way back takes memory.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
 
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _PICKLED_CONTENT = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
@@ -96,7 +114,7 @@ def read_header(path: Path) -> Header:
         stamp = file.stamp
     try:
         entries, metadata = parse_header(text, stamp.size)
-    except MalformedError as error:
+    except ValueError as error:
         raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
     except TransferError as error:
         raise TransferError(f"{path}: {error}", error.path) from error
@@ -106,42 +124,129 @@ def read_header(path: Path) -> Header:
 def parse_header(text: bytes | bytearray, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
     """The tensors and the metadata of a header's JSON, in a file of `size` bytes.
 
-    Raises `MalformedError` where the text is not a header, and `TransferError`, naming the tensor,
+    Raises `ValueError` where the text is not a header, and `TransferError`, naming the tensor,
     where it describes what cannot be.
     """
-    scanner = Scanner(text)
-    entries: dict[str, Entry] = {}
-    metadata: dict[str, str] = {}
-    for name in scanner.members():
-        if name == _METADATA:
-            metadata = scanner.texts()
-            continue
+    header = _parse_object(text)
+    metadata = _strings(header.pop(_METADATA, {}))
+    entries = {}
+    for name, value in header.items():
         try:
-            entries[name] = _read_entry(scanner, name, 8 + len(text), size)
-        except MalformedError as error:
-            raise MalformedError(f"the tensor {_short(name)}: {error}") from error
-    scanner.end()
+            entries[name] = _read_entry(name, _object(value), 8 + len(text), size)
+        except ValueError as error:
+            raise ValueError(f"the tensor {_short(name)}: {error}") from error
     _check_cover(entries, 8 + len(text), size)
     return entries, metadata
 
 
-def _read_entry(scanner: Scanner, name: str, base: int, size: int) -> Entry:
-    code: str | None = None
-    shape: tuple[int, ...] | None = None
-    offsets: tuple[int, ...] | None = None
-    for field in scanner.members():
-        if field == "dtype":
-            code = scanner.text("the name of a type")
-        elif field == "shape":
-            shape = scanner.wholes(MOST_DIMENSIONS)
-        elif field == "data_offsets":
-            offsets = scanner.wholes(2)
-        else:  # the format lets writers add their own
-            scanner.skip()
-    if code is None or shape is None or offsets is None:
-        given = {"dtype": code, "shape": shape, "data_offsets": offsets}
-        missing = " and no ".join(key for key, value in given.items() if value is None)
-        raise _wrong(name, f"it has no {missing}")
+def _parse_object(text: bytes | bytearray) -> dict[str, Any]:
+    """A JSON text that is an object; raises `ValueError` for anything else."""
+    _check_brackets(text)
+    found = _object(_DECODER.decode(text.decode()))
+    if b"\\u" in text:
+        _check_characters(found)
+    return found
+
+
+def _check_brackets(text: bytes | bytearray) -> None:
+    """Refuse a text that would become far more memory than it takes itself."""
+    most = _SPARE_BRACKETS + len(text) // _BYTES_PER_BRACKET
+    depth = opened = 0
+    for token in _TOKEN.finditer(text):
+        first = text[token.start()]
+        if first in b"[{":
+            depth += 1
+            opened += 1
+            if depth > _DEEPEST:
+                raise ValueError(f"byte {token.start()} is nested more than {_DEEPEST} levels deep")
+            if opened > most:
+                raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
+        elif first in b"]}":
+            depth -= 1
+
+
+def _check_characters(tree: Any) -> None:
+    """Refuse halves of surrogate pairs, which escapes can stand for but which are no characters."""
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; duplicate keys are refused."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {_short(key)} occurs twice in one object")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text) if len(text) <= _LONGEST_NUMBER else float("inf")
+    if isinf(value):
+        raise ValueError(f"expected a number that a float can hold, found {reprlib.repr(text)}")
+    return value
+
+
+def _integer(text: str) -> float:
+    value = _float(text)  # bounds the digits
+    return value if text == "-0" else int(text)  # the reference reader takes no -0 for an integer
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"expected a value, found {text}")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique,
+    parse_float=_float,
+    parse_int=_integer,
+    parse_constant=_refuse_constant,
+)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _unexpected("an object", value)
+    return value
+
+
+def _strings(value: Any) -> dict[str, str]:
+    found = _object(value)
+    for text in found.values():
+        if not isinstance(text, str):
+            raise _unexpected("a string", text)
+    return found
+
+
+def _integers(value: Any, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _unexpected(f"a list of at most {most} integers", value)
+    for number in value:
+        if type(number) is not int or not 0 <= number < 2**64:
+            raise _unexpected("an integer from 0 to 2**64 - 1", number)
+    return tuple(value)
+
+
+def _unexpected(expected: str, found: Any) -> ValueError:
+    return ValueError(f"expected {expected}, found {reprlib.repr(found)}")
+
+
+def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
+    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
+    if missing:
+        raise _wrong(name, f"it has no {' and no '.join(missing)}")
+    code = fields["dtype"]
+    if not isinstance(code, str):
+        raise _unexpected("the name of a dtype", code)
+    shape = _integers(fields["shape"], MOST_DIMENSIONS)
+    offsets = _integers(fields["data_offsets"], 2)
     dtype = _type_of(name, code)
     _check_shape(name, shape, dtype)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -220,16 +325,11 @@ def _weight_map(path: Path) -> dict[str, str]:
             raise TransferError(
                 f"{path} has {file.size} bytes; an index has at most {LONGEST_HEADER}"
             )
-        scanner = Scanner(file.read(file.size, 0))
-    files: dict[str, str] | None = None
+        text = file.read(file.size, 0)
     try:
-        for key in scanner.members():
-            if key == "weight_map":
-                files = scanner.texts()
-            else:
-                scanner.skip()
-        scanner.end()
-    except MalformedError as error:
+        index = _parse_object(text)
+        files = _strings(index["weight_map"]) if "weight_map" in index else None
+    except ValueError as error:
         raise TransferError(f"{path} is not a valid index: {error}; {_AGAIN}") from error
     if files is None:
         raise TransferError(f"{path} is not an index of safetensors files: it has no weight_map")
