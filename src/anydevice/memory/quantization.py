@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
+from math import ceil, comb, prod
 from typing import Any
 
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
-from anydevice.memory.module_patterns import is_simple, starts_like
 from anydevice.memory.shapes import ModelShape, shortened, whole
 
 Matrix = Callable[[int, int, int], int]
@@ -20,6 +19,14 @@ QUANTIZED = {"int8": 8.0, "int4": 4.5}
 """The bits of a layer's weight in the usual formats; four bits have a scale for each 64 weights."""
 
 _MOST_BITS = 16
+
+_LONGEST_PATTERN = 2000
+_MOST_WAYS = 2**20
+# Characters and classes of them with `* + ?`, groups of words such as `(up|down)`, `^` and `$`.
+_SIMPLE_PATTERN = re.compile(
+    r"(?:[\^$]|(?:\\[.\w-]|\[[\w.\-]+\]|[^\\()\[\]{}?*+|^$])[*+?]?\??"
+    r"|\((?:\?:)?(?:\\\.|[\w.|-])+\))*+"
+)
 
 
 class Quantization(Record):
@@ -52,7 +59,7 @@ def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantizati
     method = str(values.get("quant_method") or _unnamed(values)).lower()
     found = _FORMATS.get(method, _unknown)(_Said(values, f"{source}: quantization_config"))
     skipped = _skipped(values)
-    odd = [each for each in skipped if each.startswith("re:") and not is_simple(each[3:])]
+    odd = [each for each in skipped if each.startswith("re:") and not _ends_soon(each[3:])]
     if odd:
         note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
         found = replace(found, assumed=(*found.assumed, note))
@@ -232,8 +239,27 @@ def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
-        return starts_like(pattern[3:], module)
+        return re.match(pattern[3:], module) is not None
     return pattern == module or f".{pattern}." in f".{module}."
+
+
+def _ends_soon(pattern: str) -> bool:
+    """Whether `re` decides soon if a pattern matches: it may come from anyone.
+
+    >>> _ends_soon(r".*mlp.(gate|up)_proj$"), _ends_soon("(a*)*b"), _ends_soon(".*" * 5)
+    (True, False, False)
+    """
+    if len(pattern) > _LONGEST_PATTERN or not _SIMPLE_PATTERN.fullmatch(pattern):
+        return False
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    # The ways to match that are tried at most, in a path of 64 characters.
+    repeats = pattern.count("*") + pattern.count("+")
+    groups = [group.count("|") + 1 for group in re.findall(r"\([^)]*", pattern)]
+    ways = comb(64 + repeats, repeats) * (1 << pattern.count("?")) * prod(groups)
+    return ways <= _MOST_WAYS
 
 
 def quantized(shape: ModelShape, name: str) -> ModelShape:
