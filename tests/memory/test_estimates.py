@@ -265,7 +265,7 @@ def test_a_pattern_that_could_take_long_is_not_followed(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [".*.*.*x", r"\w+.*[.\w]+.*!", ("(" + ".|" * 100 + ".)") * 3 + "!", ".?" * 20 + "!"]
+    "pattern", [".*.*.*x", r"\w+.*.+.*!", ("(" + ".|" * 100 + ".)") * 3 + "!", ".?" * 20 + "!"]
 )
 def test_the_slowest_patterns_that_are_followed_end_soon(pattern: str) -> None:
     began = time.process_time()

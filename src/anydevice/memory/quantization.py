@@ -257,9 +257,9 @@ def _ends_soon(pattern: str) -> bool:
         return False
     # The ways to match that are tried at most, in a path of 64 characters.
     repeats = pattern.count("*") + pattern.count("+")
-    groups = [group.count("|") + 1 for group in re.findall(r"\([^)]*", pattern)]
-    ways = comb(64 + repeats, repeats) * (1 << pattern.count("?")) * prod(groups)
-    return ways <= _MOST_WAYS
+    groups: list[str] = re.findall(r"\([^)]*", pattern)
+    choices = prod(group.count("|") + 1 for group in groups)
+    return comb(64 + repeats, repeats) * choices << pattern.count("?") <= _MOST_WAYS
 
 
 def quantized(shape: ModelShape, name: str) -> ModelShape:
