@@ -11,7 +11,7 @@ import pytest
 from anydevice import ops
 from anydevice.errors import ConfigurationError
 from anydevice.ops import dispatch
-from anydevice.ops.refusing import refusing
+from anydevice.ops.dispatch import public
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -120,7 +120,7 @@ def test_numbers_are_constants_of_a_program() -> None:
     def op(x: Any, axis: int = 0) -> str:
         return f"the op with {axis}"
 
-    guarded = refusing(op, __name__, ("axis",))
+    guarded = public(op, __name__, compiled=True)
     known, numbers, table = dispatch._programs.pop()
     assert (known, numbers) == (op, (1,))
     table[list] = lambda x, axis: f"the program with {axis}"

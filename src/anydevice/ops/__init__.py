@@ -17,6 +17,7 @@ from anydevice.ops.activating import gelu, relu, silu, swiglu
 from anydevice.ops.arranging import astype, broadcast_to, concat, part, permute, reshape
 from anydevice.ops.attending import attention
 from anydevice.ops.convolving import avg_pool2d, conv2d, max_pool2d
+from anydevice.ops.dispatch import public as _public
 from anydevice.ops.elements import (
     abs,  # noqa: A004  the ops have the names that array libraries give them
     add,
@@ -52,7 +53,6 @@ from anydevice.ops.losses import cross_entropy, mean_squared_error
 from anydevice.ops.normalizing import layernorm, log_softmax, rmsnorm, softmax
 from anydevice.ops.products import linear, matmul
 from anydevice.ops.reducing import argmax, max, mean, min, sum, top_k  # noqa: A004  as above
-from anydevice.ops.refusing import refusing as _refusing
 from anydevice.ops.rotating import rope
 from anydevice.ops.updating import update_adam, update_lion, update_sgd
 
@@ -122,13 +122,8 @@ __all__ = [
     "where",
 ]
 
-_PROGRAMS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*_elements.NAMES, "matmul", "relu", "silu"), ()),
-    **dict.fromkeys(("softmax", "log_softmax"), ("axis",)),
-}
-"""Ops of arrays, and of whole numbers that are called so. A library that compiles makes one program
-of each; it has such programs for others too, as versions of its own, behind the op's checks."""
+_COMPILED = {*_elements.NAMES, "matmul", "relu", "silu", "softmax", "log_softmax"}
+"""Ops that a library that compiles runs as one program, with their checks. It may have programs of
+its own for others, which run behind the checks."""
 
-globals().update(
-    {name: _refusing(globals()[name], __name__, _PROGRAMS.get(name)) for name in __all__}
-)
+globals().update({name: _public(globals()[name], __name__, name in _COMPILED) for name in __all__})

@@ -26,7 +26,9 @@ def softmax(x: Array, axis: int = -1) -> Array:
     [[0.5, 0.5], [1.0, 0.0]]
     """
     own = floating_version(x, "softmax", _softmax)
-    at = axis_of("softmax", x, axis)
+    count = x.ndim
+    known = type(axis) is int and -count <= axis < count
+    at = axis % count if known else axis_of("softmax", x, axis)
     result = own(x, at)
     return _softmax(x, at) if result is NotImplemented else result
 
@@ -39,7 +41,9 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     [0.0, -1000.0]
     """
     own = floating_version(x, "log_softmax", _log_softmax)
-    at = axis_of("log_softmax", x, axis)
+    count = x.ndim
+    known = type(axis) is int and -count <= axis < count
+    at = axis % count if known else axis_of("log_softmax", x, axis)
     result = own(x, at)
     return _log_softmax(x, at) if result is NotImplemented else result
 
