@@ -17,6 +17,7 @@ from anydevice.engines.host import NARROWER
 from anydevice.errors import UnsupportedError
 
 from .bits import EXACT_EVERYWHERE, ROWS, assert_same, moved, patterns, small_numbers
+from .combinations import each
 
 FLOATS = patterns(DTYPES["float32"])[:24]
 
@@ -46,7 +47,7 @@ def round_trip(engine: Engine, device: Device, host: Any) -> tuple[Any, list[str
     return moved(lambda: engine.to_host(engine.place(host, device)))
 
 
-@pytest.mark.parametrize("dtype", ROWS, ids=str)
+@each(dtype=ROWS)
 def test_every_bit_arrives_or_is_refused(engine: Engine, device: Device, dtype: DType) -> None:
     for host in (patterns(dtype), small_numbers(dtype, 3, 4), small_numbers(dtype)):
         back, warned = round_trip(engine, device, host)
@@ -57,7 +58,7 @@ def test_every_bit_arrives_or_is_refused(engine: Engine, device: Device, dtype: 
             assert_same(back, host, warned)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each(layout=LAYOUTS)
 def test_every_layout_arrives(engine: Engine, device: Device, layout: str) -> None:
     host = LAYOUTS[layout]()
     back, warned = round_trip(engine, device, host)
@@ -65,7 +66,7 @@ def test_every_layout_arrives(engine: Engine, device: Device, layout: str) -> No
     assert_same(back, np.asarray(host), warned)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "complex64", "int16"])
+@each(name=["bfloat16", "complex64", "int16"])
 def test_the_other_byte_order_is_turned(engine: Engine, device: Device, name: str) -> None:
     host = patterns(DTYPES[name])
     other = host.byteswap().view(host.dtype.newbyteorder())
@@ -93,14 +94,14 @@ REFUSED: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@each(kind=REFUSED)
 def test_what_would_be_lost_is_refused(engine: Engine, device: Device, kind: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         engine.place(REFUSED[kind](), device)
     assert caught.value.absent is not None
 
 
-@pytest.mark.parametrize("name", NARROWER)
+@each(name=NARROWER)
 def test_narrowing_is_done_where_it_was_asked_for_and_needed(
     engine: Engine, device: Device, name: str
 ) -> None:
@@ -113,8 +114,7 @@ def test_narrowing_is_done_where_it_was_asked_for_and_needed(
     assert back.tobytes() == host.astype(back.dtype).tobytes()
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("name", NARROWER)
+@each(narrow=[False, True], name=NARROWER)
 def test_numbers_too_large_for_32_bits_are_never_changed(
     engine: Engine, device: Device, name: str, narrow: bool
 ) -> None:
@@ -125,7 +125,7 @@ def test_numbers_too_large_for_32_bits_are_never_changed(
         assert_same(back, host, warned)
 
 
-@pytest.mark.parametrize("name", ["float64", "complex128"])
+@each(name=["float64", "complex128"])
 def test_a_refused_precision_says_how_to_go_on(engine: Engine, device: Device, name: str) -> None:
     said = None
     try:

@@ -14,11 +14,12 @@ from anydevice.core.engine import Engine
 from anydevice.errors import UnsupportedError
 
 from .bits import EXACT_EVERYWHERE, ROWS, moved, small_numbers
+from .combinations import each
 
 FLOAT32 = DTYPES["float32"]
 
 
-@pytest.mark.parametrize("dtype", ROWS, ids=str)
+@each(dtype=ROWS)
 def test_an_empty_array_has_its_type_and_shape_or_is_refused(
     engine: Engine, device: Device, dtype: DType
 ) -> None:
@@ -33,7 +34,7 @@ def test_an_empty_array_has_its_type_and_shape_or_is_refused(
         assert (back.shape, back.dtype) == ((3, 4), dtype.numpy())
 
 
-@pytest.mark.parametrize("shape", [(), (0, 2), (1, 2, 3, 1, 2)])
+@each(shape=[(), (0, 2), (1, 2, 3, 1, 2)])
 def test_an_empty_array_has_any_shape(
     engine: Engine, device: Device, shape: tuple[int, ...]
 ) -> None:
@@ -42,7 +43,7 @@ def test_an_empty_array_has_any_shape(
     assert engine.to_host(made).shape == shape
 
 
-@pytest.mark.parametrize("dtype", ROWS, ids=str)
+@each(dtype=ROWS)
 def test_an_array_knows_its_type(engine: Engine, device: Device, dtype: DType) -> None:
     host = small_numbers(dtype, 2, 3)
     placed, _ = moved(lambda: engine.place(host, device, narrow=True))
@@ -51,7 +52,7 @@ def test_an_array_knows_its_type(engine: Engine, device: Device, dtype: DType) -
         assert not engine.is_traced(placed)
 
 
-@pytest.mark.parametrize("name", EXACT_EVERYWHERE)
+@each(name=EXACT_EVERYWHERE)
 def test_memory_may_be_written_through_its_address(
     engine: Engine, device: Device, name: str
 ) -> None:

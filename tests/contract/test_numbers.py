@@ -15,6 +15,7 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.errors import ConfigurationError
 
+from .combinations import each
 from .homes import home, homes
 
 TWO: dict[str, Callable[[Any, Any], Any]] = {
@@ -50,11 +51,7 @@ def device(at: tuple[Engine, Device]) -> Device:
     return at[1]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [("float32", (3,)), ("float32", ()), ("bfloat16", (3,)), ("int32", ())],
-    ids=str,
-)
+@each(("dtype", "shape"), [("float32", (3,)), ("float32", ()), ("bfloat16", (3,)), ("int32", ())])
 @pytest.mark.parametrize("name", TWO)
 def test_a_number_may_stand_on_either_side(
     engine: Engine, device: Device, name: str, dtype: str, shape: tuple[int, ...]
@@ -73,7 +70,7 @@ def test_a_number_may_stand_on_either_side(
             np.testing.assert_allclose(result.astype(np.float64), want, rtol=2.0**-8)
 
 
-@pytest.mark.parametrize("number", [0.5, np.float64(0.5), np.float32(0.5)], ids=repr)
+@each(number=[0.5, np.float64(0.5), np.float32(0.5)])
 def test_a_fraction_beside_whole_numbers_is_refused(
     engine: Engine, device: Device, number: Any
 ) -> None:
@@ -123,7 +120,7 @@ def test_numbers_of_numpy_are_taken_wherever_a_number_is(engine: Engine, device:
             np.testing.assert_allclose(result, engine.to_host(want), rtol=1e-6)
 
 
-@pytest.mark.parametrize("gives", ["an array of shape (3,)", "a float", "a NoneType"])
+@each(gives=["an array of shape (3,)", "a float", "a NoneType"])
 def test_only_one_number_has_a_gradient(engine: Engine, device: Device, gives: str) -> None:
     if isinstance(engine.autodiff, Absent):
         pytest.skip(str(engine.autodiff))

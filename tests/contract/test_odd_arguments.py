@@ -16,6 +16,7 @@ from anydevice.core.engine import Engine
 from anydevice.engines.kernels import trust
 from anydevice.errors import ConfigurationError, UnsupportedError
 
+from .combinations import each
 from .homes import home, homes
 
 Put = Callable[[Any], Any]
@@ -69,8 +70,7 @@ def attended(at: tuple[Engine, Device], *arrays: Any, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 2}], ids=str)
-@pytest.mark.parametrize("lengths", FAR, ids=str)
+@each(options=[{}, {"causal": True}, {"causal": True, "window": 2}], lengths=FAR)
 def test_lengths_out_of_range_are_none_or_all(
     at: tuple[Engine, Device], put: Put, lengths: list[int], options: dict[str, Any]
 ) -> None:
@@ -85,7 +85,7 @@ def test_lengths_out_of_range_are_none_or_all(
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16], ids=lambda kind: kind.__name__)
+@each(kind=[np.int8, np.uint8, np.int16])
 def test_short_lengths_with_more_keys_than_they_can_count(
     at: tuple[Engine, Device], put: Put, kind: Any
 ) -> None:
@@ -96,7 +96,7 @@ def test_short_lengths_with_more_keys_than_they_can_count(
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("window", [5, 2**31, 2**40, 2**70])
+@each(window=[5, 2**31, 2**40, 2**70])
 def test_a_window_wider_than_the_keys_is_as_none(
     at: tuple[Engine, Device], put: Put, window: int
 ) -> None:
@@ -234,11 +234,8 @@ REFUSED: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("op", "arguments", "options", "said"),
-    [(op, *rest) for op, rows in REFUSED.items() for rest in rows],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize("op", REFUSED)
+@each(("arguments", "options", "said"), lambda op: REFUSED[op])
 def test_what_makes_no_sense_is_refused_in_the_same_words(
     put: Put, op: str, arguments: tuple[Any, ...], options: dict[str, Any], said: str
 ) -> None:

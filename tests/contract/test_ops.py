@@ -19,6 +19,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.primitives import Autodiff
 from anydevice.errors import UnsupportedError
 
+from .combinations import each
 from .homes import home, homes
 
 TOLERANCE = {"float32": 2e-5, "float64": 2e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
@@ -199,7 +200,7 @@ def compare(found: Any, wanted: Any, tolerance: float) -> None:
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@each(dtype=["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_the_reference_says(at: Home, case: str, dtype: str) -> None:
     op, arguments, _ = CASES[case]
@@ -241,14 +242,14 @@ def test_its_gradient_is_the_slope_of_the_reference(at: Home, case: str) -> None
     assert slope == pytest.approx((along(1e-6) - along(-1e-6)) / 2e-6, rel=1e-3, abs=1e-3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each(dtype=["float32", "bfloat16"])
 def test_what_is_out_of_range_is_no_number(at: Home, dtype: str) -> None:
     weight, ids = at.put(draw(4, 3), dtype), at.put(np.array([0, -1, 4, 2**31 - 1]), dtype)
     found = at.get(at.call("embedding", weight, ids))
     assert np.isnan(found).all(1).tolist() == [False, True, True, True]
 
 
-@pytest.mark.parametrize("target", [-1, 3, -100])
+@each(target=[-1, 3, -100])
 def test_a_target_that_is_no_class_makes_the_loss_no_number(at: Home, target: int) -> None:
     logits, targets = at.put(draw(2, 3), "float32"), at.put(np.array([1, target]), "float32")
     assert np.isnan(at.get(at.call("cross_entropy", logits, targets)))

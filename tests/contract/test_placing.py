@@ -15,6 +15,7 @@ from anydevice.core.engine import Engine
 from anydevice.engines import registry
 from anydevice.errors import DeviceNotFoundError
 
+from .combinations import each
 from .homes import home, homes
 
 
@@ -63,7 +64,7 @@ def test_an_engine_owns_its_arrays_and_nothing_else(engine: Engine, device: Devi
         assert not engine.owns(other)
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(5, 7, 3), (1, 1, 1), (64, 33, 17)])
+@each(("rows", "inner", "columns"), [(5, 7, 3), (1, 1, 1), (64, 33, 17)])
 def test_a_product_is_right_and_stays_there(
     engine: Engine, device: Device, rows: int, inner: int, columns: int
 ) -> None:
@@ -102,7 +103,7 @@ USES: dict[str, Callable[[Engine, Device, Device], Any]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@each(use=USES)
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(
     engine: Engine, device: Device, use: str
 ) -> None:
@@ -133,7 +134,7 @@ def test_very_many_rows_are_separated(at: tuple[Engine, Device]) -> None:
         np.testing.assert_array_equal(engine.to_host(rows[number]), host[number])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "bool"])
+@each(dtype=["float32", "float16", "int32", "uint8", "bool"])
 def test_rows_are_separated_into_memory_of_their_own(
     engine: Engine, device: Device, dtype: str
 ) -> None:

@@ -16,6 +16,7 @@ from anydevice.core.engine import Engine
 from anydevice.core.primitives import Primitives
 from anydevice.errors import UnsupportedError
 
+from .combinations import each
 from .homes import home, homes
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -77,8 +78,7 @@ def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray[An
 # Making, types and shapes
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3, 4)])
+@each(dtype=ALL, shape=[(), (3,), (2, 0), (2, 3, 4)])
 def test_full(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
     like = at.put(np.zeros(1), dtype)
     x = at.xp.full(shape, 1, DTYPES[dtype], like)
@@ -86,8 +86,7 @@ def test_full(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
     assert at.engine.devices_of(x) == at.engine.devices_of(like)
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
-@pytest.mark.parametrize("stop", [0, 1, 7])
+@each(dtype=NUMBERS, stop=[0, 1, 7])
 def test_arange(at: Home, dtype: str, stop: int) -> None:
     like = at.put(np.zeros(1), dtype)
     x = at.xp.arange(stop, DTYPES[dtype], like)
@@ -95,8 +94,7 @@ def test_arange(at: Home, dtype: str, stop: int) -> None:
     assert at.engine.devices_of(x) == at.engine.devices_of(like)
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("shape", [(), (5,), (2, 0), (2, 3)])
+@each(dtype=ALL, shape=[(), (5,), (2, 0), (2, 3)])
 def test_asarray(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
     like = at.put(np.zeros(1), dtype)
     values = numbers(*shape, dtype=dtype).astype(DTYPES[dtype].numpy())
@@ -105,8 +103,7 @@ def test_asarray(at: Home, dtype: str, shape: tuple[int, ...]) -> None:
     assert at.engine.devices_of(x) == at.engine.devices_of(like)
 
 
-@pytest.mark.parametrize("source", ALL)
-@pytest.mark.parametrize("target", ALL)
+@each(source=ALL, target=ALL)
 def test_astype(at: Home, source: str, target: str) -> None:
     host = np.abs(numbers(3, 4, dtype=source)) if source in NUMBERS else numbers(3, 4, dtype="bool")
     like, x = at.put([0], target), at.put(host, source)
@@ -119,7 +116,7 @@ def test_astype(at: Home, source: str, target: str) -> None:
     assert source != target or y is x
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each(dtype=DTYPES)
 def test_a_type_that_the_engine_lacks_is_refused(at: Home, dtype: str) -> None:
     x = at.put([1], "float32")
     try:
@@ -131,7 +128,7 @@ def test_a_type_that_the_engine_lacks_is_refused(at: Home, dtype: str) -> None:
             at.xp.full((1,), 0, DTYPES[dtype], x)
 
 
-@pytest.mark.parametrize("dtype", ALL)
+@each(dtype=ALL)
 def test_shapes(at: Home, dtype: str) -> None:
     host = numbers(2, 3, 4, dtype=dtype)
     x, xp = at.put(host, dtype), at.xp
@@ -147,8 +144,7 @@ def test_shapes(at: Home, dtype: str) -> None:
                np.broadcast_to(host[0].ravel(), (2, 12)), dtype)  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("axis", [0, 1, -1])
+@each(dtype=ALL, axis=[0, 1, -1])
 def test_concat_and_part(at: Home, dtype: str, axis: int) -> None:
     a, b = numbers(2, 3, dtype=dtype), numbers(2, 3, dtype=dtype, seed=1)
     joined = at.xp.concat([at.put(a, dtype), at.put(b, dtype), at.put(a, dtype)], axis)
@@ -185,15 +181,12 @@ SHAPES = {"float32": [(), (7, 33), (3, 0, 2)]}
 """One type in every shape, the others in one: libraries compile for each type and shape."""
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "shape"),
-    [
-        (name, dtype, shape)
-        for name, row in UNARY.items()
-        for dtype in row[2]
-        for shape in SHAPES.get(dtype, [(7, 33)])
-    ],
-)
+def types_and_shapes(name: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [(dtype, s) for dtype in UNARY[name][2] for s in SHAPES.get(dtype, [(7, 33)])]
+
+
+@pytest.mark.parametrize("name", UNARY)
+@each(("dtype", "shape"), types_and_shapes)
 def test_one_array(at: Home, name: str, dtype: str, shape: tuple[int, ...]) -> None:
     reference, domain, _ = UNARY[name]
     host = numbers(*shape, dtype=dtype)
@@ -212,7 +205,7 @@ def test_one_array_that_does_not_lie_in_order(at: Home, name: str) -> None:
     at.is_like(getattr(at.xp, name)(x), reference(host.T[:, 1::2]), result)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 @pytest.mark.parametrize("name", [name for name in UNARY if name != "logical_not"])
 def test_one_array_of_what_is_no_number_or_infinite(at: Home, name: str, dtype: str) -> None:
     host = np.array([NAN, INF, -INF, 0.0, 1.0])
@@ -249,15 +242,13 @@ BROADCAST = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "left", "right"),
-    [
-        (name, dtype, *pair)
-        for name, row in BINARY.items()
-        for dtype in row[1]
-        for pair in (BROADCAST if dtype == "float32" else BROADCAST[:2])
-    ],
-)
+def types_and_pairs(name: str) -> list[tuple[Any, ...]]:
+    types = BINARY[name][1]
+    return [(x, *y) for x in types for y in (BROADCAST if x == "float32" else BROADCAST[:2])]
+
+
+@pytest.mark.parametrize("name", BINARY)
+@each(("dtype", "left", "right"), types_and_pairs)
 def test_two_arrays(at: Home, name: str, dtype: str, left: Any, right: Any) -> None:
     a, b = numbers(*left, dtype=dtype), numbers(*right, dtype=dtype, seed=1)
     result = "bool" if name in TO_BOOL else dtype
@@ -265,7 +256,7 @@ def test_two_arrays(at: Home, name: str, dtype: str, left: Any, right: Any) -> N
     at.is_like(found, BINARY[name][0](a, b), result)
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@each(dtype=NUMBERS)
 @pytest.mark.parametrize("name", [name for name in BINARY if not name.startswith("logical")])
 def test_an_array_and_a_number(at: Home, name: str, dtype: str) -> None:
     if name == "divide" and dtype == "int32":
@@ -294,7 +285,7 @@ def test_a_fraction_beside_whole_numbers_becomes_whole(at: Home) -> None:
     at.is_like(at.xp.where(at.put([True, False, True], "bool"), x, 7.9), [1, 7, 3], "int32")
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 def test_pow(at: Home, dtype: str) -> None:
     base, exponent = np.abs(numbers(4, 5, dtype=dtype)), numbers(5, dtype=dtype, seed=1)
     a, b, xp = at.put(base, dtype), at.put(exponent, dtype), at.xp
@@ -305,7 +296,7 @@ def test_pow(at: Home, dtype: str) -> None:
     at.is_like(xp.pow(at.put([NAN, 0, INF], dtype), 2), [NAN, 0, INF], dtype)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 def test_the_larger_and_the_smaller_pass_on_what_is_no_number(at: Home, dtype: str) -> None:
     a, b = at.put([NAN, 1, -INF, NAN], dtype), at.put([0, NAN, 2, NAN], dtype)
     at.is_like(at.xp.maximum(a, b), [NAN, NAN, 2, NAN], dtype)
@@ -317,7 +308,7 @@ def test_the_larger_and_the_smaller_pass_on_what_is_no_number(at: Home, dtype: s
     at.is_like(at.xp.less_equal(a, a), [False, True, True, False], "bool")
 
 
-@pytest.mark.parametrize("dtype", ALL)
+@each(dtype=ALL)
 def test_where(at: Home, dtype: str) -> None:
     condition = numbers(3, 1, 4, seed=2) > 0
     a, b = numbers(2, 4, dtype=dtype), numbers(1, dtype=dtype, seed=1)
@@ -339,7 +330,7 @@ def test_where_takes_the_one_side_whatever_the_other_is(at: Home) -> None:
 AXES: list[Any] = [0, 1, -1, (0, 1), (0, -1), (0, 1, 2), ()]
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "axis", "keepdims"),
     [("float32", axis, keepdims) for axis in AXES for keepdims in (False, True)]
     + [(dtype, axis, False) for dtype in NUMBERS[1:] for axis in (1, (0, -1))],
@@ -360,21 +351,20 @@ def test_sums_and_extremes_of_what_does_not_lie_in_order(at: Home) -> None:
         at.is_like(at.xp.max(x, axis), host.T[:, 1::2].max(axis), "float32")
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
+@each(dtype=NUMBERS)
 def test_a_sum_of_nothing_is_zero(at: Home, dtype: str) -> None:
     x = at.put(np.zeros((3, 0)), dtype)
     at.is_like(at.xp.sum(x, 1), np.zeros(3), dtype)
     at.is_like(at.xp.sum(x, 0), np.zeros(0), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("axis", [0, 1])
+@each(dtype=["float16", "bfloat16"], axis=[0, 1])
 def test_16_bit_sums_are_rounded_once(at: Home, dtype: str, axis: int) -> None:
     host = np.ones((5000, 3) if axis == 0 else (3, 5000))
     at.is_like(at.xp.sum(at.put(host, dtype), axis), np.full(3, 5000.0), dtype)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 def test_extremes_pass_on_what_is_no_number(at: Home, dtype: str) -> None:
     x = at.put([[1, NAN, 3], [-INF, 2, INF], [NAN, NAN, NAN]], dtype)
     at.is_like(at.xp.max(x, 1), [NAN, INF, NAN], dtype)
@@ -388,22 +378,20 @@ def test_extremes_of_truths(at: Home) -> None:
     at.is_like(at.xp.min(x, 0), [False, False], "bool")
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("axis", [0, 1, -1])
+@each(dtype=ALL, axis=[0, 1, -1])
 def test_argmax(at: Home, dtype: str, axis: int) -> None:
     host = np.round(numbers(40, 30)).astype(DTYPES[dtype].numpy())
     host = host.astype(np.float64) if dtype in FLOATS else host
     at.is_like(at.xp.argmax(at.put(host, dtype), axis), host.argmax(axis), "int32")
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 def test_argmax_takes_what_is_no_number_for_the_largest(at: Home, dtype: str) -> None:
     x = at.put([[1, NAN, INF, NAN], [0, 5, 5, 1], [-INF, -INF, -INF, -INF]], dtype)
     at.is_like(at.xp.argmax(x, 1), [1, 1, 0], "int32")
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
-@pytest.mark.parametrize("k", [1, 3, 10])
+@each(dtype=NUMBERS, k=[1, 3, 10])
 def test_top_k(at: Home, dtype: str, k: int) -> None:
     host = np.random.default_rng(0).permuted(np.arange(40).reshape(4, 10), axis=1) - 20
     largest, places = at.xp.top_k(at.put(host, dtype), k)
@@ -412,7 +400,7 @@ def test_top_k(at: Home, dtype: str, k: int) -> None:
     at.is_like(largest, np.take_along_axis(host, order, 1), dtype)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 def test_top_k_takes_what_is_no_number_for_the_largest(at: Home, dtype: str) -> None:
     host = [1, NAN, INF, -1, np.copysign(NAN, -1)]
     largest, places = at.xp.top_k(at.put(host, dtype), 3)
@@ -441,22 +429,21 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("left", "right"), PRODUCTS)
+@each(("left", "right"), PRODUCTS, dtype=FLOATS)
 def test_matmul(at: Home, dtype: str, left: Any, right: Any) -> None:
     a, b = numbers(*left, dtype=dtype), numbers(*right, dtype=dtype, seed=1)
     found = at.xp.matmul(at.put(a, dtype), at.put(b, dtype))
     at.is_like(found, a @ b, dtype, scale=16 * math.sqrt(max(1, left[-1])))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@each(dtype=FLOATS)
 def test_matmul_of_what_does_not_lie_in_order(at: Home, dtype: str) -> None:
     a, b = numbers(2, 3, 4, dtype=dtype), numbers(2, 5, 4, dtype=dtype, seed=1)
     turned = at.xp.permute_dims(at.put(b, dtype), (0, 2, 1))
     at.is_like(at.xp.matmul(at.put(a, dtype), turned), a @ b.transpose(0, 2, 1), dtype, scale=32)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each(dtype=["float16", "bfloat16"])
 def test_16_bit_products_are_rounded_once(at: Home, dtype: str) -> None:
     row, column = at.put(np.ones((1, 5000)), dtype), at.put(np.ones((5000, 1)), dtype)
     at.is_like(at.xp.matmul(row, column), [[5000.0]], dtype)
@@ -480,9 +467,7 @@ def gathered(host: Any, indices: Any, axis: int) -> Any:
     return np.where(inside, found, nothing).astype(host.dtype)
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)])
+@each(dtype=ALL, axis=[0, 1, -1], shape=[(), (4,), (2, 3), (0,)])
 def test_take(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
     host = numbers(3, 5, 2, dtype=dtype)
     indices = np.random.default_rng(0).integers(0, host.shape[axis], shape)
@@ -490,8 +475,7 @@ def test_take(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
     at.is_like(found, gathered(host, np.asarray(indices), axis), dtype)
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("axis", [0, 1])
+@each(dtype=ALL, axis=[0, 1])
 def test_take_out_of_range_reads_nothing(at: Home, dtype: str, axis: int) -> None:
     host = numbers(3, 5, dtype=dtype)
     indices = np.array([0, -1, 2, 7, 2**31 - 1, -(2**31)])
@@ -499,7 +483,7 @@ def test_take_out_of_range_reads_nothing(at: Home, dtype: str, axis: int) -> Non
     at.is_like(found, gathered(host, indices, axis), dtype)
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "int64", "uint32"])
+@each(kind=["int8", "uint8", "int16", "int64", "uint32"])
 def test_indices_are_whole_numbers_of_any_type(at: Home, kind: str) -> None:
     host, indices = numbers(300, 2), np.array([[0, 5], [100, 3]])
     if as_dtype(kind).kind == "int":
@@ -515,7 +499,7 @@ def test_indices_are_whole_numbers_of_any_type(at: Home, kind: str) -> None:
     at.is_like(at.xp.take_along_axis(at.xp.part(x, 1, 0, 1), rows, 0), expected, "float32")
 
 
-@pytest.mark.parametrize("dtype", ALL)
+@each(dtype=ALL)
 def test_an_axis_of_nothing_has_nothing_to_take(at: Home, dtype: str) -> None:
     nothing: Any = NAN if dtype in FLOATS else 0
     x, indices = at.put(np.zeros((0, 2)), dtype), at.put([0, 1, -1], "int32")
@@ -524,8 +508,7 @@ def test_an_axis_of_nothing_has_nothing_to_take(at: Home, dtype: str) -> None:
     at.is_like(at.xp.take_along_axis(x, column, 0), np.full((3, 2), nothing), dtype)
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize(("axis", "shape"), [(0, (2, 4)), (1, (3, 1)), (-1, (1, 6)), (-1, (3, 0))])
+@each(("axis", "shape"), [(0, (2, 4)), (1, (3, 1)), (-1, (1, 6)), (-1, (3, 0))], dtype=ALL)
 def test_take_along_axis(at: Home, dtype: str, axis: int, shape: tuple[int, ...]) -> None:
     host = numbers(3, 4, dtype=dtype)
     indices = np.random.default_rng(0).integers(-1, host.shape[axis] + 1, shape)
@@ -548,10 +531,9 @@ def written(host: Any, new: Any, positions: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize(
-    "positions",
-    [
+@each(
+    dtype=ALL,
+    positions=[
         [[2], [5]],
         [[6], [-1]],
         [[0, 1, 2], [3, 4, 5]],

@@ -15,6 +15,7 @@ from anydevice.core.engine import Engine
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 
+from .combinations import each
 from .homes import home, homes
 
 Array = np.ndarray[Any, Any]
@@ -233,13 +234,13 @@ def test_odd_shapes(here: Home, name: str) -> None:
         here.refuses(told, lambda x, odd=odd: op(x, odd), FLOATS)
 
 
-@pytest.mark.parametrize("shape", [(-1, -1), (-2, 3), (-1, 0), (4, -1), (7,), (), (-2, -3)])
+@each(shape=[(-1, -1), (-2, 3), (-1, 0), (4, -1), (7,), (), (-2, -3)])
 def test_shapes_that_an_array_does_not_have(here: Home, shape: tuple[int, ...]) -> None:
     told = rf"^reshape: {re.escape(str(shape))} has as many elements as x, but x is \(2, 3\)"
     here.refuses(told, lambda x: ops.reshape(x, shape), FLOATS)
 
 
-@pytest.mark.parametrize("shape", [(-1, 2, 3), (3,), (2, 4), (-2, 3)])
+@each(shape=[(-1, 2, 3), (3,), (2, 4), (-2, 3)])
 def test_shapes_that_an_array_is_not_repeated_to(here: Home, shape: tuple[int, ...]) -> None:
     told = rf"^broadcast_to: x can be repeated to {re.escape(str(shape))}, but x is \(2, 3\)"
     here.refuses(told, lambda x: ops.broadcast_to(x, shape), FLOATS)
