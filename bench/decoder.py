@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optree
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,6 +25,7 @@ import decoders_by_hand
 from anydevice.check import decoder
 from anydevice.check.decoder import DecoderShape
 from anydevice.core.late import load
+from anydevice.core.trees import mapped
 from anydevice.engines import registry
 
 SHAPE = DecoderShape(
@@ -68,7 +68,7 @@ def rows_of(name: str, tokens: int, runs: int) -> list[Row]:
     compiler = load(f"anydevice.engines.compilers.{name}:COMPILER")
 
     def put(tree: Any) -> Any:
-        return optree.tree_map(lambda x: engine.place(x, device), tree)
+        return mapped(lambda x: engine.place(x, device), tree)
 
     def forward(parameters: Any, ids: Any, positions: Any, cache: Any) -> Any:
         return decoder.forward(parameters, SHAPE, ids, positions, cache)

@@ -217,7 +217,7 @@ def test_in_a_process_of_its_own_no_array_library_is_imported(large: str) -> Non
     code = (
         "import sys; from anydevice.cli.main import main; "
         f"code = main(['plan', {large!r}, '--context', '8192', '--batch', '4', '--json']); "
-        "print(code, sorted({'numpy', 'torch', 'jax', 'mlx', 'ml_dtypes', 'optree', 'rich', "
+        "print(code, sorted({'numpy', 'torch', 'jax', 'mlx', 'ml_dtypes', 'rich', "
         "'transformers', 'huggingface_hub'} & set(sys.modules)), file=sys.stderr)"
     )
     ended = subprocess.run(

@@ -137,7 +137,7 @@ def test_an_interruption_while_computing_is_quiet() -> None:
 def test_nothing_heavy_is_imported_for_a_list_of_devices() -> None:
     code = (
         "import sys; from anydevice.cli.main import main; main(['devices', '--json']); "
-        "print(sorted({'numpy', 'torch', 'jax', 'rich', 'tomlkit', 'platformdirs', 'optree', "
+        "print(sorted({'numpy', 'torch', 'jax', 'rich', 'tomlkit', 'platformdirs', "
         "'anydevice.choose.summary'} & set(sys.modules)), file=sys.stderr)"
     )
     ended = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,6 +170,16 @@ def test_a_gradient_through_compiled_and_checkpointed_code() -> None:
     torch.testing.assert_close(compiled["scale"], gradient["scale"])
     y = torch.tanh(x @ parameters["layers"][0])
     torch.testing.assert_close(gradient["scale"], y.sum(0))
+
+
+def test_gradients_come_in_the_containers_of_the_argument() -> None:
+    pair = namedtuple("pair", "b a")
+    tree = pair(OrderedDict(z=torch.ones(1), y=None), (torch.ones(2), [torch.ones(3)]))
+    _, found = AUTODIFF.value_and_grad(lambda t: xp.sum(t.b["z"], 0))(tree)
+    assert isinstance(found, pair)
+    assert type(found.b) is OrderedDict
+    assert list(found.b) == ["z", "y"]
+    assert [type(part) for part in found.a] == [torch.Tensor, list]
 
 
 def test_gradients_of_what_is_not_used_are_zero() -> None:

@@ -376,7 +376,7 @@ def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) 
     program = (
         "import sys; from anydevice import estimate_inference as e\n"
         f"estimate = e({str(tmp_path)!r}, context=8192, dtype='bfloat16')\n"
-        "print(estimate.parameters, [m for m in ('numpy', 'torch', 'jax', 'mlx', 'optree')"
+        "print(estimate.parameters, [m for m in ('numpy', 'torch', 'jax', 'mlx')"
         " if m in sys.modules])"
     )
     done = subprocess.run(

@@ -192,8 +192,8 @@ def test_a_compiled_function_may_call_a_model() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"weight": 1}, "the nest has a list of 2, and a dict of 'weight' was given"),
-        ([{}], "the nest has a list of 2, and a list of 1 was given"),
+        ({"weight": 1}, "the tree has a list of 2, and a dict of 'weight' was given"),
+        ([{}], "the tree has a list of 2, and a list of 1 was given"),
         ([{}, {"weight": 1}], r"[0] has a dict of 'bias', 'weight', and a dict of nothing was"),
         ([3, {}], r"[0] has a dict of 'bias', 'weight', and a int was given"),
         ([{"weight": np.ones((2, 3)), "bias": np.ones(3)}, {}], "shape (3, 2), and (2, 3) was"),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import optree
 import pytest
 
 from anydevice import ops
@@ -16,6 +15,7 @@ from anydevice.check import decoder
 from anydevice.check.decoder import DecoderShape
 from anydevice.core.late import load
 from anydevice.core.record import replace
+from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
@@ -40,10 +40,10 @@ class Runner:
         self.device = self.engine.devices()[0]
 
     def put(self, tree: Any) -> Any:
-        return optree.tree_map(lambda x: self.engine.place(x, self.device), tree)
+        return mapped(lambda x: self.engine.place(x, self.device), tree)
 
     def get(self, tree: Any) -> Any:
-        return optree.tree_map(self.engine.to_host, tree)
+        return mapped(self.engine.to_host, tree)
 
     def compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler = load(f"anydevice.engines.compilers.{self.name}:COMPILER")
@@ -83,7 +83,7 @@ def parameters() -> Any:
 @pytest.fixture(scope="module")
 def expected(parameters: Any) -> Any:
     """The logits in float64."""
-    wide = optree.tree_map(lambda x: x.astype(np.float64), parameters)
+    wide = mapped(lambda x: x.astype(np.float64), parameters)
     return decoder.forward(wide, SHAPE, IDS)[0]
 
 
@@ -224,17 +224,17 @@ def step_of_training(run: Runner, parameters: Any, compiled: bool) -> tuple[floa
     function = run.compiled(loss) if compiled else loss
     placed = run.put(parameters)
     value, gradient = run.value_and_grad(function)(placed, run.put(IDS), run.put(TARGETS))
-    leaves, structure = optree.tree_flatten(placed)
-    gradients = optree.tree_leaves(gradient)
-    zeros = [ops.multiply(leaf, 0.0) for leaf in leaves]
+    arrays = leaves(placed)
+    gradients = leaves(gradient)
+    zeros = [ops.multiply(leaf, 0.0) for leaf in arrays]
     # A large eps: where a gradient is next to nothing, Adam would make its rounding a full step.
-    after, _, _ = ops.update_adam(leaves, gradients, zeros, zeros, 1, rate=0.1, eps=1e-2)
-    return float(run.get(value)), run.get(optree.tree_unflatten(structure, after))
+    after, _, _ = ops.update_adam(arrays, gradients, zeros, zeros, 1, rate=0.1, eps=1e-2)
+    return float(run.get(value)), run.get(refilled(placed, after))
 
 
 def slope(parameters: Any, path: tuple[Any, ...], size: float = 1e-5) -> tuple[Any, float]:
     """A direction in one parameter, and how fast the float64 loss rises along it."""
-    wide = optree.tree_map(lambda x: x.astype(np.float64), parameters)
+    wide = mapped(lambda x: x.astype(np.float64), parameters)
     *way, last = path
     holder = wide
     for key in way:
@@ -278,9 +278,9 @@ def test_one_step_of_training_is_the_same_everywhere(
     trained: Runner, parameters: Any, compiled: bool
 ) -> None:
     value, after = step_of_training(trained, parameters, compiled)
-    wide = optree.tree_map(lambda x: x.astype(np.float64), parameters)
+    wide = mapped(lambda x: x.astype(np.float64), parameters)
     assert value == pytest.approx(float(decoder.loss(wide, SHAPE, IDS, TARGETS)), rel=1e-5)
     _, first = step_of_training(runner("torch"), parameters, compiled=False)
-    optree.tree_map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-4), after, first)
-    moved = optree.tree_map(lambda a, b: np.abs(a - b).max() > 1e-3, after, parameters)
-    assert all(optree.tree_leaves(moved))
+    for a, b, before in zip(leaves(after), leaves(first), leaves(parameters), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-4)
+        assert np.abs(a - before).max() > 1e-3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ARRAY_LIBRARIES = ("numpy", "torch", "jax", "jaxlib", "mlx", "cupy", "pyopencl", "ml_dtypes")
-HEAVY = (*ARRAY_LIBRARIES, "rich", "tomlkit", "psutil", "pynvml", "optree", "platformdirs")
+HEAVY = (*ARRAY_LIBRARIES, "rich", "tomlkit", "psutil", "pynvml", "platformdirs")
 
 
 def run(code: str, tmp_path: Path) -> str:

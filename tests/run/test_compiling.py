@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, namedtuple
 from functools import partial
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_functions_with_nests_and_constants() -> None:
         assert got.tolist() == [2 * scale] * 3
     assert len(compiled.report.made) == 2, "another number is another code"
     assert compiled.parameters == {}
+
+
+def test_inputs_keep_their_containers_and_arguments_may_come_in_any_order() -> None:
+    pair = namedtuple("pair", "x y")
+
+    def typed(both: Any, *, first: Any, second: Any) -> Any:
+        assert isinstance(both, pair)
+        assert type(both.y) is OrderedDict
+        return ops.add(both.x, both.y[1][0])
+
+    compiled = anydevice.compile(typed, device_of_engine("jax"))
+    x = np.ones(3, np.float32)
+    both = pair(x, OrderedDict({"b": None, 1: [x]}))
+    compiled(both, first=1, second=x)
+    assert anydevice.to_numpy(compiled(both, second=x, first=1)).tolist() == [2] * 3
+    assert len(compiled.report.made) == 1
+    with pytest.raises(ConfigurationError, match=r"first=\['b'\]\[0\] is a builtins.object"):
+        compiled(both, first={"b": [object()]}, second=x)
 
 
 def test_numbers_of_other_types_are_other_constants() -> None:

@@ -1,94 +1,24 @@
-"""Nests of dicts, lists and tuples, taken apart and put together again in plain Python.
-
-Compilers look through these functions. Dicts are walked in the order of their sorted keys, since
-libraries return them sorted or not.
-"""
+"""The walk through trees of parameters, and how two of them differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-Tree = Any
+from anydevice.core.trees import Tree, first_leaf, leaves, mapped, refilled
 
-
-def leaves(tree: Tree) -> list[Any]:
-    """What lies in a nest, in order; `None` is left out.
-
-    >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
-    [2, 3, 1]
-    """
-    found: list[Any] = []
-    _gather(tree, found)
-    return found
-
-
-def first_leaf(tree: Tree) -> Any:
-    """The first of `leaves`; `None` where there are none.
-
-    >>> first_leaf([{}, {"b": 1, "a": 2}])
-    2
-    """
-    if isinstance(tree, dict):
-        tree = [tree[key] for key in sorted(tree)]
-    if not isinstance(tree, list | tuple):
-        return tree
-    return next((leaf for part in tree if (leaf := first_leaf(part)) is not None), None)
-
-
-def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
-    """A nest like this one with other leaves, given in the order of `leaves`.
-
-    >>> refilled({"b": 1, "a": [2, {"c": 3}]}, "xyz")
-    {'b': 'z', 'a': ['x', {'c': 'y'}]}
-    """
-    count = len(leaves(tree))
-    if count != len(values):
-        raise ValueError(f"this tree has {count} leaves, and {len(values)} were given")
-    return _rebuilt(tree, iter(values))
-
-
-def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """A nest like this one, each leaf replaced by what the function makes of it.
-
-    >>> mapped(lambda x: x + 1, {"a": [1, 2]})
-    {'a': [2, 3]}
-    """
-    return refilled(tree, [function(leaf) for leaf in leaves(tree)])
-
-
-def _gather(tree: Tree, found: list[Any]) -> None:
-    if isinstance(tree, dict):
-        for key in sorted(tree):
-            _gather(tree[key], found)
-    elif isinstance(tree, list | tuple):
-        for part in tree:
-            _gather(part, found)
-    elif tree is not None:
-        found.append(tree)
-
-
-def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
-    if isinstance(tree, dict):
-        new = {key: _rebuilt(tree[key], values) for key in sorted(tree)}
-        return {key: new[key] for key in tree}
-    if isinstance(tree, list):
-        return [_rebuilt(part, values) for part in tree]
-    if isinstance(tree, tuple):
-        return tuple([_rebuilt(part, values) for part in tree])
-    return None if tree is None else next(values)
+__all__ = ["Tree", "difference", "first_leaf", "leaves", "mapped", "refilled"]
 
 
 def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
-    """Where a nest of arrays first differs from another in keys, lengths or shapes, in words.
+    """Where a tree of arrays first differs from another in keys, lengths or shapes, in words.
 
-    `None` where it does not. Lists and tuples are one kind; element types are not looked at.
+    `None` where it does not. Lists and tuples are one kind; dtypes are not compared.
 
     >>> import numpy
     >>> difference([{"a": numpy.ones(2)}], [{"a": numpy.ones(3)}])
     "[0]['a'] has the shape (2,), and (3,) was given"
     """
-    here = path or "the nest"
+    here = path or "the tree"
     if isinstance(tree, dict):
         if not isinstance(other, dict) or tree.keys() != other.keys():
             return f"{here} has {_entries(tree)}, and {_entries(other)} was given"
@@ -114,7 +44,7 @@ def _other_shape(here: str, leaf: Any, other: Any) -> str | None:
 
 
 def _entries(tree: Tree) -> str:
-    """What a place of a nest holds, in words."""
+    """What a place of a tree holds, in words."""
     if isinstance(tree, dict):
         return f"a dict of {', '.join(map(repr, sorted(tree, key=str))) or 'nothing'}"
     if isinstance(tree, list | tuple):

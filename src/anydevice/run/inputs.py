@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
-
-import optree
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
@@ -17,12 +16,13 @@ from anydevice.transfer.targets import target_of
 
 Array = Any
 Signer = Callable[[Array], Hashable]
+Path = tuple[Any, ...]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Constant(Record):
-    """An input that is no array. 1, 1.0 and True are three, and what is no number is one.
+    """An input that is no array. 1, 1.0 and True are three; NaN equals NaN.
 
     >>> Constant(1) == Constant(True), Constant(float("nan")) == Constant(float("nan"))
     (False, True)
@@ -41,7 +41,7 @@ class Constant(Record):
 
 
 class Form(Record):
-    """The form of a call: the nest of its inputs, and everything in it that is no array.
+    """The form of a call: the tree of its inputs, and everything in it that is no array.
 
     Two calls of one form differ in their arrays alone. `is_plain` where all inputs are arrays, by
     place.
@@ -59,7 +59,7 @@ class Form(Record):
         rest = iter(arrays)
         for place in range(self.count):
             values[place] = fixed[place].value if place in fixed else next(rest)
-        given, named = optree.tree_unflatten(self.structure, values)
+        given, named = _unflattened(self.structure, iter(values))
         return tuple(given), dict(named)
 
 
@@ -74,24 +74,46 @@ def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, 
     Raises `ConfigurationError` for anything but arrays, numbers and texts in dicts, lists and
     tuples.
     """
-    values: list[Any]
-    given: Any = (tuple(inputs), dict(named))
-    paths, values, structure = optree.tree_flatten_with_path(given, none_is_leaf=True)
+    leaves: list[tuple[Path, Any]] = []
+    structure = _structure((tuple(inputs), dict(sorted(named.items()))), (), leaves)
     arrays: list[Array] = []
     constants: list[tuple[int, Constant]] = []
-    for place, value in enumerate(values):
+    for place, (path, value) in enumerate(leaves):
         if owner_of(value) is not None:
             arrays.append(value)
         elif isinstance(value, _CONSTANTS):
             constants.append((place, Constant(value)))
         else:
             raise ConfigurationError(
-                f"{_named(paths[place])} is a {type(value).__module__}.{type(value).__qualname__}; "
+                f"{_named(path)} is a {type(value).__module__}.{type(value).__qualname__}; "
                 "a compiled model takes arrays, numbers and texts, in dicts, lists and tuples",
                 source="inputs",
             )
     is_plain = not named and len(arrays) == len(inputs) and all(map(is_, arrays, inputs))
-    return Form(structure, tuple(constants), len(values), is_plain), arrays
+    return Form(structure, tuple(constants), len(leaves), is_plain), arrays
+
+
+def _structure(tree: Any, path: Path, leaves: list[tuple[Path, Any]]) -> Any:
+    """The tree without its leaves, as a value that can be compared and hashed."""
+    if isinstance(tree, dict):
+        kind = OrderedDict if isinstance(tree, OrderedDict) else dict
+        parts = [(key, _structure(tree[key], (*path, key), leaves)) for key in tree]
+        return kind, tuple(parts)
+    if isinstance(tree, list | tuple):
+        steps = enumerate(tree)
+        return type(tree), tuple([_structure(part, (*path, at), leaves) for at, part in steps])
+    leaves.append((path, tree))
+    return None
+
+
+def _unflattened(structure: Any, leaves: Iterator[Any]) -> Any:
+    if structure is None:
+        return next(leaves)
+    kind, parts = structure
+    if issubclass(kind, dict):
+        return kind((key, _unflattened(part, leaves)) for key, part in parts)
+    made = [_unflattened(part, leaves) for part in parts]
+    return kind._make(made) if hasattr(kind, "_make") else kind(made)
 
 
 def example_inputs(example: Any) -> tuple[Any, ...]:
@@ -144,7 +166,7 @@ def shapes_text(arrays: Sequence[Array]) -> str:
     return ", ".join(rows) or "no arrays"
 
 
-def _named(path: tuple[Any, ...]) -> str:
+def _named(path: Path) -> str:
     side, *steps = path
     if side == 1:
         name, *steps = steps

@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any
 
 import mlx.core as mx
-import optree
 
 from anydevice.core.primitives import Autodiff
+from anydevice.core.trees import leaves, refilled
 from anydevice.engines.autodiff.scalars import refuse_all_but_one_number
 from anydevice.engines.primitives.mlx import under_way
 
@@ -17,7 +17,7 @@ from anydevice.engines.primitives.mlx import under_way
 class MlxAutodiff:
     """MLX's transformations of functions.
 
-    A `None` in the first argument has the gradient `None`. Whole numbers among its arrays are
+    A `None` in the first argument has the gradient `None`. Integers among its arrays are
     refused by MLX.
     """
 
@@ -28,20 +28,18 @@ class MlxAutodiff:
         @wraps(function)
         def run(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
             # MLX takes no tree that holds anything but arrays.
-            leaves, structure = optree.tree_flatten(first)
-
             def value_of(arrays: list[Any]) -> Any:
-                value = function(structure.unflatten(arrays), *others, **named)
+                value = function(refilled(first, arrays), *others, **named)
                 refuse_all_but_one_number(value, isinstance(value, mx.array))
                 return value
 
             depth = getattr(under_way, "gradients", 0)
             under_way.gradients = depth + 1
             try:
-                value, gradients = mx.value_and_grad(value_of)(leaves)
+                value, gradients = mx.value_and_grad(value_of)(leaves(first))
             finally:
                 under_way.gradients = depth
-            return value, structure.unflatten(gradients)
+            return value, refilled(first, gradients)
 
         return run
 

@@ -7,12 +7,12 @@ from functools import wraps
 from threading import local
 from typing import Any
 
-import optree
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
+from anydevice.core.trees import leaf_paths, leaves, refilled
 from anydevice.engines.autodiff.scalars import refuse_all_but_one_number
 
 _under_way = local()
@@ -26,21 +26,20 @@ class TorchAutodiff:
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
-            paths, leaves, structure = optree.tree_flatten_with_path(first)
-            for path, leaf in zip(paths, leaves, strict=True):
-                _refuse_constant(path, leaf)
+            arrays = leaves(first)
+            if not all(map(_has_gradient, arrays)):
+                raise _no_gradient(first)
             # Inside of another gradient, this one is part of what that one passes through.
             depth = getattr(_under_way, "depth", 0)
             _under_way.depth = depth + 1
             try:
                 with torch.enable_grad():
-                    inputs = [_input(leaf, depth) for leaf in leaves]
-                    value = function(optree.tree_unflatten(structure, inputs), *others, **named)
+                    inputs = [_input(leaf, depth) for leaf in arrays]
+                    value = function(refilled(first, inputs), *others, **named)
                     gradients = _gradients(value, inputs, depth)
             finally:
                 _under_way.depth = depth
-            tree = optree.tree_unflatten(structure, gradients)
-            return (value if depth else value.detach()), tree
+            return (value if depth else value.detach()), refilled(first, gradients)
 
         return with_gradient
 
@@ -55,14 +54,18 @@ class TorchAutodiff:
         return run_again
 
 
-def _refuse_constant(path: tuple[Any, ...], leaf: Any) -> None:
-    if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
-        where = "".join(f"[{key!r}]" for key in path) or "the first argument"
-        kind = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-        raise Absent(
-            f"there is no gradient by {where}, which is of type {kind}",
-            instead="give what has no gradient as another argument",
-        ).error()
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
+
+
+def _no_gradient(tree: Any) -> Exception:
+    pairs = zip(leaf_paths(tree), leaves(tree), strict=True)
+    path, leaf = next(pair for pair in pairs if not _has_gradient(pair[1]))
+    kind = leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    return Absent(
+        f"there is no gradient by {path or 'the first argument'}, which is of type {kind}",
+        instead="give what has no gradient as another argument",
+    ).error()
 
 
 def _input(leaf: torch.Tensor, depth: int) -> torch.Tensor:

@@ -1,0 +1,101 @@
+"""Trees of dicts, lists and tuples, flattened and rebuilt in plain Python.
+
+Compilers look through these functions. Dicts are walked in the order of their sorted keys, since
+libraries return them sorted or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import Any
+
+Tree = Any
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves of a tree, in order; `None` is left out.
+
+    >>> leaves({"b": 1, "a": [2, {"c": 3}], "d": {}})
+    [2, 3, 1]
+    """
+    found: list[Any] = []
+    _gather(tree, found)
+    return found
+
+
+def leaf_paths(tree: Tree, path: str = "") -> list[str]:
+    """Where each of `leaves` is, in the same order.
+
+    >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
+    ["['a'][0]", "['a'][1]['c']", "['b']"]
+    """
+    if isinstance(tree, dict):
+        parts = [(key, tree[key]) for key in sorted(tree)]
+    elif isinstance(tree, list | tuple):
+        parts = list(enumerate(tree))
+    else:
+        return [] if tree is None else [path]
+    return [found for key, part in parts for found in leaf_paths(part, f"{path}[{key!r}]")]
+
+
+def first_leaf(tree: Tree) -> Any:
+    """The first of `leaves`; `None` where there are none.
+
+    >>> first_leaf([{}, {"b": 1, "a": 2}])
+    2
+    """
+    if isinstance(tree, dict):
+        tree = [tree[key] for key in sorted(tree)]
+    if not isinstance(tree, list | tuple):
+        return tree
+    return next((leaf for part in tree if (leaf := first_leaf(part)) is not None), None)
+
+
+def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
+    """A tree like this one with other leaves, given in the order of `leaves`.
+
+    >>> refilled({"b": 1, "a": [2, {"c": 3}]}, "xyz")
+    {'b': 'z', 'a': ['x', {'c': 'y'}]}
+    """
+    count = len(leaves(tree))
+    if count != len(values):
+        raise ValueError(f"this tree has {count} leaves, and {len(values)} were given")
+    return _rebuilt(tree, iter(values))
+
+
+def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """A tree like this one, each leaf replaced by what the function makes of it.
+
+    >>> mapped(lambda x: x + 1, {"a": [1, 2]})
+    {'a': [2, 3]}
+    """
+    return refilled(tree, [function(leaf) for leaf in leaves(tree)])
+
+
+def _gather(tree: Tree, found: list[Any]) -> None:
+    if isinstance(tree, dict):
+        for key in sorted(tree):
+            _gather(tree[key], found)
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            _gather(part, found)
+    elif tree is not None:
+        found.append(tree)
+
+
+def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
+    if isinstance(tree, dict):
+        new = {key: _rebuilt(tree[key], values) for key in sorted(tree)}
+        ordered = {key: new[key] for key in tree}
+        if type(tree) is dict:
+            return ordered
+        like = copy(tree)
+        like.update(ordered)
+        return like
+    if isinstance(tree, list):
+        return [_rebuilt(part, values) for part in tree]
+    if isinstance(tree, tuple):
+        parts = [_rebuilt(part, values) for part in tree]
+        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
+    return None if tree is None else next(values)
