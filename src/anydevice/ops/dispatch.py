@@ -192,6 +192,18 @@ def floats(x: Array) -> Primitives | None:
     return _primitives[engine] if engine else None
 
 
+def floating(op: str, x: Array) -> Primitives:
+    """The primitives for an array of floating-point numbers; any other is refused."""
+    engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
+    return _primitives[engine or _settle_floats(x, op)]
+
+
+def numeric(op: str, x: Array) -> Primitives:
+    """The primitives for an array of numbers; a boolean one is refused."""
+    engine = _engine_of_floats(type(x), getattr(x, "dtype", None))
+    return _primitives[engine or _settle_numbers(x, op)]
+
+
 def truth_values(x: Array) -> Primitives | None:
     """The same for an array of truth values."""
     engine = _engine_of_truths(type(x), getattr(x, "dtype", None))

@@ -10,18 +10,10 @@ other. What is not a number stays so.
 from __future__ import annotations
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, truth_values
+from anydevice.ops.dispatch import Array, floating, numeric, truth_values
 from anydevice.ops.numbers import NUMBERS
 from anydevice.ops.operands import paired, paired_truths
-from anydevice.ops.shapes import (
-    broadcasts,
-    floating,
-    numeric,
-    same_library,
-    truths,
-    wrong,
-    wrong_shapes,
-)
+from anydevice.ops.shapes import broadcasts, same_library, truths, wrong, wrong_shapes
 
 NAMES = (
     *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from anydevice.core.primitives import Primitives
 from anydevice.ops.dispatch import (
     Array,
+    floating,
     floating_version,
     for_several_types,
     primitives,
     version_for_dtype,
 )
 from anydevice.ops.numbers import in_words, plain_number
-from anydevice.ops.shapes import axis_of, floating, same_library, wrong, wrong_shapes
+from anydevice.ops.shapes import axis_of, same_library, wrong, wrong_shapes
 from anydevice.ops.widening import widened
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives
-from anydevice.ops.dispatch import Array, floats, known, primitives, truth_values
-from anydevice.ops.numbers import NUMBERS, plain_number
-from anydevice.ops.shapes import (
-    broadcasts,
+from anydevice.ops.dispatch import (
+    Array,
     floating,
+    floats,
+    known,
     numeric,
-    same_library,
-    truths,
-    unlike,
-    wrong,
-    wrong_shapes,
+    primitives,
+    truth_values,
 )
+from anydevice.ops.numbers import NUMBERS, plain_number
+from anydevice.ops.shapes import broadcasts, same_library, truths, unlike, wrong, wrong_shapes
 
 Operands = tuple[Primitives, Array, Array]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from anydevice.core.frequencies import Frozen, Scaling, freeze, frequencies, refuse_scaling, thaw
 from anydevice.core.late import load
-from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.dispatch import Array, floating, primitives, version
 from anydevice.ops.numbers import in_words, plain_number
 from anydevice.ops.options import is_finite
-from anydevice.ops.shapes import floating, whole, wrong, wrong_shapes
+from anydevice.ops.shapes import whole, wrong, wrong_shapes
 from anydevice.ops.widening import FLOAT32, widened
 
 Key = tuple[str, str, Frozen]

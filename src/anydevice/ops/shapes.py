@@ -12,7 +12,6 @@ from anydevice.engines.registry import row_of
 from anydevice.errors import ConfigurationError
 from anydevice.ops.dispatch import (
     Array,
-    floats,
     known,
     primitives,
     together,
@@ -74,28 +73,6 @@ def same_type(op: str, a: Array, **others: Array) -> None:
             same_library(op, "the first", a, name, other)
         if a.dtype != other.dtype:
             raise unlike(op, **{"the first": a, name: other})
-
-
-def floating(op: str, x: Array) -> Primitives:
-    """The primitives for an array of floating numbers; any other is refused."""
-    xp = floats(x)
-    if xp is None:
-        xp = primitives(x, op)
-        dtype = xp.dtype(x)
-        if dtype.kind != "float":
-            raise wrong_kind(op, dtype, "floating numbers; use astype(x, 'float32')")
-    return xp
-
-
-def numeric(op: str, x: Array) -> Primitives:
-    """The primitives for an array of numbers; one of truth values is refused."""
-    xp = floats(x)
-    if xp is None:
-        xp = primitives(x, op)
-        dtype = xp.dtype(x)
-        if dtype.kind == "bool":
-            raise wrong_kind(op, dtype, "numbers; use astype(x, 'int32')")
-    return xp
 
 
 def whole(op: str, name: str, x: Array, beside: Array = None, called: str = "x") -> None:
