@@ -92,7 +92,7 @@ def test_digits_are_read(engine: str, tmp_path: Path) -> None:
     assert "loaded on cpu: reads as well" in said
     assert "is taken for a 6" in said
     # The same on every engine: those of one more than a thousandth off would print other digits.
-    assert "10 epochs: loss 1.0655 → 0.0093" in said
+    assert "10 epochs: loss 0.9974 → 0.0082" in said
 
 
 def test_digits_find_an_engine_by_themselves(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anydevice.errors import ConfigurationError
-from anydevice.transfer.philox import Words
 from anydevice.transfer.pieces import Scratch
 from anydevice.transfer.quantiles import Doubles, normal_quantile
 
 Numbers = NDArray[Any]
+Words = NDArray[np.uint32]
+"""32-bit words in little-endian order, on every machine."""
 
 FLOATS: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
@@ -43,9 +44,8 @@ def words_each(dtype: np.dtype[Any]) -> int:
 
 
 def joined(words: Words) -> NDArray[np.uint64]:
-    """Pairs of words as 64-bit numbers, the first of each pair in the upper half."""
-    pairs = words.reshape(-1, 2).astype(np.uint64)
-    return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
+    """Pairs of words as 64-bit numbers, the first of each pair in the lower half."""
+    return words.view("<u8")
 
 
 def unit(words: Words, dtype: np.dtype[Any], scratch: Scratch) -> Doubles:

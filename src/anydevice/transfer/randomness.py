@@ -1,10 +1,11 @@
 """Random numbers that are the same for the same seed on every engine and every device.
 
-The numbers are made in the host's memory from one definition (`philox` and `distributions`) and
-then placed on the device. Array libraries agree on little but plain arithmetic: their own
-generators differ, and so do their logarithms, 64-bit integers and fused operations. Made once and
-placed, the numbers cannot differ. For noise of many gigabytes on a GPU, that library's own
-generator is faster.
+The words come from NumPy's counter-based generator Philox 4x64-10, whose stream NumPy guarantees
+never to change. They are made into numbers in the host's memory by one definition
+(`distributions`), and then placed on the device. Array libraries agree on little but plain
+arithmetic: their own generators differ, and so do their logarithms, 64-bit integers and fused
+operations. Made once and placed, the numbers cannot differ. For noise of many gigabytes on a GPU,
+that library's own generator is faster.
 """
 
 from __future__ import annotations
@@ -24,21 +25,25 @@ from anydevice.core.device import Device
 from anydevice.core.late import reach
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
-from anydevice.transfer import distributions, philox
-from anydevice.transfer.distributions import FLOATS, INTEGERS, joined, words_each
+from anydevice.transfer import distributions
+from anydevice.transfer.distributions import FLOATS, INTEGERS, Words, joined, words_each
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.pieces import Scratch, in_pieces
 
 Shape = int | Sequence[int]
-Make = Callable[[philox.Words, int, Scratch], NDArray[Any]]
+Make = Callable[[Words, int, Scratch], NDArray[Any]]
 """Numbers from words, and from the place in the stream at which these begin."""
 
+LENGTH = 2**66
+"""Number of words in a stream."""
+_WORDS_PER_BLOCK = 8
+"""Each value of Philox's counter gives four 64-bit integers."""
 _WORDS_AT_ONCE = 2**16
-"""So many words are made into numbers together, so that what lies between stays in the cache."""
+"""Number of words made into numbers together, so that intermediate results stay in the cache."""
 
 
 class State(TypedDict):
-    """Where a generator stands, as plain data: whole numbers, ready for JSON."""
+    """Where a generator stands, as plain data: integers, ready for JSON."""
 
     seed: int
     stream: int
@@ -46,7 +51,7 @@ class State(TypedDict):
 
 
 class Stream(Record):
-    """One sequence of 2**66 random words, told from all others by two 64-bit numbers."""
+    """One sequence of random 32-bit words, identified by the two 64-bit halves of Philox's key."""
 
     seed: int
     stream: int
@@ -60,6 +65,20 @@ class Stream(Record):
         """Another stream, which depends on this one and on what it is for."""
         numbered = " ".join(f"{number:x}" for number in (self.seed, self.stream, *numbers))
         return self._hashed(f"{purpose} {numbered}")
+
+    def words(self, start: int, count: int) -> Words:
+        """The words `start` to `start + count`: of each 64-bit integer, first the lower half.
+
+        A word depends on its place alone, so any part of a stream can be made by itself.
+
+        >>> stream = Stream(7, 0)
+        >>> bool((stream.words(5, 3) == stream.words(0, 8)[5:]).all())
+        True
+        """
+        block, skipped = divmod(start, _WORDS_PER_BLOCK)
+        philox = np.random.Philox(key=self.seed | self.stream << 64, counter=block)
+        made = philox.random_raw((skipped + count + 1) // 2)
+        return made.astype("<u8", copy=False).view("<u4")[skipped : skipped + count]
 
     @classmethod
     def _hashed(cls, text: str) -> Stream:
@@ -90,13 +109,13 @@ class Random:
 
         Raises `ConfigurationError` where that is not a state.
         """
-        limits = {"seed": 2**64, "stream": 2**64, "counter": philox.LENGTH + 1}
+        limits = {"seed": 2**64, "stream": 2**64, "counter": LENGTH + 1}
         if not isinstance(state, Mapping) or state.keys() != limits.keys():
             raise ConfigurationError(
                 f"{state!r} is not the state of a generator; it holds seed, stream and counter"
             )
         seed, stream, counter = (
-            _whole(f"{name} of the state", state[name], below=limit)
+            _integer(f"{name} of the state", state[name], below=limit)
             for name, limit in limits.items()
         )
         return cls(Stream(seed, stream), counter, choose_device(device))
@@ -145,9 +164,9 @@ class Random:
         )
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
-        """Whole numbers from `low` up to but not `high`, all of them exactly equally likely."""
+        """Integers from `low` up to but not `high`, all of them exactly equally likely."""
         kind = _dtype(dtype, INTEGERS)
-        low, high = _whole("low", low, least=None), _whole("high", high, least=None)
+        low, high = _integer("low", low, least=None), _integer("high", high, least=None)
         limits = np.iinfo(kind)
         if not limits.min <= low < high <= limits.max + 1:
             raise ConfigurationError(
@@ -158,7 +177,7 @@ class Random:
         bits = 32 if span <= 2**32 else 64
         lowest = np.uint64(low % 2**64)  # the sum wraps round, and the conversion wraps it back
 
-        def make(words: philox.Words, start: int, _: Scratch) -> NDArray[Any]:
+        def make(words: Words, start: int, _: Scratch) -> NDArray[Any]:
             return (self._below(span, bits, words, start) + lowest).astype(kind)
 
         return self._drawn(shape, kind, bits // 32, make)
@@ -170,7 +189,7 @@ class Random:
         among a million numbers happens once in 40 million permutations.
         """
         kind = _dtype(dtype, INTEGERS)
-        length = _whole("n", n)
+        length = _integer("n", n)
         if length > np.iinfo(kind).max + 1:
             raise ConfigurationError(f"permutation({n}): {kind} does not reach so far; take int64")
         keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
@@ -178,7 +197,7 @@ class Random:
 
     def split(self, n: int) -> tuple[Random, ...]:
         """`n` generators of their own for this device; splitting again gives further ones."""
-        number = _whole("n", n, least=1)
+        number = _integer("n", n, least=1)
         position = self._taken(1)
         return tuple(
             Random(self._stream.derived("split", position, index), 0, self._device)
@@ -198,41 +217,40 @@ class Random:
             reach("refuse")(error)
             raise
         start = self._taken(count * each)
-        seed, stream = self._stream.seed, self._stream.stream
 
         def fill(begin: int, end: int, scratch: Scratch) -> None:
             position, size = start + begin * each, (end - begin) * each
-            words = philox.words(seed, stream, position, size, scratch)
-            made[begin:end] = make(words, position, scratch)
+            made[begin:end] = make(self._stream.words(position, size), position, scratch)
 
         in_pieces(count, _WORDS_AT_ONCE // each, fill)
         return made
 
-    def _below(self, span: int, bits: int, words: philox.Words, start: int) -> NDArray[np.uint64]:
+    def _below(self, span: int, bits: int, words: Words, start: int) -> NDArray[np.uint64]:
         """Numbers below `span`.
 
-        One whose words are of no use takes the words at the same place of a further stream: so
-        every number keeps its own place, and none depends on how many were drawn with it.
+        A number whose words were rejected takes the words at the same place of a further stream,
+        so it does not depend on how many numbers were drawn with it.
         """
         numbers, again = distributions.integers(words, span, bits)
         each = bits // 32
         turn = 0
         while len(again):
             turn += 1
+            first, end = int(again[0]), int(again[-1]) + 1
             further = self._stream.derived("again", turn)
-            places = (again[:, None] * each + np.arange(each)).reshape(-1)
-            fresh = philox.words_at(further.seed, further.stream, start, places)
-            numbers[again], useless = distributions.integers(fresh, span, bits)
-            again = again[useless]
+            fresh = further.words(start + first * each, (end - first) * each)
+            chosen = fresh.reshape(-1, each)[again - first].reshape(-1)
+            numbers[again], rejected = distributions.integers(chosen, span, bits)
+            again = again[rejected]
         return numbers
 
     def _taken(self, words: int) -> int:
         """Sets so many words aside for the caller, and says where they begin."""
         with self._lock:
             start, end = self._counter, self._counter + words
-            if end > philox.LENGTH:
+            if end > LENGTH:
                 raise ConfigurationError(
-                    f"this stream has only {philox.LENGTH - start} words left, and {words} are "
+                    f"this stream has only {LENGTH - start} words left, and {words} are "
                     f"asked for; split() gives fresh streams"
                 )
             self._counter = end
@@ -249,16 +267,16 @@ class Random:
 def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Random:
     """Random numbers that depend on the seed alone: the same on every engine and every device.
 
-    `seed` is any whole number from 0 on, or the `state` of a generator to go on from. The numbers
+    `seed` is any integer from 0 on, or the `state` of a generator to go on from. The numbers
     are placed on `device`, as its engine's arrays; without one, on the device that `device()`
     would choose now.
 
     >>> import anydevice
     >>> random = rng(7, anydevice.device("cpu", engine="numpy"))
     >>> random.uniform(2).tolist()
-    [0.9545971155166626, 0.7501521706581116]
+    [0.16372650861740112, 0.8720734119415283]
     >>> random.integers(1, 7, shape=5).tolist(), random.permutation(5).tolist()
-    ([1, 3, 4, 4, 2], [1, 4, 3, 2, 0])
+    ([6, 4, 1, 5, 1], [1, 3, 4, 0, 2])
     >>> saved = random.state
     >>> random.normal(2).tolist() == rng(saved, random.device).normal(2).tolist()
     True
@@ -269,10 +287,12 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     """
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)
-    return Random(Stream.of_seed(_whole("the seed", seed)), 0, choose_device(device))
+    return Random(Stream.of_seed(_integer("the seed", seed)), 0, choose_device(device))
 
 
-def _whole(name: str, value: SupportsIndex, least: int | None = 0, below: int | None = None) -> int:
+def _integer(
+    name: str, value: SupportsIndex, least: int | None = 0, below: int | None = None
+) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -285,7 +305,7 @@ def _whole(name: str, value: SupportsIndex, least: int | None = 0, below: int | 
     ):
         bounds = "" if least is None else f" from {least} on"
         bounds += "" if below is None else f" and below {below}"
-        raise ConfigurationError(f"{name} must be a whole number{bounds}, not {value!r}")
+        raise ConfigurationError(f"{name} must be an integer{bounds}, not {value!r}")
     return number
 
 
@@ -302,7 +322,7 @@ def _real(name: str, value: SupportsFloat) -> float:
 def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
     """A shape as a tuple, and how many numbers it holds."""
     lengths = shape if isinstance(shape, Sequence) else (shape,)
-    sizes = tuple(_whole("each length of a shape", length) for length in lengths)
+    sizes = tuple(_integer("each length of a shape", length) for length in lengths)
     return sizes, math.prod(sizes)
 
 
