@@ -40,13 +40,17 @@ def _kind_of_machine() -> str:
     return hashlib.sha256("\n".join((*told, platform.machine(), sys.version)).encode()).hexdigest()
 
 
+def _compiled_code() -> Path:
+    return Path(__file__).parents[1] / ".cache" / "tests" / _kind_of_machine()[:12]
+
+
 def _keep_compiled_code() -> None:
     """Later runs, and the processes that tests start, find what was compiled in `.cache/`.
 
     Most of the time of a first run is compiling. A test about compiling or keeping names folders of
     its own; whoever runs the tests may name others too.
     """
-    folder = Path(__file__).parents[1] / ".cache" / "tests" / _kind_of_machine()[:12]
+    folder = _compiled_code()
     kept = {
         "JAX_COMPILATION_CACHE_DIR": folder / "jax",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -72,7 +76,37 @@ def _write_at_once(self: Any, key: str, value: bytes) -> None:
     half.replace(half.with_name(f"{key}-cache"))
 
 
+_PRODUCTS = """
+import torch
+for dtype in (torch.bfloat16, torch.float16):
+    for shape in ((65, 129), (10, 8), (1, 5000)):
+        x = torch.ones(shape, dtype=dtype)
+        torch.nn.functional.linear(x, x)
+"""
+
+
+def _leave_out_what_the_machine_fails_at() -> None:
+    """Some virtual machines say that the processor has AMX, and then fail its instructions.
+
+    PyTorch uses them for products of 16-bit numbers, and would end with the process.
+    """
+    flags = Path("/proc/cpuinfo")
+    if (
+        "ONEDNN_MAX_CPU_ISA" in os.environ
+        or not flags.exists()
+        or "amx_tile" not in flags.read_text()
+    ):
+        return
+    known = _compiled_code() / "amx"
+    if not known.exists():
+        ended = subprocess.run([sys.executable, "-c", _PRODUCTS], capture_output=True, check=False)
+        known.write_text("works" if ended.returncode == 0 else "fails")
+    if known.read_text() == "fails":
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+
+
 _keep_compiled_code()
+_leave_out_what_the_machine_fails_at()
 
 
 def pytest_collection_finish() -> None:

@@ -37,6 +37,7 @@ from anydevice.compat.axiom import (
 from anydevice.core.finding import Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
+from tests.rounding import rounding
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_warming_up_compiles_and_gives_the_complete_result() -> None:
         assert result.device == CUDABackend(1, engine="jax").native
         benchmark(model, x, limit=0.01)
     assert len(compiled) == 1
-    np.testing.assert_allclose(result, x / (1 + np.exp(-x)), rtol=1e-6)
+    np.testing.assert_allclose(result, x / (1 + np.exp(-x)), rtol=rounding(np.float32, 8))
 
 
 def test_warming_up_moves_a_model_that_has_gradients() -> None:
@@ -297,7 +298,9 @@ def test_warming_up_moves_a_model_that_has_gradients() -> None:
         set_backend(CUDABackend(0))
         result = warm_up(model, np.ones((4, 16), np.float32))
     assert result.requires_grad
-    np.testing.assert_allclose(result.detach(), model(torch.ones(4, 16)).detach(), rtol=1e-6)
+    expected = model(torch.ones(4, 16)).detach()
+    allowed = rounding(np.float32, 32)
+    np.testing.assert_allclose(result.detach(), expected, rtol=allowed, atol=allowed)
 
 
 def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from anydevice.engines.fused.numpy import FUSED
 from anydevice.ops import activating, normalizing
+from tests.rounding import rounding
 
 LARGE = (3, 70, 401)
 
@@ -37,7 +38,7 @@ def test_large_arrays(name: str, definition: Any, arguments: Any, dtype: Any, tu
     copies = [y.copy() for y in given if isinstance(y, np.ndarray)]
     found, expected = FUSED[name](*given), definition(*given)
     assert found.dtype == expected.dtype
-    loose = 2e-6 if dtype == np.float32 else 1e-14
+    loose = rounding(dtype, 401)
     np.testing.assert_allclose(found, expected, rtol=loose, atol=loose)
     for before, y in zip(copies, given, strict=False):
         np.testing.assert_array_equal(before, y)

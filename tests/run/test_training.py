@@ -23,6 +23,7 @@ from anydevice.nn.trees import leaves
 from anydevice.run import training, training_loop
 from anydevice.run.batches import checked_data, placed
 from anydevice.run.training_progress import TrainingProgress, clock
+from tests.rounding import rounding
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
@@ -30,6 +31,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:Depr
 Array = np.ndarray[Any, Any]
 ENGINES = ("torch", "jax", "mlx")
 LAYER = nn.Chain(nn.Dense(8, 16), "relu", nn.Dropout(0.1), nn.Dense(16, 3))
+
+
+def allowed(steps: int, size: int = 8) -> float:
+    """How far losses or parameters may lie apart after so many steps with batches of a size.
+
+    Each goes there and back through sums of 8, of 16, of 3 and of the batch.
+    """
+    return rounding(np.float32, steps * 3 * (8 + 16 + 3 + size))
 
 
 def cpu(engine: str) -> Device:
@@ -82,8 +91,10 @@ def test_losses_of_one_seed_are_the_same_on_every_engine() -> None:
     options: dict[str, Any] = {"epochs": 4, "clip": 1.0, "seed": 5, "validation": data(16)}
     runs = [trained(cpu(engine), **options) for engine in ENGINES]
     for run in runs:
-        assert run.history.losses == pytest.approx(runs[0].history.losses, abs=1e-4)
-        assert run.history.validations == pytest.approx(runs[0].history.validations, abs=1e-4)
+        assert run.history.losses == pytest.approx(runs[0].history.losses, abs=allowed(24))
+        assert run.history.validations == pytest.approx(
+            runs[0].history.validations, abs=allowed(24)
+        )
     assert runs[0].history[-1].loss < runs[0].history[0].loss - 0.1
     assert runs[0].history[-1].steps == 24
     assert all(epoch.seconds > 0 and epoch.rate == 1e-2 for epoch in runs[0].history)
@@ -93,7 +104,7 @@ def test_losses_of_one_seed_are_the_same_on_every_engine() -> None:
 @pytest.mark.no_cover
 def test_compiled_steps_are_those_that_are_not(trainable: Device) -> None:
     compiled, plain = (trained(trainable, optimize=how) for how in ("default", "none"))
-    assert compiled.history.losses == pytest.approx(plain.history.losses, abs=1e-5)
+    assert compiled.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_compiled_steps_are_those_that_are_not(trainable: Device) -> None:
 def test_every_optimizer_moves_alike_on_every_engine(optimizer: nn.Optimizer) -> None:
     runs = [trained(cpu(engine), optimizer=optimizer) for engine in ENGINES]
     for run in runs[1:]:
-        assert run.history.losses == pytest.approx(runs[0].history.losses, abs=1e-4)
+        assert run.history.losses == pytest.approx(runs[0].history.losses, abs=allowed(12))
 
 
 def test_the_same_seed_gives_the_same_training_and_the_model_stays(trainable: Device) -> None:
@@ -128,7 +139,7 @@ def test_accumulated_gradients_are_those_of_larger_batches(trainable: Device) ->
     by_parts = trained(trainable, data=small, accumulate=4, **options)
     whole = trained(trainable, data=large, **options)
     for a, b in zip(numbers(by_parts.model), numbers(whole.model), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+        np.testing.assert_allclose(a, b, atol=allowed(6, 16))
     assert by_parts.history[-1].steps == whole.history[-1].steps == 6
 
 
@@ -190,7 +201,7 @@ def test_recomputed_models_train_alike(trainable: Device) -> None:
     model = nn.Model(LAYER, device="cpu")
     run = trained(trainable, model=nn.recompute(model))
     plain = trained(trainable, model=model)
-    assert run.history.losses == pytest.approx(plain.history.losses, abs=1e-5)
+    assert run.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
 
 
 # What is said and seen
