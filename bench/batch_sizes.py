@@ -20,7 +20,7 @@ import anydevice
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Engine
-from anydevice.core.sizes import format_size
+from anydevice.core.text import format_size
 from anydevice.engines import registry
 
 Row = tuple[str, str, bool]

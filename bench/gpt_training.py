@@ -22,11 +22,10 @@ from torch.nn import functional
 import anydevice
 from anydevice import nn
 from anydevice.core.record import Record, replace
+from anydevice.core.trees import leaves
 from anydevice.engines import registry
-from anydevice.nn.trees import leaves
-from anydevice.run.precision import policy_of
-from anydevice.run.stepping import stepper_for
-from anydevice.run.steps import Recipe, Standing
+from anydevice.models.precision import policy_of
+from anydevice.training.steps import Recipe, Standing, stepper_for
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

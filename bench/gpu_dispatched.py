@@ -26,8 +26,7 @@ import anydevice
 from anydevice import ops
 from anydevice.check import decoder
 from anydevice.core.engine import Absent
-from anydevice.engines import registry
-from anydevice.engines.kernels import trust
+from anydevice.engines import registry, trust
 
 Row = tuple[str, str, bool]
 Call = Callable[[], Any]

@@ -26,14 +26,12 @@ import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
-from anydevice.engines.kernels import (
-    triton_decode,
-    triton_matvec,
-    triton_rmsnorm,
-    triton_rope,
-    triton_softmax,
-    triton_swiglu,
-)
+from anydevice.engines.torch.triton import decode as triton_decode
+from anydevice.engines.torch.triton import matvec as triton_matvec
+from anydevice.engines.torch.triton import rmsnorm as triton_rmsnorm
+from anydevice.engines.torch.triton import rope as triton_rope
+from anydevice.engines.torch.triton import softmax as triton_softmax
+from anydevice.engines.torch.triton import swiglu as triton_swiglu
 
 HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, WORDS = 4096, 14336, 32, 8, 128, 32000
 HALF = torch.bfloat16

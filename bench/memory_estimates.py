@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from anydevice.memory.activations import Work, moments
-from anydevice.memory.estimates import MemoryEstimate, estimate_inference
-from anydevice.memory.overheads import CONTEXT
-from anydevice.memory.training_estimates import estimate_training
+from anydevice.planning.activations import Work, moments
+from anydevice.planning.estimates import MemoryEstimate, estimate_inference
+from anydevice.planning.overheads import CONTEXT
+from anydevice.planning.training import estimate_training
 
 Row = tuple[str, str, bool]
 MIB = 2**20

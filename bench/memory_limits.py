@@ -40,7 +40,7 @@ def fill(engine: Any, device: Any, fraction: float) -> Row:
     """Make arrays until one fails, and see how far that is from the limit."""
     from anydevice import OutOfMemoryError
     from anydevice.core.dtypes import as_dtype
-    from anydevice.memory.running_out import explaining
+    from anydevice.memory.out_of_memory import explaining
 
     kind = as_dtype("float32")
     limit = int(fraction * (device.facts.usable_memory or device.facts.total_memory))
@@ -69,7 +69,7 @@ def fail(engine: Any, device: Any, by_itself: bool = False) -> Row:
 
     from anydevice import OutOfMemoryError
     from anydevice.core.dtypes import as_dtype
-    from anydevice.memory.running_out import explaining
+    from anydevice.memory.out_of_memory import explaining
 
     kind = as_dtype("float32")
     kept = engine.empty(PIECE, kind, device)

@@ -18,7 +18,7 @@ from typing import Any
 
 import anydevice
 from anydevice.core.record import as_dict
-from anydevice.memory.estimates import PARTS, estimate_inference
+from anydevice.planning.estimates import PARTS, estimate_inference
 
 Row = tuple[str, str, bool]
 

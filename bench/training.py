@@ -19,9 +19,8 @@ import numpy as np
 
 import anydevice
 from anydevice import nn
-from anydevice.run.precision import policy_of
-from anydevice.run.stepping import stepper_for
-from anydevice.run.steps import Recipe, Standing
+from anydevice.models.precision import policy_of
+from anydevice.training.steps import Recipe, Standing, stepper_for
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import os
 import platform
 import shutil
@@ -26,8 +27,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _kind_of_machine() -> str:
-    """What compiled code depends on: this processor, these libraries, and what they are told."""
-    told = [os.environ.get(name, "") for name in ("XLA_FLAGS", "ATEN_CPU_CAPABILITY", "CXX")]
+    """What compiled code depends on: this processor and these libraries."""
+    told = [platform.machine(), sys.version]
     libraries = ("jaxlib", "torch", "triton", "mlx", "pocl-binary-distribution", "pyopencl")
     for name in libraries:
         with suppress(metadata.PackageNotFoundError):
@@ -37,7 +38,7 @@ def _kind_of_machine() -> str:
         told += sorted({line for line in lines if line.startswith(("model name", "flags"))})
     except OSError:
         told.append(platform.processor())
-    return hashlib.sha256("\n".join((*told, platform.machine(), sys.version)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 def _compiled_code() -> Path:
@@ -143,7 +144,8 @@ def build_library(tmp_path: Path) -> BuildLibrary:
 @pytest.fixture(autouse=True)
 def nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No settings, variables or choices of the person who runs the tests, nor of another test."""
-    from anydevice.choose import scope, settings
+    from anydevice.choose import scope
+    from anydevice.settings import config as settings
 
     for name in [name for name in os.environ if name.startswith(("ANYDEVICE_", "LOCAL_RANK"))]:
         if name != "ANYDEVICE_TEST_ENGINES":
@@ -170,3 +172,77 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     work.mkdir()
     monkeypatch.chdir(work)
     return folder
+
+
+_FAKED = ("torch", "jax", "jaxlib", "mlx", "mlx.core", "cupy", "pyopencl")
+
+
+class Site:
+    """A small site-packages folder, the only one on the search path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def distribution(self, name: str, version: str, entry_points: str | None = None) -> Path:
+        """Metadata as an installer leaves it."""
+        folder = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
+        if entry_points is not None:
+            (folder / "entry_points.txt").write_text(entry_points)
+        return folder
+
+    def package(self, name: str, version: str | None = None) -> Path:
+        """A package that fails when it is imported, with metadata where a version is given."""
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "__init__.py").write_text("raise ImportError('imported, but only looked at')\n")
+        if version:
+            self.distribution(name, version)
+        return folder
+
+    def torch(
+        self,
+        version: str,
+        cuda: str | None = None,
+        hip: str | None = None,
+        library: bytes | None = None,
+    ) -> Path:
+        """PyTorch: its version file, and its library with the architectures somewhere inside."""
+        folder = self.package("torch", version.partition("+")[0])
+        (folder / "version.py").write_text(
+            "from typing import Optional\n\n"
+            "__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip']\n"
+            f"__version__ = {version!r}\ndebug = False\n"
+            f"cuda: Optional[str] = {cuda!r}\ngit_version = '0'\nhip: Optional[str] = {hip!r}\n"
+        )
+        (folder / "lib").mkdir()
+        if library is not None:
+            padding = b"\x7fELF\0 compute_sizes\0sm_\0asm_80\0" * 100
+            (folder / "lib" / "libtorch_python.so").write_bytes(padding + library + padding)
+        return folder
+
+    def mlx(self, version: str, *backends: str) -> Path:
+        """MLX, which is a namespace folder with a compiled module and a library in it."""
+        folder = self.folder / "mlx"
+        (folder / "lib").mkdir(parents=True)
+        (folder / "core.cpython-311-x86_64-linux-gnu.so").touch()
+        self.distribution("mlx", version)
+        for backend in backends:
+            self.distribution(f"mlx-{backend}", version)
+            (folder / "lib" / "libmlx.so").touch()
+        return folder
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """An empty site-packages folder in the place of the real ones."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    standard = [entry for entry in sys.path if entry and "site-packages" not in entry]
+    standard = [entry for entry in standard if not (Path(entry) / "anydevice").is_dir()]
+    monkeypatch.setattr(sys, "path", [str(folder), *standard])
+    for name in _FAKED:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    return Site(folder)

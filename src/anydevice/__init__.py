@@ -10,7 +10,7 @@ is first used.
 
 from __future__ import annotations
 
-from anydevice.core.late import load
+from anydevice.core.hooks import load
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
     from anydevice import testing as testing
     from anydevice.bench.functions import benchmark as benchmark
     from anydevice.check.verifying import verify as verify
-    from anydevice.check.warming import warm_up as warm_up
-    from anydevice.choose.discovery import devices as devices
-    from anydevice.choose.discovery import discover as discover
-    from anydevice.choose.preferences import prefer as prefer
-    from anydevice.choose.report import Report as Report
+    from anydevice.check.verifying import warm_up as warm_up
     from anydevice.choose.scope import device as device
     from anydevice.choose.scope import set_device as set_device
     from anydevice.choose.scope import use_device as use_device
-    from anydevice.choose.settings import Config as Config
-    from anydevice.choose.settings import configure as configure
+    from anydevice.compiling._compile import Compiled as Compiled
+    from anydevice.compiling._compile import compile as compile  # noqa: A004  as its name is public
     from anydevice.core.device import Device as Device
     from anydevice.core.finding import Finding as Finding
+    from anydevice.discovery._discover import devices as devices
+    from anydevice.discovery._discover import discover as discover
+    from anydevice.discovery.report import Report as Report
     from anydevice.errors import AnyDeviceError as AnyDeviceError
     from anydevice.errors import ConfigurationError as ConfigurationError
     from anydevice.errors import DeviceMismatchError as DeviceMismatchError
@@ -40,70 +39,71 @@ if TYPE_CHECKING:
     from anydevice.errors import TransferError as TransferError
     from anydevice.errors import UnsupportedError as UnsupportedError
     from anydevice.errors import VerificationError as VerificationError
-    from anydevice.memory.batch_size import find_batch_size as find_batch_size
-    from anydevice.memory.estimates import MemoryEstimate as MemoryEstimate
-    from anydevice.memory.estimates import estimate_inference as estimate_inference
-    from anydevice.memory.falling_back import cpu_fallback as cpu_fallback
-    from anydevice.memory.figures import MemoryStats as MemoryStats
-    from anydevice.memory.figures import memory_stats as memory_stats
-    from anydevice.memory.plans import plan_inference as plan_inference
-    from anydevice.memory.releasing import release as release
-    from anydevice.memory.training_estimates import estimate_training as estimate_training
-    from anydevice.run.compiling import Compiled as Compiled
-    from anydevice.run.compiling import compile as compile  # noqa: A004  as its name is public
-    from anydevice.transfer.containers import register_type as register_type
+    from anydevice.memory.release import release as release
+    from anydevice.memory.stats import MemoryStats as MemoryStats
+    from anydevice.memory.stats import memory_stats as memory_stats
+    from anydevice.planning.batch_size import find_batch_size as find_batch_size
+    from anydevice.planning.cpu_fallback import cpu_fallback as cpu_fallback
+    from anydevice.planning.estimates import MemoryEstimate as MemoryEstimate
+    from anydevice.planning.estimates import estimate_inference as estimate_inference
+    from anydevice.planning.plan import plan_inference as plan_inference
+    from anydevice.planning.training import estimate_training as estimate_training
+    from anydevice.settings.config import Config as Config
+    from anydevice.settings.config import configure as configure
+    from anydevice.settings.preferences import prefer as prefer
     from anydevice.transfer.moving import device_of as device_of
     from anydevice.transfer.moving import synchronize as synchronize
     from anydevice.transfer.moving import to_device as to_device
     from anydevice.transfer.moving import to_numpy as to_numpy
     from anydevice.transfer.prefetching import prefetch as prefetch
-    from anydevice.transfer.randomness import rng as rng
-    from anydevice.transfer.weights import load_weights as load_weights
+    from anydevice.transfer.random.generator import rng as rng
+    from anydevice.transfer.trees.containers import register_type as register_type
+    from anydevice.transfer.weights.loading import load_weights as load_weights
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "AnyDeviceError": "anydevice.errors",
-    "Compiled": "anydevice.run.compiling",
-    "Config": "anydevice.choose.settings",
+    "Compiled": "anydevice.compiling._compile",
+    "Config": "anydevice.settings.config",
     "ConfigurationError": "anydevice.errors",
     "Device": "anydevice.core.device",
     "DeviceMismatchError": "anydevice.errors",
     "DeviceNotFoundError": "anydevice.errors",
     "Finding": "anydevice.core.finding",
-    "MemoryEstimate": "anydevice.memory.estimates",
-    "MemoryStats": "anydevice.memory.figures",
+    "MemoryEstimate": "anydevice.planning.estimates",
+    "MemoryStats": "anydevice.memory.stats",
     "OutOfMemoryError": "anydevice.errors",
-    "Report": "anydevice.choose.report",
+    "Report": "anydevice.discovery.report",
     "TransferError": "anydevice.errors",
     "UnsupportedError": "anydevice.errors",
     "VerificationError": "anydevice.errors",
     "benchmark": "anydevice.bench.functions",
-    "compile": "anydevice.run.compiling",
-    "configure": "anydevice.choose.settings",
-    "cpu_fallback": "anydevice.memory.falling_back",
+    "compile": "anydevice.compiling._compile",
+    "configure": "anydevice.settings.config",
+    "cpu_fallback": "anydevice.planning.cpu_fallback",
     "device": "anydevice.choose.scope",
     "device_of": "anydevice.transfer.moving",
-    "devices": "anydevice.choose.discovery",
-    "discover": "anydevice.choose.discovery",
-    "estimate_inference": "anydevice.memory.estimates",
-    "estimate_training": "anydevice.memory.training_estimates",
-    "find_batch_size": "anydevice.memory.batch_size",
-    "load_weights": "anydevice.transfer.weights",
-    "plan_inference": "anydevice.memory.plans",
-    "memory_stats": "anydevice.memory.figures",
-    "prefer": "anydevice.choose.preferences",
+    "devices": "anydevice.discovery._discover",
+    "discover": "anydevice.discovery._discover",
+    "estimate_inference": "anydevice.planning.estimates",
+    "estimate_training": "anydevice.planning.training",
+    "find_batch_size": "anydevice.planning.batch_size",
+    "load_weights": "anydevice.transfer.weights.loading",
+    "plan_inference": "anydevice.planning.plan",
+    "memory_stats": "anydevice.memory.stats",
+    "prefer": "anydevice.settings.preferences",
     "prefetch": "anydevice.transfer.prefetching",
-    "register_type": "anydevice.transfer.containers",
-    "release": "anydevice.memory.releasing",
-    "rng": "anydevice.transfer.randomness",
+    "register_type": "anydevice.transfer.trees.containers",
+    "release": "anydevice.memory.release",
+    "rng": "anydevice.transfer.random.generator",
     "set_device": "anydevice.choose.scope",
     "synchronize": "anydevice.transfer.moving",
     "to_device": "anydevice.transfer.moving",
     "to_numpy": "anydevice.transfer.moving",
     "use_device": "anydevice.choose.scope",
     "verify": "anydevice.check.verifying",
-    "warm_up": "anydevice.check.warming",
+    "warm_up": "anydevice.check.verifying",
 }
 _MODULES = ("compat", "nn", "ops", "testing")
 

@@ -16,17 +16,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from tempfile import TemporaryDirectory
 
-from anydevice.choose import files
-from anydevice.choose.discovery import discover, machine_from
-from anydevice.choose.report import Report
 from anydevice.choose.scope import SETTING_VARIABLES
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import unknown_backend
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
-from anydevice.core.sizes import parse_size
+from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.text import parse_size
+from anydevice.discovery._discover import discover, machine_from
+from anydevice.discovery.report import Report
 from anydevice.errors import ConfigurationError
-from anydevice.hardware import cpu
+from anydevice.hardware.cpu import reader as cpu
+from anydevice.settings import files
 
 
 @contextmanager

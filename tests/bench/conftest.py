@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.choose import discovery
+from anydevice.discovery import _discover as discovery
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.bench.comparing import compare_runs
 from anydevice.bench.printing import comparison_lines
-from anydevice.bench.results import from_dict, read_results
+from anydevice.bench.results import compare_runs, from_dict, read_results
 from anydevice.errors import ConfigurationError
 
 from .tiny import machine, measurement, results

@@ -166,8 +166,7 @@ def test_an_option_of_the_function_is_pointed_to_named() -> None:
 
 
 def test_the_cpu_is_not_tried_again_through_opencl() -> None:
-    from anydevice.core.facts import Facts
-    from anydevice.core.finding import Seen, Sighting
+    from anydevice.core.finding import Facts, Seen, Sighting
 
     pocl = Sighting("opencl", True, (Seen(0, "cpu", Facts("PoCL")),), engines=("numpy",))
     with testing.fake_machine(sightings=[pocl]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.bench.judging import judge
+from anydevice.bench.ceilings import judge
 from anydevice.bench.results import Ceiling, Measurement
 
 from .tiny import CEILINGS, measurement

@@ -11,11 +11,10 @@ import pytest
 from anydevice import ops, testing
 from anydevice.bench.ceilings import Sizes, measure_ceilings
 from anydevice.bench.measuring import bench
-from anydevice.bench.places import find_places
 from anydevice.bench.printing import measurement_lines, summary_lines
 from anydevice.bench.results import Ceiling, Results
-from anydevice.bench.timing import Timing
-from anydevice.check.drawing import Draw
+from anydevice.bench.timing import Timing, find_places
+from anydevice.check.case import Draw
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 from .tiny import (

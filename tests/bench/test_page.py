@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anydevice.bench.comparing import compare_runs
 from anydevice.bench.page import page
-from anydevice.bench.plots import Axis, Dot, Line, dot_plot, legend, roofline
-from anydevice.bench.results import Ceiling, Results
+from anydevice.bench.results import Ceiling, Results, compare_runs
+from anydevice.rendering.svg import Axis, Dot, Line, dot_plot, legend, roofline
 
 from .tiny import CEILINGS, machine, measurement, results
 

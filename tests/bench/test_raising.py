@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.bench.ceilings import ceiling_of
-from anydevice.bench.judging import judge
-from anydevice.bench.raising import Raised, raise_ceilings
+from anydevice.bench.ceilings import Raised, ceiling_of, judge, raise_ceilings
 from anydevice.bench.results import Ceiling, Measurement
 
 from .tiny import CEILINGS, measurement

@@ -8,10 +8,10 @@ import pytest
 
 import anydevice
 from anydevice import testing
-from anydevice.bench.saving import save
-from anydevice.choose import discovery
+from anydevice.bench.measuring import save
 from anydevice.choose.measurements import measurements_file, read_measurements
 from anydevice.choose.scope import why
+from anydevice.discovery import _discover as discovery
 
 from .tiny import measurement, results
 
@@ -68,7 +68,7 @@ def test_only_what_was_measured_on_a_device_of_this_machine_is_kept() -> None:
 
 def test_another_version_of_a_library_makes_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice.choose import measurements
-    from anydevice.choose.verdicts import key_of
+    from anydevice.discovery.verdicts import key_of
 
     save(FASTER_TORCH)
     monkeypatch.setattr(measurements, "key_of", lambda *facts: f"{key_of(*facts)} newer")

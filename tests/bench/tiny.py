@@ -6,8 +6,7 @@ from typing import Any
 
 from anydevice.bench.ceilings import Sizes
 from anydevice.bench.results import Ceiling, Machine, Measurement, Results
-from anydevice.check.drawing import Call, Draw, call
-from anydevice.check.rows import Benchmark, Make, Row, per_element
+from anydevice.check.case import Benchmark, Call, Draw, Make, Row, call, per_element
 
 SIZES = Sizes((2**16,), 2**16, (16,))
 

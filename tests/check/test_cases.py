@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from anydevice.check import trials
+from anydevice.check.case import FLOATS, SMALLEST_NORMAL, Call, Draw, Row
 from anydevice.check.cases import TABLE, row_of
 from anydevice.check.comparing import ROUNDING_UNIT, compare
-from anydevice.check.drawing import SMALLEST_NORMAL, Call, Draw
-from anydevice.check.rows import FLOATS, Row
 from anydevice.core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError
 

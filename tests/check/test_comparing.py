@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anydevice.check import budgets
+from anydevice.check.case import LARGEST, SMALLEST_NORMAL
 from anydevice.check.comparing import ROUNDING_UNIT, Difference, compare, leaves
-from anydevice.check.drawing import LARGEST, SMALLEST_NORMAL
 
 BFLOAT16 = ml_dtypes.bfloat16
 INF, NAN = np.inf, np.nan

@@ -10,7 +10,7 @@ import torch
 
 from anydevice.check import gradients
 from anydevice.check.cases import TABLE
-from anydevice.check.judgements import Cell
+from anydevice.check.verdicts import Cell
 from anydevice.check.verifying import verify
 
 Replace = Callable[..., None]

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from anydevice.check import reference
-from anydevice.check.cases_attention import LLAMA3, YARN
-from anydevice.check.reference_layers import frequencies
+from anydevice.check.cases_layers import LLAMA3, YARN
+from anydevice.check.reference import frequencies
 from anydevice.errors import ConfigurationError
 
 Array = Any

@@ -12,15 +12,15 @@ import torch
 
 import anydevice.ops
 from anydevice import testing
-from anydevice.check import trials, trusting
+from anydevice.check import trials
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check.case import FLOATS
 from anydevice.check.cases import TABLE
-from anydevice.check.judgements import Cell, Verdicts
-from anydevice.check.rows import FLOATS
+from anydevice.check.verdicts import Cell, Verdicts
 from anydevice.check.verifying import verify
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
-from anydevice.engines import registry
-from anydevice.engines.kernels import trust
+from anydevice.engines import registry, trust
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, VerificationError
 
 Replace = Callable[..., None]

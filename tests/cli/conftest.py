@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.choose import discovery, scope, settings
+from anydevice.choose import scope
 from anydevice.cli.main import main
+from anydevice.discovery import _discover as discovery
+from anydevice.settings import config as settings
 
 Result = tuple[int, str, str]
 Anydevice = Callable[..., Result]

@@ -14,8 +14,7 @@ import pytest
 from anydevice import testing
 from anydevice.cli import config as command
 from anydevice.cli.printing import Output
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.core.finding import Facts, Seen, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anydevice import testing
-from anydevice.choose.report import Report
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
 from anydevice.core.device import Device
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Finding, Refusal, Seen, Sighting, Standing
+from anydevice.core.finding import Facts, Finding, Refusal, Seen, Sighting, Standing
+from anydevice.discovery.report import Report
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

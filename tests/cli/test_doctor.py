@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from anydevice import testing
-from anydevice.choose import checking, examination
 from anydevice.cli import doctor
 from anydevice.cli.printing import Output
 from anydevice.core.device import Device
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting, Verdict
+from anydevice.core.finding import Facts, Seen, Sighting, Verdict
+from anydevice.discovery import check as checking
+from anydevice.discovery import examination
 from anydevice.errors import DeviceNotFoundError
 
 Anydevice = Callable[..., tuple[int, str, str]]

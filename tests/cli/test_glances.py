@@ -7,11 +7,10 @@ import json
 import pytest
 
 from anydevice import testing
-from anydevice.cli.glances import Glance, cards_among, glance
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.cli.usage import Glance, cards_among, glance
+from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.hardware.readings import Readings
+from anydevice.hardware.readers import Readings
 
 MIB, GIB = 2**20, 2**30
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.core.finding import Facts, Seen, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -19,9 +19,8 @@ from anydevice import testing
 from anydevice.cli import plan
 from anydevice.cli.main import main
 from anydevice.cli.printing import Output
-from anydevice.memory.estimates import estimate_inference
-from anydevice.memory.plan_text import plan_lines
-from anydevice.memory.plans import plan_inference
+from anydevice.planning.estimates import estimate_inference
+from anydevice.planning.plan import plan_inference, plan_lines
 
 Anydevice = Callable[..., tuple[int, str, str]]
 Process = Callable[..., "subprocess.CompletedProcess[bytes]"]

@@ -138,7 +138,7 @@ def test_nothing_heavy_is_imported_for_a_list_of_devices() -> None:
     code = (
         "import sys; from anydevice.cli.main import main; main(['devices', '--json']); "
         "print(sorted({'numpy', 'torch', 'jax', 'rich', 'tomlkit', 'platformdirs', "
-        "'anydevice.choose.summary'} & set(sys.modules)), file=sys.stderr)"
+        "'anydevice.rendering.summary'} & set(sys.modules)), file=sys.stderr)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=True

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from anydevice.cli.options import shown_on
 from anydevice.cli.printing import Output
-from anydevice.cli.progress import shown_on
 from anydevice.core.progress import ProgressBar
 
 if sys.platform != "win32":

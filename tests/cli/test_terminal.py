@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from anydevice.cli import terminal, watch
-from anydevice.cli.glances import Glance
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Attention
-from anydevice.cli.watch_frame import line
-from anydevice.hardware.readings import DeviceProcess, Readings
+from anydevice.cli.usage import Glance
+from anydevice.cli.watch import line
+from anydevice.hardware.readers import DeviceProcess, Readings
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from anydevice.check import trusting
-from anydevice.check.judgements import Cell, State, Verdicts
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check.verdicts import Cell, State, Verdicts
 from anydevice.cli import verify
 from anydevice.cli.printing import Output
 from anydevice.errors import UnsupportedError

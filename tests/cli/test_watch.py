@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from anydevice import testing
-from anydevice.cli.glances import Glance
 from anydevice.cli.printing import Output
-from anydevice.cli.watch_frame import frame, line
-from anydevice.hardware.readings import DeviceProcess, Readings
+from anydevice.cli.usage import Glance
+from anydevice.cli.watch import frame, line
+from anydevice.hardware.readers import DeviceProcess, Readings
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.choose import discovery, settings
 from anydevice.compat import artifex
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
-from anydevice.engines import effects
+from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.discovery import _discover as discovery
+from anydevice.engines import library_settings as effects
+from anydevice.settings import config as settings
 
 # Several CPU devices in JAX, so that each fake GPU has one to stand in for it.
 os.environ["XLA_FLAGS"] = effects.merge_flags(

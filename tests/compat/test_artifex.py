@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from anydevice import ConfigurationError, DeviceNotFoundError, configure, device, discover
-from anydevice.choose.discovery import machine_from
 from anydevice.compat.artifex import (
     CUDADetector,
     DeviceCapabilities,
@@ -30,8 +29,8 @@ from anydevice.compat.artifex import (
     has_gpu,
     print_device_info,
 )
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.discovery._discover import machine_from
 from anydevice.testing import fake_backend, fake_machine
 
 JAX = ("jax", "numpy")

@@ -31,8 +31,8 @@ from anydevice.compat.axiom import (
     train,
     warm_up,
 )
-from anydevice.run import training
 from anydevice.testing import fake_machine
+from anydevice.training import _train as training
 from tests.rounding import rounding
 
 

@@ -23,7 +23,6 @@ from anydevice import (
     prefer,
     use_device,
 )
-from anydevice.choose.discovery import machine_from
 from anydevice.compat.lux import (
     AbstractLuxGPUDevice,
     DeviceIterator,
@@ -42,6 +41,7 @@ from anydevice.compat.lux import (
     supported_gpu_backends,
 )
 from anydevice.core.finding import Sighting
+from anydevice.discovery._discover import machine_from
 from anydevice.testing import fake_backend, fake_machine
 
 GPUS = (LuxCUDADevice, LuxAMDGPUDevice, LuxMetalDevice)

@@ -37,8 +37,7 @@ from anydevice.compat.torchless import (
     init_backend_with_memory_check,
     print_backend_summary,
 )
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
 

@@ -14,7 +14,8 @@ import pytest
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.engines import effects, host, registry
+from anydevice.engines import host, registry
+from anydevice.engines import library_settings as effects
 from anydevice.errors import AnyDeviceError
 
 # Several devices to move between, on a machine that has only a CPU: the first, one that is neither,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice.choose import settings
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Engine, MemoryUse
-from anydevice.memory import budgets
+from anydevice.memory import limits as budgets
+from anydevice.settings import config as settings
 
 FLOAT32 = DTYPES["float32"]
 MIB = 2**20

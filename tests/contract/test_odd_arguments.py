@@ -13,7 +13,7 @@ from anydevice import ops
 from anydevice.check import reference
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.engines.kernels import trust
+from anydevice.engines import trust
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 from .combinations import each

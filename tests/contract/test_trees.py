@@ -9,8 +9,8 @@ import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.engines.ownership import owner_of
-from anydevice.transfer.tree import flatten
+from anydevice.engines.lookup import owner_of
+from anydevice.transfer.trees.tree import flatten
 
 
 class Pair(NamedTuple):

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice import benchmark, ops, verify, warm_up
+from anydevice import benchmark
+from anydevice import ops
+from anydevice import verify
+from anydevice import warm_up
 from anydevice.check import decoder
-from anydevice.core.late import load
+from anydevice.core.hooks import load
 from anydevice.core.primitives import Primitives
 from anydevice.engines.registry import BUILT_IN
 from anydevice.ops import dispatch

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from anydevice import __version__
-from anydevice.choose.preferences import SETTINGS
+from anydevice.settings.preferences import SETTINGS
 from anydevice.choose.scope import _LOCAL_RANKS
-from anydevice.choose.summary import ABSENT, UNUSABLE, USABLE
+from anydevice.rendering.summary import ABSENT
+from anydevice.rendering.summary import UNUSABLE
+from anydevice.rendering.summary import USABLE
 from anydevice.core.backends import BACKENDS
 from anydevice.core.engine import Engine
 from anydevice.engines.registry import BUILT_IN

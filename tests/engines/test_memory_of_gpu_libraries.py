@@ -61,7 +61,7 @@ def torch_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """PyTorch with a card and Metal, as far as our file for it knows."""
     import torch
 
-    from anydevice.engines.memory import torch as facet
+    from anydevice.engines.torch import memory as facet
 
     engine = registry.load("torch")
     kinds = {"cuda": torch.device("cuda", 0), "metal": torch.device("mps")}
@@ -149,13 +149,13 @@ def test_the_limit_of_cupy_is_that_of_before_when_it_is_lifted(
     pool = Pool()
     library: Any = ModuleType("cupy")
     library.get_default_memory_pool = lambda: pool
-    engine: Any = ModuleType("anydevice.engines.cupy")
+    engine: Any = ModuleType("anydevice.engines.cupy.arrays")
     engine.ENGINE = SimpleNamespace(native=lambda device: nullcontext())
     monkeypatch.setitem(sys.modules, "cupy", library)
-    monkeypatch.setitem(sys.modules, "anydevice.engines.cupy", engine)
-    monkeypatch.delitem(sys.modules, "anydevice.engines.memory.cupy", raising=False)
-    memory = import_module("anydevice.engines.memory.cupy").CupyMemory()
-    monkeypatch.delitem(sys.modules, "anydevice.engines.memory.cupy")
+    monkeypatch.setitem(sys.modules, "anydevice.engines.cupy.arrays", engine)
+    monkeypatch.delitem(sys.modules, "anydevice.engines.cupy.memory", raising=False)
+    memory = import_module("anydevice.engines.cupy.memory").CupyMemory()
+    monkeypatch.delitem(sys.modules, "anydevice.engines.cupy.memory")
     memory.set_limit(CARD, None)
     assert pool.limit == 7 * GIB
     for limit in (60 * GIB, 40 * GIB):
@@ -238,7 +238,7 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    from anydevice.engines.memory import jax as facet
+    from anydevice.engines.jax import memory as facet
 
     def engine_with(**counted: int) -> Engine:
         engine = registry.load("jax")

@@ -16,8 +16,7 @@ from anydevice import ops
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Engine
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Seen, Sighting
+from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.engines import registry
 
 FLOAT32 = as_dtype("float32")
@@ -136,7 +135,7 @@ def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(opencl: Engine, here: D
 def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(opencl: Engine, here: Device) -> None:
     import pyopencl as cl
 
-    from anydevice.engines.opencl_pools import pool
+    from anydevice.engines.opencl.arrays import pool
 
     other = pool(cl.Context([opencl.native(here)]))
     held = other.allocate(4 * MIB)
@@ -192,7 +191,7 @@ def test_a_context_that_is_slow_to_make_is_made_once(
 ) -> None:
     import pyopencl as cl
 
-    from anydevice.engines import opencl_pools
+    from anydevice.engines.opencl import arrays as opencl_pools
 
     def slowly(*arguments: Any, make: Any = opencl_pools.Pool) -> Any:
         time.sleep(0.05)
@@ -209,8 +208,8 @@ def test_a_context_that_is_slow_to_make_is_made_once(
 def test_what_mlx_can_have_is_what_its_container_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.engines import mlx_limits
-    from anydevice.hardware import cpu
+    from anydevice.engines.mlx import arrays as mlx_limits
+    from anydevice.hardware.cpu import reader as cpu
 
     for name, text in {
         "proc/meminfo": f"MemTotal: {2**26} kB\nMemAvailable: {2**26} kB\n",

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.choose.libraries import findings_of
 from anydevice.core.finding import Sighting
-from anydevice.hardware import cuda, cuda_surroundings
-from anydevice.hardware.cuda_errors import cuda_fault, nvml_fault
+from anydevice.discovery.libraries import findings_of
+from anydevice.hardware.cuda import facts as cuda_surroundings
+from anydevice.hardware.cuda import reader as cuda
+from anydevice.hardware.cuda.diagnosis import cuda_fault, nvml_fault
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the faulty libraries are ELF files found by LD_LIBRARY_PATH"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from anydevice.core.finding import Sighting
-from anydevice.hardware import opencl
-from anydevice.hardware.opencl_loaders import find_loaders, pyopencl_folder, this_machine
+from anydevice.hardware.opencl import reader as opencl
+from anydevice.hardware.opencl.facts import find_loaders, pyopencl_folder, this_machine
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the faulty drivers are Linux libraries"

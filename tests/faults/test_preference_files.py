@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.choose.files import project_file, user_file
 from anydevice.errors import ConfigurationError
+from anydevice.settings.files import project_file, user_file
 
 GARBAGE = {
     "not TOML": ("device = = cuda\n", "line 1"),
@@ -138,8 +138,8 @@ def as_nobody(code: str, home: Path) -> str:
             place.chmod(place.stat().st_mode | 0o055)
     before = (
         "import os, warnings, tomllib, tomlkit, anydevice, anydevice.choose.scope\n"
-        "from anydevice.choose.preferences import prefer, read_settings\n"
-        "from anydevice.choose.files import user_file\n"
+        "from anydevice.settings.preferences import prefer, read_settings\n"
+        "from anydevice.settings.files import user_file\n"
         "from anydevice.errors import ConfigurationError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     )

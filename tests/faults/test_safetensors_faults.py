@@ -20,7 +20,7 @@ import safetensors
 from anydevice.core.device import Device
 from anydevice.core.dtypes import BY_CODE
 from anydevice.errors import OutOfMemoryError, TransferError
-from anydevice.transfer.weights import load_weights
+from anydevice.transfer.weights.loading import load_weights
 
 CPU = Device("cpu", engine="numpy")
 SMALL = 128 * 1024

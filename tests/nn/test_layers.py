@@ -10,9 +10,9 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
+from anydevice.core.trees import mapped
 from anydevice.errors import ConfigurationError
 from anydevice.nn.layer import Layer
-from anydevice.nn.trees import mapped
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]

@@ -8,10 +8,10 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
+from anydevice.core.trees import difference, leaves, refilled
 from anydevice.errors import ConfigurationError
 from anydevice.nn import model as binding
 from anydevice.nn.initializers import INITIALIZERS, Initializer
-from anydevice.nn.trees import difference, leaves, refilled
 
 GPT = nn.Chain(
     nn.Embedding(20, 8),

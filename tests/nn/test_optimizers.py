@@ -11,9 +11,9 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
+from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError
 from anydevice.nn.optimizers import Optimizer
-from anydevice.nn.trees import leaves
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]

@@ -11,12 +11,11 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
+from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError
-from anydevice.nn.folding import remark_on
-from anydevice.nn.losses import LOSSES, loss_of
-from anydevice.nn.recomputing import Recomputed
-from anydevice.nn.trees import leaves
-from anydevice.run import training
+from anydevice.nn.losses import LOSSES, loss_of, remark_on
+from anydevice.nn.recompute import Recomputed
+from anydevice.training import _train as training
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]

@@ -12,10 +12,10 @@ import pytest
 
 from anydevice import nn
 from anydevice.errors import ConfigurationError
-from anydevice.nn.activations import ACTIVATIONS
+from anydevice.nn.foreign_names import _ELSEWHERE
+from anydevice.nn.foreign_names import ACTIVATIONS as NAMED
 from anydevice.nn.layer import Layer
-from anydevice.nn.other_names import _ELSEWHERE
-from anydevice.nn.other_names import ACTIVATIONS as NAMED
+from anydevice.nn.layers import ACTIVATIONS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from anydevice import ops
 from anydevice.check import decoder
 from anydevice.check.decoder import DecoderShape
-from anydevice.core.late import load
+from anydevice.core.hooks import load
 from anydevice.core.record import replace
 from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.engines import ownership, registry
+from anydevice.engines import lookup as ownership
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.ops import dispatch
 

@@ -1,4 +1,4 @@
-"""`core/late.py` is the only place that imports by name; what else is allowed has its reason."""
+"""`core/hooks.py` is the only place that imports by name; what else is allowed has its reason."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ IMPORTING = {
 """Functions through which a module can be imported that no import statement names."""
 
 ALLOWED = {
-    "core/late.py": {"import_module"},
+    "core/hooks.py": {"import_module"},
     # A script of its own, in a child process that does not have the package on its path.
-    "hardware/asks/entry.py": {"__import__"},
+    "hardware/driver_process/entry.py": {"__import__"},
     # The same child, which does not have the installed packages on its path either.
-    "hardware/asks/nvml.py": {"exec_module", "spec_from_file_location"},
+    "hardware/driver_process/nvml.py": {"exec_module", "spec_from_file_location"},
 }
 
 
@@ -53,7 +53,7 @@ def test_nothing_else_imports_by_name(path: Path) -> None:
 
 
 def test_every_row_of_the_table_leads_somewhere() -> None:
-    from anydevice.core import late
+    from anydevice.core import hooks as late
 
     for name in late._UPWARD:
         assert callable(late.reach(name)), name

@@ -1,25 +1,27 @@
-"""`benchmark`: a user's own function or model, timed on every device."""
+"""`benchmark`: a user's own function or model, timed on every device.
+
+Arguments that a measured function may write into, while the caller's arrays stay as they are.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
-from anydevice.bench.borrowing import apart_from, identities
 from anydevice.bench.timing import Timing, seconds_of, time_calls
-from anydevice.bench.words import percent, table, time_in_words, times
-from anydevice.choose.discovery import devices as usable_devices
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.record import NOTHING, Record, as_dict, replace
+from anydevice.core.text import percent, table, time_in_words, times
+from anydevice.discovery._discover import devices as usable_devices
 from anydevice.engines import registry
-from anydevice.engines.ownership import owner_of
-from anydevice.engines.places import place_of
+from anydevice.engines.lookup import owner_of, place_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
-from anydevice.memory.running_out import in_a_line
+from anydevice.memory.out_of_memory import in_a_line
 from anydevice.transfer.moving import device_of, is_array, to_device
-from anydevice.transfer.tree import flatten
+from anydevice.transfer.trees.tree import flatten
 
 NOISY = 0.5
 """Where the quartiles lie further from the median than this part of it, the figure says little."""
@@ -292,3 +294,38 @@ def _spread_in_words(spread: float | None) -> str:
 
 def _name(function: Any) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def identities(tree: Any) -> frozenset[int]:
+    """What the arrays of a tree are known by, for `apart_from`."""
+    return frozenset(map(id, flatten(tree, is_array)[0].values))
+
+
+def apart_from(theirs: Collection[int], tree: Any) -> Any:
+    """The tree with a copy in place of each array that is one of `theirs`.
+
+    Arrays of a model that is changed in place stay its own: what it does to them is its state. So
+    do those that a gradient flows through, since it would not flow through a copy.
+
+    >>> import numpy
+    >>> given = numpy.ones(2)
+    >>> apart_from(identities([given]), [given])[0] is given
+    False
+    """
+    leaves, rebuild = flatten(tree, is_array)
+    values = list(leaves.values)
+    for position, value in enumerate(values):
+        if id(value) in theirs and not leaves[position].kept:
+            values[position] = _copied(value)
+    return rebuild(values)
+
+
+def _copied(value: Any) -> Any:
+    if getattr(value, "requires_grad", False):
+        return value
+    try:
+        return deepcopy(value)  # which keeps the order of its elements in memory
+    except Exception:  # a library without such copies says so in its own way
+        owner = owner_of(value)
+        assert owner is not None
+        return owner.place(owner.to_host(value), owner.devices_of(value)[0])

@@ -1,4 +1,7 @@
-"""Every op that has a benchmark, on every device and engine of this machine."""
+"""Every op that has a benchmark, on every device and engine of this machine.
+
+Letting the choice of engines rest on what was measured.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,19 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from anydevice import __version__
-from anydevice.bench.ceilings import Sizes, measure_ceilings
-from anydevice.bench.judging import judge
-from anydevice.bench.op_timing import time_op
-from anydevice.bench.places import Place, Progress, find_places, machines_of
-from anydevice.bench.raising import raise_ceilings
+from anydevice.bench.ceilings import Sizes, judge, measure_ceilings, raise_ceilings
 from anydevice.bench.results import Measurement, Results
-from anydevice.bench.timing import seconds_of
-from anydevice.check import trusting
-from anydevice.check.cases import TABLE, row_of
-from anydevice.check.coverage import insist_on_cases, one_or_more
-from anydevice.check.drawing import Call
-from anydevice.check.rows import Benchmark, Row
+from anydevice.bench.timing import Place, Progress, find_places, machines_of, seconds_of, time_op
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check.case import Benchmark, Call, Row
+from anydevice.check.cases import TABLE, insist_on_cases, one_or_more, row_of
+from anydevice.choose.measurements import keep_measurements
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
+from anydevice.discovery._discover import discover, forget_report
+from anydevice.discovery.verdicts import key_of
 from anydevice.errors import UnsupportedError
-from anydevice.memory.running_out import in_a_line
+from anydevice.memory.out_of_memory import in_a_line
 
 LIMIT, QUICK_LIMIT = 0.5, 0.1
 """Seconds that one op may take in one case, element type and place."""
@@ -158,3 +158,23 @@ def _one(step: _Step, made: Call, place: Place, limit: float) -> tuple[Measureme
         operations=timed.operations,
     )
     return measurement, timed.written
+
+
+def save(results: Results) -> str | None:
+    """Keep the times, so that `device()` takes the fastest engine from now on.
+
+    They count for this device, driver and version of each library. Where they cannot be kept, a
+    sentence says why.
+    """
+    places = {str(device): device for device in discover().devices}
+    kept: dict[str, dict[str, float]] = {}
+    for each in results.measured:
+        device = places.get(each.device)
+        standing = device.standing if device else None
+        if device is None or standing is None or not each.seconds:
+            continue
+        key = key_of(device.backend, device.index, standing.facts, each.engine)
+        kept.setdefault(key, {})[f"{each.op} | {each.case} | {each.dtype}"] = each.seconds
+    problem = keep_measurements(kept)
+    forget_report()  # what remembers who serves a device goes by the report
+    return problem

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from anydevice.bench.comparing import Change, Comparison
-from anydevice.bench.results import UNITS, Ceiling, Machine, Measurement, Results
-from anydevice.bench.words import percent, rate_in_words, table, time_in_words, times
+from anydevice.bench.results import (
+    UNITS,
+    Ceiling,
+    Change,
+    Comparison,
+    Machine,
+    Measurement,
+    Results,
+)
+from anydevice.core.text import percent, rate_in_words, table, time_in_words, times
 
 _HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
 _TO_THE_LEFT = ("op", "case", "dtype", "engine")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anydevice.check import reference
-from anydevice.check.reference_layers import frequencies, seen_keys
+from anydevice.check.reference import frequencies, seen_keys
 
 Array = Any
 Budget = Callable[..., Any]

@@ -1,9 +1,9 @@
 """The one table of cases: for every op, what it is checked with, judged by and timed with.
 
 `anydevice verify`, `anydevice bench` and the tests all read it; an op without a row fails the
-suite. A row (`check/rows.py`) has
+suite. A row (`check/case.py`) has
 
-- cases: shapes of real models and nasty ones, each drawn from a seed (`check/drawing.py`), rounded
+- cases: shapes of real models and nasty ones, each drawn from a seed (`check/case.py`), rounded
   to the element type before the reference sees it;
 - a budget, from which with the rule of `check/comparing.py` the tolerance of each element follows;
 - benchmarks, at the sizes of a 7B model for a GPU and smaller ones for a CPU, with the bytes that
@@ -15,20 +15,117 @@ whose squares float32 still holds: ops on 16-bit numbers compute in it.
 
 >>> [case.name for case in TABLE["swiglu"].cases][:2]
 ['two rows of 14336', 'one row, odd width']
+
+Cases of the optimizers' updates.
+
+What is asked of the table of cases: names as people pass them, and whether it has any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any, TypeVar
 
-from anydevice.check.cases_attention import ATTENTION
+import numpy as np
+
+from anydevice.check import budgets
+from anydevice.check.case import Benchmark, Call, Case, Draw, Make, Row, call, per_element
 from anydevice.check.cases_elementwise import ELEMENTWISE
-from anydevice.check.cases_layers import LAYERS
-from anydevice.check.cases_places import PLACES
-from anydevice.check.cases_updates import UPDATES
-from anydevice.check.rows import Row
+from anydevice.check.cases_layers import ATTENTION, LAYERS
+from anydevice.check.cases_manipulation import PLACES
+from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError
+
+_SHAPES: tuple[tuple[int, ...], ...] = ((33, 17), (129,), (1,), (0,), (2, 3, 5))
+
+
+def _states(count: int, shapes: tuple[tuple[int, ...], ...] = _SHAPES, **options: Any) -> Make:
+    """Parameters, gradients and so many states; a second state holds squares."""
+
+    def make(draw: Draw) -> Call:
+        lists = [[draw.normal(*shape) for shape in shapes] for _ in range(min(count, 1) + 2)]
+        if count == 2:
+            lists.append([draw.uniform(0.01, 1, *shape) for shape in shapes])
+        return call(*lists, **options)
+
+    return make
+
+
+def _without_velocity(draw: Draw) -> Call:
+    made = _states(0, rate=0.1, decay=0.01)(draw)
+    return call(*made.arguments, None, **made.options)
+
+
+def _adam(step: int, *, fresh: bool = False, as_array: bool = False, **options: Any) -> Make:
+    def make(draw: Draw) -> Call:
+        made = _states(2, rate=0.01, **options)(draw)
+        parameters, gradients, means, squares = made.arguments
+        if fresh:
+            means, squares = ([array * 0 for array in state] for state in (means, squares))
+        at = np.array(step, np.int32) if as_array else step
+        return call(parameters, gradients, means, squares, at, **made.options)
+
+    return make
+
+
+def _adam_of(rows: int) -> Make:
+    def make(draw: Draw) -> Call:
+        made = _states(2, ((rows, 4096),), rate=0.01)(draw)
+        return call(*made.arguments, 7, **made.options)
+
+    return make
+
+
+def _benchmarks(gpu: Make, cpu: Make) -> tuple[Benchmark, ...]:
+    return (
+        Benchmark("4,096 × 4096", "gpu", gpu),
+        Benchmark("256 × 4096", "cpu", cpu),
+    )
+
+
+UPDATES: tuple[Row, ...] = (
+    Row(
+        "update_sgd",
+        (
+            Case("with momentum", _states(1, rate=0.1, momentum=0.9, decay=0.01)),
+            Case("without velocities", _without_velocity),
+            Case("Nesterov", _states(1, rate=0.1, momentum=0.9, nesterov=True)),
+        ),
+        budget=budgets.of_update,
+        benchmarks=_benchmarks(
+            _states(1, ((4096, 4096),), rate=0.1, momentum=0.9),
+            _states(1, ((256, 4096),), rate=0.1, momentum=0.9),
+        ),
+        operations=per_element(4),
+    ),
+    Row(
+        "update_adam",
+        (
+            Case("AdamW, step 7", _adam(7, decay=0.1)),
+            Case("the first step", _adam(1, fresh=True)),
+            Case("step 10,000", _adam(10000)),
+            Case("Adam with decay", _adam(3, decay=0.1, decoupled=False)),
+            Case("the step as an array", _adam(5, as_array=True, beta1=0.8, beta2=0.95, eps=1e-6)),
+        ),
+        budget=budgets.of_update,
+        benchmarks=_benchmarks(_adam_of(4096), _adam_of(256)),
+        operations=per_element(12),
+    ),
+    Row(
+        "update_lion",
+        (
+            Case("with decay", _states(1, rate=0.01, decay=0.1)),
+            Case("without decay", _states(1, rate=0.01, beta1=0.95, beta2=0.98)),
+        ),
+        budget=budgets.of_update,
+        benchmarks=_benchmarks(
+            _states(1, ((4096, 4096),), rate=0.01), _states(1, ((256, 4096),), rate=0.01)
+        ),
+        operations=per_element(6),
+    ),
+)
+
 
 TABLE: Mapping[str, Row] = {
     row.op: row for row in (*LAYERS, *ATTENTION, *PLACES, *ELEMENTWISE, *UPDATES)
@@ -45,3 +142,44 @@ def row_of(op: str) -> Row:
         hint = f"did you mean {meant[0]!r}?" if meant else f"the ops are {', '.join(TABLE)}"
         raise ConfigurationError(f"there is no op {op!r}; {hint}", "op")
     return TABLE[op]
+
+
+_Name = TypeVar("_Name", str, str | Device)
+
+_NAMED = 4
+"""So many ops are named in a sentence; more are counted."""
+
+
+def one_or_more(names: _Name | Sequence[_Name] | None) -> list[_Name] | None:
+    """The names as a list, where one alone may stand for a list of one.
+
+    >>> one_or_more("softmax"), one_or_more(["add", "exp"]), one_or_more(None)
+    (['softmax'], ['add', 'exp'], None)
+    """
+    if names is None:
+        return None
+    return [names] if isinstance(names, str | Device) else list(names)
+
+
+def insist_on_cases(rows: Sequence[Row], dtypes: Sequence[str] | None) -> None:
+    """Raise `ConfigurationError` with what there is, where no row has any of the element types.
+
+    >>> from anydevice.check.cases import row_of
+    >>> insist_on_cases([row_of("argmax")], ["float32"])
+    """
+    if any(dtypes is None or dtype in dtypes for row in rows for dtype in row.dtypes):
+        return
+    had = ", ".join(dict.fromkeys(dtype for row in rows for dtype in row.dtypes))
+    ops = ", ".join(row.op for row in rows) if len(rows) <= _NAMED else f"these {len(rows)} ops"
+    alone = len(rows) == 1
+    if not had or not dtypes:
+        raise ConfigurationError(
+            "no op or no element type is named, so that there is nothing to do; leave the argument "
+            "out for all of them",
+            "ops" if not had else "dtypes",
+        )
+    raise ConfigurationError(
+        f"{ops} {'has' if alone else 'have'} no case in {', '.join(dtypes)}; "
+        f"{'it has' if alone else 'they have'} {had}",
+        "dtype",
+    )

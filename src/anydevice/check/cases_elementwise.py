@@ -13,15 +13,17 @@ import numpy as np
 
 from anydevice.check import budgets
 from anydevice.check.budgets import Budget
-from anydevice.check.drawing import Call, Draw, call
-from anydevice.check.rows import (
+from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
     NUMBERS,
     Benchmark,
+    Call,
     Case,
+    Draw,
     Make,
     Row,
+    call,
     condition,
     per_element,
 )

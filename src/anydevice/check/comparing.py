@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.check.drawing import LARGEST, SMALLEST_NORMAL
+from anydevice.check.case import LARGEST, SMALLEST_NORMAL
 from anydevice.core.record import Record
 
 Array = Any

@@ -13,9 +13,8 @@ import numpy as np
 
 from anydevice import ops
 from anydevice.check import reference
+from anydevice.check.case import Call, Draw, Row
 from anydevice.check.comparing import Difference, compare, computing_unit, leaves
-from anydevice.check.drawing import Call, Draw
-from anydevice.check.rows import Row
 from anydevice.check.trials import mapped, place_plainly, widened
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES

@@ -1,4 +1,12 @@
-"""What each op must give, in float64 NumPy: the one reference for every engine.
+"""The reference of the ops that models are made of: products, norms, positions, attention, losses.
+
+Float64 NumPy, written from the definitions; see `check/reference.py`.
+
+The reference of the optimizers' updates: float64 NumPy, written from their papers' definitions.
+
+Each takes lists of arrays and gives lists; see `check/reference.py`.
+
+What each op must give, in float64 NumPy: the one reference for every engine.
 
 It is written from the ops' definitions and calls none of them. Arrays come in as float64, int64 or
 bool; no function changes what it is given. What an infinite or undefined number leads to follows
@@ -17,12 +25,352 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.check.reference_layers import LAYERS
-from anydevice.check.reference_updates import UPDATES
 from anydevice.core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError
 
 Array = Any
+Pair = int | tuple[int, int]
+
+
+def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    product = x @ weight.T
+    return product if bias is None else product + bias
+
+
+def _softmax(x: Array, axis: int = -1) -> Array:
+    if not x.size:
+        return x
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def _log_softmax(x: Array, axis: int = -1) -> Array:
+    if not x.size:
+        return x
+    lowered = x - x.max(axis, keepdims=True)
+    return lowered - np.log(np.exp(lowered).sum(axis, keepdims=True))
+
+
+def _rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def _layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+    scaled = normed if weight is None else normed * weight
+    return scaled if bias is None else scaled + bias
+
+
+# Rotary positions
+
+
+def frequencies(size: int, theta: float, scaling: Mapping[str, Any] | None) -> tuple[Array, float]:
+    """The angle by which each pair of a head turns from one position to the next, and a factor.
+
+    The factor multiplies cosines and sines; it is 1 except for YaRN. `scaling` is spelled as the
+    `rope_scaling` of a model's configuration.
+    """
+    plain = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)])
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return plain, 1.0
+    if kind == "linear":
+        return plain / scaling["factor"], 1.0
+    if kind == "llama3":
+        return np.array([_llama3(frequency, scaling) for frequency in plain]), 1.0
+    if kind == "yarn":
+        return _yarn(plain, size, theta, scaling), _yarn_factor(scaling)
+    raise ValueError(f"the reference knows no rope_type {kind!r}")
+
+
+def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
+    turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return float(kept * frequency + (1 - kept) * frequency / scaling["factor"])
+
+
+def _yarn(plain: Array, size: int, theta: float, scaling: Mapping[str, Any]) -> Array:
+    context = scaling["original_max_position_embeddings"]
+
+    def pair_that_turns(times: float) -> float:
+        return size * math.log(context / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_that_turns(scaling.get("beta_fast") or 32)
+    high = pair_that_turns(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    slowed = np.clip((np.arange(size // 2) - low) / (high - low), 0, 1)
+    return plain * (1 - slowed) + plain / scaling["factor"] * slowed
+
+
+def _yarn_factor(scaling: Mapping[str, Any]) -> float:
+    def grown(by: float) -> float:
+        factor = float(scaling["factor"])
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1
+
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return grown(scaling["mscale"]) / grown(scaling["mscale_all_dim"])
+    return grown(1)
+
+
+def _rope(
+    x: Array,
+    positions: Array,
+    *,
+    theta: float = 10000.0,
+    interleaved: bool = False,
+    scaling: Mapping[str, Any] | None = None,
+) -> Array:
+    turn, factor = frequencies(x.shape[-1], theta, scaling)
+    angles = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None] * turn
+    cosines, sines = np.cos(angles) * factor, np.sin(angles) * factor
+    half = x.shape[-1] // 2
+    first, second = (
+        (slice(0, None, 2), slice(1, None, 2))
+        if interleaved
+        else (
+            slice(0, half),
+            slice(half, None),
+        )
+    )
+    turned = np.empty_like(x)
+    turned[..., first] = x[..., first] * cosines - x[..., second] * sines
+    turned[..., second] = x[..., second] * cosines + x[..., first] * sines
+    return turned
+
+
+# Attention
+
+
+def seen_keys(
+    q: Array,
+    k: Array,
+    causal: bool,
+    mask: Array | None,
+    window: int | None,
+    lengths: Array | None,
+) -> Array:
+    """Which key each query sees: bool, (batch, heads, queries, keys)."""
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    seen = np.ones((batch, heads, queries, keys), bool)
+    for b in range(batch):
+        valid = keys if lengths is None else min(max(int(lengths[b]), 0), keys)
+        key = np.arange(keys)[None, :]
+        newest = valid - queries + np.arange(queries)[:, None]
+        seen[b] &= key < valid
+        if causal:
+            seen[b] &= key <= newest
+        if window is not None:
+            seen[b] &= key > newest - window
+    if mask is not None:
+        shaped = mask[:, None, None, :] if mask.shape == (batch, keys) else mask
+        seen &= np.broadcast_to(shaped, seen.shape)
+    return seen
+
+
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    window: int | None = None,
+    lengths: Array | None = None,
+) -> Array:
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    group = q.shape[1] // k.shape[1]
+    seen = seen_keys(q, k, causal, mask, window, lengths)
+    result = np.zeros((*q.shape[:3], v.shape[-1]))
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            scores = np.where(seen[b, h], q[b, h] @ k[b, h // group].T * factor, -np.inf)
+            some = seen[b, h].any(-1)  # a query that sees nothing stays zero
+            if some.any():
+                result[b, h, some] = _softmax(scores[some]) @ v[b, h // group]
+    return result
+
+
+def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
+    written = cache.copy()
+    rows = np.broadcast_to(positions, (new.shape[0], new.shape[2]))
+    for b in range(new.shape[0]):
+        for t in range(new.shape[2]):
+            if 0 <= rows[b, t] < cache.shape[2]:
+                written[b, :, rows[b, t]] = new[b, :, t]
+    return written
+
+
+# Places and losses
+
+
+def _embedding(weight: Array, ids: Array) -> Array:
+    inside = (ids >= 0) & (ids < len(weight))
+    return np.where(inside[..., None], weight[np.where(inside, ids, 0)], np.nan)
+
+
+def _cross_entropy(logits: Array, targets: Array) -> Array:
+    classes = logits.shape[-1]
+    logarithms = _log_softmax(logits).reshape(-1, classes)
+    wanted = targets.reshape(-1)
+    inside = (wanted >= 0) & (wanted < classes)
+    picked = logarithms[np.arange(len(wanted)), np.where(inside, wanted, 0)]
+    return np.asarray(-np.where(inside, picked, np.nan).mean())
+
+
+def _mean_squared_error(x: Array, y: Array) -> Array:
+    return np.asarray(((x - y) ** 2).mean())
+
+
+# Images
+
+
+def _both(size: Pair) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _windows(x: Array, size: tuple[int, int], stride: tuple[int, int]) -> list[list[Array]]:
+    """For each place in a window, the elements of all windows there: (batch, channels, y, x)."""
+    tall = (x.shape[2] - size[0]) // stride[0] + 1
+    wide = (x.shape[3] - size[1]) // stride[1] + 1
+    return [
+        [
+            x[:, :, i : i + stride[0] * tall : stride[0], j : j + stride[1] * wide : stride[1]]
+            for j in range(size[1])
+        ]
+        for i in range(size[0])
+    ]
+
+
+def _conv2d(
+    x: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Pair = 0
+) -> Array:
+    down, right = _both(padding)
+    padded = np.pad(x, ((0, 0), (0, 0), (down, down), (right, right)))
+    size = weight.shape[2:]
+    places = _windows(padded, size, _both(stride))
+    result = sum(
+        np.einsum("bchw,oc->bohw", places[i][j], weight[:, :, i, j])
+        for i in range(size[0])
+        for j in range(size[1])
+    )
+    return result if bias is None else result + bias[:, None, None]
+
+
+def _max_pool2d(x: Array, size: Pair, stride: Pair | None = None) -> Array:
+    places = _windows(x, _both(size), _both(size if stride is None else stride))
+    return np.max([place for row in places for place in row], axis=0)
+
+
+def _avg_pool2d(x: Array, size: Pair, stride: Pair | None = None) -> Array:
+    places = _windows(x, _both(size), _both(size if stride is None else stride))
+    return np.mean([place for row in places for place in row], axis=0)
+
+
+LAYERS: Mapping[str, Callable[..., Any]] = {
+    "matmul": np.matmul,
+    "linear": _linear,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "rope": _rope,
+    "attention": _attention,
+    "cache_write": _cache_write,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+}
+
+
+Arrays = Sequence[Array]
+
+
+def _sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    *,
+    rate: float,
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[list[Array], list[Array] | None]:
+    forces = [g + decay * p for p, g in zip(parameters, gradients, strict=True)]
+    if velocities is None:
+        moved = [p - rate * force for p, force in zip(parameters, forces, strict=True)]
+        return moved, None
+    faster = [momentum * v + force for v, force in zip(velocities, forces, strict=True)]
+    ahead = zip(forces, faster, strict=True)
+    steps = [force + momentum * v if nesterov else v for force, v in ahead]
+    return [p - rate * step for p, step in zip(parameters, steps, strict=True)], faster
+
+
+def _adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Any,
+    *,
+    rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    decay: float = 0.0,
+    decoupled: bool = True,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    moved, new_means, new_squares = [], [], []
+    for p, gradient, mean, square in zip(parameters, gradients, means, squares, strict=True):
+        g = gradient if decoupled else gradient + decay * p
+        m = beta1 * mean + (1 - beta1) * g
+        v = beta2 * square + (1 - beta2) * g**2
+        update = m / (1 - beta1 ** float(step)) / (np.sqrt(v / (1 - beta2 ** float(step))) + eps)
+        shrunk = p - rate * decay * p if decoupled else p
+        moved.append(shrunk - rate * update)
+        new_means.append(m)
+        new_squares.append(v)
+    return moved, new_means, new_squares
+
+
+def _lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    *,
+    rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    decay: float = 0.0,
+) -> tuple[list[Array], list[Array]]:
+    moved, new_means = [], []
+    for p, g, m in zip(parameters, gradients, means, strict=True):
+        direction = np.sign(beta1 * m + (1 - beta1) * g)
+        moved.append(p - rate * (direction + decay * p))
+        new_means.append(beta2 * m + (1 - beta2) * g)
+    return moved, new_means
+
+
+UPDATES: Mapping[str, Callable[..., Any]] = {
+    "update_sgd": _sgd,
+    "update_adam": _adam,
+    "update_lion": _lion,
+}
+
+
 Axis = int | Sequence[int] | None
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])

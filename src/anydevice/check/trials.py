@@ -13,15 +13,8 @@ import numpy as np
 
 from anydevice import ops
 from anydevice.check import reference
-from anydevice.check.comparing import (
-    ROUNDING_UNIT,
-    Difference,
-    compare,
-    computing_unit,
-    leaves,
-)
-from anydevice.check.drawing import SMALLEST_NORMAL, Call
-from anydevice.check.rows import Case, Row
+from anydevice.check.case import SMALLEST_NORMAL, Call, Case, Row
+from anydevice.check.comparing import ROUNDING_UNIT, Difference, compare, computing_unit, leaves
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record

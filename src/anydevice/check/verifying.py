@@ -1,4 +1,7 @@
-"""Every op, element type, device and engine of this machine, compared with one reference."""
+"""Every op, element type, device and engine of this machine, compared with one reference.
+
+Making ready what would otherwise take its time, or not be used at all, on the first call.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,25 @@ from functools import partial
 from math import inf, isfinite
 from threading import RLock
 
-from anydevice.check import gradients, trials, trusting
-from anydevice.check.cases import TABLE, row_of
+from anydevice.check import gradients, trials
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check.case import Row
+from anydevice.check.cases import TABLE, insist_on_cases, one_or_more, row_of
 from anydevice.check.comparing import ROUNDING_UNIT, Difference
-from anydevice.check.coverage import insist_on_cases, one_or_more
-from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
-from anydevice.check.rows import Row
-from anydevice.choose.discovery import discover
-from anydevice.choose.examination import pairs_among
+from anydevice.check.trusted_kernels import Entry, Kept, kernels_of, load_into_table, save
+from anydevice.check.verdicts import IN_WORDS, Cell, Of, Verdicts
+from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Absent, Engine
-from anydevice.core.record import Record
+from anydevice.core.hooks import load
+from anydevice.core.record import Record, replace
+from anydevice.discovery._discover import discover
+from anydevice.discovery.examination import pairs_among
 from anydevice.engines import registry
-from anydevice.engines.places import place_of
-from anydevice.errors import UnsupportedError
-from anydevice.memory.running_out import refuse
+from anydevice.engines.lookup import place_of
+from anydevice.errors import DeviceNotFoundError, UnsupportedError
+from anydevice.memory.out_of_memory import refuse
 
 Progress = Callable[[int, int, str], None]
 """Called before each step with how many are done, how many there are, and what comes now."""
@@ -232,3 +238,74 @@ def _severity(found: tuple[str, str | Difference]) -> float:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or "no message").splitlines()[0]
+
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+_COMPILING = {"torch": "anydevice.engines.torch.triton.fused:warm_up"}
+"""Where an engine compiles its kernels for the sizes of usual models, ahead of their use."""
+
+
+def warm_up(
+    device: Device | str | None = None,
+    *,
+    dtypes: Sequence[str] = DTYPES,
+    progress: Progress | None = None,
+) -> Kept:
+    """Compile our own kernels for a device and check them, so that ops use them from now on.
+
+    Compiled code and what was found right are kept for later processes: what was checked once with
+    this driver and these versions is not checked again. Until a kernel was found right on a device,
+    ops there use the library's own functions. Returns which kernels are used now, and which were
+    refused because they were wrong; nothing of either where the device's engine has no kernels of
+    ours.
+
+    >>> warm_up("cpu").trusted
+    ()
+
+    Raises `DeviceNotFoundError` where the device is not usable, and `ConfigurationError` for an
+    element type that there is not.
+    """
+    chosen = choose_device(device)
+    if chosen.engine is None:
+        raise DeviceNotFoundError(f"no installed library drives {chosen}: {chosen.why_not}")
+    kinds = [as_dtype(dtype).name for dtype in dtypes]
+    names = kernels_of(chosen.engine, chosen)
+    if not names:
+        return Kept((), ())
+    kept = _checked(chosen, chosen.engine, names, kinds, progress)
+    problem = _compiled_ahead(chosen, chosen.engine, kept.trusted)
+    return kept if problem is None else replace(kept, problem=kept.problem or problem)
+
+
+def _checked(
+    device: Device,
+    engine: str,
+    names: Sequence[str],
+    kinds: Sequence[str],
+    progress: Progress | None,
+) -> Kept:
+    """Verify what is not trusted yet; all that is trusted then, of these kernels and types."""
+    asked = {(name, kind, str(device)) for name in names for kind in kinds}
+    missing = asked.difference(load_into_table())
+    refused: tuple[Entry, ...] = ()
+    problem = None
+    if missing:
+        pairs = sorted((name, kind) for name, kind, _ in missing)
+        kept = save(verify_kernels(pairs, device, engine, progress=progress))
+        refused, problem = kept.refused, kept.problem
+    return Kept(tuple(sorted(asked.intersection(load_into_table()))), refused, problem)
+
+
+def _compiled_ahead(device: Device, engine: str, trusted: Sequence[Entry]) -> str | None:
+    """Compile for the sizes of usual models; why that did not work, where it did not."""
+    kinds = tuple(dict.fromkeys(kind for _, kind, _ in trusted))
+    if engine not in _COMPILING or not kinds:
+        return None
+    place = registry.load(engine).native(place_of(device.served_by(engine)))
+    try:
+        load(_COMPILING[engine])(str(place), kinds)
+    except Exception as error:  # the compiler of a kernel fails in any way it likes
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"the kernels could not be compiled ahead of their use: {first_line}"
+    return None

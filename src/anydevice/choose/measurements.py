@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from anydevice.choose.choice import Measured
-from anydevice.choose.files import verdicts_file, writing
-from anydevice.choose.verdicts import key_of
+from anydevice.core.choice import Measured, pick_engine
 from anydevice.core.device import Device
+from anydevice.discovery.verdicts import key_of
+from anydevice.engines import registry
+from anydevice.settings.files import verdicts_file, writing
 
 Times = Mapping[str, float]
 """Seconds by what was measured: the op, its case and its element type in one text."""
@@ -38,6 +39,15 @@ def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:
 def measured_engine(device: Device) -> str | None:
     """The engine that was fastest on a device; `None` where fewer than two were measured."""
     return next((measured.engine for measured in measured_engines((device,))), None)
+
+
+def engine_of(device: Device) -> str | None:
+    """The engine that serves a device for which none was asked."""
+    standing = device.standing
+    if standing is None:
+        return None
+    measured = measured_engine(device)
+    return pick_engine(device, standing.engines, registry.loaded_engines(), measured)
 
 
 def _measured(device: Device, kept: Mapping[str, Times]) -> Measured | None:

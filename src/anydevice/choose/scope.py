@@ -1,4 +1,7 @@
-"""The device of a call (`device`), of a block (`use_device`) and of the process (`set_device`)."""
+"""The device of a call (`device`), of a block (`use_device`) and of the process (`set_device`).
+
+Devices as the array libraries themselves name them: `torch.device`, `jax.Device`, …
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,20 @@ from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, TypeVar, cast
 
-from anydevice.choose import settings
-from anydevice.choose.choice import Choice, Request, Wish, choose
-from anydevice.choose.discovery import discover, free_memory
-from anydevice.choose.files import project_file, user_file
-from anydevice.choose.library_devices import device_from_library
 from anydevice.choose.measurements import measured_engines
-from anydevice.choose.preferences import check_engine, check_wish, read_settings, split_wishes
-from anydevice.choose.report import Report
 from anydevice.core.backends import AUTO
-from anydevice.core.callers import level_outside
+from anydevice.core.choice import Choice, Request, Wish, choose
 from anydevice.core.device import Device
 from anydevice.core.record import Record, replace
-from anydevice.core.sizes import parse_size
+from anydevice.core.text import parse_size
+from anydevice.core.warn import level_outside
+from anydevice.discovery._discover import discover, free_memory
+from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.settings import config as settings
+from anydevice.settings.files import project_file, user_file
+from anydevice.settings.preferences import check_engine, check_wish, read_settings, split_wishes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Spec = str | Device | Sequence[str | Device] | None
@@ -316,3 +318,35 @@ def set_process_device(held: Device | None) -> Device | None:
     global _process
     before, _process = _process, held
     return before
+
+
+_PACKAGES = {"jaxlib": "jax", "pyopencl": "opencl"}
+"""Packages that are not called as the engine is."""
+
+_NAMES = ("device", "devicetype")
+"""What libraries call the types of such objects; MLX's `mlx.core.cpu` is of the second."""
+
+
+def device_from_library(spec: Any) -> Device | None:
+    """The device that a library's own object stands for, with that library as its engine.
+
+    `None` where it is no such object. Raises `DeviceNotFoundError` where the library does not see
+    that device. Imports nothing: whoever has such an object has imported the library.
+    """
+    kind = type(spec)
+    package = kind.__module__.partition(".")[0]
+    name = _PACKAGES.get(package, package)
+    if kind.__name__.lower() not in _NAMES or name not in registry.loaded_engines():
+        return None
+    engine = registry.load(name)
+    for device in engine.devices():
+        if _is_same(engine.native(device), spec):
+            return Device(device, engine=name)
+    seen = ", ".join(map(str, engine.devices())) or "no device"
+    raise DeviceNotFoundError(f"{name} itself has no {spec!r} here; it sees {seen}")
+
+
+def _is_same(native: Any, spec: Any) -> bool:
+    if hasattr(spec, "type") and hasattr(spec, "index"):  # to PyTorch, no index is the first
+        return bool(native.type == spec.type) and (native.index or 0) == (spec.index or 0)
+    return bool(native == spec)

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from io import StringIO
 from textwrap import wrap
 
-from anydevice.choose.discovery import discover
-from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
-from anydevice.choose.report import Report
 from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
-from anydevice.core.facts import Detail, Facts
-from anydevice.core.finding import Finding
+from anydevice.core.finding import Detail, Facts, Finding
 from anydevice.core.record import as_dict
+from anydevice.discovery._discover import discover
+from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.engines.registry import EngineRow
+from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice backends"
 

@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from anydevice.bench.comparing import compare_runs
-from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench
+from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
 from anydevice.bench.page import page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
-from anydevice.bench.results import Results, read_results
-from anydevice.bench.saving import save
-from anydevice.choose.discovery import discover
+from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines, measurements_file
-from anydevice.cli.narrowing import add_narrowing
+from anydevice.cli.options import add_narrowing, shown_on
 from anydevice.cli.printing import Output, complain
-from anydevice.cli.progress import shown_on
+from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"

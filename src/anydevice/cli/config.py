@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 from textwrap import wrap
 
-from anydevice.check.trusting import kernels_file
-from anydevice.choose.because import because
-from anydevice.choose.choice import Choice, Request, Step
-from anydevice.choose.discovery import discover
-from anydevice.choose.files import project_file, user_file, verdicts_file
-from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
+from anydevice.check.trusted_kernels import kernels_file
 from anydevice.choose.measurements import measurements_file
 from anydevice.choose.scope import make_request, why
-from anydevice.choose.settings import Config, current
 from anydevice.cli.printing import Output, complain
+from anydevice.core.choice import Choice, Request, Step
 from anydevice.core.record import Record
+from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
+from anydevice.rendering.choice_text import because
+from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
+from anydevice.settings.config import Config, current
+from anydevice.settings.files import project_file, user_file, verdicts_file
 
 EXAMPLE = "anydevice config --why"
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from anydevice.choose.discovery import discover
-from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
-from anydevice.choose.report import Report
-from anydevice.choose.settings import current
 from anydevice.cli.printing import Output, complain
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Finding, Standing
-from anydevice.core.sizes import format_size
+from anydevice.core.finding import Facts, Finding, Standing
+from anydevice.core.text import format_size
+from anydevice.discovery._discover import discover
+from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
+from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
+from anydevice.settings.config import current
 
 EXAMPLE = "anydevice devices --json"
 

@@ -6,17 +6,17 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from anydevice.choose.causes import Explanation, seconds_in_words
-from anydevice.choose.checking import check
-from anydevice.choose.discovery import discover
-from anydevice.choose.examination import Conclusion, Plan, conclude, prepare
-from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
 from anydevice.choose.scope import why
+from anydevice.cli.options import shown_on
 from anydevice.cli.printing import Output, complain
-from anydevice.cli.progress import shown_on
 from anydevice.core.finding import Verdict
+from anydevice.discovery._discover import discover
+from anydevice.discovery.check import check
+from anydevice.discovery.examination import Conclusion, Plan, conclude, prepare
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError
+from anydevice.rendering.diagnosis import Explanation, seconds_in_words
+from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
 

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol, TextIO, cast
 
 import anydevice
 from anydevice.cli.printing import Output, complain, output_on
-from anydevice.core.late import load
+from anydevice.core.hooks import load
 from anydevice.errors import AnyDeviceError
 
 COMMANDS = {

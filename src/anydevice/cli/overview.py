@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from anydevice.choose.because import because
-from anydevice.choose.choice import Choice
-from anydevice.choose.discovery import discover
 from anydevice.choose.scope import why
-from anydevice.choose.summary import text
 from anydevice.cli.printing import Output, complain
+from anydevice.core.choice import Choice
+from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
+from anydevice.rendering.choice_text import because
+from anydevice.rendering.summary import text
 
 EXAMPLE = "anydevice"
 

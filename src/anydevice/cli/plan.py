@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-from anydevice.choose.marks import UNUSABLE, USABLE
-from anydevice.cli.narrowing import names
+from anydevice.cli.options import names
 from anydevice.cli.printing import Output, complain
 from anydevice.errors import AnyDeviceError
-from anydevice.memory.hub_cache import locate
-from anydevice.memory.rooms import look_ahead
+from anydevice.planning.available import look_ahead
+from anydevice.planning.config import locate
+from anydevice.rendering.summary import UNUSABLE, USABLE
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
 
@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     try:
         locate(arguments.model)  # the machine is not looked at for a model that is nowhere
         with _looking_ahead():
-            from anydevice.memory.plan_text import plan_lines
-            from anydevice.memory.plans import plan_inference
+            from anydevice.planning.plan import plan_inference, plan_lines
 
             plan = plan_inference(
                 arguments.model,

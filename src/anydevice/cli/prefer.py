@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from anydevice.choose.because import because
-from anydevice.choose.choice import Choice
-from anydevice.choose.discovery import discover
-from anydevice.choose.marks import UNUSABLE, USABLE
-from anydevice.choose.preferences import prefer
 from anydevice.choose.scope import why
 from anydevice.cli.printing import Output
+from anydevice.core.choice import Choice
+from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
+from anydevice.rendering.choice_text import because
+from anydevice.rendering.summary import UNUSABLE, USABLE
+from anydevice.settings.preferences import prefer
 
 EXAMPLE = "anydevice prefer cuda --engine torch"
 

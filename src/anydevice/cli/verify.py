@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
-from anydevice.check import trusting
-from anydevice.check.judgements import IN_WORDS, Cell, Of, Verdicts
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check.verdicts import IN_WORDS, Cell, Of, Verdicts
 from anydevice.check.verifying import verify
-from anydevice.choose.marks import ABSENT, UNUSABLE, USABLE
-from anydevice.cli.narrowing import add_narrowing
+from anydevice.cli.options import add_narrowing, shown_on
 from anydevice.cli.printing import Output
-from anydevice.cli.progress import shown_on
 from anydevice.core.record import Record, as_dict
+from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
 

@@ -1,4 +1,12 @@
-"""Artifex's device management over anydevice: change the import, and its examples run.
+"""Artifex's configuration: the same settings as `anydevice.configure`, under Artifex's names.
+
+What a machine can do, in Artifex's words, and who finds it out.
+
+Artifex's placement: JAX's own devices, and data divided among them.
+
+Artifex's `MLP`, as a model of anydevice: it moves, compiles, trains and saves like any other.
+
+Artifex's device management over anydevice: change the import, and its examples run.
 
 >>> from anydevice.compat.artifex import DeviceManager, MemoryStrategy
 >>> DeviceManager().optimize_for_model_size(500_000).memory_strategy is MemoryStrategy.CONSERVATIVE
@@ -12,25 +20,377 @@ from __future__ import annotations
 
 import threading
 import warnings
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+from typing import Any, Protocol, Self, runtime_checkable
 
-from anydevice.choose.discovery import discover
-from anydevice.choose.report import Report
-from anydevice.choose.scope import why
-from anydevice.compat.artifex_capabilities import (
-    CUDADetector,
-    DeviceCapabilities,
-    DeviceDetector,
-    DeviceType,
-    MachineDetector,
-    why_no_gpu,
-)
-from anydevice.compat.artifex_configuration import DeviceConfiguration, MemoryStrategy
-from anydevice.compat.artifex_models import MLP
-from anydevice.compat.artifex_placement import JAXDeviceManager
+from anydevice.choose.scope import device, why
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.choice import accelerators_passed_over
+from anydevice.core.device import Device
+from anydevice.core.finding import compare_versions
+from anydevice.discovery._discover import devices, discover
+from anydevice.discovery.report import Report
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.nn.layer import Layer
+from anydevice.nn.layers import Chain, Dense, Dropout
+from anydevice.nn.model import Model
+from anydevice.nn.recompute import recompute
+from anydevice.settings.config import STRATEGIES, Config, change, current
+
+_PLATFORMS = {"gpu": ("cuda", "rocm", "metal")}
+
+
+class MemoryStrategy(Enum):
+    """How much of a GPU's memory this process may take: 60 %, 75 %, 90 %, or a fraction."""
+
+    CONSERVATIVE = "conservative"
+    BALANCED = "balanced"
+    AGGRESSIVE = "aggressive"
+    CUSTOM = "custom"
+
+
+@dataclass
+class DeviceConfiguration:
+    """Settings for a `DeviceManager`, which lets them take effect; they may be changed until then.
+
+    An explicit `memory_fraction` goes before the strategy; `MemoryStrategy.CUSTOM` needs one.
+    `platform_priority` names backends ("cuda", "rocm", "tpu", "cpu"), or "gpu" for every GPU.
+    `environment_variables` are set for the whole process, `XLA_FLAGS` merged with those there are.
+    """
+
+    memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
+    memory_fraction: float | None = None
+    enable_x64: bool = False
+    enable_jit: bool = True
+    platform_priority: Sequence[str] | None = None
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+    enable_mixed_precision: bool = False
+
+    @classmethod
+    def in_force(cls) -> Self:
+        """The settings that `anydevice.configure` and the settings files have set here.
+
+        Where they limit no memory, the strategy is Artifex's default, which it is until it takes
+        effect.
+        """
+        config, _ = current()
+        return cls(
+            memory_strategy=_strategy(config),
+            memory_fraction=None if config.memory in STRATEGIES else config.memory_fraction,
+            enable_x64=config.x64,
+            enable_jit=config.jit,
+            platform_priority=list(config.order) or None,
+            environment_variables=dict(config.env),
+            enable_mixed_precision=config.mixed_precision,
+        )
+
+    @property
+    def effective_memory_fraction(self) -> float | None:
+        """The share that counts: the explicit one, else the strategy's.
+
+        `None` where `anydevice.configure` was given an amount such as "20GiB" instead of a share.
+        """
+        if self.memory_fraction is not None:
+            return self.memory_fraction
+        return STRATEGIES.get(self.memory_strategy.value)
+
+    def take_effect(self) -> None:
+        """Make these the settings of the process, all of them or, where one is wrong, none.
+
+        Raises `ConfigurationError` for a wrong value. What comes too late for JAX, because it has
+        started already, is said in a warning, and so is `MemoryStrategy.AGGRESSIVE` on a GPU that
+        others use too.
+        """
+        order = [
+            backend
+            for platform in self.platform_priority or ()
+            for backend in _PLATFORMS.get(platform, (platform,))
+        ]
+        change(
+            {
+                "memory": self._share(),
+                "x64": self.enable_x64,
+                "jit": self.enable_jit,
+                "mixed_precision": self.enable_mixed_precision,
+                "order": order or None,
+                "env": dict(self.environment_variables) or None,
+            },
+            insist=False,
+        )
+
+    def _share(self) -> str | float:
+        fraction = self.memory_fraction
+        if fraction is None:
+            if self.memory_strategy is MemoryStrategy.CUSTOM:
+                raise ConfigurationError(
+                    "MemoryStrategy.CUSTOM says nothing by itself; give memory_fraction too, "
+                    "such as memory_fraction=0.8"
+                )
+            return str(self.memory_strategy.value)
+        if not 0 < fraction <= 1:
+            raise ConfigurationError(
+                f"memory_fraction={fraction!r} is not a share: it is above 0 and at most 1"
+            )
+        return fraction
+
+
+def _strategy(config: Config) -> MemoryStrategy:
+    if config.memory is None:
+        return MemoryStrategy.BALANCED
+    named = config.memory in STRATEGIES
+    return MemoryStrategy(config.memory) if named else MemoryStrategy.CUSTOM
+
+
+_OLDEST_WITH_TENSOR_CORES = "7.0"
+
+
+class DeviceType(Enum):
+    """The kind of device that computes."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    TPU = "tpu"
+
+
+@dataclass(frozen=True)
+class DeviceCapabilities:
+    """The devices of the best kind that this machine has, and what they can do.
+
+    `total_memory_mb` is the memory of one of them, in units of 2**20 bytes. What nobody could
+    tell, or what a CPU does not have, is `None`.
+    """
+
+    device_type: DeviceType
+    device_count: int
+    total_memory_mb: int | None = None
+    compute_capability: str | None = None
+    cuda_version: str | None = None
+    driver_version: str | None = None
+    supports_mixed_precision: bool = False
+    supports_distributed: bool = False
+
+
+@runtime_checkable
+class DeviceDetector(Protocol):
+    """Whatever has this one method can be given to a `DeviceManager`.
+
+    For every choice of anydevice, not only a manager's, a package offers a probe by the entry
+    point `anydevice.probes` instead.
+    """
+
+    def detect_capabilities(self) -> DeviceCapabilities:
+        """What there is to compute on."""
+        ...
+
+
+class MachineDetector:
+    """What anydevice found on this machine that JAX can drive: the detector of a manager."""
+
+    def detect_capabilities(self) -> DeviceCapabilities:
+        """The first backend, in order of choice, that is not the CPU; else the CPU."""
+        accelerators = [place for place in jax_places() if place.kind != "cpu"]
+        first = accelerators[0].backend if accelerators else "cpu"
+        return capabilities_of(jax_places(first))
+
+
+class CUDADetector:
+    """NVIDIA GPUs alone: any other accelerator does not count."""
+
+    def detect_capabilities(self) -> DeviceCapabilities:
+        """The NVIDIA GPUs that JAX can drive, or the CPU where there is none."""
+        return capabilities_of(jax_places("cuda") or jax_places("cpu"))
+
+
+def jax_places(kind: str | None = None) -> tuple[Device, ...]:
+    """The usable devices that JAX can drive, in order of choice; one kind or backend if asked."""
+    return tuple(
+        place.served_by("jax")
+        for place in devices(kind)
+        if place.standing and "jax" in place.standing.engines
+    )
+
+
+def capabilities_of(places: tuple[Device, ...]) -> DeviceCapabilities:
+    """What equal devices can do together, read from the first of them."""
+    if not places:  # JAX is not installed: the CPU is there all the same
+        return DeviceCapabilities(DeviceType.CPU, device_count=1)
+    first, count = places[0], len(places)
+    facts = first.facts
+    if first.kind == "cpu":
+        return DeviceCapabilities(DeviceType.CPU, count, supports_distributed=count > 1)
+    total = facts.total_memory
+    return DeviceCapabilities(
+        device_type=DeviceType(first.kind),
+        device_count=count,
+        total_memory_mb=None if total is None else total // 2**20,
+        compute_capability=facts.compute_capability,
+        cuda_version=facts.runtime_version if first.backend == "cuda" else None,
+        driver_version=facts.driver_version,
+        supports_mixed_precision=_is_quick_in_16_bits(first),
+        supports_distributed=count > 1,
+    )
+
+
+def why_no_gpu() -> tuple[str, ...]:
+    """Why JAX has no GPU or TPU here, a sentence for each cause, with what mends it.
+
+    Empty where it has one.
+    """
+    if any(place.kind != "cpu" for place in jax_places()):
+        return ()
+    report = discover()
+    other = [place for place in report.devices if place.usable and place.kind != "cpu"]
+    sentences = (*accelerators_passed_over(report.findings), *map(_not_for_jax, other))
+    return sentences or ("no accelerator is in this machine",)
+
+
+def _not_for_jax(place: Device) -> str:
+    standing = place.standing
+    for refusal in standing.refusals if standing else ():
+        if refusal.engine == "jax":
+            mend = f" (mend: {refusal.mend})" if refusal.mend else ""
+            return f"{place} is usable, but not by JAX: {refusal.reason}{mend}"
+    return f"{place} is usable, but JAX does not drive {place.backend}"
+
+
+def _is_quick_in_16_bits(place: Device) -> bool:
+    if place.backend != "cuda":
+        return True
+    capability = place.facts.compute_capability
+    return capability is not None and compare_versions(capability, _OLDEST_WITH_TENSOR_CORES) >= 0
+
+
+class JAXDeviceManager:
+    """The devices of this machine as JAX's own objects, for `jax.device_put` and the like."""
+
+    @property
+    def devices(self) -> list[Any]:
+        """Every device that JAX can drive: accelerators first, then the CPU."""
+        return [place.native for place in jax_places()]
+
+    @property
+    def gpu_devices(self) -> list[Any]:
+        """The GPUs that JAX can drive; none where there is none."""
+        return [place.native for place in jax_places("gpu")]
+
+    @property
+    def cpu_devices(self) -> list[Any]:
+        """The CPU, or as many CPU devices as JAX was told to show."""
+        return [place.native for place in jax_places("cpu")]
+
+    def get_default_device(self) -> Any:
+        """The `jax.Device` that anydevice chooses here.
+
+        It may be the CPU's, with one warning that says why. Raises `DeviceNotFoundError` where
+        JAX is not installed or does not drive the device that is asked for.
+        """
+        return device(engine="jax").native
+
+    def distribute_data(self, data: Any, target_devices: Sequence[Any] | None = None) -> list[Any]:
+        """`data` cut along its first axis, one piece a device, each piece on its device.
+
+        `data` is an array or any nest of arrays with the same first axis. What is left over goes
+        to the first devices, one row each; with fewer rows than devices, the last ones get none.
+        Without `target_devices` it is every GPU, else every TPU, else every CPU device.
+        """
+        import jax
+
+        targets = self._best() if target_devices is None else list(target_devices)
+        if not targets:
+            raise DeviceNotFoundError(
+                "target_devices is empty; leave it out for the best devices of this machine. "
+                + "; ".join(why_no_gpu())
+            )
+        bounds = _bounds(_rows(jax.tree.leaves(data)), len(targets))
+        return [
+            jax.device_put(_cut(jax, data, start, stop), target)
+            for (start, stop), target in zip(bounds, targets, strict=False)
+        ]
+
+    def _best(self) -> list[Any]:
+        places = jax_places("gpu") or jax_places("tpu") or jax_places("cpu")
+        return [place.native for place in places]
+
+
+def _cut(jax: Any, data: Any, start: int, stop: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[start:stop], data)
+
+
+def _rows(leaves: Sequence[Any]) -> int:
+    shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
+    lengths = {shape[0] if shape else None for shape in shapes}
+    if len(lengths) == 1 and (rows := lengths.pop()) is not None:
+        return int(rows)
+    raise ConfigurationError(
+        "distribute_data cuts along the first axis, which must be there and equally long in every "
+        f"array; the shapes are {', '.join(map(str, shapes)) or 'none: there is no array'}"
+    )
+
+
+def _bounds(rows: int, pieces: int) -> Iterator[tuple[int, int]]:
+    """Where to cut, the longer pieces first.
+
+    >>> list(_bounds(10, 3)), list(_bounds(2, 3)), list(_bounds(0, 3))
+    ([(0, 4), (4, 7), (7, 10)], [(0, 1), (1, 2)], [(0, 0)])
+    """
+    each, left_over = divmod(rows, pieces)
+    start = 0
+    for piece in range(min(pieces, rows) or 1):
+        stop = start + each + (piece < left_over)
+        yield start, stop
+        start = stop
+
+
+def MLP(  # noqa: N802, a class there
+    hidden_dims: Sequence[int],
+    in_features: int,
+    activation: str | None = "gelu",
+    *,
+    output_activation: str | None = None,
+    dropout_rate: float = 0.0,
+    use_bias: bool = True,
+    use_gradient_checkpointing: bool = False,
+    rngs: Any = None,
+) -> Model:
+    """Dense layers one after the other, on the default device of JAX; the last one is the output.
+
+    `activation` follows every layer but the last, `output_activation` that one. With
+    `use_gradient_checkpointing`, activations are computed again for gradients, and not kept.
+    `rngs` is a seed, or flax's `nnx.Rngs`, of which one key is drawn.
+
+    >>> from anydevice import use_device
+    >>> with use_device("cpu"):
+    ...     mlp = MLP([16, 16, 4], in_features=8, use_gradient_checkpointing=True, rngs=0)
+    >>> mlp.output_shape, mlp.parameter_count
+    ((4,), 484)
+
+    Raises `ConfigurationError` where a size is not a whole number of 1 or more.
+    """
+    sizes = [in_features, *hidden_dims]
+    if len(sizes) < 2:
+        raise ConfigurationError("an MLP has one layer at least", "hidden_dims=")
+    layers: list[Layer] = []
+    for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
+        last = number == len(sizes) - 1
+        follows = output_activation if last else activation
+        layers.append(Dense(inputs, outputs, bias=use_bias, activation=follows))
+        if dropout_rate and not last:
+            layers.append(Dropout(dropout_rate))
+    model = Model(Chain(*layers), seed=_seed(rngs), device=choose_device(engine="jax"))
+    return recompute(model) if use_gradient_checkpointing else model
+
+
+def _seed(rngs: Any) -> int:
+    if rngs is None or isinstance(rngs, int):
+        return rngs or 0
+    import jax
+
+    return int(jax.random.bits(rngs.params()))
+
 
 __all__ = [
     "MLP",

@@ -17,19 +17,19 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from anydevice.choose.choice import Request, Wish, accelerators_passed_over, choose
-from anydevice.choose.discovery import devices, discover, free_memory
-from anydevice.choose.preferences import prefer
 from anydevice.choose.scope import forget, make_request, why
 from anydevice.core.backends import BACKENDS
+from anydevice.core.choice import Request, Wish, accelerators_passed_over, choose
 from anydevice.core.device import Device
 from anydevice.core.finding import Tier
 from anydevice.core.record import replace
+from anydevice.discovery._discover import devices, discover, free_memory
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.settings.preferences import prefer
 from anydevice.transfer.moving import device_of
 from anydevice.transfer.prefetching import Prefetch, prefetch
-from anydevice.transfer.randomness import Random, rng
+from anydevice.transfer.random.generator import Random, rng
 
 
 class AbstractLuxDevice(Device):

@@ -18,18 +18,18 @@ from enum import Enum
 from typing import Any
 
 from anydevice import ops
-from anydevice.choose.choice import Choice, choose
-from anydevice.choose.discovery import devices, discover, free_memory
 from anydevice.choose.scope import device, make_request
 from anydevice.core.backends import BACKENDS
+from anydevice.core.choice import Choice, choose
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding
 from anydevice.core.record import Record, replace
-from anydevice.core.sizes import format_size
+from anydevice.core.text import format_size
+from anydevice.discovery._discover import devices, discover, free_memory
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, TransferError
-from anydevice.memory.estimates import estimate_inference
+from anydevice.planning.estimates import estimate_inference
 from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
-from anydevice.transfer.weights import load_weights
+from anydevice.transfer.weights.loading import load_weights
 
 _ORDER = ("cuda", "rocm", "metal", "opencl", "cpu")
 

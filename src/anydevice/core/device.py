@@ -6,9 +6,8 @@ import re
 from typing import Any, Self
 
 from anydevice.core.backends import BACKENDS, SAID_ELSEWHERE
-from anydevice.core.facts import Facts
-from anydevice.core.finding import Kind, Standing, Verdict
-from anydevice.core.late import reach
+from anydevice.core.finding import Facts, Kind, Standing, Verdict
+from anydevice.core.hooks import reach
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 _PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")

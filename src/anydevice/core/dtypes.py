@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from anydevice.core.late import load
+from anydevice.core.hooks import load
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError, UnsupportedError
 

@@ -1,19 +1,109 @@
-"""What discovery says: of a device as its driver shows it, of a backend, and of its use here.
+"""What is known of one device, as its driver or the operating system tells it.
+
+What discovery says: of a device as its driver shows it, of a backend, and of its use here.
 
 The hardware layer makes a `Sighting` a backend: which devices there are, as the driver tells it.
 Discovery adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
+
+Whether two devices, each seen through its own backend, are one card.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from anydevice.core.facts import Facts
-from anydevice.core.record import Record
+from anydevice.core.record import NOTHING, Record, as_dict
 
 if TYPE_CHECKING:
     from anydevice.core.device import Device
+
+
+MemoryKind = Literal["dedicated", "unified", "host"]
+Detail = str | int | float | bool | None
+
+
+class Facts(Record):
+    """One device in figures. Memory is in bytes; `None` means that nobody could tell.
+
+    `memory_kind` is "dedicated" for a card's own memory, "unified" where CPU and GPU share one
+    memory, "host" for the machine's. `usable_memory` is what this process could ever get of
+    `total_memory` (a cgroup or the system keeps the rest); `free_memory` is what is free now.
+    `architecture` is the vendor's word ("gfx90a", "x86-64-v4"); `runtime_version` is the newest
+    runtime that the driver serves (CUDA "13.0", OpenCL "3.0"). `details` holds what only one
+    backend knows, such as the cores of a CPU.
+
+    >>> Facts(name="NVIDIA H200", compute_capability="9.0").free_memory is None
+    True
+    """
+
+    name: str
+    uuid: str | None = None
+    pci_address: str | None = None
+    memory_kind: MemoryKind = "dedicated"
+    total_memory: int | None = None
+    usable_memory: int | None = None
+    free_memory: int | None = None
+    compute_capability: str | None = None
+    architecture: str | None = None
+    driver_version: str | None = None
+    runtime_version: str | None = None
+    details: Mapping[str, Detail] = NOTHING
+
+    @property
+    def obtainable_memory(self) -> int | None:
+        """The most that a process could ever get: what is usable, or all where nobody limits it.
+
+        >>> Facts("a card", total_memory=16).obtainable_memory
+        16
+        >>> Facts("a container", total_memory=16, usable_memory=4).obtainable_memory
+        4
+        """
+        return self.total_memory if self.usable_memory is None else self.usable_memory
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {**as_dict(self), "details": dict(self.details)}
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.uuid, self.pci_address))
+
+
+def compare_versions(left: str, right: str) -> int:
+    """-1, 0 or 1 as dotted version `left` is before, the same as, or after `right`.
+
+    Missing parts count as zero, and what is not a digit ends a part.
+
+    >>> compare_versions("525.60.13", "525.60"), compare_versions("12.0", "12")
+    (1, 0)
+    """
+    one, two = version_numbers(left), version_numbers(right)
+    width = max(len(one), len(two))
+    padded = [parts + (0,) * (width - len(parts)) for parts in (one, two)]
+    return (padded[0] > padded[1]) - (padded[0] < padded[1])
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version.
+
+    >>> version_numbers("2.13.0+cpu"), version_numbers("6.4.0-150")
+    ((2, 13, 0), (6, 4, 0))
+    """
+    numbers: list[int] = []
+    for part in version.split("."):
+        digits = ""
+        for character in part:
+            if not character.isdigit():
+                break
+            digits += character
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if len(digits) != len(part):
+            break
+    return tuple(numbers)
+
 
 Stage = Literal["driver", "device", "library", "compute"]
 """Where a backend stopped, in the order in which they are looked at."""
@@ -134,3 +224,44 @@ class Finding(Record):
             "notes": list(self.notes),
             "devices": [device.to_dict() for device in self.devices],
         }
+
+
+_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_CARD = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def same_card(one: Facts, two: Facts) -> bool:
+    """True where a trusted identity says so: the same UUID, else the same PCI address.
+
+    Names never count: two cards of one model share theirs. A MIG instance shares the PCI address
+    of its card, so it is recognised by its UUID alone; and two NVIDIA UUIDs that differ are two
+    cards, whatever the address says. UUIDs of all zeros or all ones, which drivers give for "I do
+    not know", count as unknown.
+
+    >>> card = Facts(name="H200", uuid="GPU-1f", pci_address="0000:00:06.0")
+    >>> same_card(card, Facts(name="NVIDIA H200", pci_address="00000000:00:06.0"))
+    True
+    """
+    first, second = _uuid(one), _uuid(two)
+    if first is not None and first == second:
+        return True
+    if any(uuid is not None and uuid.startswith("mig-") for uuid in (first, second)):
+        return False
+    if all(uuid is not None and _CARD.fullmatch(uuid) for uuid in (first, second)):
+        return False
+    address = _address(one)
+    return address is not None and address == _address(two)
+
+
+def _uuid(facts: Facts) -> str | None:
+    if facts.uuid is None:
+        return None
+    text = facts.uuid.strip().lower()
+    digits = set(re.sub(r"^(gpu|mig)-", "", text).replace("-", ""))
+    return None if digits <= {"0"} or digits <= {"f"} else text
+
+
+def _address(facts: Facts) -> tuple[int, ...] | None:
+    # NVML writes eight digits of domain where sysfs writes four.
+    match = _PCI.fullmatch((facts.pci_address or "").strip().lower())
+    return match and tuple(int(part or "0", 16) for part in match.groups())

@@ -15,13 +15,12 @@ from typing import Any
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
-from anydevice.core.late import load as load_by_name
-from anydevice.core.late import reach
+from anydevice.core.hooks import load as load_by_name
+from anydevice.core.hooks import reach
 from anydevice.core.record import NOTHING, Record
-from anydevice.engines import effects
-from anydevice.engines.builds import Build, read_build
-from anydevice.engines.installed import EntryPoint, entry_points
-from anydevice.engines.places import place_of
+from anydevice.engines import library_settings as effects
+from anydevice.engines.installed import Build, EntryPoint, entry_points, read_build
+from anydevice.engines.lookup import place_of
 from anydevice.errors import (
     AnyDeviceError,
     ConfigurationError,
@@ -60,7 +59,7 @@ BUILT_IN: dict[str, EngineRow] = {
             name="numpy",
             label="NumPy",
             module="numpy",
-            target="anydevice.engines.numpy:ENGINE",
+            target="anydevice.engines.numpy.arrays:ENGINE",
             libraries=("numpy",),
             backends=("cpu",),
             lacks={
@@ -73,7 +72,7 @@ BUILT_IN: dict[str, EngineRow] = {
             name="torch",
             label="PyTorch",
             module="torch",
-            target="anydevice.engines.torch:ENGINE",
+            target="anydevice.engines.torch.arrays:ENGINE",
             libraries=("torch",),
             backends=("cuda", "rocm", "metal", "cpu"),
             lacks={
@@ -84,7 +83,7 @@ BUILT_IN: dict[str, EngineRow] = {
             name="jax",
             label="JAX",
             module="jax",
-            target="anydevice.engines.jax:ENGINE",
+            target="anydevice.engines.jax.arrays:ENGINE",
             libraries=("jax",),
             backends=("cuda", "rocm", "tpu", "cpu"),
             lacks={
@@ -98,7 +97,7 @@ BUILT_IN: dict[str, EngineRow] = {
             name="mlx",
             label="MLX",
             module="mlx.core",
-            target="anydevice.engines.mlx:ENGINE",
+            target="anydevice.engines.mlx.arrays:ENGINE",
             libraries=("mlx",),
             backends=("metal", "cpu"),
             lacks={
@@ -111,7 +110,7 @@ BUILT_IN: dict[str, EngineRow] = {
             name="cupy",
             label="CuPy",
             module="cupy",
-            target="anydevice.engines.cupy:ENGINE",
+            target="anydevice.engines.cupy.arrays:ENGINE",
             libraries=_CUPY,
             backends=("cuda", "rocm"),
             lacks={
@@ -126,7 +125,7 @@ BUILT_IN: dict[str, EngineRow] = {
             name="opencl",
             label="OpenCL",
             module="pyopencl",
-            target="anydevice.engines.opencl:ENGINE",
+            target="anydevice.engines.opencl.arrays:ENGINE",
             libraries=("pyopencl",),
             backends=("opencl",),
             lacks={

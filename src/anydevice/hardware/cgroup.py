@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from anydevice.core.record import Record
-from anydevice.hardware.kernel_files import (
+from anydevice.hardware.linux import (
     as_cpu_set,
     as_number,
     exists,

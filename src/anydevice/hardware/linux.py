@@ -1,11 +1,95 @@
-"""What kind of Linux this is, as its files and variables tell: for advice that fits the machine."""
+"""Reading the small files of `/proc` and `/sys`, where any of them may be missing or garbled.
+
+What cannot be read is `None`: a reader that meets it says "unknown" and goes on.
+
+What kind of Linux this is, as its files and variables tell: for advice that fits the machine.
+
+Which cards of a vendor sit on the PCI bus, read from files and without any driver.
+
+The sensors that Linux shows under `hwmon`, and small conversions of what they hold.
+
+What a process is called, so that a person knows which one it is.
+
+How much of the machine's memory this process holds, and the most that it ever held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from anydevice.hardware.kernel_files import exists, read_text
+
+def read_text(path: Path | str, *, most: int | None = None) -> str | None:
+    """The file's text, its first `most` bytes where that is given; `None` if it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            content = file.read() if most is None else file.read(most)
+    except (OSError, ValueError):
+        return None
+    return (content or b"").decode("utf-8", "replace")
+
+
+def read_number(path: Path | str) -> int | None:
+    """The whole number that a file holds; `None` if it holds anything else ("max", nothing, …)."""
+    return as_number(read_text(path))
+
+
+def as_number(text: str | None) -> int | None:
+    """The whole number that a text holds, or `None`.
+
+    >>> as_number(" 4096 "), as_number("-1"), as_number("max"), as_number("1_000")
+    (4096, -1, None, None)
+    """
+    stripped = (text or "").strip()
+    digits = stripped[1:] if stripped.startswith("-") else stripped
+    # A limit has at most 20 digits; int() refuses very long texts with an error of its own.
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+        return None
+    return int(stripped)
+
+
+def read_table(path: Path | str) -> dict[str, int]:
+    """A file of lines "name number", such as `memory.stat` or `meminfo`; other lines are left out.
+
+    A colon after the name is dropped, and a unit "kB" after the number makes it bytes.
+    """
+    table: dict[str, int] = {}
+    for line in (read_text(path) or "").splitlines():
+        words = line.split()
+        number = as_number(words[1]) if len(words) > 1 else None
+        if number is not None:
+            table[words[0].rstrip(":")] = number * 1024 if words[2:] == ["kB"] else number
+    return table
+
+
+def as_cpu_set(text: str | None) -> frozenset[int] | None:
+    """The processors that the kernel writes as "0-3,8"; `None` if the text is empty or garbled.
+
+    >>> sorted(as_cpu_set("0-2,8") or ()), as_cpu_set("all")
+    ([0, 1, 2, 8], None)
+    """
+    numbers: set[int] = set()
+    for part in (text or "").strip().split(","):
+        first, _, last = part.partition("-")
+        low = as_number(first)
+        high = as_number(last) if last else low
+        if low is None or high is None or not 0 <= low <= high < 65536:
+            return None
+        numbers.update(range(low, high + 1))
+    return frozenset(numbers)
+
+
+def exists(path: Path | str) -> bool:
+    """Whether there is such a file or folder; false also where that cannot be told."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
 
 _CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
@@ -51,3 +135,198 @@ def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
     'sudo apt install clinfo'
     """
     return next((commands[name] for name in names if name in commands), None)
+
+
+NVIDIA = 0x10DE
+AMD = 0x1002
+
+DEVICES = "sys/bus/pci/devices"
+"""The folder, below the root, that has a folder of files a device of the bus."""
+
+_DISPLAY = 0x03
+_PROCESSING_ACCELERATOR = 0x12
+
+
+def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
+    """The PCI addresses of the vendor's display and compute cards, such as "0000:00:06.0", sorted.
+
+    A card counts by its class: a display controller (3D controllers are among them) or a
+    processing accelerator; a card's audio function does not. Empty where the machine has no such
+    card, and where the system has no `sys/bus/pci/devices` under `root`.
+    """
+    try:
+        entries = list((root / DEVICES).iterdir())
+    except OSError:
+        return ()
+    return tuple(sorted(entry.name for entry in entries if _is_card(entry, vendor)))
+
+
+def _is_card(entry: Path, vendor: int) -> bool:
+    if _number(entry / "vendor") != vendor:
+        return False
+    device_class = _number(entry / "class")
+    return device_class is not None and device_class >> 16 in (_DISPLAY, _PROCESSING_ACCELERATOR)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(), 16)
+    except (OSError, ValueError):
+        # A card may be unplugged between the listing and the reading.
+        return None
+
+
+def bound_driver(address: str, root: Path = Path("/")) -> str | None:
+    """The kernel driver that holds a card, such as "nvidia" or "vfio-pci"; `None` for none."""
+    try:
+        return (root / DEVICES / address / "driver").readlink().name
+    except OSError:
+        return None
+
+
+def normal_address(written: str) -> str:
+    """A PCI address as the kernel writes it, however a vendor's library does.
+
+    >>> normal_address("00000000:00:06.0"), normal_address("0000:0B:00.0")
+    ('0000:00:06.0', '0000:0b:00.0')
+    """
+    domain, colon, rest = written.strip().lower().partition(":")
+    if len(domain) == 8 and domain.startswith("0000"):
+        domain = domain[4:]
+    return domain + colon + rest
+
+
+def monitors(folder: Path) -> list[Path]:
+    """The folders of sensors in a folder, in the order of their numbers; none where it has none."""
+    try:
+        found = [entry for entry in folder.iterdir() if entry.name.startswith("hwmon")]
+    except OSError:
+        return []
+    return sorted(found, key=lambda entry: (len(entry.name), entry.name))
+
+
+def scaled(path: Path, divisor: float) -> float | None:
+    """The number in a file, divided; `None` where there is none."""
+    number = read_number(path)
+    return None if number is None else number / divisor
+
+
+def temperature(sensors: Path, labels: Sequence[str] = ()) -> float | None:
+    """°C of the first of these labels that the sensors have, else of their first sensor."""
+    found: dict[str, float] = {}
+    for number in range(1, 9):
+        degrees = scaled(sensors / f"temp{number}_input", 1000)
+        if degrees is not None:
+            label = (read_text(sensors / f"temp{number}_label") or "").strip()
+            found.setdefault(label, degrees)
+    named = (found[label] for label in labels if label in found)
+    return next(named, next(iter(found.values()), None))
+
+
+_ROOT = Path("/")
+_LONGEST_COMMAND = 4096
+_INTERPRETERS = ("python", "pypy", "julia")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+ELSEWHERE = "another container"
+
+
+def name_of(
+    pid: int, *, opens: tuple[str, ...] = (), root: Path = _ROOT, system: str = sys.platform
+) -> str:
+    """The program of a process, for an interpreter with its script: "python train.py".
+
+    `opens` is how device files begin of which the process must have one open ("/dev/nvidia").
+    Drivers may tell numbers of processes as they are outside a container; inside, such a number
+    belongs to nobody, or to a stranger who has none of these files open.
+    """
+    if not system.startswith("linux"):
+        return _name_by_psutil(pid)
+    folder = root / "proc" / str(pid)
+    if not exists(folder) or (opens and _has_open(folder, opens) is False):
+        return ELSEWHERE if in_container(root, os.environ) else f"pid {pid}"
+    words = (read_text(folder / "cmdline", most=_LONGEST_COMMAND) or "").split("\0")
+    told = (read_text(folder / "comm") or "").strip()
+    return command_name(words) or told or f"pid {pid}"
+
+
+def command_name(words: list[str]) -> str:
+    """The name of a command line: its program, and the script where the program interprets one.
+
+    >>> command_name(["/usr/bin/python3", "-u", "/srv/train.py", "--fast"])
+    'python3 train.py'
+    >>> command_name(["python", "-m", "torch.distributed.run"]), command_name(["/bin/cat", "file"])
+    ('python torch.distributed.run', 'cat')
+    """
+    program = os.path.basename(words[0].partition(" ")[0]) if words else ""
+    if not program.startswith(_INTERPRETERS):
+        return program
+    rest = iter(words[1:])
+    for word in rest:
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif word == "-m":
+            return f"{program} {next(rest, '')}".strip()
+        elif word == "-c":
+            break
+        elif word and not word.startswith("-"):
+            return f"{program} {os.path.basename(word)}"
+    return program
+
+
+def _has_open(folder: Path, beginnings: tuple[str, ...]) -> bool | None:
+    """Whether the process has such a file open; `None` where that is hidden from this user."""
+    try:
+        descriptors = list((folder / "fd").iterdir())
+    except OSError:
+        return None
+    return any(_leads_to(descriptor).startswith(beginnings) for descriptor in descriptors)
+
+
+def _leads_to(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed in between
+        return ""
+
+
+def _name_by_psutil(pid: int) -> str:
+    try:
+        import psutil
+
+        return command_name(psutil.Process(pid).cmdline()) or str(psutil.Process(pid).name())
+    except Exception:  # gone, hidden, or no psutil: errors of its own, and those of the system
+        return f"pid {pid}"
+
+
+def own_memory(
+    root: Path = Path("/"), *, system: str = sys.platform
+) -> tuple[int | None, int | None]:
+    """Resident bytes of this process, now and at most; `None` where the system does not tell.
+
+    >>> now, peak = own_memory()
+    >>> 0 < now <= peak
+    True
+    """
+    if system.startswith("linux"):
+        table = read_table(root / "proc/self/status")
+        now, peak = table.get("VmRSS"), table.get("VmHWM")
+    else:
+        now, peak = _by_psutil(system)
+    # The kernel brings its counters up to date one after the other.
+    return now, now if peak is None else max(peak, now or 0)
+
+
+def _by_psutil(system: str) -> tuple[int | None, int | None]:
+    try:
+        import psutil
+    except ImportError:
+        return None, None
+    told: Any = psutil.Process().memory_info()
+    if system == "win32":
+        return told.rss, getattr(told, "peak_wset", None)
+    import resource
+
+    # macOS counts it in bytes, the other systems with this call in KiB.
+    unit = 1 if system == "darwin" else 1024
+    return told.rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

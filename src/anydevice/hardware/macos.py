@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from anydevice.core.record import Record
-from anydevice.hardware.kernel_files import as_number
+from anydevice.hardware.linux import as_number
 
 Run = Callable[[Sequence[str]], str | None]
 """Runs a command and gives what it printed, or `None` where it could not be run in time."""

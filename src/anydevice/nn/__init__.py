@@ -11,23 +11,14 @@ when it is first used.
 
 from __future__ import annotations
 
-from anydevice.core.late import load as _load
-from anydevice.nn.other_names import NoSuchNameError as _NoSuchNameError
+from anydevice.core.hooks import load as _load
+from anydevice.nn.foreign_names import NoSuchNameError as _NoSuchNameError
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
-    from anydevice.nn.activations import Activation as Activation
-    from anydevice.nn.attention_layers import Attention as Attention
-    from anydevice.nn.attention_layers import GatedMLP as GatedMLP
-    from anydevice.nn.attention_layers import TransformerBlock as TransformerBlock
-    from anydevice.nn.chain import Chain as Chain
-    from anydevice.nn.clipping import clipped as clipped
-    from anydevice.nn.clipping import global_norm as global_norm
-    from anydevice.nn.convolution_layers import AvgPool2d as AvgPool2d
-    from anydevice.nn.convolution_layers import Conv2d as Conv2d
-    from anydevice.nn.convolution_layers import MaxPool2d as MaxPool2d
-    from anydevice.nn.dropping import Dropout as Dropout
-    from anydevice.nn.folding import folded as folded
+    from anydevice.nn.convolution import AvgPool2d as AvgPool2d
+    from anydevice.nn.convolution import Conv2d as Conv2d
+    from anydevice.nn.convolution import MaxPool2d as MaxPool2d
     from anydevice.nn.initializers import Constant as Constant
     from anydevice.nn.initializers import Initializer as Initializer
     from anydevice.nn.initializers import Normal as Normal
@@ -35,39 +26,48 @@ if TYPE_CHECKING:
     from anydevice.nn.initializers import Uniform as Uniform
     from anydevice.nn.layer import Layer as Layer
     from anydevice.nn.layer import Run as Run
+    from anydevice.nn.layers import Activation as Activation
+    from anydevice.nn.layers import Chain as Chain
     from anydevice.nn.layers import Dense as Dense
+    from anydevice.nn.layers import Dropout as Dropout
     from anydevice.nn.layers import Embedding as Embedding
     from anydevice.nn.layers import Flatten as Flatten
     from anydevice.nn.layers import LayerNorm as LayerNorm
     from anydevice.nn.layers import PositionEmbedding as PositionEmbedding
     from anydevice.nn.layers import RMSNorm as RMSNorm
+    from anydevice.nn.layers import TiedEmbedding as TiedEmbedding
     from anydevice.nn.losses import binary_cross_entropy as binary_cross_entropy
     from anydevice.nn.losses import cross_entropy as cross_entropy
+    from anydevice.nn.losses import folded as folded
     from anydevice.nn.losses import mean_squared_error as mean_squared_error
     from anydevice.nn.model import Model as Model
     from anydevice.nn.model import build as build
     from anydevice.nn.optimizers import SGD as SGD
     from anydevice.nn.optimizers import Adam as Adam
     from anydevice.nn.optimizers import AdamW as AdamW
+    from anydevice.nn.optimizers import ConstantRate as ConstantRate
+    from anydevice.nn.optimizers import CosineRate as CosineRate
     from anydevice.nn.optimizers import Lion as Lion
     from anydevice.nn.optimizers import Optimizer as Optimizer
+    from anydevice.nn.optimizers import Schedule as Schedule
+    from anydevice.nn.optimizers import SteppedRate as SteppedRate
+    from anydevice.nn.optimizers import WarmUp as WarmUp
+    from anydevice.nn.optimizers import clipped as clipped
+    from anydevice.nn.optimizers import global_norm as global_norm
     from anydevice.nn.random_choice import folded_seed as folded_seed
-    from anydevice.nn.recomputing import recompute as recompute
-    from anydevice.nn.schedules import ConstantRate as ConstantRate
-    from anydevice.nn.schedules import CosineRate as CosineRate
-    from anydevice.nn.schedules import Schedule as Schedule
-    from anydevice.nn.schedules import SteppedRate as SteppedRate
-    from anydevice.nn.schedules import WarmUp as WarmUp
-    from anydevice.nn.tied_layers import TiedEmbedding as TiedEmbedding
-    from anydevice.run.batches import Batches as Batches
-    from anydevice.run.callbacks import Callback as Callback
-    from anydevice.run.callbacks import Moment as Moment
-    from anydevice.run.descriptions import register_layer as register_layer
-    from anydevice.run.history import History as History
-    from anydevice.run.saving import load as load
-    from anydevice.run.saving import save as save
-    from anydevice.run.training import Trained as Trained
-    from anydevice.run.training import train as train
+    from anydevice.nn.recompute import recompute as recompute
+    from anydevice.nn.transformer import Attention as Attention
+    from anydevice.nn.transformer import GatedMLP as GatedMLP
+    from anydevice.nn.transformer import TransformerBlock as TransformerBlock
+    from anydevice.saving.models import load as load
+    from anydevice.saving.models import register_layer as register_layer
+    from anydevice.saving.models import save as save
+    from anydevice.training._train import Trained as Trained
+    from anydevice.training._train import train as train
+    from anydevice.training.batches import Batches as Batches
+    from anydevice.training.callbacks import Callback as Callback
+    from anydevice.training.callbacks import Moment as Moment
+    from anydevice.training.history import History as History
 
 _PUBLIC = {
     "Activation": "activations",

@@ -9,11 +9,11 @@ import numpy as np
 
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
-from anydevice.nn import settings
+from anydevice.nn import layer as settings
 from anydevice.transfer.moving import to_device
 
 if TYPE_CHECKING:
-    from anydevice.transfer.randomness import Random
+    from anydevice.transfer.random.generator import Random
 
 Array = Any
 

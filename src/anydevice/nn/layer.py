@@ -2,19 +2,25 @@
 
 A layer says which shape it makes of another, makes its first parameters, and is applied to
 parameters and an input. It is written in ops alone, so it runs on every engine.
+
+Refusing settings that make no sense, in the name of whoever has them.
+
+Layers, optimizers, schedules and initializers are descriptions: what is wrong in one is said when
+it is made, and not in the middle of a training.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
-from anydevice.nn import settings
 
 if TYPE_CHECKING:
-    from anydevice.transfer.randomness import Random
+    from anydevice.transfer.random.generator import Random
+
 
 Array = Any
 """An array of any library that has an engine."""
@@ -146,8 +152,49 @@ class Layer(Record):
 
     def whole_numbers(self, least: int = 1, **fields: object) -> None:
         """Refuse fields that are no whole numbers, or too small."""
-        settings.whole_numbers(self, least, **fields)
+        whole_numbers(self, least, **fields)
 
     def share(self, **fields: object) -> None:
         """Refuse fields that are not from 0 up to and without 1."""
-        settings.numbers(self, 1.0, **fields)
+        numbers(self, 1.0, **fields)
+
+
+def whole_numbers(owner: object, least: int = 1, /, **fields: object) -> None:
+    """Refuse fields that are no whole numbers, or too small."""
+    for name, value in fields.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise refusal(owner, name, f"a whole number from {least} on", value)
+
+
+def numbers(owner: object, below: float = math.inf, /, **fields: object) -> None:
+    """Refuse fields that are no finite numbers from 0 on, or not below a bound."""
+    for name, value in fields.items():
+        if not _is_number(value) or not 0 <= value < below:  # type: ignore[operator]
+            bound = "" if below == math.inf else f" and below {below:g}"
+            raise refusal(owner, name, f"a finite number from 0 on{bound}", value)
+
+
+def positive(owner: object, /, **fields: object) -> None:
+    """Refuse fields that are no finite numbers above 0."""
+    for name, value in fields.items():
+        if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
+            raise refusal(owner, name, "a finite number above 0", value)
+
+
+def truths(owner: object, /, **fields: object) -> None:
+    """Refuse fields that are neither `True` nor `False`."""
+    for name, value in fields.items():
+        if not isinstance(value, bool):
+            raise refusal(owner, name, "True or False", value)
+
+
+def refusal(owner: object, name: str, wanted: str, value: object) -> ConfigurationError:
+    """The error for one field."""
+    kind = type(owner).__name__
+    return ConfigurationError(
+        f"{kind}: {name} must be {wanted}, not {value!r}", source=f"{kind}.{name}"
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,18 +1,112 @@
-"""Layers that work on the features of each place by itself, and those that only arrange."""
+"""The functions between layers, as layers and by name.
+
+Layers that work on the features of each place by itself, and those that only arrange.
+
+Layers one behind the other.
+
+Leaving out elements in training.
+
+A language model whose first and last layer are one matrix.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from anydevice import ops
-from anydevice.nn import settings
-from anydevice.nn.activations import ACTIVATIONS, refuse_unknown
+from anydevice.errors import ConfigurationError
+from anydevice.nn import layer as settings
 from anydevice.nn.initializers import Constant, Initializer, Normal, initializer_of
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
+from anydevice.nn.random_choice import chosen
 
 if TYPE_CHECKING:
-    from anydevice.transfer.randomness import Random
+    from anydevice.transfer.random.generator import Random
+
+
+def _identity(x: Array) -> Array:
+    return x
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return ops.gelu(x, approximate=True)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": _identity,
+    "relu": ops.relu,
+    "gelu": ops.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": ops.silu,
+    "tanh": ops.tanh,
+    "sigmoid": ops.sigmoid,
+    "softmax": ops.softmax,
+}
+"""Each function by its name; `softmax` is over the last axis."""
+
+
+class Activation(Layer):
+    """A function of each element, or of each row for `softmax`: the shape stays.
+
+    >>> Activation("relu").label
+    'relu'
+    """
+
+    name: str
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    def settings_fit(self) -> None:
+        refuse_unknown(self.name)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ACTIVATIONS[self.name](x)
+
+
+def refuse_unknown(name: object) -> None:
+    """Raise `ConfigurationError`, with those that there are, where it names no activation."""
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ConfigurationError(
+            f"there is no activation {name!r}; take one of {', '.join(ACTIVATIONS)}",
+            source="activation",
+        )
+
+
+def as_layer(spec: Layer | str) -> Layer:
+    """The layer, or the activation of that name.
+
+    >>> as_layer("gelu")
+    Activation(name='gelu')
+    """
+    if isinstance(spec, Layer):
+        return spec
+    if isinstance(spec, str):
+        return Activation(spec)
+    raise ConfigurationError(f"{_called(spec)}; {_instead_of(spec)}", source="layer")
+
+
+def _called(spec: object) -> str:
+    if isinstance(spec, type):
+        return f"{spec.__name__} is a class and no layer"
+    return f"this {type(spec).__name__} is no layer"
+
+
+def _instead_of(spec: object) -> str:
+    """What to give in place of something that is no layer."""
+    if isinstance(spec, type) and issubclass(spec, Layer):
+        return f"give one of it, {spec.__name__}(…)"
+    if isinstance(spec, list | tuple):
+        return "layers are given one by one: nn.build(*layers), nn.Chain(*layers)"
+    if hasattr(spec, "layer") and isinstance(spec.layer, Layer):
+        return "give its .layer"
+    if any(base.__name__ == "Module" for base in type(spec).__mro__):
+        return "a module of another library stays as it is: anydevice.compile takes it"
+    return "give a layer such as nn.Dense(4, 2), or the name of an activation"
+
 
 _ONES, _ZEROS = Constant(1.0), Constant(0.0)
 
@@ -206,3 +300,141 @@ class Flatten(Layer):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+class Chain(Layer):
+    """Layers of which each takes what the one before it gives; names stand for activations.
+
+    Its parameters are a list with those of each layer.
+
+    >>> from anydevice.nn.layers import Dense
+    >>> chain = Chain(Dense(64, 128), "relu", Dense(128, 10))
+    >>> chain.output((64,)), len(chain.layers)
+    ((10,), 3)
+    >>> Chain(Dense(64, 128), "relu", Dense(64, 10)).output((64,))
+    Traceback (most recent call last):
+    anydevice.nn.layer.MisfitError: Chain[2] Dense(64→10): got 128 features
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, *given: Layer | str, layers: Sequence[Layer | str] = ()) -> None:
+        super().__init__(tuple([as_layer(layer) for layer in (*given, *layers)]))
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [(f"[{at}]", layer) for at, layer in enumerate(self.layers)]
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return self.layers[0].input_shape
+
+    def settings_fit(self) -> None:
+        if not self.layers:
+            raise ConfigurationError("Chain: there are no layers; it takes one or more")
+
+    def output(self, shape: Shape) -> Shape:
+        for step, layer in self.parts:
+            shape = self.output_of(step, layer, shape)
+        return shape
+
+    def initial(self, generator: Random) -> Parameters:
+        # A generator for each, so that a layer's numbers do not depend on the sizes before it.
+        own = generator.split(len(self.layers))
+        return [layer.initial(one) for layer, one in zip(self.layers, own, strict=True)]
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        for (step, layer), own in zip(self.parts, parameters, strict=True):
+            x = run.through(step, layer, own, x)
+        return x
+
+
+class Dropout(Layer):
+    """In training, each element becomes 0 with the probability `rate`, and the others grow by as
+    much as is missing; otherwise nothing happens.
+
+    Which ones depends on the seed and step of the run and on the layer's path: the same on every
+    engine, and the same again when activations are recomputed.
+
+    >>> import numpy
+    >>> x = numpy.ones((2, 4), numpy.float32)
+    >>> Dropout(0.5).apply({}, x, Run(training=True, seed=1, step=1)).tolist()
+    [[0.0, 0.0, 0.0, 2.0], [2.0, 0.0, 2.0, 0.0]]
+    >>> Dropout(0.5).apply({}, x, Run()) is x
+    True
+    """
+
+    rate: float
+
+    @property
+    def label(self) -> str:
+        return f"Dropout({self.rate:g})"
+
+    def settings_fit(self) -> None:
+        self.share(rate=self.rate)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        if not run.training or not self.rate:
+            return x
+        left_out = chosen(run, self.rate, x)
+        return ops.where(left_out, 0.0, ops.multiply(x, 1 / (1 - self.rate)))
+
+
+class TiedEmbedding(Layer):
+    """Whole numbers in as rows of a matrix, through `inside`, and out as products with the rows.
+
+    What comes out of `inside` has `size` features, and a number for each of the rows comes out of
+    this layer: the logits of a language model that has no head of its own. Its parameters are
+    `weight` (rows, size) and `inside`.
+
+    >>> from anydevice import nn
+    >>> blocks = nn.Chain(nn.TransformerBlock(64, 4, causal=True, rope=True), nn.RMSNorm(64))
+    >>> nn.Model(TiedEmbedding(1000, 64, blocks), (20,), device="cpu").output_shape
+    (20, 1000)
+    """
+
+    rows: int
+    size: int
+    inside: Layer
+    initializer: Initializer | str = Normal(0.02)
+
+    @property
+    def label(self) -> str:
+        return f"TiedEmbedding({self.rows}→{self.size}→{self.rows})"
+
+    @property
+    def takes_ids_below(self) -> int:
+        return self.rows
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        return [(".inside", self.inside)]
+
+    def settings_fit(self) -> None:
+        self.whole_numbers(rows=self.rows, size=self.size)
+        if not isinstance(self.inside, Layer):
+            raise ConfigurationError(
+                f"TiedEmbedding: inside must be a layer, not {self.inside!r}; "
+                "put several into a Chain",
+                source="TiedEmbedding.inside",
+            )
+        initializer_of(self.initializer)
+
+    def output(self, shape: Shape) -> Shape:
+        inner = self.output_of(".inside", self.inside, (*shape, self.size))
+        if not inner or inner[-1] != self.size:
+            raise self.misfit(f"got the shape {inner} from {self.inside.label}")
+        return (*inner[:-1], self.rows)
+
+    def initial(self, generator: Random) -> Parameters:
+        own, inner = generator.split(2)
+        make = initializer_of(self.initializer)
+        return {
+            "weight": make(own, (self.rows, self.size), self.size, self.rows),
+            "inside": self.inside.initial(inner),
+        }
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        y = ops.embedding(parameters["weight"], x)
+        y = run.through(".inside", self.inside, parameters["inside"], y)
+        return ops.linear(y, parameters["weight"])

@@ -1,24 +1,34 @@
-"""A model: a layer together with its parameters."""
+"""A model: a layer together with its parameters.
+
+What a model is called with, as an array of the library that its parameters are in.
+
+A shape of an example to show to somebody who has named none.
+
+A model as a table: each layer with the shape it gives, its parameters and their bytes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.core.text import format_size
+from anydevice.core.trees import difference, first_leaf, leaves
+from anydevice.engines import registry
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
-from anydevice.nn.activations import as_layer
-from anydevice.nn.chain import Chain
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
-from anydevice.nn.likely_shapes import likely_shape
-from anydevice.nn.placing import as_batch, kind_of
-from anydevice.nn.printing import table_of
-from anydevice.nn.trees import difference, leaves
-from anydevice.transfer.containers import register_type
-from anydevice.transfer.moving import to_device
-from anydevice.transfer.randomness import rng
+from anydevice.nn.layers import Chain, TiedEmbedding, as_layer
+from anydevice.ops.dispatch import primitives
+from anydevice.transfer.moving import device_of, is_array, to_device
+from anydevice.transfer.random.generator import rng
+from anydevice.transfer.trees.containers import register_type
 
 _APPLIED = Run()
 
@@ -173,3 +183,177 @@ def _model_again(model: Model, parts: dict[str, Any]) -> Model:
 
 
 register_type(Model, _parts_of, _model_again)
+
+
+_NUMBERS = (int, float, np.number, np.bool_)
+
+
+def home_of_parameters(parameters: Parameters) -> Device | None:
+    """Where parameters are, served by their library; `None` where there are none."""
+    place, owner = device_of(leaves(parameters)), owner_of(first_leaf(parameters))
+    return None if place is None or owner is None else place.served_by(owner.name)
+
+
+def kind_of(parameters: Parameters) -> type | None:
+    """The type of the first parameter: arrays of this type are taken as they are."""
+    first = first_leaf(parameters)
+    return None if first is None else type(first)
+
+
+def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
+    """What is given for a batch as an array that goes with the parameters.
+
+    Arrays of NumPy and nests of numbers are placed where the parameters are, and floating numbers
+    become their type. What is no array stays, and is left for the layer to refuse. Raises
+    `ConfigurationError` for a single number, numbers that make no array, and an array of another
+    library.
+    """
+    given = x
+    if isinstance(x, list | tuple) and _is_of_numbers(x):
+        x = _array_of(x, layer.takes_ids_below is not None, input_shape)
+    elif isinstance(x, _NUMBERS):
+        raise ConfigurationError(
+            f"a model takes a batch, here of examples of the shape {input_shape}, and this is the "
+            f"single number {x}",
+            source="x",
+        )
+    first = first_leaf(parameters)
+    if not (is_array(x) and is_array(first)):
+        return x
+    owner, wanted = owner_of(x), owner_of(first)
+    assert owner is not None
+    assert wanted is not None
+    if owner is wanted and x is given:
+        return x
+    if owner.name != "numpy":
+        theirs, mine = (registry.row_of(engine.name).label for engine in (owner, wanted))
+        raise ConfigurationError(
+            f"this is an array of {theirs}, and the model's parameters are of {mine}; move one of "
+            "them with anydevice.to_device(…, device, convert=True)",
+            source="x",
+        )
+    return _placed(x, first, wanted)
+
+
+def _placed(x: Array, like: Array, owner: Engine) -> Array:
+    """An array of NumPy where another one is; floating numbers become its type."""
+    place = device_of(like)
+    assert place is not None
+    home = place.served_by(owner.name)
+    xp, dtype = primitives(like), primitives(like).dtype(like)
+    floating = primitives(x).dtype(x).kind == "float" and dtype.kind == "float"
+    # Floating numbers become the parameters' type anyway: narrowing them is what was asked for.
+    there = to_device(x, home, convert=True, narrow=floating)
+    return xp.astype(there, dtype) if floating else there
+
+
+def _is_of_numbers(x: Any) -> bool:
+    """Whether a nest begins with a number, or with an array of NumPy, at some depth."""
+    while isinstance(x, list | tuple) and x:
+        x = x[0]
+    return isinstance(x, (*_NUMBERS, list, tuple)) or type(x) is np.ndarray
+
+
+def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
+    """A nest of numbers as an array: ids as int32 where they fit, all else as float32."""
+    try:
+        array = np.asarray(x)
+        if not ids or array.dtype.kind not in "iu":
+            return array.astype("float32")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"these numbers make no batch of examples of the shape {input_shape}: {error}",
+            source="x",
+        ) from None
+    small = array.astype("int32")
+    return small if (small == array).all() else array
+
+
+def likely_shape(layer: Layer) -> Shape:
+    """A shape that the layer takes, or at least its first part, of those that are often met.
+
+    >>> from anydevice import nn
+    >>> likely_shape(nn.Conv2d(1, 8, 3)), likely_shape(nn.LayerNorm(64))
+    ((1, 28, 28), (128, 64))
+    """
+    for shape in _often(layer):
+        try:
+            layer.output(shape)
+        except ConfigurationError:
+            continue
+        return shape
+    return likely_shape(layer.parts[0][1]) if layer.parts else (28, 28)
+
+
+def _often(layer: Layer) -> Iterator[Shape]:
+    if layer.takes_ids_below is not None:
+        yield from ((128,), (16,), (1,))
+        return
+    yield from ((28, 28), (3, 28, 28))
+    for features in _features(layer):
+        yield (features, 28, 28)
+        yield (features, 224, 224)
+        yield from ((128, features), (16, features), (1, features))
+        yield (features,)
+
+
+def _features(layer: Layer) -> Iterator[int]:
+    """The numbers of features and channels that the parts of a layer name, from the first on."""
+    for name in ("inputs", "size"):
+        value = getattr(layer, name, None)
+        if isinstance(value, int):
+            yield value
+    for _, part in layer.parts:
+        yield from _features(part)
+
+
+_HEADINGS = ("model", "", "output", "parameters", "bytes")
+_TO_THE_RIGHT = (3, 4)
+
+Row = tuple[str, ...]
+
+
+def table_of(layer: Layer, shape: Shape, parameters: Parameters) -> str:
+    """The table of a layer that takes examples of this shape, with these parameters.
+
+    Every layer of a chain has a row, also of one inside another; what is inside a block is counted
+    with the block.
+    """
+    rows = [_HEADINGS, *_rows(layer, shape, parameters, "")]
+    output = layer.output(shape)
+    rows.append(_row(type(layer).__name__, f"{_sizes(shape)} → {_sizes(output)}", "", parameters))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _rows(layer: Layer, shape: Shape, parameters: Parameters, path: str) -> Iterator[Row]:
+    if isinstance(layer, TiedEmbedding):
+        yield _row(path, layer.label, _sizes(layer.output(shape)), parameters["weight"])
+        inner = (*shape, layer.size)
+        yield from _rows(layer.inside, inner, parameters["inside"], f"{path}.inside")
+        return
+    if not isinstance(layer, Chain):
+        yield _row(path, layer.label, _sizes(layer.output(shape)), parameters)
+        return
+    for (step, part), own in zip(layer.parts, parameters, strict=True):
+        yield from _rows(part, shape, own, path + step)
+        shape = part.output(shape)
+
+
+def _row(path: str, label: str, output: str, parameters: Parameters) -> Row:
+    arrays = leaves(parameters)
+    count = sum(math.prod(array.shape) for array in arrays)
+    size = sum(math.prod(array.shape) * primitives(array).dtype(array).itemsize for array in arrays)
+    return path, label, output, f"{count:,}", format_size(size)
+
+
+def _sizes(shape: Shape) -> str:
+    return "×".join(map(str, shape)) or "1"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [
+        cell.rjust(width) if at in _TO_THE_RIGHT else cell.ljust(width)
+        for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()

@@ -2,19 +2,25 @@
 
 `init` makes the state, and `update` gives new parameters and a new state. `step` counts from 1; it
 and `rate` may be arrays without axes, so that one compiled step serves for all.
+
+How the rate changes from step to step. Steps count from 1.
+
+Keeping gradients from being too large.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from anydevice import ops
 from anydevice.core.record import Record
-from anydevice.nn import settings
-from anydevice.nn.schedules import Schedule, rate_of
-from anydevice.nn.trees import Tree, leaves, mapped, refilled
+from anydevice.core.trees import Tree, leaves, mapped, refilled
+from anydevice.errors import ConfigurationError
+from anydevice.nn import layer as settings
+from anydevice.ops.arguments import wide
 from anydevice.ops.dispatch import primitives
-from anydevice.ops.widening import wide
 
 Array = Any
 State = dict[str, Tree]
@@ -208,3 +214,179 @@ def zeros_like(parameters: Tree) -> Tree:
         return xp.full(tuple(parameter.shape), 0, wide(xp.dtype(parameter)), parameter)
 
     return mapped(zeros, parameters)
+
+
+class Schedule(Record):
+    """A rate for each step: called with the number of the step, which counts from 1.
+
+    One of your own gives `__call__`; `settings_fit` may refuse fields that make no sense.
+    """
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.settings_fit()
+
+    def settings_fit(self) -> None:
+        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
+
+    def __call__(self, step: int) -> float:
+        """The rate of this step."""
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+class ConstantRate(Schedule):
+    """The same rate throughout."""
+
+    rate: float
+
+    def settings_fit(self) -> None:
+        settings.numbers(self, rate=self.rate)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate)
+
+
+class WarmUp(Schedule):
+    """Over `steps` steps a rate that grows in equal parts, then what `then` says.
+
+    `then` begins anew: its step 1 is the first one after the warm-up. A number stands for a
+    constant rate.
+
+    >>> rate = WarmUp(4, then=0.8)
+    >>> [rate(step) for step in (1, 2, 4, 5, 100)]
+    [0.2, 0.4, 0.8, 0.8, 0.8]
+    """
+
+    steps: int
+    then: float | Schedule
+
+    def settings_fit(self) -> None:
+        settings.whole_numbers(self, steps=self.steps)
+        if not isinstance(self.then, Schedule):
+            settings.numbers(self, then=self.then)
+
+    def __call__(self, step: int) -> float:
+        if step > self.steps:
+            return self._then(step - self.steps)
+        return self._then(1) * step / self.steps
+
+    def _then(self, step: int) -> float:
+        return self.then(step) if isinstance(self.then, Schedule) else float(self.then)
+
+
+class CosineRate(Schedule):
+    """From `rate` at the first of `steps` steps down half a cosine to `floor` after the last.
+
+    >>> rate = CosineRate(1.0, steps=4)
+    >>> [round(rate(step), 3) for step in (1, 3, 5, 9)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+
+    rate: float
+    steps: int
+    floor: float = 0.0
+
+    def settings_fit(self) -> None:
+        settings.whole_numbers(self, steps=self.steps)
+        settings.numbers(self, rate=self.rate, floor=self.floor)
+
+    def __call__(self, step: int) -> float:
+        share = min(max(step - 1, 0) / self.steps, 1.0)
+        return self.floor + (self.rate - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+class SteppedRate(Schedule):
+    """A rate that is multiplied by `factor` after `every` so many steps.
+
+    >>> rate = SteppedRate(1.0, every=10, factor=0.5)
+    >>> [rate(step) for step in (1, 10, 11, 21)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+
+    rate: float
+    every: int
+    factor: float = 0.1
+
+    def settings_fit(self) -> None:
+        settings.whole_numbers(self, every=self.every)
+        settings.numbers(self, rate=self.rate, factor=self.factor)
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate * self.factor ** (max(step - 1, 0) // self.every))
+
+
+def rate_of(schedule: Callable[[int], float], step: int) -> float:
+    """The rate that a schedule gives for a step, where it is one.
+
+    >>> rate_of(lambda step: 1 / step, 4)
+    0.25
+
+    Raises `ConfigurationError`, with the step, for what is no finite number from 0 on.
+    """
+    given = schedule(step)
+    try:
+        rate = float(given)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise ConfigurationError(
+            f"the schedule gives {given!r} for step {step}, and a rate is a finite number from 0 "
+            "on",
+            source="schedule",
+        )
+    return rate
+
+
+def global_norm(gradients: Tree) -> Array:
+    """The root of the sum of all squares in a tree, added up in float32: one number.
+
+    It is float64 where all gradients are. Raises `ConfigurationError` where there are none.
+
+    >>> import numpy
+    >>> global_norm({"a": numpy.array([3.0]), "b": [numpy.array([[4.0]])]}).tolist()
+    5.0
+    """
+    return ops.reshape(_norm(leaves(gradients)), ())
+
+
+def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
+    """The gradients, scaled down together where their global norm is above `limit`, and that norm.
+
+    Those whose norm is smaller stay as they are, bit for bit. Where one is not a number, all
+    become so, and the norm says it. Raises `ConfigurationError` for a limit that is not above 0.
+
+    >>> import numpy
+    >>> clipped({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
+    [0.6, 0.8]
+    """
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not number or not 0 < limit < math.inf:
+        raise ConfigurationError(
+            f"gradients are clipped to a finite norm above 0, not {limit!r}", source="limit"
+        )
+    arrays = leaves(gradients)
+    norm = _norm(arrays)
+    scale = ops.divide(float(limit), ops.maximum(norm, float(limit)))
+    scaled = [_scaled(array, scale) for array in arrays]
+    return refilled(gradients, scaled), ops.reshape(norm, ())
+
+
+def _norm(arrays: list[Array]) -> Array:
+    """Of shape (1,)."""
+    if not arrays:
+        raise ConfigurationError("there are no gradients in this tree, so they have no norm")
+    types = {wide(primitives(array).dtype(array)).name for array in arrays}
+    dtype = "float64" if types == {"float64"} else "float32"
+    squares = [_square(array, dtype) for array in arrays]
+    return ops.sqrt(ops.sum(ops.concat(squares, axis=0), axis=0, keepdims=True))
+
+
+def _square(array: Array, dtype: str) -> Array:
+    row = ops.astype(ops.reshape(array, (-1,)), dtype)
+    return ops.sum(ops.multiply(row, row), axis=0, keepdims=True)
+
+
+def _scaled(array: Array, scale: Array) -> Array:
+    dtype = primitives(array).dtype(array)
+    wider = ops.multiply(ops.astype(array, wide(dtype)), ops.astype(scale, wide(dtype)))
+    return ops.reshape(ops.astype(wider, dtype), tuple(array.shape))

@@ -12,14 +12,11 @@ and a library that runs out of memory is an `OutOfMemoryError` that says what to
 
 from __future__ import annotations
 
-from anydevice.ops import elements as _elements
-from anydevice.ops.activating import gelu, relu, silu, swiglu
-from anydevice.ops.arranging import astype, broadcast_to, concat, part, permute, reshape
-from anydevice.ops.attending import attention
-from anydevice.ops.convolving import avg_pool2d, conv2d, max_pool2d
-from anydevice.ops.dispatch import public as _public
-from anydevice.ops.elements import (
-    abs,  # noqa: A004  the ops have the names that array libraries give them
+from anydevice.ops import _elementwise as _elements
+from anydevice.ops._attention import attention
+from anydevice.ops._conv import avg_pool2d, conv2d, max_pool2d
+from anydevice.ops._elementwise import (
+    abs,
     add,
     cos,
     divide,
@@ -27,6 +24,7 @@ from anydevice.ops.elements import (
     erf,
     exp,
     floor,
+    gelu,
     isnan,
     less,
     less_equal,
@@ -39,22 +37,43 @@ from anydevice.ops.elements import (
     multiply,
     negative,
     power,
+    relu,
     rsqrt,
     sigmoid,
     sign,
+    silu,
     sin,
     sqrt,
     subtract,
+    swiglu,
     tanh,
     where,
 )
-from anydevice.ops.indexing import cache_write, embedding, take
-from anydevice.ops.losses import cross_entropy, mean_squared_error
-from anydevice.ops.normalizing import layernorm, log_softmax, rmsnorm, softmax
-from anydevice.ops.products import linear, matmul
-from anydevice.ops.reducing import argmax, max, mean, min, sum, top_k  # noqa: A004  as above
-from anydevice.ops.rotating import rope
-from anydevice.ops.updating import update_adam, update_lion, update_sgd
+from anydevice.ops._losses import cross_entropy, mean_squared_error
+from anydevice.ops._manipulation import (
+    astype,
+    broadcast_to,
+    cache_write,
+    concat,
+    embedding,
+    part,
+    permute,
+    reshape,
+    take,
+)
+from anydevice.ops._matmul import linear, matmul
+from anydevice.ops._norm import layernorm, log_softmax, rmsnorm, softmax
+from anydevice.ops._optimizers import update_adam, update_lion, update_sgd
+from anydevice.ops._reduce import (
+    argmax,
+    max,
+    mean,
+    min,
+    sum,
+    top_k,
+)
+from anydevice.ops._rope import rope
+from anydevice.ops.dispatch import public as _public
 
 __all__ = [
     "abs",

@@ -12,9 +12,9 @@ from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from anydevice.core.dtypes import DType, as_dtype
-from anydevice.core.late import reach
+from anydevice.core.hooks import reach
 from anydevice.core.primitives import Primitives
-from anydevice.engines.ownership import owner_of
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 Array = Any
@@ -144,7 +144,9 @@ _SHAPES = {
 
 def _explain(error: Exception, *arguments: Any) -> None:
     if not isinstance(error, AnyDeviceError):
-        reach("refuse")(error, among=arguments)
+        from anydevice.memory.out_of_memory import refuse
+
+        refuse(error, among=arguments)
 
 
 def _program_of(op: Callable[..., Any], names: tuple[str, ...]) -> _Program:

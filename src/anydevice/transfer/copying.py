@@ -13,8 +13,7 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Engine
 from anydevice.errors import UnsupportedError
-from anydevice.transfer.rings import ring_of
-from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring
+from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
 
 MANY = 32
 """Arrays of one kind from which on it pays to send them together."""

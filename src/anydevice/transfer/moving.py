@@ -1,23 +1,25 @@
-"""Moving whatever holds arrays to a device and back, and telling where it is."""
+"""Moving whatever holds arrays to a device and back, and telling where it is.
+
+Where things are moved to: a device with its engine, looked up once and kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.core.late import reach
+from anydevice.discovery import _discover as discovery
 from anydevice.engines import registry
-from anydevice.engines.ownership import owner_of
-from anydevice.engines.places import place_of
-from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
+from anydevice.engines.lookup import owner_of, place_of
+from anydevice.errors import AnyDeviceError, DeviceMismatchError, DeviceNotFoundError, TransferError
+from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.copying import download, move, upload
 from anydevice.transfer.sharing import Stretch, can_hold, stretches
-from anydevice.transfer.targets import Target, target_of
-from anydevice.transfer.tree import Leaf, Leaves, flatten
+from anydevice.transfer.trees.tree import Leaf, Leaves, flatten
 
 _of_numbers: dict[Any, bool] = {}
 _base_of = attrgetter("base")
@@ -63,7 +65,7 @@ def to_device(
         leaves, rebuild = flatten(tree, is_array)
         return rebuild(_moved(leaves.values, leaves, target, convert, copy, narrow))
     except Exception as error:
-        reach("refuse")(error, target.device)
+        refuse(error, target.device)
         raise
 
 
@@ -79,7 +81,7 @@ def to_numpy(tree: Any) -> Any:
         leaves, rebuild = flatten(tree, is_array)
         return rebuild(_on_host(leaves.values, leaves))
     except Exception as error:
-        reach("refuse")(error)
+        refuse(error)
         raise
 
 
@@ -121,7 +123,7 @@ def synchronize(device: Device | str | None = None) -> None:
         try:
             registry.load(target.engine).synchronize(place_of(target))
         except Exception as error:
-            reach("refuse")(error, target)
+            refuse(error, target)
             raise
 
 
@@ -336,6 +338,72 @@ def _name(leaves: Leaves | None, position: int, error: Exception, place: Device 
     if isinstance(error, TransferError):
         return
     path = leaves[position].path if leaves else ""
-    reach("refuse")(error, place, what=path)
+    refuse(error, place, what=path)
     said = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
     raise TransferError(f"{path or 'the array'}: {said}", path) from error
+
+
+IsThere = Callable[[Any], bool]
+
+
+class Target:
+    """A device that is usable, and the engine that serves it.
+
+    `place` is where data really goes (a fake device keeps it on the CPU), `engines` are the
+    libraries whose arrays can live there.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if device.engine is None:
+            raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
+        standing = device.standing
+        self.device = device
+        self.place = place_of(device)
+        self.engine: Engine = registry.load(device.engine)
+        self.engines = frozenset(standing.engines if standing else (device.engine,))
+        self.already_there: dict[type, IsThere] = {}
+        """A quick test, by the type of an array, whether one of that type is here already."""
+        self.from_host: set[type] = set()
+        """Types of arrays that lie on the host, and become the engine's."""
+
+    def keeps(self, owner: Engine) -> bool:
+        """Whether an array of that library stays in it when it is sent here."""
+        return owner.name == self.engine.name or (
+            owner.name != "numpy" and owner.name in self.engines
+        )
+
+    def remember_host(self, array: Any, owner: Engine) -> None:
+        """Take note that arrays of this type are the host's, and have to be placed."""
+        if owner.name == "numpy":
+            self.from_host.add(type(array))
+
+    def remember(self, array: Any, owner: Engine) -> None:
+        """Take note of how to tell quickly that an array of this type is here already."""
+        kind = type(array)
+        if kind in self.already_there:
+            return
+        native = owner.native(self.place)
+        if owner.name == "numpy":
+            self.already_there[kind] = lambda x: True
+        elif hasattr(array, "device") and array.device == native:
+            self.already_there[kind] = lambda x: bool(x.device == native)
+
+
+_kept: dict[tuple[str, int, str | None], tuple[object, Target]] = {}
+
+
+def target_of(device: Device | str) -> Target:
+    """The target for a device or its name.
+
+    Raises `DeviceNotFoundError` where the device is not usable.
+    """
+    if not isinstance(device, Device):
+        return target_of(choose_device(device))
+    key = (device._backend, device._index, device._engine)
+    known = _kept.get(key)
+    if known is not None and known[0] is discovery.kept_report():
+        return known[1]
+    usable = device if device.usable else choose_device(device)
+    target = Target(usable)
+    _kept[key] = (discovery.discover(), target)
+    return target

@@ -4,6 +4,8 @@ A device reads pinned memory by itself at the speed of the bus, but ordinary mem
 the CPU. Several lanes, each a thread with its own stream and two pinned buffers, fill one buffer
 while the other is in flight: copying by the CPU and by the bus overlap, and many cores share the
 first.
+
+The ring of each device: made on the first large copy, sized to the machine, given back.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from anydevice.core.device import Device
 from anydevice.core.record import Record
+from anydevice.engines.cuda_driver import driver_of
+from anydevice.memory.release import on_release
+from anydevice.transfer.random.pieces import usable_cores
 
 CHUNK = 4 * 2**20
 MOST_LANES = 12
@@ -252,3 +258,32 @@ class _Shared(Iterator[Piece]):
     def __next__(self) -> Piece:
         with self._lock:
             return next(self._pieces)
+
+
+_rings: dict[tuple[int, int], Ring] = {}
+_making = threading.Lock()
+
+
+def ring_of(device: Device) -> Ring | None:
+    """The ring for copies to and from a device; `None` where copies are not staged."""
+    if device.backend != "cuda":
+        return None
+    key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
+    with _making:
+        if key not in _rings:
+            _rings[key] = Ring(driver_of(device.index), _lanes())
+        return _rings[key]
+
+
+@on_release
+def release_ring(device: Device) -> None:
+    """Give a ring's pinned memory and threads back; the next large copy makes it anew."""
+    with _making:
+        ring = _rings.pop((os.getpid(), device.index), None) if device.backend == "cuda" else None
+    if ring is not None:
+        ring.close()
+
+
+def _lanes() -> int:
+    """One lane a core that this process may use, as far as more of them help."""
+    return max(1, min(MOST_LANES, usable_cores()))

@@ -1,0 +1,102 @@
+"""One look at every card of the machine: memory, load, heat, power, and who uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.discovery._discover import discover
+from anydevice.discovery.examination import prepare
+from anydevice.hardware.readers import DeviceProcess, Readings, processes, readings
+from anydevice.memory.stats import Pressure, pressure_of
+from anydevice.settings.preferences import check_wish
+
+Card = tuple[Device, ...]
+"""One card by all its names: seen through CUDA and through OpenCL it is one."""
+
+
+class Glance(Record):
+    """One card at one moment; sizes are bytes, `None` where nobody can tell.
+
+    `also` are the other names of the card. Of the CPU, `processes` are only the largest.
+    """
+
+    device: str
+    name: str
+    total: int | None
+    usable: int | None
+    readings: Readings
+    processes: tuple[DeviceProcess, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> int | None:
+        return self.readings.free_memory
+
+    @property
+    def taken(self) -> int | None:
+        """What all processes together hold."""
+        if self.usable is None or self.free is None:
+            return None
+        return max(0, self.usable - self.free)
+
+    @property
+    def pressure(self) -> Pressure | None:
+        """How full it is for everybody; memory that a process holds and does not use counts."""
+        return pressure_of(self.usable, self.free)
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            "device": self.device,
+            "also": list(self.also),
+            "name": self.name,
+            "total": self.total,
+            "usable": self.usable,
+            "free": self.free,
+            "pressure": self.pressure,
+            **{k: v for k, v in self.readings.to_dict().items() if k != "free_memory"},
+            "processes": [process.to_dict() for process in self.processes],
+        }
+
+
+def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
+    """Every card that a driver shows, usable or not, or those that are named.
+
+    Left out, unless named, are a driver's view of the CPU and the CPU's further names. Raises
+    `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` for one that this
+    machine lacks.
+
+    >>> [str(card[0]) for card in cards_among(["cpu"])]
+    ['cpu']
+    """
+    asked = [name.strip().lower() for name in names]
+    for name in asked:
+        check_wish(name, "--device")
+    report = discover()
+    shown = [
+        device
+        for device in prepare(report, names).report.devices
+        if device.kind != "cpu"
+        or str(device) in ("cpu", *asked)
+        or (asked and device.backend != "cpu")
+    ]
+    return tuple(card for card in report.cards if any(device in shown for device in card))
+
+
+def glance(card: Card) -> Glance:
+    """What the card does now. Never raises."""
+    device = card[0]
+    standing = device.standing
+    assert standing is not None
+    facts = standing.facts
+    return Glance(
+        device=str(device),
+        name=facts.name,
+        total=facts.total_memory,
+        usable=facts.obtainable_memory,
+        readings=readings(device.backend, device.index, facts),
+        processes=processes(device.backend, device.index, facts),
+        also=tuple(str(other) for other in card[1:]),
+    )

@@ -1,0 +1,100 @@
+"""What was done to a model to compile it, as a record and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.models.precision import Policy
+
+_SHOWN = 4
+"""How many sets of shapes are printed one by one."""
+
+
+class Made(Record):
+    """Code for one set of shapes: how it was made, and how long that and its first run took."""
+
+    shapes: str
+    how: str
+    seconds: float
+
+
+class Checked(Record):
+    """What a verification found: nothing wrong, and how close to wrong it came.
+
+    `reference` says what the device was compared with, `parts` how many results inside the model
+    were, `weights` how many arrays were read back. `largest` is the largest error as a share of
+    what is allowed, `properties` are the names of those that hold.
+    """
+
+    reference: str
+    parts: int
+    weights: int
+    largest: float
+    properties: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        inside = f"{self.parts} parts, " if self.parts else ""
+        held = f"; holds: {', '.join(self.properties)}" if self.properties else ""
+        return (
+            f"right: {inside}{self.weights} weights read back, largest error "
+            f"{self.largest:.2g} of what is allowed, against {self.reference}{held}"
+        )
+
+
+class CompileReport(Record):
+    """What `compile` did: printed, it is a short table.
+
+    `how` is what compiling means here, `fell_back` what did not work and what was done instead,
+    `kept_in` the folder in which compiled code is kept for later processes, `made` one row for
+    each set of shapes so far.
+    """
+
+    model: str
+    device: Device
+    engine: str
+    optimize: str
+    policy: Policy
+    how: str
+    kept_in: str | None
+    made: tuple[Made, ...] = ()
+    fell_back: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    checked: Checked | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long compiling took so far, first runs included."""
+        return sum(row.seconds for row in self.made)
+
+    def __str__(self) -> str:
+        rows = [
+            ("model", self.model),
+            ("device", f"{self.device}, {self.engine}"),
+            ("precision", str(self.policy)),
+            ("optimize", f"{self.optimize}: {self.how}"),
+            ("kept in", self.kept_in or "nothing is kept across processes"),
+        ]
+        rows += [("compiled", text) for text in _rows(self.made)]
+        rows += [("fell back", reason) for reason in self.fell_back]
+        rows += [("note", note) for note in self.notes]
+        rows.append(("verified", "no" if self.checked is None else str(self.checked)))
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _rows(made: Sequence[Made]) -> list[str]:
+    if not made:
+        return ["not called yet"]
+    rows = [
+        f"{each.shapes}: {each.how} in {each.seconds:.2f} s with its first run"
+        for each in made[:_SHOWN]
+    ]
+    rest = made[_SHOWN:]
+    if rest:
+        ways = Counter(each.how for each in rest)
+        how = ", ".join(f"{count} {name}" for name, count in ways.items())
+        seconds = sum(each.seconds for each in rest)
+        rows.append(f"{len(rest)} more: {how} in {seconds:.2f} s with their first runs")
+    return rows

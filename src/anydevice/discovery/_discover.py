@@ -1,0 +1,185 @@
+"""Discovery: what the machine has, joined with what is installed and what past checks said."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from anydevice.core.backends import BACKENDS, KINDS
+from anydevice.core.device import Device, parse_place
+from anydevice.core.finding import Finding, Sighting, Standing
+from anydevice.core.hooks import reach
+from anydevice.core.locks import ForkSafeLock
+from anydevice.discovery.probes import look_everywhere
+from anydevice.discovery.report import Report
+from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.hardware.driver_process.parent import reap
+from anydevice.settings.config import Config, apply_files, current
+
+Machine = Callable[[float], Iterable[Sighting]]
+"""Where sightings come from: the real machine, or a made-up one in a test."""
+
+_SITUATION = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HSA_OVERRIDE_GFX_VERSION",
+    "ROCM_PATH",
+    "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_HOST_BOUNDS",
+    "TPU_ACCELERATOR_TYPE",
+    "OCL_ICD_VENDORS",
+    "OCL_ICD_FILENAMES",
+    "OPENCL_VENDOR_PATH",
+    "LD_LIBRARY_PATH",
+    "XLA_FLAGS",
+    "JAX_NUM_CPU_DEVICES",
+    "ANYDEVICE_HOME",
+)
+"""The environment that a report depends on: when one changes, the machine is looked at again."""
+
+_lock = ForkSafeLock()
+_looking = threading.local()
+_machine: Machine = look_everywhere
+_kept: tuple[tuple[str | None, ...], Report] | None = None
+
+
+def discover(refresh: bool = False) -> Report:
+    """What accelerators are here, which are usable, and why the others are not.
+
+    Reads drivers and installed packages, imports no array library, and starts no CUDA context in
+    this process. The report is kept; `refresh=True` looks again, and lets what was warned of be
+    said again. It never raises for what it finds: a driver that crashes or hangs is a finding.
+    """
+    global _kept
+    if getattr(_looking, "now", False):
+        raise AnyDeviceError("discover() was called by what discovery itself has called")
+    if refresh:
+        reach("forget_warnings")()
+    with _lock.native:
+        if refresh or _kept is None or _kept[0] != _situation():
+            _looking.now = True
+            try:
+                _let_files_take_effect()
+                _kept = (_situation(), _look())
+            finally:
+                _looking.now = False
+        return _kept[1]
+
+
+def devices(kind: str | None = None) -> tuple[Device, ...]:
+    """Every usable device, in order of choice; only one kind ("gpu") or backend ("cuda") if asked.
+
+    >>> import anydevice
+    >>> [str(device) for device in anydevice.devices("cpu")][0]
+    'cpu'
+
+    "cpu" means the CPU itself; an OpenCL driver's view of it is among `devices("opencl")`.
+    """
+    usable = tuple(device for device in discover().devices if device.usable)
+    if kind is None:
+        return usable
+    if kind in KINDS and kind not in BACKENDS:
+        return tuple(device for device in usable if device.kind == kind)
+    backend, index = parse_place(kind)
+    if index is not None:
+        raise ConfigurationError(
+            f"devices() takes a kind or a backend; device({kind!r}) is one", "devices()"
+        )
+    return tuple(device for device in usable if device.backend == backend)
+
+
+def added_backends() -> frozenset[str]:
+    """The backends that only a user's own probe knows.
+
+    While the machine is still being looked at nobody can tell, and there are none.
+    """
+    if getattr(_looking, "now", False):
+        return frozenset()
+    return frozenset(finding.backend for finding in discover()).difference(BACKENDS)
+
+
+def standing_of(device: Device) -> Standing | None:
+    """What discovery knows of a device that was made by hand; `None` where it is not here."""
+    for found in discover().devices:
+        if found == device:
+            return found.standing
+    return None
+
+
+def free_memory(device: Device) -> int | None:
+    """The free bytes of a device now."""
+    return device.facts.free_memory
+
+
+def kept_report() -> Report | None:
+    """The report that `discover()` would return at once; `None` where it would have to look."""
+    return _kept[1] if _kept else None
+
+
+def forget_report() -> None:
+    """Look at the machine again when the report is next asked for."""
+    global _kept
+    with _lock.native:
+        _kept = None
+
+
+@contextmanager
+def machine_from(machine: Machine) -> Iterator[None]:
+    """A block in which discovery reads a made-up machine, for tests."""
+    global _machine
+    before, _machine = _machine, machine
+    held = reach("set_process_device")(None)
+    try:
+        discover(refresh=True)
+        yield
+    finally:
+        _machine = before
+        forget_report()
+        reach("forget_warnings")()
+        reach("set_process_device")(held)
+
+
+def _situation() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in _SITUATION)
+
+
+def _let_files_take_effect() -> None:
+    try:
+        # Not the memory, for which the machine must be known: choosing a device sees to it.
+        apply_files(("env", "x64", "jit"))
+    except ConfigurationError:
+        pass  # choosing a device complains of it
+
+
+def _look() -> Report:
+    began = time.perf_counter()
+    sightings = _machine(_time_limit())
+    # The drivers are being asked; loading what comes next takes about as long.
+    from anydevice.core.choice import recommend
+    from anydevice.discovery.libraries import findings_of, read_ahead
+
+    read_ahead()
+    findings = tuple(sorted(findings_of(sightings), key=_place_in_order))
+    reap()
+    return Report(findings, recommend(findings), time.perf_counter() - began)
+
+
+def _time_limit() -> float:
+    try:
+        return current()[0].time_limit
+    except ConfigurationError:
+        # A broken file must not hide what the machine has; choosing a device complains of it.
+        return Config().time_limit
+
+
+def _place_in_order(finding: Finding) -> float:
+    names = list(BACKENDS)
+    known = finding.backend in BACKENDS
+    return names.index(finding.backend) if known else names.index("cpu") - 0.5

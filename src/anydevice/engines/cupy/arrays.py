@@ -1,0 +1,154 @@
+"""CuPy: CUDA, or ROCm where it was built for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import cupy
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DType
+from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.core.finding import version_numbers
+from anydevice.engines.base import Facets
+from anydevice.engines.host import known_dtype, lacking, plain
+from anydevice.engines.lookup import not_seen
+from anydevice.engines.registry import BUILT_IN
+
+_LACKS = BUILT_IN["cupy"].lacks
+_BACKEND = "rocm" if cupy.cuda.runtime.is_hip else "cuda"
+_BFLOAT16_SINCE = (14,)
+_ON_GPU = (2, 10, 13)
+"""DLPack's numbers for memory of CUDA, of ROCm, and for memory that CUDA manages."""
+
+
+class CupyEngine(Facets):
+    """Arrays of CuPy."""
+
+    name = "cupy"
+    shares_memory = False
+    has_views = True
+    dlpack = None
+
+    def devices(self) -> tuple[Device, ...]:
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError:  # no driver, or no card
+            count = 0
+        return tuple(Device(_BACKEND, index) for index in range(count))
+
+    def native(self, device: Device) -> Any:
+        if device not in self.devices():
+            raise not_seen("CuPy", device, self.devices())
+        return cupy.cuda.Device(device.index)
+
+    def owns(self, x: object) -> bool:
+        return isinstance(x, cupy.ndarray)
+
+    def is_traced(self, x: Any) -> bool:
+        return False
+
+    def devices_of(self, x: Any) -> tuple[Device, ...]:
+        return (Device(_BACKEND, x.device.id),)
+
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> Storage | None:
+        whole = x.data.mem
+        if not x.size or not whole.size:
+            return None
+        return Storage(whole.ptr, whole.size, x.data.ptr - whole.ptr, x.strides, x.shape)
+
+    def address(self, x: Any) -> int | None:
+        if not x.flags.c_contiguous:
+            return None
+        pointer: int = x.data.ptr
+        return pointer
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        start = cupy.cuda.MemoryPointer(x.data.mem, offset)
+        return cupy.ndarray(shape, dtype.numpy(), start, strides)
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+        target = self.native(device)
+        _refuse_unknown(dtype)
+        with target:
+            made = cupy.empty(shape, dtype.numpy())
+            # CuPy gives freed memory out again while the stream that used it is still at work.
+            cupy.cuda.get_current_stream().synchronize()
+            return made
+
+    def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+        host = plain(x)
+        made = self.empty(host.shape, known_dtype(host.dtype), device)
+        with made.device:
+            made.set(host)
+            # The copy may still be reading the caller's memory.
+            cupy.cuda.get_current_stream().synchronize()
+        return made
+
+    def to_host(self, x: Any) -> Any:
+        with x.device:
+            return cupy.asnumpy(x)
+
+    def adopt(self, x: Any) -> Any:
+        try:
+            if x.__dlpack_device__()[0] not in _ON_GPU:
+                raise BufferError("it does not lie on a GPU")
+            return cupy.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise Absent(
+                f"CuPy cannot take over this array: {error}", instead="copy it with to_device"
+            ).error() from error
+
+    def export(self, x: Any) -> Any:
+        return x
+
+    def move(self, x: Any, device: Device) -> Any:
+        if self.devices_of(x) == (device,):
+            return x
+        with self.native(device):
+            return cupy.array(x)
+
+    def separate(self, stacked: Any) -> list[Any]:
+        return [row.copy() for row in stacked]
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        with a.device:
+            return cupy.matmul(a, b)
+
+    def finish(self, arrays: Any) -> None:
+        several = arrays if isinstance(arrays, list | tuple) else (arrays,)
+        for index in {x.device.id for x in several}:
+            with cupy.cuda.Device(index):
+                cupy.cuda.get_current_stream().synchronize()
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        """Return at once: CuPy keeps no account of the streams that use an array.
+
+        Whoever computes on a stream of his own waits for it before he lets go of an array.
+        """
+
+    def synchronize(self, device: Device) -> None:
+        self.native(device).synchronize()
+
+    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = self.native(device)
+        return scope
+
+
+def _refuse_unknown(dtype: DType) -> None:
+    if dtype.module == "numpy":
+        return
+    if dtype.name != "bfloat16":
+        raise lacking("CuPy", dtype)
+    if version_numbers(cupy.__version__)[:1] < _BFLOAT16_SINCE:
+        raise _LACKS["bfloat16"].error()
+
+
+ENGINE: Engine = CupyEngine()

@@ -1,0 +1,480 @@
+"""Whole ops on JAX, each compiled as one: called on arrays as they are, it starts one program.
+
+Inside of a function that is compiled anyway they become part of it. XLA does the fusing.
+
+Pooling on JAX, with a gradient of its own where XLA's is slow.
+
+XLA finds the largest of a window again for the gradient, with four further arrays of places, and
+then scatters. Where windows do not overlap, each element has one window, so the gradient is a plain
+choice: the window's where the element is its first largest, else zero. It is written with the
+channels last, where XLA puts them for convolutions, so that neighbours are worked on together.
+
+Optimizers' updates on JAX: one compiled program for a whole list.
+
+The rate and the count of steps are arguments of the program, so that they may change at each step.
+The other numbers are constants of it, and keep all of Python's digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anydevice.engines.host import known_dtype
+from anydevice.engines.jax.primitives import PRIMITIVES
+
+Pair = tuple[int, int]
+_MOST_PLACES = 9
+"""Places of a window that are gone through one by one; beyond, XLA's own gradient is as fast."""
+
+
+def largest_of_windows(x: Any, size: Pair, stride: Pair) -> Any:
+    """The largest of each window of (batch, channels, height, width); what is no number wins.
+
+    Of several that are the largest, the first one gets the gradient.
+    """
+    if size == stride and math.prod(size) <= _MOST_PLACES:
+        return _largest_of_disjoint(x, size)
+    return _reduced(x, size, stride)
+
+
+def _reduced(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _largest_of_disjoint(x: Any, size: Pair) -> Any:
+    return _reduced(x, size, size)
+
+
+def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Any, Any]:
+    windows, moving = (_channels_last(x, size) for (x,) in (values, changes))
+    places = [windows[:, :, down, :, along] for down, along in np.ndindex(size)]
+    largest = reduce(jnp.maximum, places)  # found again, as part of the loop that compares with it
+    first = jnp.full(largest.shape, len(places), jnp.uint8)
+    for number, place in reversed(list(enumerate(places))):
+        found = (place == largest) | jnp.isnan(place)
+        first = jnp.where(found, jnp.uint8(number), first)
+    numbers = np.arange(len(places), dtype=np.uint8).reshape(size[0], 1, size[1], 1)
+    chosen = first[:, :, None, :, None] == numbers
+    change = jnp.where(chosen, moving, 0).sum((2, 4))
+    # The op itself, not `largest`: so a second derivative follows the same rule.
+    return _largest_of_disjoint(*values, size), jnp.moveaxis(change, -1, 1)
+
+
+_largest_of_disjoint.defjvp(_largest_and_change)
+
+
+def _channels_last(x: Any, size: Pair) -> Any:
+    """The windows as (batch, down, height of one, along, width of one, channels)."""
+    batch, channels, height, width = x.shape
+    down, along = height // size[0], width // size[1]
+    covered = jnp.moveaxis(x, 1, -1)[:, : down * size[0], : along * size[1]]
+    return covered.reshape(batch, down, size[0], along, size[1], channels)
+
+
+Arrays = Sequence[Any]
+
+
+def update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    rate: Any,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Any:
+    """The op of that name."""
+    lists = [list(parameters), list(gradients), None if velocities is None else list(velocities)]
+    return _sgd(*lists, rate, momentum, decay, nesterov)
+
+
+def update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Any,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Any:
+    """The op of that name."""
+    lists = [list(arrays) for arrays in (parameters, gradients, means, squares)]
+    return _adam(*lists, step, rate, beta1, beta2, eps, decay, decoupled)
+
+
+def update_lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> Any:
+    """The op of that name."""
+    lists = [list(arrays) for arrays in (parameters, gradients, means)]
+    return _lion(*lists, rate, beta1, beta2, decay)
+
+
+def _wide(like: Any) -> Callable[[Any], Any]:
+    """What brings an array or a number into the type in which `like` is computed."""
+    kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
+    return lambda x: jnp.asarray(x).astype(kind)
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
+def _sgd(
+    parameters: Any,
+    gradients: Any,
+    velocities: Any,
+    rate: Any,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Any:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        wide = _wide(parameter)
+        p, step = wide(parameter), wide(gradients[at])
+        step = step + decay * p if decay else step
+        if velocities is not None:
+            velocity = momentum * wide(velocities[at]) + step
+            kept.append(velocity.astype(velocities[at].dtype))
+            step = step + momentum * velocity if nesterov else velocity
+        moved.append((p - wide(rate) * step).astype(parameter.dtype))
+    return moved, None if velocities is None else kept
+
+
+@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10), inline=True)
+def _adam(
+    parameters: Any,
+    gradients: Any,
+    means: Any,
+    squares: Any,
+    step: Any,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Any:
+    moved, new_means, new_squares = [], [], []
+    for at, parameter in enumerate(parameters):
+        wide = _wide(parameter)
+        p, g, pace, count = wide(parameter), wide(gradients[at]), wide(rate), wide(step)
+        g = g if decoupled else g + decay * p
+        mean = beta1 * wide(means[at]) + (1 - beta1) * g
+        square = beta2 * wide(squares[at]) + (1 - beta2) * g * g
+        change = mean / _grown(beta1, count) / (jnp.sqrt(square / _grown(beta2, count)) + eps)
+        p = p - pace * decay * p if decoupled else p
+        moved.append((p - pace * change).astype(parameter.dtype))
+        new_means.append(mean.astype(means[at].dtype))
+        new_squares.append(square.astype(squares[at].dtype))
+    return moved, new_means, new_squares
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
+def _lion(
+    parameters: Any,
+    gradients: Any,
+    means: Any,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> Any:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        wide = _wide(parameter)
+        p, g, m = wide(parameter), wide(gradients[at]), wide(means[at])
+        direction = jnp.sign(beta1 * m + (1 - beta1) * g)
+        moved.append((p - wide(rate) * (direction + decay * p)).astype(parameter.dtype))
+        kept.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
+    return moved, kept
+
+
+def _grown(beta: float, count: Any) -> Any:
+    """`1 - beta**count`, without the digits that the difference would lose."""
+    return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
+
+
+Function = Callable[..., Any]
+_LARGEST_SCORES = 2**28
+"""Scores of attention that are held at once; the definition takes more of them in blocks."""
+
+
+def whole(*static: int) -> Callable[[Function], Function]:
+    """Compile as one program, with the arguments at these places as constants of it."""
+    return partial(jax.jit, static_argnums=static, inline=True)
+
+
+def wide(x: Any) -> Any:
+    """The numbers as what they are computed in: 16 bits as float32."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def _product(x: Any, weight: Any, kind: Any) -> Any:
+    contracted = ((x.ndim - 1,), (1,)), ((), ())
+    precision = jax.lax.Precision.HIGHEST if x.dtype.itemsize > 2 else None
+    return jax.lax.dot_general(x, weight, contracted, precision, preferred_element_type=kind)
+
+
+@whole()
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    if bias is None:  # XLA adds up in float32, and the gradient's products stay 16-bit ones
+        return _product(x, weight, x.dtype)
+    return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
+
+
+@whole()
+def _relu(x: Any) -> Any:
+    return jax.nn.relu(x)
+
+
+@whole()
+def _silu(x: Any) -> Any:
+    return jax.nn.silu(wide(x)).astype(x.dtype)
+
+
+@whole(1)
+def _gelu(x: Any, approximate: bool) -> Any:
+    return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
+
+
+@whole()
+def _swiglu(gate: Any, up: Any) -> Any:
+    return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
+
+
+@whole(1)
+def _softmax(x: Any, axis: int) -> Any:
+    return jax.nn.softmax(wide(x), axis).astype(x.dtype)
+
+
+@whole(1)
+def _log_softmax(x: Any, axis: int) -> Any:
+    return jax.nn.log_softmax(wide(x), axis).astype(x.dtype)
+
+
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    return _averaged(x, axis, keepdims) if known_dtype(x.dtype).kind == "float" else NotImplemented
+
+
+@whole(1, 2)
+def _averaged(x: Any, axis: Any, keepdims: bool) -> Any:
+    return jnp.mean(x, axis, keepdims=keepdims)
+
+
+@whole(2)
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    y = wide(x)
+    squares = jnp.mean(y * y, -1, keepdims=True)
+    return (y * jax.lax.rsqrt(squares + eps) * weight.astype(y.dtype)).astype(x.dtype)
+
+
+@whole(3)
+def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    y = wide(x)
+    y = y - jnp.mean(y, -1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    y = y if weight is None else y * weight.astype(y.dtype)
+    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+
+
+def _rope(x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any) -> Any:
+    return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
+
+
+@whole(2, 3)
+def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
+    size = x.shape[-1]
+    steps = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)], np.float32)
+    angles = positions[..., None, :, None].astype(jnp.float32) * steps
+    y = wide(x)
+    cosine, sine = jnp.cos(angles).astype(y.dtype), jnp.sin(angles).astype(y.dtype)
+    if interleaved:
+        first, second = y[..., 0::2], y[..., 1::2]
+    else:
+        first, second = y[..., : size // 2], y[..., size // 2 :]
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    if interleaved:
+        return jnp.stack(turned, -1).reshape(x.shape).astype(x.dtype)
+    return jnp.concatenate(turned, -1).astype(x.dtype)
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    scale: float | None,
+    mask: Any,
+    window: int | None,
+    lengths: Any,
+) -> Any:
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if not 0 < scores <= _LARGEST_SCORES:
+        return NotImplemented
+    if scale is not None and not isinstance(scale, int | float):
+        return NotImplemented  # an array, which cannot be a constant of compiled code
+    return _attended(q, k, v, mask, lengths, causal, scale, window)
+
+
+@whole(5, 6, 7)
+def _attended(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    lengths: Any,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+) -> Any:
+    """The heads of one key head are rows of one product, so that no key is copied."""
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    asked = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
+    precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
+    kind = wide(q).dtype
+    product = partial(jnp.einsum, precision=precision, preferred_element_type=kind)
+    scores = product("bghqs,bgks->bghqk", asked, k) * (size**-0.5 if scale is None else scale)
+    seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)
+    if seen is None:
+        weights = jax.nn.softmax(scores, -1)
+    else:
+        some = seen.any(-1, keepdims=True)
+        # A query that sees nothing sees all, and is left out after: no gradient meets a nan.
+        weights = jax.nn.softmax(jnp.where(seen | ~some, scores, -jnp.inf), -1)
+        weights = jnp.where(some, weights, 0)
+    result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
+    return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
+
+
+def _seen(
+    q: Any, kv_heads: int, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
+) -> Any:
+    """Which keys a query may see, of axes that go with the scores'; `None` where it is all."""
+    queries, key = q.shape[2], jnp.arange(keys)
+    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1, 1)
+    seen = None if lengths is None else key < valid
+    if causal:
+        own = jnp.arange(queries)[:, None] + (valid - queries)
+        before = key <= own
+        before = before if window is None else before & (key > own - window)
+        seen = before if seen is None else seen & before
+    if mask is None:
+        return seen
+    if mask.ndim == 2:
+        mask = mask[:, None, None, :]
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
+    mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
+    return mask if seen is None else mask & seen
+
+
+def _within(lengths: Any, keys: int) -> Any:
+    narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
+    return jnp.clip(narrow, 0, keys).astype(jnp.int32)
+
+
+@whole(1)
+def _argmax(x: Any, axis: int) -> Any:
+    return PRIMITIVES.argmax(x, axis)
+
+
+@whole()
+def _embedding(weight: Any, ids: Any) -> Any:
+    return PRIMITIVES.take(weight, ids, 0)
+
+
+@whole()
+def _cross_entropy(logits: Any, targets: Any) -> Any:
+    logarithms = jax.nn.log_softmax(wide(logits), -1)
+    return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
+
+
+@whole()
+def _mean_squared_error(x: Any, y: Any) -> Any:
+    return jnp.mean(jnp.square(wide(x) - wide(y)))
+
+
+@whole(3, 4)
+def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
+    kind = x.dtype
+    x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
+    result = jax.lax.conv_general_dilated(
+        x,
+        weight,
+        stride,
+        [(size, size) for size in padding],
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    if bias is None:
+        return result.astype(kind)
+    return (wide(result) + wide(bias)[:, None, None]).astype(kind)
+
+
+def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return _largest_of(x, size, size if stride is None else stride)
+
+
+def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return NotImplemented
+    return _mean_of(x, size, size if stride is None else stride)
+
+
+@whole(1, 2)
+def _largest_of(x: Any, size: Pair, stride: Pair) -> Any:
+    return largest_of_windows(x, size, stride)
+
+
+@whole(1, 2)
+def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    total = jax.lax.reduce_window(wide(x), 0.0, jax.lax.add, window, step, "VALID")
+    return (total / (size[0] * size[1])).astype(x.dtype)
+
+
+FUSED: Mapping[str, Function] = {
+    "linear": _linear,
+    "any op": lambda op, numbers: whole(*numbers)(op),
+    "relu": _relu,
+    "silu": _silu,
+    "gelu": _gelu,
+    "swiglu": _swiglu,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "mean": _mean,
+    "argmax": _argmax,
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "rope": _rope,
+    "attention": _attention,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "update_sgd": update_sgd,
+    "update_adam": update_adam,
+    "update_lion": update_lion,
+}

@@ -1,0 +1,56 @@
+"""Gradients by MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+
+from anydevice.core.primitives import Autodiff
+from anydevice.core.trees import leaves, refilled
+from anydevice.engines.base import refuse_all_but_one_number
+from anydevice.engines.mlx.primitives import under_way
+
+
+class MlxAutodiff:
+    """MLX's transformations of functions.
+
+    A `None` in the first argument has the gradient `None`. Integers among its arrays are
+    refused by MLX.
+    """
+
+    compiles = True
+    stop_gradient = staticmethod(mx.stop_gradient)
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        @wraps(function)
+        def run(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+            # MLX takes no tree that holds anything but arrays.
+            def value_of(arrays: list[Any]) -> Any:
+                value = function(refilled(first, arrays), *others, **named)
+                refuse_all_but_one_number(value, isinstance(value, mx.array))
+                return value
+
+            depth = getattr(under_way, "gradients", 0)
+            under_way.gradients = depth + 1
+            try:
+                value, gradients = mx.value_and_grad(value_of)(leaves(first))
+            finally:
+                under_way.gradients = depth
+            return value, refilled(first, gradients)
+
+        return run
+
+    def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        again = mx.checkpoint(function)
+
+        @wraps(function)
+        def run(*arguments: Any, **named: Any) -> Any:
+            return again(*arguments, **named)
+
+        return run
+
+
+AUTODIFF: Autodiff = MlxAutodiff()

@@ -1,0 +1,65 @@
+"""Memory of MLX: one for all of its devices, with what it keeps for later arrays."""
+
+from __future__ import annotations
+
+import re
+
+import mlx.core as mx
+
+from anydevice.core.device import Device
+from anydevice.core.engine import Memory, MemoryUse
+from anydevice.engines.base import amount_asked
+from anydevice.engines.mlx import arrays as mlx_limits
+from anydevice.engines.mlx.arrays import ENGINE
+
+_SAID = re.compile(
+    r"\[(?:metal::)?malloc\w*\] "
+    r"|\[METAL\] Command buffer execution failed: Insufficient Memory"
+    r"|cudaMalloc\w*(?:\(.*\))? failed: out of memory"
+)
+"""How MLX begins to say it: it has no errors of its own, and those of Python are anybody's."""
+
+
+class MlxMemory:
+    """What MLX holds in all: its devices share one memory."""
+
+    def use(self, device: Device) -> MemoryUse:
+        ENGINE.native(device)
+        in_use = mx.get_active_memory()
+        return MemoryUse(
+            in_use=in_use,
+            reserved=in_use + mx.get_cache_memory(),
+            peak=max(in_use, mx.get_peak_memory()),
+            limit=mlx_limits.limit(),
+        )
+
+    def reset_peak(self, device: Device) -> None:
+        ENGINE.native(device)
+        mx.reset_peak_memory()
+
+    def set_limit(self, device: Device, limit: int | None) -> None:
+        """Limit what MLX holds in all.
+
+        Arrays that are placed or made beyond it are refused. A computation's results are not: MLX
+        makes them when it likes, and then gives back what it keeps for later, but goes on.
+        """
+        ENGINE.native(device)
+        mlx_limits.set_limit(limit)
+
+    def release(self, device: Device) -> None:
+        ENGINE.native(device)
+        mx.clear_cache()
+
+    def ran_out(self, error: BaseException) -> bool:
+        if isinstance(error, mlx_limits.LimitReachedError) or type(error) is MemoryError:
+            return True
+        plain = type(error) in (RuntimeError, ValueError)
+        return plain and _SAID.match(str(error)) is not None
+
+    def asked(self, error: BaseException) -> int | None:
+        if isinstance(error, mlx_limits.LimitReachedError):
+            return error.asked
+        return amount_asked(str(error))
+
+
+MEMORY: Memory = MlxMemory()

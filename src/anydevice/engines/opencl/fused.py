@@ -1,0 +1,73 @@
+"""Faster versions of composite ops on OpenCL, each one kernel of ours.
+
+`KERNELS` are the kernels themselves, to be verified; `FUSED` are the same, but each hands over to
+the definition where it was not verified for the type and the device of its first operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any
+
+from anydevice.engines import trust
+from anydevice.engines.opencl.arrays import ENGINE
+from anydevice.engines.opencl.kernels import attention as opencl_attention
+from anydevice.engines.opencl.kernels import rows as opencl_rope
+from anydevice.engines.opencl.kernels import rows as opencl_rows
+from anydevice.engines.opencl.kernels.programs import dtype_of
+from anydevice.engines.opencl.primitives import computed
+
+
+def silu(x: Any) -> Any:
+    """`x · sigmoid(x)`, rounded once; `NotImplemented` for whole numbers."""
+    return computed("silu", x) if dtype_of(x).kind == "float" else NotImplemented
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    """`silu(gate) · up`, rounded once; `NotImplemented` for whole numbers and several types."""
+    if dtype_of(gate).kind != "float" or gate.dtype != up.dtype:
+        return NotImplemented
+    return computed("swiglu", gate, up)
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "softmax": opencl_rows.softmax,
+        "rmsnorm": opencl_rows.rmsnorm,
+        "layernorm": opencl_rows.layernorm,
+        "silu": silu,
+        "swiglu": swiglu,
+        "rope": opencl_rope.rope,
+        "attention": opencl_attention.attention,
+    }
+)
+"""The kernels by the names of their ops, called with all arguments of the op, in their order."""
+
+
+def _where_trusted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(kernel)
+    def run(x: Any, *others: Any) -> Any:
+        if not trust.is_trusted(name, dtype_of(x).name, _device(x)):
+            return NotImplemented
+        return kernel(x, *others)
+
+    return run
+
+
+_names: dict[Any, str] = {}
+
+
+def _device(x: Any) -> str:
+    """The device of an array, as the table of trust names it."""
+    name = _names.get(x.context)
+    if name is None:
+        name = _names[x.context] = str(ENGINE.devices_of(x)[0])
+    return name
+
+
+FUSED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()}
+)
+"""The kernels where they are trusted; `NotImplemented` elsewhere."""

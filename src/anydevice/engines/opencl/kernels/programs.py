@@ -1,0 +1,242 @@
+"""Programs for OpenCL devices: put together from our sources, built once, started safely.
+
+A program is built when it is first needed. The process keeps it by its context and its text; the
+drivers of PoCL and NVIDIA, and PyOpenCL for all others, keep the binary for later processes.
+
+How OpenCL C computes with each element type, and what a device has none of.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+
+from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.engine import Absent
+from anydevice.core.record import Record
+from anydevice.engines.host import known_dtype
+
+
+class Assumed(Record):
+    """What is taken for granted of every device, against what it says itself.
+
+    With it, tests run on a CPU what is written for GPUs and for devices with small groups.
+    """
+
+    work_group: int | None = None
+    is_cpu: bool | None = None
+
+
+assumed = Assumed()
+
+
+class Limits(Record):
+    """What a device can do; `local_memory` is bytes, `processors` how many groups run at once."""
+
+    is_cpu: bool
+    work_group: int
+    local_memory: int
+    processors: int
+    has_doubles: bool
+
+
+def limits(context: Any) -> Limits:
+    """The limits of the device of a context."""
+    return _limits(context, assumed)
+
+
+@lru_cache(maxsize=64)
+def _limits(context: Any, instead: Assumed) -> Limits:
+    device = context.devices[0]
+    allowed = min(device.max_work_group_size, device.max_work_item_sizes[0])
+    return Limits(
+        is_cpu=bool(device.type & cl.device_type.CPU) if instead.is_cpu is None else instead.is_cpu,
+        work_group=min(allowed, instead.work_group or allowed),
+        local_memory=device.local_mem_size,
+        processors=device.max_compute_units,
+        has_doubles="cl_khr_fp64" in device.extensions.split(),
+    )
+
+
+class Kernel:
+    """A kernel of a built program, ready to be started with groups of `group` work items."""
+
+    def __init__(self, kernel: Any, scalars: Sequence[Any], group: int) -> None:
+        kernel.set_scalar_arg_dtypes(list(scalars))
+        self._kernel = kernel
+        self._lock = threading.Lock()  # the arguments of a kernel are set one after the other
+        self.group = group
+
+    def __call__(self, queue: Any, groups: int, *arguments: Any, wait_for: Any = None) -> None:
+        """Start it and return at once; an array counts as its buffer."""
+        group = self.group
+        with self._lock:
+            self._kernel(queue, (groups * group,), (group,), *arguments, wait_for=wait_for)
+
+    def over(self, queue: Any, items: int, *arguments: Any, wait_for: Any = None) -> None:
+        """Start at least this many items; the kernel itself leaves the surplus ones out."""
+        self(queue, -(-items // self.group), *arguments, wait_for=wait_for)
+
+
+def kernel(
+    context: Any,
+    files: str | tuple[str, ...],
+    name: str,
+    defines: Mapping[str, object],
+    scalars: Sequence[Any],
+    group: int,
+) -> Kernel:
+    """A kernel of our files, with `GROUP` defined as the work items of a group.
+
+    `defines` are put before the text. `scalars` are the NumPy types of the arguments, `None` for
+    buffers. The group is a power of two, and is halved until the device takes it: what a kernel
+    needs of a processor is known only when it was built.
+    """
+    group = 1 << (min(group, limits(context).work_group).bit_length() - 1)
+    while (found := exact_kernel(context, files, name, defines, scalars, group)) is None:
+        group //= 2
+    return found
+
+
+def exact_kernel(
+    context: Any,
+    files: str | tuple[str, ...],
+    name: str,
+    defines: Mapping[str, object],
+    scalars: Sequence[Any],
+    group: int,
+) -> Kernel | None:
+    """The same with groups of just this size; `None` where the device does not take them."""
+    if group > limits(context).work_group:
+        return None
+    lines = [f"#define {key} {value}" for key, value in {**defines, "GROUP": group}.items()]
+    texts = [text(file) for file in ((files,) if isinstance(files, str) else files)]
+    source = "\n".join((*lines, text("numbers.cl"), *texts))
+    built = cl.Kernel(program(context, source), name)
+    most = cl.kernel_work_group_info.WORK_GROUP_SIZE
+    if group > max(1, built.get_work_group_info(most, context.devices[0])):
+        return None
+    return Kernel(built, scalars, group)
+
+
+@cache
+def text(file: str) -> str:
+    """The text of one of the files in `kernels/`."""
+    return Path(__file__).with_name(file).read_text("utf-8")
+
+
+@lru_cache(maxsize=4096)
+def program(context: Any, source: str) -> Any:
+    """A built program. What the compiler has to say of a program that it builds is not shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)
+        return cl.Program(context, source).build(["-w"])
+
+
+class Number(Record):
+    """An element type in a kernel: kept in memory as `element`, computed with as `number`.
+
+    `name` says which of the functions of `kernels/numbers.cl` read and write it.
+    """
+
+    name: str
+    element: str
+    number: str
+    scalar: Any
+    """The NumPy type that a single number is passed to a kernel as."""
+
+    @property
+    def floating(self) -> bool:
+        return self.number in ("float", "double")
+
+    def defines(self, prefix: str = "") -> dict[str, object]:
+        """What the kernels call the type: NAME, ELEMENT, NUMBER, LOAD and STORE."""
+        return {
+            f"{prefix}NAME": self.name,
+            f"{prefix}ELEMENT": self.element,
+            f"{prefix}NUMBER": self.number,
+            f"{prefix}LOAD": f"load_{self.name}",
+            f"{prefix}STORE": f"store_{self.name}",
+        }
+
+
+_NUMBERS: dict[str, Number] = {
+    row.name: row
+    for row in (
+        Number("bool", "uchar", "uchar", np.uint8),
+        Number("int8", "char", "char", np.int8),
+        Number("int16", "short", "short", np.int16),
+        Number("int32", "int", "int", np.int32),
+        Number("int64", "long", "long", np.int64),
+        Number("uint8", "uchar", "uchar", np.uint8),
+        Number("uint16", "ushort", "ushort", np.uint16),
+        Number("uint32", "uint", "uint", np.uint32),
+        Number("uint64", "ulong", "ulong", np.uint64),
+        Number("float16", "ushort", "float", np.float32),
+        Number("bfloat16", "ushort", "float", np.float32),
+        Number("float32", "float", "float", np.float32),
+        Number("float64", "double", "double", np.float64),
+    )
+}
+
+_BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def number_of(dtype: DType, context: Any) -> Number:
+    """How the device of a context computes with a type.
+
+    Raises `UnsupportedError` for `float64` where the device has none, and for the types that no
+    kernel computes with: complex numbers and those of 8 bits and less.
+    """
+    number = _NUMBERS.get(dtype.name)
+    if number is None:
+        raise Absent(
+            f"OpenCL computes with no {dtype}", instead="convert the array before it is placed"
+        ).error()
+    if number.number == "double" and not limits(context).has_doubles:
+        name = context.devices[0].name.strip()
+        raise Absent(
+            f"the OpenCL device {name} has no float64", instead="convert the array to float32"
+        ).error()
+    return number
+
+
+def accumulator_of(number: Number) -> Number:
+    """The type that sums of a type are kept in until they are complete."""
+    return _NUMBERS["float32"] if number.number == "float" else number
+
+
+def bits_of(dtype: DType) -> Number:
+    """The type to copy elements as, whatever they are."""
+    if dtype.itemsize not in _BITS:
+        raise Absent(
+            f"OpenCL rearranges no {dtype}", instead="convert the array before it is placed"
+        ).error()
+    return _NUMBERS[_BITS[dtype.itemsize]]
+
+
+def scalar(value: float | int | bool, dtype: DType, number: Number) -> Any:
+    """A Python number as an argument of a kernel, rounded to the type of the arrays beside it."""
+    return np.array(value).astype(dtype.numpy()).astype(number.scalar)[()]
+
+
+def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
+    """The bits of a Python number in a type, as an argument of a kernel that copies."""
+    return np.array(value).astype(dtype.numpy()).view(bits_of(dtype).scalar)[()]
+
+
+def dtype_of(x: Any) -> DType:
+    """The type of an array's elements."""
+    return known_dtype(x.dtype)
+
+
+BOOL = DTYPES["bool"]
+INT32 = DTYPES["int32"]
+FLOAT32 = DTYPES["float32"]

@@ -1,0 +1,247 @@
+"""Our own Triton kernels as versions of ops, for tensors on NVIDIA and AMD GPUs.
+
+Each function takes all arguments of its op by place, and returns `NotImplemented`, before it does
+anything, where its kernel does not fit or was not found to be right on this device. Under PyTorch's
+compiler, `rmsnorm`, `swiglu` and `rope` are left to it: it fuses them with what stands beside them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from anydevice.core.rope_scaling import frequencies
+from anydevice.engines.torch.triton import operators as registered
+from anydevice.engines.torch.triton.operators import kernel
+from anydevice.engines.trust import is_trusted
+
+MOST_ROWS = 8
+"""The most rows of `x` for which `linear` is a matter of reading the weight."""
+LEAST_WEIGHT = 2**20
+"""The fewest elements of a weight for which starting a kernel of ours pays."""
+
+_NAMES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+_HALF = (torch.float16, torch.bfloat16)
+_WHOLE = (torch.int32, torch.int64)
+_SIZES = (16, 32, 64, 128, 256)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
+_PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+_GPU = "rocm" if torch.version.hip else "cuda"
+_READY = find_spec("triton") is not None
+
+
+def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(x, weight)
+        or weight.dtype not in (x.dtype, torch.float32)
+        or not (x.is_contiguous() and weight.is_contiguous())
+    ):
+        return NotImplemented
+    if _differentiated(x, weight):
+        return registered.rmsnorm(x, weight, eps)
+    return kernel("rmsnorm")(x, weight, eps)
+
+
+def _softmax(x: Any, axis: int) -> Any:
+    if not _serves(x) or not x.ndim or axis not in (-1, x.ndim - 1) or not x.is_contiguous():
+        return NotImplemented
+    if torch.compiler.is_compiling() or _differentiated(x):
+        return registered.softmax(x)
+    return kernel("softmax")(x)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(gate, up)
+        or gate.dtype != up.dtype
+        or gate.shape != up.shape
+        or not (_has_rows(gate) and _has_rows(up))
+    ):
+        return NotImplemented
+    if _differentiated(gate, up):
+        return registered.swiglu(gate, up)
+    return kernel("swiglu")(gate, up)
+
+
+def _rope(
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None
+) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(x, positions)
+        or positions.dtype not in _WHOLE
+        or x.stride(-1) != 1
+    ):
+        return NotImplemented
+    frozen = () if scaling is None else tuple(sorted(scaling.items()))
+    steps, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
+    if _differentiated(x):
+        return registered.rope(x, positions, steps, factor, interleaved, False)
+    return kernel("rope")(x, positions, steps, factor, interleaved)
+
+
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    inputs = weight.shape[-1]
+    if (
+        x.dtype not in _HALF
+        or not _serves(x, weight, *(() if bias is None else (bias,)))
+        or weight.dtype != x.dtype
+        or (bias is not None and (bias.dtype != x.dtype or not bias.is_contiguous()))
+        or not inputs
+        or not 1 <= x.numel() // inputs <= MOST_ROWS
+        or weight.stride(-1) != 1
+    ):
+        return NotImplemented
+    rows = x.reshape(-1, inputs)
+    if torch.compiler.is_compiling() or _differentiated(x, weight, bias):
+        result = registered.linear(rows, weight, bias)
+    else:
+        result = kernel("linear")(rows, weight, bias)
+    return result.view(*x.shape[:-1], weight.shape[0])
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    scale: float | None,
+    mask: Any,
+    window: int | None,
+    lengths: Any,
+) -> Any:
+    size = q.shape[-1]
+    if (
+        q.shape[2] != 1
+        or mask is not None
+        or q.dtype not in _HALF
+        or not _serves(q, k, v, *(() if lengths is None else (lengths,)))
+        or not q.dtype == k.dtype == v.dtype
+        or (lengths is not None and (lengths.dtype not in _WHOLE or not lengths.is_contiguous()))
+        or size not in _SIZES
+        or v.shape[-1] != size
+        or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        or _differentiated(q, k, v)
+    ):
+        return NotImplemented
+    factor = size**-0.5 if scale is None else scale
+    if torch.compiler.is_compiling():
+        return registered.attention(q, k, v, factor, window, lengths)
+    return kernel("attention")(q, k, v, factor, window, lengths)
+
+
+def _serves(x: Any, *others: Any) -> bool:
+    """Whether these are plain tensors on one GPU, and the first of a type that kernels take."""
+    if not _READY or x.device.type != _PLACE or x.dtype not in _NAMES:
+        return False
+    if any(other.device != x.device for other in others):
+        return False
+    return torch.compiler.is_compiling() or all(_is_plain(one) for one in (x, *others))
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether a tensor has its memory to itself: no subclass, no transformation under way."""
+    return (
+        type(x) in _PLAIN
+        and x.layout == torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def _has_rows(x: Any) -> bool:
+    """Whether a tensor is a matrix of contiguous rows when all axes but the last are one."""
+    if x.is_contiguous():
+        return True
+    try:
+        return bool(x.ndim > 1 and x.view(-1, x.shape[-1]).stride(1) == 1)
+    except RuntimeError:
+        return False
+
+
+def _differentiated(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+@cache
+def _frequencies(
+    size: int, theta: float, scaling: tuple[tuple[str, Any], ...], device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
+    found, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
+    return torch.tensor(found, dtype=torch.float32, device=device), float(factor)
+
+
+UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
+    "attention": _attention,
+    "linear": _linear,
+    "rmsnorm": _rmsnorm,
+    "rope": _rope,
+    "softmax": _softmax,
+    "swiglu": _swiglu,
+}
+"""The kernels whether or not they are trusted: for whoever is to find that out."""
+
+
+def _device(x: Any) -> str:
+    """The device as anydevice names it: PyTorch calls an AMD GPU CUDA, too."""
+    return f"{_GPU}:{x.device.index or 0}"
+
+
+def _trusted(name: str, x: Any, *arguments: Any) -> Any:
+    if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), _device(x)):
+        return NotImplemented
+    if name == "linear" and arguments[0].numel() < LEAST_WEIGHT:
+        return NotImplemented
+    return UNTRUSTED_KERNELS[name](x, *arguments)
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    name: partial(_trusted, name) for name in UNTRUSTED_KERNELS
+}
+"""The kernels that may be used: those in the table of `kernels/trust.py`."""
+
+
+def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ...]:
+    """Compile every kernel for the widths of usual models, ahead of its first use.
+
+    Returns the names of the kernels that are compiled now: none on a machine without Triton, or
+    for a device that is no NVIDIA or AMD GPU. PyTorch and Triton raise their own errors where the
+    device is not there or a kernel cannot be compiled for it.
+
+    >>> warm_up("meta")
+    ()
+    """
+    made: dict[str, None] = {}
+    for dtype in dtypes:
+        new = partial(torch.ones, dtype=getattr(torch, dtype), device=device)
+        for name, arguments in _usual(new, torch.ones(1, dtype=torch.int32, device=device)):
+            if UNTRUSTED_KERNELS[name](*arguments) is not NotImplemented:
+                made[name] = None
+    return tuple(made)
+
+
+def _usual(new: Callable[..., Any], one: Any) -> Iterable[tuple[str, tuple[Any, ...]]]:
+    """Small calls that need the same machine code as those of usual models."""
+    for width in (2048, 4096, 8192):
+        yield "rmsnorm", (new(1, width), new(width), 1e-6)
+        for rows in (1, 2):
+            yield "linear", (new(rows, width), new(64, width), None)
+    for width in (32000, 32768, 128256):
+        yield "softmax", (new(2, width), -1)
+    yield "swiglu", (new(1, 8192), new(1, 8192))
+    for size in (64, 128):
+        yield "rope", (new(1, 32, 1, size), one, 10000.0, False, None)
+        keys = new(1, 8, 4096, size)
+        yield "attention", (new(1, 32, 1, size), keys, keys, True, None, None, None, one)

@@ -1,0 +1,105 @@
+"""How our Triton kernels are started, and what of a device decides how their work is cut.
+
+Nothing is measured when a kernel is started: how the work is cut is a function of its shape, found
+by `bench/gpu_ops.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+
+
+LONGEST_ROW = 65536
+"""The most bytes of a row that one program keeps to itself; longer ones are read twice."""
+
+
+def start(
+    kernel: Any, grid: Sequence[int], device: torch.device, *arguments: Any, **options: Any
+) -> None:
+    """Start `grid` programs of a kernel on the current stream of a device."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel[tuple(grid)](*arguments, **options)
+    else:
+        with torch.cuda.device(device):
+            kernel[tuple(grid)](*arguments, **options)
+
+
+@cache
+def overlapping(device: torch.device) -> dict[str, Any]:
+    """The options of a kernel that may begin before the one ahead of it has ended.
+
+    It waits, before it touches what that one may have written, until that one has ended; what is
+    gained is the time that starting takes. NVIDIA's devices can from compute capability 9.0 on.
+    """
+    if (
+        device.type != "cuda"
+        or torch.version.hip
+        or torch.cuda.get_device_capability(device) < (9,)
+    ):
+        return {"overlap": False}
+    return {"overlap": True, "launch_pdl": True} if _can_overlap() else {"overlap": False}
+
+
+def _can_overlap() -> bool:
+    """Whether this Triton has the option: it came with 3.4."""
+    target = triton.runtime.driver.active.get_current_target()
+    return hasattr(triton.compiler.make_backend(target).parse_options({}), "launch_pdl")
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a device can run side by side, if each takes a whole multiprocessor."""
+    if device.type != "cuda":
+        return 4  # under the interpreter: few, and enough to share the work
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+@cache
+def most_warps(device: torch.device) -> int:
+    """How many warps a program can have."""
+    if device.type != "cuda":
+        return 32
+    return int(1024 // torch.cuda.get_device_properties(device).warp_size)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """The bytes of fast memory that one program can have."""
+    if device.type != "cuda":
+        return 2**20
+    facts = torch.cuda.get_device_properties(device)
+    size: int = getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)
+    return size
+
+
+@triton.jit
+def fetch_ahead(start, size):
+    """Ask for `size` bytes of memory (a multiple of 16, as is `start`) to be brought nearer.
+
+    What is brought is not read: whoever writes there before it is needed changes it. So a kernel
+    that still waits for the one ahead of it may ask already. Compute capability 9.0 and later.
+    """
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred first;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [start.to(tl.int64), size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

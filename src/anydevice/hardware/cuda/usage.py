@@ -1,0 +1,85 @@
+"""What NVIDIA cards do at this moment, through a child that keeps NVML open.
+
+NVML in this process would load the driver and leave a thread behind; a child for every question
+would take some 50 ms each. One child that stays answers within a millisecond or two.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from anydevice.core.finding import Facts
+from anydevice.core.locks import ForkSafeLock
+from anydevice.hardware.cuda import facts as cuda_surroundings
+from anydevice.hardware.cuda import reader as cuda
+from anydevice.hardware.driver_process.parent import Conversation
+from anydevice.hardware.linux import name_of
+from anydevice.hardware.readers import DeviceProcess, Readings
+
+_ONE_MOMENT = 0.05  # so that all cards of a machine, and their processes, take one question
+_LIMIT = 2.0
+_DEVICE_FILES = ("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/dxg")  # Jetson, and WSL
+
+_lock = ForkSafeLock()
+_conversation: Conversation | None = None
+_last: tuple[float, dict[str, Any]] = (-1.0, {})
+
+
+def readings(index: int, facts: Facts) -> Readings:
+    """What the card or instance with this UUID does now."""
+    told = _told(facts)
+    shared = cuda.free_memory(index, facts) if facts.memory_kind == "unified" else None
+    if told is None:
+        return Readings(free_memory=shared)
+    return Readings(
+        load=_share(told["load"]),
+        memory_load=_share(told["memory_load"]),
+        free_memory=told["free"] if shared is None else shared,
+        temperature=told["temperature"],
+        power=_watts(told["power"]),
+        power_limit=_watts(told["power_limit"]),
+        fan=_share(told["fan"]),
+        clock=told["clock"],
+    )
+
+
+def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
+    """Who uses the card or instance with this UUID, the one that holds most first."""
+    del index
+    told = _told(facts)
+    rows = sorted(told["processes"] if told else (), key=lambda row: -(row[1] or 0))
+    return tuple(
+        DeviceProcess(pid, name_of(pid, opens=_DEVICE_FILES), memory, _share(load))
+        for pid, memory, load in rows
+    )
+
+
+def _told(facts: Facts) -> dict[str, Any] | None:
+    if facts.details.get("source") != "nvml" or facts.uuid is None:
+        return None
+    told: dict[str, Any] | None = _everything().get(facts.uuid)
+    return told
+
+
+def _everything() -> dict[str, Any]:
+    global _conversation, _last
+    with _lock.native:
+        if time.monotonic() - _last[0] <= _ONE_MOMENT:
+            return _last[1]
+        if _conversation is None:
+            around = cuda_surroundings.read(dict(os.environ))
+            question = cuda.question_to_nvml(around, os.environ)
+            _conversation = Conversation("nvml", question)
+        outcome = _conversation.ask(None, limit=_LIMIT)
+        _last = (time.monotonic(), outcome.answer if outcome.how == "answered" else {})
+        return _last[1]
+
+
+def _share(percent: int | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

@@ -1,0 +1,256 @@
+"""Asks NVML which NVIDIA cards there are. Runs in a child, where it may crash or hang.
+
+Arguments: `libraries`, the names under which to try NVML, in order; `driver_libraries`, the same
+for the CUDA driver, which is only opened, to tell whether it is there; `pynvml`, the file of
+nvidia-ml-py's module, or null.
+
+Asks NVML what every card does now, again and again. Runs in a child that stays.
+
+Arguments: `libraries` and `pynvml`, as for `nvml.py`. The question itself says nothing; the answer
+is a table by UUID, of cards and of MIG instances.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from .shared_library import open_first
+
+TYPE_CHECKING = False  # `import typing` would take long
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Answer = dict[str, Any]
+
+
+def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
+    """The cards in NVML's order; or which call failed, with its code; or that there is no NVML."""
+    tell("loading NVML")
+    name, library, problem = open_first(arguments["libraries"])
+    answer: Answer = {"library": None, "problem": problem}
+    if library is not None and arguments["pynvml"] is None:
+        answer["problem"] = "nvidia-ml-py is not installed"
+    elif library is not None:
+        # Only now: reading nvidia-ml-py takes longer than starting this process.
+        nvml = bindings(arguments["pynvml"])
+        nvml.nvmlLib = library
+        answer = {"library": name, **_read(nvml, tell)}
+    tell("loading the CUDA driver")
+    answer["driver_library"], _, answer["driver_problem"] = open_first(
+        arguments["driver_libraries"]
+    )
+    return answer
+
+
+def bindings(file: str) -> Any:
+    """The module of nvidia-ml-py that lies in this file."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("nvml_bindings", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    # It looks itself up in sys.modules while it loads.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
+    answer: Answer = {"error": None, "driver_version": None, "cuda_version": None, "cards": []}
+    call = "nvmlInit"
+    try:
+        tell(call)
+        initialise(nvml)
+        tell("nvmlSystemGetDriverVersion")
+        answer["driver_version"] = if_told(nvml, nvml.nvmlSystemGetDriverVersion)
+        answer["cuda_version"] = if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        call = "nvmlDeviceGetCount"
+        tell(call)
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        answer["error"] = {"call": call, "code": error.value}
+        return answer
+    for index in range(count):
+        tell(f"reading card {index}")
+        answer["cards"].append(_card(nvml, index))
+    return answer
+
+
+def initialise(nvml: Any) -> None:
+    """Begin to use NVML; raises its error where that fails."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        # Drivers before 384 have only the form without flags.
+        without_flags = getattr(nvml.nvmlLib, "nvmlInit_v2", None)
+        if error.value != nvml.NVML_ERROR_FUNCTION_NOT_FOUND or without_flags is None:
+            raise
+        code = without_flags()
+        if code:
+            raise nvml.NVMLError(code) from None
+
+
+def _card(nvml: Any, index: int) -> Answer:
+    call = "nvmlDeviceGetHandleByIndex"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        call = "nvmlDeviceGetUUID"
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+    except nvml.NVMLError as error:
+        return {"error": {"call": call, "code": error.value}}
+    mig = if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    pci = if_told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    return {
+        "error": None,
+        "uuid": uuid,
+        "name": if_told(nvml, nvml.nvmlDeviceGetName, handle),
+        "bus": None if pci is None else _text(pci.busId),
+        "capability": if_told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "compute_mode": if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
+        "cuda_cores": if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
+        "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+        "instances": _instances(nvml, handle) if mig and mig[0] else [],
+        **memory(nvml, handle),
+    }
+
+
+def _instances(nvml: Any, card: Any) -> list[Answer]:
+    instances = []
+    for index in range(if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
+        handle = if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
+        if handle is None:
+            continue
+        attributes = if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
+        instances.append(
+            {
+                "uuid": if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
+                "name": if_told(nvml, nvml.nvmlDeviceGetName, handle),
+                "gpu_instance": if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+                "compute_instance": if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+                "multiprocessors": attributes and attributes.multiprocessorCount,
+                **memory(nvml, handle),
+            }
+        )
+    return instances
+
+
+def memory(nvml: Any, handle: Any) -> Answer:
+    """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
+    told = if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if told is not None:
+        return {"total": told.total, "free": told.free, "reserved": told.reserved}
+    told = if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    if told is not None:
+        return {"total": told.total, "free": told.free, "reserved": None}
+    return {"total": None, "free": None, "reserved": None}
+
+
+def if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a question of NVML gives; `None` where it is refused."""
+    # Old drivers and small cards lack single questions; that is no reason to lose the card.
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+_RECENT = 2.0
+
+
+def attend(
+    tell: Callable[[str], None], arguments: dict[str, Any]
+) -> Callable[[object], dict[str, Answer]]:
+    """Load NVML once; what is returned reads every card. Raises where NVML does not start."""
+    tell("loading NVML")
+    _, library, problem = open_first(arguments["libraries"])
+    if library is None or arguments["pynvml"] is None:
+        raise OSError(problem or "there is no NVML, or nvidia-ml-py is not installed")
+    nvml = bindings(arguments["pynvml"])
+    nvml.nvmlLib = library
+    tell("nvmlInit")
+    initialise(nvml)
+
+    def answer(question: object) -> dict[str, Answer]:
+        read: dict[str, Answer] = {}
+        for index in range(nvml.nvmlDeviceGetCount()):
+            tell(f"reading card {index}")
+            handle = if_told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+            if handle is not None:
+                read.update(_card_now(nvml, handle))
+        return read
+
+    return answer
+
+
+def _card_now(nvml: Any, handle: Any) -> dict[str, Answer]:
+    """The card and its instances; heat and power are those of the whole card in each."""
+    whole = {
+        "temperature": if_told(
+            nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        "power": if_told(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
+        "power_limit": if_told(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        "fan": if_told(nvml, nvml.nvmlDeviceGetFanSpeed, handle),
+        "clock": if_told(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+    }
+    parts = [handle]
+    mig = if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mig and mig[0]:
+        for index in range(if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            part = if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            parts += [] if part is None else [part]
+    read = {
+        if_told(nvml, nvml.nvmlDeviceGetUUID, part): _part(nvml, part) | whole for part in parts
+    }
+    return {uuid: answer for uuid, answer in read.items() if uuid}
+
+
+def _part(nvml: Any, handle: Any) -> Answer:
+    rates = if_told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    return {
+        "load": rates and rates.gpu,
+        "memory_load": rates and rates.memory,
+        "free": memory(nvml, handle)["free"],
+        "processes": _processes(nvml, handle),
+    }
+
+
+def _processes(nvml: Any, handle: Any) -> list[tuple[int, int | None, int | None]]:
+    """Number, bytes and percent of the load of each process."""
+    held: dict[int, int | None] = {}
+    for kind in ("Compute", "Graphics"):
+        for process in _running(nvml, handle, kind):
+            # One that computes and draws is in both lists, with all of its memory.
+            held[process.pid] = process.usedGpuMemory or held.get(process.pid)
+    loads = _loads(nvml, handle) if held else {}
+    return [(pid, size, None if loads is None else loads.get(pid, 0)) for pid, size in held.items()]
+
+
+def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
+    # Drivers before 510 have only the second form.
+    for form in ("_v3", "_v2"):
+        function = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{form}", None)
+        told = None if function is None else if_told(nvml, function, handle)
+        if told is not None:
+            return list(told)
+    return []
+
+
+def _loads(nvml: Any, handle: Any) -> dict[int, int] | None:
+    """Percent by process; `None` where the card does not tell. Who is idle is not in it."""
+    since = int((time.time() - _RECENT) * 1e6)
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except nvml.NVMLError as error:
+        quiet = (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND)
+        return {} if error.value in quiet else None
+    newest = sorted(samples, key=lambda sample: int(sample.timeStamp))
+    return {sample.pid: sample.smUtil for sample in newest}

@@ -1,0 +1,17 @@
+"""What Apple's GPUs do at this moment: without the superuser, macOS tells only their memory."""
+
+from __future__ import annotations
+
+from anydevice.core.finding import Facts
+from anydevice.hardware.metal import reader as metal
+from anydevice.hardware.readers import DeviceProcess, Readings
+
+
+def readings(index: int, facts: Facts) -> Readings:
+    """The free memory; load, heat and power are told to the superuser alone."""
+    return Readings(free_memory=metal.free_memory(index, facts))
+
+
+def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
+    """None: macOS does not tell who uses the GPU."""
+    return ()

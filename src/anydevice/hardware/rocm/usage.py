@@ -1,0 +1,68 @@
+"""What AMD GPUs do at this moment, from the files of their driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anydevice.core.finding import Facts
+from anydevice.hardware import linux as pci
+from anydevice.hardware.linux import monitors, name_of, read_number, read_text, scaled, temperature
+from anydevice.hardware.readers import DeviceProcess, Readings
+from anydevice.hardware.rocm import facts as kfd
+from anydevice.hardware.rocm import reader as rocm
+
+_ROOT = Path("/")
+_PROCESSES = "sys/class/kfd/kfd/proc"
+_SENSORS = ("edge", "junction")
+
+
+def readings(index: int, facts: Facts, *, root: Path = _ROOT) -> Readings:
+    """What the GPU at this PCI address does now; all parts of a divided card tell of the whole."""
+    if facts.pci_address is None:
+        return Readings()
+    device = root / pci.DEVICES / facts.pci_address
+    free = rocm.free_memory(index, facts, root=root)
+    if (read_text(device / "power/runtime_status") or "").strip() == "suspended":
+        # Asking its sensors would wake it.
+        return Readings(load=0.0, free_memory=free)
+    sensors = next(iter(monitors(device / "hwmon")), device / "hwmon")
+    power = scaled(sensors / "power1_average", 1e6)
+    fan, full = read_number(sensors / "pwm1"), read_number(sensors / "pwm1_max") or 255
+    return Readings(
+        load=scaled(device / "gpu_busy_percent", 100),
+        memory_load=scaled(device / "mem_busy_percent", 100),
+        free_memory=free,
+        temperature=temperature(sensors, _SENSORS),
+        power=scaled(sensors / "power1_input", 1e6) if power is None else power,
+        power_limit=scaled(sensors / "power1_cap", 1e6),
+        fan=None if fan is None else fan / full,
+        clock=scaled(sensors / "freq1_input", 1e6),
+    )
+
+
+def processes(index: int, facts: Facts, *, root: Path = _ROOT) -> tuple[DeviceProcess, ...]:
+    """Who computes on the GPU, from the compute driver's list; who only draws is not in it."""
+    del index
+    names = {
+        f"vram_{number}"
+        for gpu in kfd.topology(root).gpus
+        if gpu.pci_address == facts.pci_address and gpu.uuid in (None, facts.uuid)
+        if (number := read_number(root / kfd.NODES / str(gpu.node) / "gpu_id"))
+    }
+    held: dict[int, int] = {}
+    for folder in _folders(root / _PROCESSES):
+        sizes = [read_number(folder / name) for name in sorted(names)]
+        known = [size for size in sizes if size is not None]
+        if known:
+            held[int(folder.name)] = sum(known)
+    return tuple(
+        DeviceProcess(pid, name_of(pid, opens=("/dev/kfd",), root=root, system="linux"), held[pid])
+        for pid in sorted(held, key=lambda pid: -held[pid])
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [entry for entry in folder.iterdir() if entry.name.isdecimal()]
+    except OSError:
+        return []

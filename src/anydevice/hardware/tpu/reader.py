@@ -1,0 +1,306 @@
+"""TPUs, found by their PCI devices and device files; no driver is loaded, no network is asked.
+
+Chips up to v4 appear as `/dev/accel0`, later ones mostly as `/dev/vfio/N` with N the IOMMU group of
+their PCI device. A device here is what JAX lists as one: a core of a v2, v3 or TPU7x chip, a whole
+chip otherwise. On a slice of several hosts these are those of this host, `jax.local_devices()`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+
+from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.record import Record
+from anydevice.hardware.linux import exists, read_text
+
+_GOOGLE = "0x1ae0"
+_MEMORY_SOURCE = "by generation"
+
+
+class _Generation(Record):
+    """A kind of chip: memory is that of one device, in GiB; `None` where it is not public."""
+
+    name: str
+    devices_per_chip: int
+    memory: int | None
+    vfio: bool
+
+
+_V2 = _Generation("v2", 2, 8, vfio=False)
+_V3 = _Generation("v3", 2, 16, vfio=False)
+_V4 = _Generation("v4", 1, 32, vfio=False)
+_V5E = _Generation("v5e", 1, 16, vfio=True)
+_V5P = _Generation("v5p", 1, 95, vfio=True)
+_V6E = _Generation("v6e", 1, 32, vfio=True)
+_V7X = _Generation("7x", 2, 96, vfio=True)
+_UNNAMED = _Generation("of a generation without a public name", 1, None, vfio=False)
+
+_BY_PCI_DEVICE = {
+    "0x0056": _UNNAMED,
+    "0x005e": _V4,
+    "0x0062": _V5P,
+    "0x0063": _V5E,
+    "0x006f": _V6E,
+    "0x0076": _V7X,
+}
+_V2_AND_V3 = "0x0027"
+_SUBSYSTEM_OF_V2 = "0x004e"
+
+# The part of TPU_ACCELERATOR_TYPE before the count: "v5litepod-8", "v4-8", "tpu7x-4".
+_BY_TYPE = {
+    "v2": _V2,
+    "v3": _V3,
+    "v4": _V4,
+    "v5litepod": _V5E,
+    "v5lite": _V5E,
+    "v5e": _V5E,
+    "v5p": _V5P,
+    "v6e": _V6E,
+    "tpu7x": _V7X,
+}
+
+
+class _Chip(Record):
+    generation: _Generation
+    pci_address: str | None
+    node: Path | None
+    """Its device file under the root; `None` where there is none."""
+    node_name: str
+
+
+def look(
+    limit: float = 5.0,
+    *,
+    root: Path = Path("/"),
+    system: str = sys.platform,
+    environment: Mapping[str, str] = os.environ,
+    accessible: Callable[[Path], bool] | None = None,
+) -> Sighting:
+    """The TPUs of this machine that this process sees, in the order of their chips.
+
+    Memory is the public figure of the chip's generation: the driver tells neither that nor what is
+    free. `TPU_VISIBLE_CHIPS` (before it `TPU_VISIBLE_DEVICES`) and the chips per process that
+    `TPU_CHIPS_PER_PROCESS_BOUNDS` asks for are obeyed. Chips without a device file, or with one
+    that this user may not open, stop the backend at its driver. Never raises and never waits, so
+    that `limit` has nothing to do.
+    """
+    del limit
+    if not system.startswith("linux"):
+        return Sighting("tpu", present=False, stage="driver", reason="TPUs are only on Linux")
+    chips = _chips_on_pci(root) or _chips_by_type(root, environment)
+    if not chips:
+        return Sighting(
+            "tpu", present=False, stage="driver", reason="no TPU on the PCI bus nor in /dev"
+        )
+    notes = _holders(root)
+    with_node = [chip for chip in chips if chip.node is not None]
+    if not with_node:
+        return Sighting(
+            "tpu",
+            present=True,
+            stage="driver",
+            reason=f"{_count(len(chips))} on the PCI bus, but no device file {chips[0].node_name}",
+            mend="in a container: pass the device files on (docker run --privileged); "
+            "otherwise start the machine from an image with the TPU driver",
+            notes=notes,
+        )
+    if len(with_node) < len(chips):
+        notes += (f"{len(with_node)} of {_count(len(chips))} have a device file here",)
+    visible, wrong = _visible(with_node, environment)
+    if wrong is not None:
+        mend = f"unset {wrong.split('=')[0]}, or name chips 0 to {len(with_node) - 1}"
+        return Sighting("tpu", True, stage="device", reason=wrong, mend=mend, notes=notes)
+    return _sighting(visible, root, accessible or _may_open, notes)
+
+
+def _sighting(
+    chips: list[tuple[int, _Chip]],
+    root: Path,
+    accessible: Callable[[Path], bool],
+    notes: tuple[str, ...],
+) -> Sighting:
+    devices: list[Seen] = []
+    refused: list[tuple[str, str]] = []
+    for number, chip in chips:
+        closed = next((node for node in _nodes(chip, root) if not accessible(node)), None)
+        reason = mend = None
+        if closed is not None:
+            reason = f"no permission to open /{closed.relative_to(root)}"
+            mend = _permission(closed, root)
+            refused.append((reason, mend))
+        for core in range(chip.generation.devices_per_chip):
+            facts = _facts(chip, number, core)
+            devices.append(Seen(len(devices), "tpu", facts, reason, mend))
+    if len(refused) < len(chips):
+        return Sighting("tpu", present=True, devices=tuple(devices), notes=notes)
+    return Sighting(
+        "tpu", True, tuple(devices), "driver", refused[0][0], mend=refused[0][1], notes=notes
+    )
+
+
+def _facts(chip: _Chip, number: int, core: int) -> Facts:
+    generation = chip.generation
+    name = f"Google TPU{'' if generation is _V7X else ' '}{generation.name}"
+    return Facts(
+        name=name,
+        pci_address=chip.pci_address,
+        memory_kind="dedicated",
+        total_memory=None if generation.memory is None else generation.memory * 2**30,
+        architecture=None if generation is _UNNAMED else name.removeprefix("Google "),
+        details={
+            "chip": number,
+            "core": core,
+            "devices_per_chip": generation.devices_per_chip,
+            "device_file": chip.node_name,
+            "memory": _MEMORY_SOURCE,
+        },
+    )
+
+
+def _chips_on_pci(root: Path) -> list[_Chip]:
+    folder = root / "sys/bus/pci/devices"
+    try:
+        addresses = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    chips: list[_Chip] = []
+    for address in addresses:
+        device = folder / address
+        generation = _generation(device)
+        if generation is not None:
+            names = _node_names(device, generation, len(chips))
+            name = next((name for name in names if _if_there(root, name)), names[0])
+            chips.append(_Chip(generation, address, _if_there(root, name), name))
+    return chips
+
+
+def _generation(device: Path) -> _Generation | None:
+    if _word(device / "vendor") != _GOOGLE:
+        return None
+    number = _word(device / "device")
+    if number == _V2_AND_V3:
+        return _V2 if _word(device / "subsystem_device") == _SUBSYSTEM_OF_V2 else _V3
+    return _BY_PCI_DEVICE.get(number)
+
+
+def _node_names(device: Path, generation: _Generation, position: int) -> list[str]:
+    """The device files that this chip may have, the usual one of its generation first."""
+    try:
+        group = os.path.basename(os.readlink(device / "iommu_group"))
+    except OSError:
+        group = str(position)
+    names = [f"/dev/accel{position}", f"/dev/vfio/{group}"]
+    return names[::-1] if generation.vfio else names
+
+
+def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
+    """Where the PCI bus is hidden, as in some containers: device files, and what they are.
+
+    The device files alone tell nothing, since the drivers of other vendors use the same names.
+    """
+    kind = environment.get("TPU_ACCELERATOR_TYPE", "").strip().lower().rpartition("-")[0]
+    generation = _BY_TYPE.get(kind)
+    if generation is None:
+        return []
+    folder, prefix = ("dev/vfio", "") if generation.vfio else ("dev", "accel")
+    try:
+        names = os.listdir(root / folder)
+    except OSError:
+        return []
+    numbers = sorted(int(m[1]) for n in names if (m := re.fullmatch(prefix + r"(\d{1,6})", n)))
+    nodes = [f"/{folder}/{prefix}{number}" for number in numbers]
+    return [_Chip(generation, None, _if_there(root, node), node) for node in nodes]
+
+
+def _visible(
+    chips: list[_Chip], environment: Mapping[str, str]
+) -> tuple[list[tuple[int, _Chip]], str | None]:
+    """The chips that the environment leaves, with their numbers; or what is wrong with it."""
+    numbers = list(range(len(chips)))
+    # libtpu looks at the second name only where the first is not set or empty.
+    for variable in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"):
+        text = environment.get(variable, "").strip()
+        if not text:
+            continue
+        words = [word.strip() for word in text.split(",")]
+        if not all(re.fullmatch(r"\d{1,6}", word) and int(word) in numbers for word in words):
+            return [], f"{variable}={text} does not name chips of this machine"
+        numbers = sorted({int(word) for word in words})
+        break
+    for variable in ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"):
+        text = environment.get(variable, "").strip()
+        if re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", text):
+            numbers = numbers[: prod(int(word) for word in text.split(","))]
+            break
+    return [(number, chips[number]) for number in numbers], None
+
+
+def _nodes(chip: _Chip, root: Path) -> list[Path]:
+    # A VFIO group is opened through the container file beside it.
+    container = root / "dev/vfio/vfio"
+    shared = [container] if "vfio" in chip.node_name and exists(container) else []
+    return [*([chip.node] if chip.node else []), *shared]
+
+
+def _may_open(node: Path) -> bool:
+    return os.access(node, os.R_OK | os.W_OK)
+
+
+def _permission(node: Path, root: Path) -> str:
+    """The command that would let this user open the device file."""
+    try:
+        status = os.stat(node)
+        import grp
+
+        group = grp.getgrgid(status.st_gid).gr_name
+    except (OSError, KeyError, ImportError):
+        group = "root"
+    else:
+        if status.st_mode & 0o060 != 0o060:
+            group = "root"
+    if group != "root":
+        return f"sudo usermod -aG {group} $USER, then log in again"
+    name = f"/{node.relative_to(root)}"
+    every = re.sub(r"\d+$", "*", name) if "accel" in name else "/dev/vfio/*"
+    return f"sudo chmod a+rw {every} (a udev rule makes it last)"
+
+
+def _holders(root: Path) -> tuple[str, ...]:
+    """A note where another process has locked the TPUs, as libtpu does when it takes all of them.
+
+    Read from `/proc/locks`, never by opening the lock file: closing it again would drop the lock
+    of this very process, if it is the one that holds it.
+    """
+    inodes: set[str] = set()
+    for file in ("tmp/libtpu_lockfile", f"tmp/libtpu_lock_{os.getuid()}/libtpu_lockfile"):
+        try:
+            inodes.add(str(os.stat(root / file).st_ino))
+        except OSError:
+            continue
+    for line in (read_text(root / "proc/locks") or "").splitlines() if inodes else ():
+        # "1: POSIX  ADVISORY  WRITE 4711 08:01:3935 0 EOF"; the device number before the inode is
+        # not compared, since overlay file systems show another one to stat().
+        words = line.split()
+        if len(words) < 6 or words[5].rpartition(":")[2] not in inodes:
+            continue
+        if words[4] != str(os.getpid()):
+            return (f"the TPUs are in use by process {words[4]}; JAX gets them when it ends",)
+    return ()
+
+
+def _count(chips: int) -> str:
+    return "1 TPU chip" if chips == 1 else f"{chips} TPU chips"
+
+
+def _if_there(root: Path, node: str) -> Path | None:
+    path = root / node.lstrip("/")
+    return path if exists(path) else None
+
+
+def _word(file: Path) -> str:
+    return (read_text(file) or "").strip().lower()

@@ -1,0 +1,447 @@
+"""Running out of memory: every library's own error made into ours, which says what to do.
+
+Nothing here costs anything before an error has happened: whoever calls a library catches what it
+raises and asks here. That must not make things worse, so whatever cannot be found out at such a
+moment is left out, and the memory that the failed try held is let go of.
+
+What an allocation that failed met with, in words: whose memory, what is free, what may help.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine, MemoryUse
+from anydevice.core.finding import Facts, same_card
+from anydevice.core.record import Record
+from anydevice.core.text import format_size
+from anydevice.discovery._discover import discover
+from anydevice.engines import registry
+from anydevice.engines.lookup import owner_of, place_of
+from anydevice.errors import AnyDeviceError, OutOfMemoryError
+from anydevice.hardware.readers import processes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_GOES_ON = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+_SMALLER_BATCH = "a smaller batch; anydevice.find_batch_size(fn, start) finds the largest that fits"
+_HIGHER_LIMIT = "a higher limit, with anydevice.configure(memory=…)"
+_LESS_EACH = "a smaller element type, such as bfloat16, and checkpointing where you train"
+
+
+class RanOut(Record):
+    """The error that says that there is no memory left, and the engine whose library found out.
+
+    `engine` is `None` where it was Python itself, or nobody knows.
+    """
+
+    error: BaseException
+    engine: Engine | None
+
+
+def ran_out(error: BaseException) -> RanOut | None:
+    """The out-of-memory error that this is, or was raised from; `None` where it is another one.
+
+    A group of errors is one where each of them is; else what else went wrong would be hidden.
+
+    >>> ran_out(MemoryError()) is None, ran_out(ValueError()) is None
+    (False, True)
+    """
+    return _ran_out(error, frozenset())
+
+
+def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | None:
+    if error is None or id(error) in above:  # causes may go round
+        return None
+    above |= {id(error)}
+    if isinstance(error, OutOfMemoryError):
+        behind = _ran_out(error.__cause__, above)
+        return RanOut(error, behind.engine if behind else None)
+    if type(error) is MemoryError:
+        return RanOut(error, None)
+    for engine in _imported_engines(error):
+        if engine.memory.ran_out(error):
+            return RanOut(error, engine)
+    if isinstance(error, MemoryError):
+        return RanOut(error, None)
+    if isinstance(error, BaseExceptionGroup):
+        inside = [_ran_out(each, above) for each in error.exceptions]
+        if all(inside):
+            return inside[0]
+    return _ran_out(error.__cause__, above)
+
+
+def explained(
+    error: BaseException, device: Device | None = None, *, what: str = "", smaller: bool = True
+) -> OutOfMemoryError | None:
+    """Our error for a library's out-of-memory error; `None` where it is not one.
+
+    It says what was asked for and where, what is free there, who else uses the device and what to
+    try. The library's error is its cause. `device` is where the library was told to work, if that
+    is known, and `what` names the thing that found no room; `smaller` is whether a smaller batch
+    can be advised. An error of ours is returned as it is, but for that name.
+
+    What the frames hold that the error came through is let go of, so that keeping the error does
+    not keep the memory. That cannot be done with frames that are still running, such as the
+    caller's: what it holds, it has to let go of itself.
+
+    >>> print(explained(MemoryError()))  # doctest: +ELLIPSIS
+    cpu is out of memory: ...
+    >>> explained(ValueError("something else")) is None
+    True
+    """
+    found = ran_out(error)
+    if found is None:
+        return None
+    let_go(error)
+    if isinstance(error, OutOfMemoryError):
+        if what:
+            error.args = (f"{what}: {error}",)
+        return error
+    ours = _ours(found, device, what, smaller)
+    ours.__cause__ = error
+    return ours
+
+
+def refuse(
+    error: BaseException,
+    device: Device | None = None,
+    *,
+    what: str = "",
+    among: tuple[Any, ...] = (),
+    smaller: bool = True,
+) -> None:
+    """Raise our error in place of a library's out-of-memory error; return for any other error.
+
+    `among` are the arguments of the call that failed: where `device` is not known, the first array
+    among them says it. `smaller` is whether a smaller batch can be advised.
+    """
+    if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
+        return
+    place = device or _known(partial(_first_place, among))
+    ours = explained(error, place, what=what, smaller=smaller)
+    if ours is None:
+        return
+    try:
+        raise ours
+    finally:
+        del ours, error, among  # else the error would hold this frame, and this frame the error
+
+
+def in_a_line(error: BaseException, device: Device | None = None) -> str:
+    """An error in one line, with its kind: ours where it is an out-of-memory error.
+
+    >>> in_a_line(ValueError("no such thing"))
+    'ValueError: no such thing'
+    """
+    said = explained(error, device) or error
+    first = (str(said).strip() or "no message").splitlines()[0]
+    return f"{type(said).__name__}: {first}"
+
+
+class explaining:  # noqa: N801 - it is used like a function
+    """A block, or a decorated function, in which running out of memory is our `OutOfMemoryError`.
+
+    For what calls a library by itself; everything of anydevice does so already.
+
+    >>> import numpy
+    >>> with explaining("cpu"):
+    ...     numpy.ones(2**50)
+    Traceback (most recent call last):
+    ...
+    anydevice.errors.OutOfMemoryError: cpu is out of memory: 8192.0 TiB were asked for, ...
+
+    Any other error passes through untouched.
+    """
+
+    def __init__(self, device: Device | str | None = None, *, what: str = "") -> None:
+        self._device = Device(device) if isinstance(device, str) else device
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            try:
+                refuse(error, self._device, what=self._what)
+            finally:
+                del error, where
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def within(*arguments: P.args, **named: P.kwargs) -> T:
+            with self:
+                return function(*arguments, **named)
+
+        return within
+
+
+def let_go(error: BaseException) -> None:
+    """Empty the frames that an error, and those behind it, came through.
+
+    Their variables would keep the arrays of the failed try alive for as long as the error lives.
+    A frame that is still running is left alone, and so is that of a generator or a coroutine that
+    caught the error and goes on later.
+    """
+    frames = [
+        frame for each in _behind(error) for frame, _ in traceback.walk_tb(each.__traceback__)
+    ]
+    unfinished = _unfinished(frames)
+    for frame in frames:
+        if frame not in unfinished:
+            try:
+                frame.clear()
+            except RuntimeError:  # it is running
+                continue
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """The error, those that it was raised from or after, and those of a group."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [each.__cause__, each.__context__]
+        waiting += getattr(each, "exceptions", ())
+
+
+def _unfinished(frames: list[FrameType]) -> set[FrameType | None]:
+    """The frames of generators and coroutines that are not at their end.
+
+    Before Python 3.13, to clear such a frame ends what it belongs to. A frame does not say whose it
+    is; but only who has not ended refers to it.
+    """
+    may_go_on = [frame for frame in frames if frame.f_code.co_flags & _GOES_ON]
+    found: set[FrameType | None] = set()
+    for owner in gc.get_referrers(*may_go_on) if may_go_on else ():
+        if isinstance(owner, GeneratorType):
+            found.add(owner.gi_frame)
+        elif isinstance(owner, CoroutineType):
+            found.add(owner.cr_frame)
+        elif isinstance(owner, AsyncGeneratorType):
+            found.add(owner.ag_frame)
+    return found
+
+
+def _imported_engines(error: BaseException) -> Iterator[Engine]:
+    """The engines whose library is imported; the one whose class the error is comes first.
+
+    They tell their errors by a few words, which those of another library may have in them too.
+    """
+    made_in = type(error).__module__
+    rows = [row for row in registry.rows().values() if row.module in sys.modules]
+    for row in sorted(rows, key=lambda row: not made_in.startswith(_homes(row))):
+        try:
+            yield registry.load(row.name)
+        except Exception:  # half imported, or damaged: then the error cannot be its own
+            continue
+
+
+def _homes(row: registry.EngineRow) -> tuple[str, str]:
+    """How the names of modules begin that define an engine's errors: the library's, and ours."""
+    return row.module.partition(".")[0], f"anydevice.engines.{row.name}"
+
+
+def _first_place(arguments: tuple[Any, ...]) -> Device | None:
+    for value in arguments:
+        inside = value if isinstance(value, list | tuple) else (value,)
+        for x in inside:
+            owner = owner_of(x)
+            places = owner.devices_of(x) if owner is not None else ()
+            if places:
+                return places[0]
+    return None
+
+
+def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> OutOfMemoryError:
+    engine, error = found.engine, found.error
+    if isinstance(error, OutOfMemoryError):
+        return _again(error, what)
+    asked = _known(lambda: engine.memory.asked(error)) if engine else None
+    place = _known(lambda: place_of_error(error, engine, device))
+    facts = _known(lambda: place.facts) if place else None
+    held = _known(lambda: engine.memory.use(place_of(place))) if engine and place else None
+    lines = [headline(place, asked, facts)]
+    if engine and held:
+        lines.append(holding(engine, held))
+    lines += _all_known(lambda: doubts(error))
+    if place:
+        lines += _all_known(lambda: own_limit(place))
+    if place and facts:
+        lines += _all_known(lambda: others(place, facts))
+    advice = [*(giving_back(held) if held else ())]
+    if smaller:
+        advice.append(_SMALLER_BATCH)
+    if held and held.limit is not None:
+        advice.append(_HIGHER_LIMIT)
+    advice += [_LESS_EACH, *_all_known(lambda: elsewhere(place, asked, facts))]
+    lines += [f"try {tip}" for tip in advice]
+    said = "\n  ".join(lines)
+    return OutOfMemoryError(
+        f"{what}: {said}" if what else said,
+        asked=asked,
+        free=facts.free_memory if facts else None,
+        total=facts.total_memory if facts else None,
+        device=place,
+        advice=advice,
+    )
+
+
+def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
+    """The same once more: somebody raised another error from ours, which is to be its cause."""
+    return OutOfMemoryError(
+        f"{what}: {error}" if what else str(error),
+        asked=error.asked,
+        free=error.free,
+        total=error.total,
+        device=error.device,
+        advice=error.advice,
+    )
+
+
+def _known(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except Exception:  # with no memory left anything may fail, and the error itself matters more
+        return None
+
+
+def _all_known(ask: Callable[[], Iterable[str]]) -> list[str]:
+    return _known(lambda: list(ask())) or []
+
+
+_OF_THE_HOST = re.compile(r"DefaultCPUAllocator|alloc_cpu|\bCPU\b|\b[Hh]ost memory\b")
+_OF_A_CARD = re.compile(r"\bGPU (\d+)\b")
+_AMBIGUOUS = "OUT_OF_RESOURCES"
+_WORTH_TELLING = 2**20
+_MOST_PROCESSES = 4
+
+
+def place_of_error(
+    error: BaseException, engine: Engine | None, device: Device | None
+) -> Device | None:
+    """Whose memory it was: as far as the error tells, else where the library was to work.
+
+    Placing on a card can fail for want of the host's memory, and the other way round.
+
+    >>> place_of_error(MemoryError(), None, Device("cuda:0"))
+    Device("cpu")
+    """
+    if engine is None or engine.name == "numpy":
+        return Device("cpu")
+    text = str(error)
+    if _OF_THE_HOST.search(text):
+        return Device("cpu")
+    card, seen = _OF_A_CARD.search(text), engine.devices()
+    for each in seen:
+        if card is not None and each.kind != "cpu" and each.index == int(card[1]):
+            return each
+    if device is not None and place_of(device) in seen:
+        return device
+    return seen[0] if len({each.backend for each in seen}) == 1 else device
+
+
+def headline(place: Device | None, asked: int | None, facts: Facts | None) -> str:
+    """The first line, which says all that matters where there is room for only one.
+
+    >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
+    'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
+    """
+    parts = [f"{format_size(asked)} were asked for"] if asked is not None else []
+    if facts is not None and facts.free_memory is not None:
+        of = f" of {format_size(facts.total_memory)}" if facts.total_memory is not None else ""
+        parts.append(f"{format_size(facts.free_memory)}{of} are free")
+    elif facts is not None and facts.total_memory is not None:
+        parts.append(f"it has {format_size(facts.total_memory)} in all")
+    where = str(place) if place is not None else "the device"
+    return f"{where} is out of memory" + (f": {', '.join(parts)}" if parts else "")
+
+
+def holding(engine: Engine, held: MemoryUse) -> str:
+    """What the library that found no room holds already."""
+    limit = f", and may hold {format_size(held.limit)}" if held.limit is not None else ""
+    ahead = ", taken at its start before any array needed it" if held.preallocated else ""
+    return (
+        f"{engine.name} holds {format_size(held.reserved)} in this process{ahead}, "
+        f"{format_size(held.in_use)} of it in arrays{limit}"
+    )
+
+
+def doubts(error: BaseException) -> Iterator[str]:
+    """That it may not have been memory that ran out, where the error means other things too."""
+    if _AMBIGUOUS in str(error):
+        yield (
+            f"or a kernel failed: drivers say {_AMBIGUOUS} of one that reads beyond its arrays, "
+            "or needs more registers or local memory than there are, too"
+        )
+
+
+def others(place: Device, facts: Facts) -> Iterator[str]:
+    """Who else holds memory there, where the driver tells; the largest few."""
+    least = max(_WORTH_TELLING, (facts.total_memory or 0) // 100)
+    using = [
+        each
+        for each in processes(place.backend, place.index, facts)
+        if each.pid != os.getpid() and (each.memory or 0) >= least
+    ]
+    if using:
+        named = [f"{p.name} (pid {p.pid}) {format_size(p.memory)}" for p in using]
+        more = len(named) - _MOST_PROCESSES
+        last = [f"and {more} more"] if more > 0 else []
+        yield f"others hold memory there: {', '.join(named[:_MOST_PROCESSES] + last)}"
+
+
+def own_limit(place: Device) -> Iterator[str]:
+    """That this process may not have all of the host's memory, where that is so."""
+    if place.backend == "cpu" and sys.platform != "win32":
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield f"the address space of this process ends at {format_size(limit)} (ulimit -v)"
+
+
+def giving_back(held: MemoryUse) -> Iterator[str]:
+    """That memory can be given back, where there is some that nothing uses."""
+    unused = 0 if held.preallocated else held.reserved - held.in_use
+    if unused >= _WORTH_TELLING:
+        yield f"anydevice.release(), which gives {format_size(unused)} back that no array uses"
+
+
+def elsewhere(place: Device | None, asked: int | None, facts: Facts | None) -> Iterator[str]:
+    """The device with most free memory of its own, where that is more than was asked for."""
+    free: dict[Device, int] = {}
+    for device in discover().devices if asked is not None else ():
+        if device == place or not device.usable or (device.kind == "cpu") > (device.index == 0):
+            continue
+        there = device.facts
+        shared = facts is not None and (
+            same_card(facts, there) or facts.memory_kind == there.memory_kind != "dedicated"
+        )
+        if not shared and (there.free_memory or 0) > (asked or 0):
+            free[device] = there.free_memory or 0
+    if free:
+        best = max(free, key=lambda device: (device.kind != "cpu", free[device]))
+        alone = "; anydevice.cpu_fallback(fn) goes there by itself" if best.kind == "cpu" else ""
+        yield f"{best}, which has {format_size(free[best])} free{alone}"

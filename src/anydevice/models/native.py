@@ -1,0 +1,167 @@
+"""Our own models, and functions over arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from anydevice.core.device import Device
+from anydevice.core.trees import mapped
+from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.models.base import (
+    After,
+    Arguments,
+    Array,
+    Change,
+    Subject,
+    float64_scope,
+    names_of_inputs,
+    placed_on_cpu,
+)
+from anydevice.models.precision import cast_parameters
+from anydevice.nn.layer import Layer, Parameters, Run
+from anydevice.nn.model import Model, home_of_parameters
+from anydevice.ops.dispatch import primitives
+from anydevice.transfer.moving import is_array, to_device, to_numpy
+from anydevice.transfer.trees.tree import flatten
+
+
+class ModelSubject(Subject):
+    """A `nn.Model`. Its reference runs on NumPy, through the same layers."""
+
+    kind = "anydevice.nn.Model"
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.arguments = model.parameters
+
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        return self.model.apply(arguments, *inputs)
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        return self._through(self.arguments, after, *inputs)
+
+    def _through(self, arguments: Arguments, after: After, *inputs: Any) -> Any:
+        layer = self.model.layer
+        run = _Traced(root=type(layer).__name__, after=after)
+        y = self.model.apply(arguments, inputs[0], run)
+        return y if layer.parts else after(layer.label, y)
+
+    def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
+        values: list[Any] = []
+
+        def after(name: str, value: Any) -> Any:
+            values.append(value)
+            return value
+
+        values.append(self._through(arguments, after, *inputs))
+        return values
+
+    def weights(self) -> Mapping[str, Array]:
+        root = type(self.model.layer).__name__
+        return {root + path: x for path, x in paths_of(self.model.parameters).items()}
+
+    def moved(self, device: Device, dtype: str) -> ModelSubject:
+        parameters = to_device(cast_parameters(self.model.parameters, dtype), device, convert=True)
+        return ModelSubject(self.model.with_parameters(parameters))
+
+    def reference(self, change: Change, engine: str) -> Subject:
+        changed = mapped(change, to_numpy(self.model.parameters))
+        return ModelSubject(self.model.with_parameters(changed))
+
+    @property
+    def where(self) -> Device | None:
+        return home_of_parameters(self.model.parameters)
+
+    def accepts(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+        if named or len(inputs) != 1 or not is_array(inputs[0]):
+            given = [type(x).__name__ for x in inputs] + [f"{name}=" for name in named]
+            raise ConfigurationError(
+                f"this model takes one array, a batch of examples of the shape "
+                f"{self.model.input_shape}, and got {', '.join(given) or 'nothing'}",
+                source="inputs",
+            )
+        shape = tuple(inputs[0].shape)
+        if not shape:
+            raise ConfigurationError(
+                "this model takes a batch, and got an array without axes", source="inputs"
+            )
+        self.model.layer.output(shape[1:])
+
+
+class _Traced(Run):
+    """A run that passes what each part gives through a function."""
+
+    root: str = ""
+    after: Any = None
+
+    def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
+        path = self.path + step
+        here = _Traced(self.training, self.seed, self.step, path, None, self.root, self.after)
+        y = layer.apply(parameters, x, here)
+        return self.after(f"{self.root}{path} {layer.label}", y)
+
+
+class FunctionSubject(Subject):
+    """A function over arrays. Its reference is the function itself over float64 arrays.
+
+    They are NumPy arrays where the function is written in ops, else arrays of the device's library
+    on the CPU.
+    """
+
+    kind = "function"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+        return self.function(*inputs, **named)
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        return self.function(*inputs, **named)
+
+    def weights(self) -> Mapping[str, Array]:
+        return {}
+
+    def moved(self, device: Device, dtype: str) -> Subject:
+        return self
+
+    def reference(self, change: Change, engine: str) -> Subject:
+        return _FunctionReference(self.function, engine)
+
+    def input_names(self) -> frozenset[str]:
+        return names_of_inputs(self.function)
+
+
+class _FunctionReference(FunctionSubject):
+    def __init__(self, function: Callable[..., Any], engine: str) -> None:
+        super().__init__(function)
+        self.engine = engine
+
+    def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
+        try:
+            result = self.function(*inputs, **named)
+            if all(_is_wide(leaf) for leaf in flatten(result, is_array)[0].values):
+                return result
+        except (AnyDeviceError, TypeError, AttributeError, ValueError):
+            if self.engine == "numpy":
+                raise
+        arrays, rebuild = flatten((inputs, named), is_array)
+        given, by_name = rebuild([placed_on_cpu(x, self.engine) for x in arrays.values])
+        return self.function(*given, **by_name)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return float64_scope(self.engine)
+
+
+def _is_wide(x: Array) -> bool:
+    """Whether nothing was lost on the way: a library of 32 bits takes NumPy's arrays, too."""
+    dtype = primitives(x).dtype(x)
+    return dtype.kind != "float" or dtype.name == "float64"
+
+
+def paths_of(tree: Any) -> dict[str, Array]:
+    """The arrays of a nest by their paths."""
+    found, _ = flatten(tree, is_array)
+    return {leaf.path: leaf.value for leaf in found}

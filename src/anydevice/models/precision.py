@@ -1,0 +1,186 @@
+"""In which element types a model keeps its parameters, computes, and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anydevice import ops
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES, as_dtype
+from anydevice.core.record import Record
+from anydevice.core.trees import leaves, mapped
+from anydevice.engines import registry
+from anydevice.errors import ConfigurationError
+from anydevice.hardware.cuda.facts import capability_numbers
+from anydevice.ops.dispatch import primitives
+
+Array = Any
+Tree = Any
+ScaleState = dict[str, Array]
+
+PRECISIONS = ("float32", "float16", "bfloat16", "mixed")
+
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+_FIRST_WITH_BFLOAT16 = (8, 0)
+"""The compute capability from which on NVIDIA's cards multiply bfloat16 themselves."""
+
+
+class Policy(Record):
+    """The element types of one way to run a model: those of its parameters, of what is computed
+    with them, and of what comes out.
+
+    Sums, norms, softmax and losses of 16-bit numbers are float32 inside whatever the policy.
+
+    >>> policy_of("mixed", Device("cpu", engine="numpy"))
+    Policy(name='mixed', parameters='float32', compute='bfloat16', output='float32')
+    """
+
+    name: str
+    parameters: str
+    compute: str
+    output: str
+
+    @property
+    def casts_parameters(self) -> bool:
+        """Whether parameters are rounded anew in each call, for computing alone."""
+        return self.parameters != self.compute
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it computes in 16 bits."""
+        return self.compute != "float32"
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether gradients would underflow: they are float16, which has few exponents."""
+        return self.compute == "float16"
+
+    def for_computing(self, tree: Tree) -> Tree:
+        """Parameters or inputs as they are computed with; whole numbers stay what they are."""
+        return cast_parameters(tree, self.compute)
+
+    def for_output(self, tree: Tree) -> Tree:
+        """Results as the caller gets them."""
+        return cast_parameters(tree, self.output)
+
+    def __str__(self) -> str:
+        if self.parameters == self.compute == self.output:
+            return self.name
+        return (
+            f"{self.name}: parameters {self.parameters}, computed in {self.compute}, "
+            f"results {self.output}"
+        )
+
+
+def policy_of(precision: str, device: Device) -> Policy:
+    """The policy with this name on a device: "mixed" computes in bfloat16 where the device has it.
+
+    Raises `ConfigurationError` for a name that is none of `PRECISIONS`.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigurationError(
+            f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}", source="precision="
+        )
+    if precision != "mixed":
+        return Policy(precision, precision, precision, precision)
+    compute = "bfloat16" if has_bfloat16(device) else "float16"
+    return Policy("mixed", "float32", compute, "float32")
+
+
+def has_bfloat16(device: Device) -> bool:
+    """Whether the device computes in bfloat16, and does not only imitate it."""
+    engine = device.engine
+    if engine is None or "bfloat16" in registry.row_of(engine).lacks:
+        return False
+    if device.backend != "cuda" or (standing := device.standing) is None:
+        return True
+    capability = capability_numbers(standing.facts)
+    return capability is None or capability >= _FIRST_WITH_BFLOAT16
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """The array as floating numbers of this type; one of whole numbers or conditions as it is."""
+    xp = primitives(x)
+    return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
+
+
+def cast_parameters(tree: Tree, dtype: str) -> Tree:
+    """Every array of floating numbers in a nest as this type; all others stay as they are.
+
+    >>> import numpy
+    >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
+    {'weight': array([1., 1.], dtype=float16), 'count': array([1])}
+    """
+    name = as_dtype(dtype).name
+    return mapped(lambda x: cast(x, name), tree)
+
+
+class LossScale(Record):
+    """Keeps float16 gradients from underflowing: the loss is multiplied before gradients are taken,
+    and they are divided by the same afterwards.
+
+    The factor grows after `interval` good steps, and shrinks with each step whose gradients are
+    infinite or no numbers; such a step changes no parameter. All of it is arrays, so that it works
+    inside compiled code.
+
+    >>> import numpy
+    >>> scale = LossScale(initial=8.0)
+    >>> state = scale.start(numpy.ones(1, numpy.float32))
+    >>> gradients = [numpy.array([16.0, numpy.inf], numpy.float32)]
+    >>> finite = scale.finite(gradients)
+    >>> bool(finite), float(scale.after(state, finite)["scale"])
+    (False, 4.0)
+    >>> scale.unscaled(gradients, state)
+    [array([ 2., inf], dtype=float32)]
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    largest: float = 2.0**24
+
+    def start(self, like: Array) -> ScaleState:
+        """The state before the first step, on the device of an array."""
+        xp = primitives(like)
+        return {
+            "scale": xp.full((), self.initial, DTYPES["float32"], like),
+            "good_steps": xp.full((), 0, DTYPES["int32"], like),
+        }
+
+    def unscaled(self, gradients: Tree, state: ScaleState) -> Tree:
+        """The gradients of the loss itself, as float32."""
+        factor = ops.divide(ops.add(ops.multiply(state["scale"], 0.0), 1.0), state["scale"])
+        return mapped(lambda g: ops.multiply(ops.astype(g, "float32"), factor), gradients)
+
+    def finite(self, gradients: Tree) -> Array:
+        """Whether every number is finite, as an array without axes."""
+        wrong = [_wrong_numbers(leaf) for leaf in leaves(gradients)]
+        total = wrong[0]
+        for count in wrong[1:]:
+            total = ops.add(total, count)
+        return ops.equal(total, 0.0)
+
+    def after(self, state: ScaleState, finite: Array) -> ScaleState:
+        """The state for the next step."""
+        scale, good = state["scale"], ops.add(state["good_steps"], 1)
+        due = ops.less_equal(_like(good, self.interval), good)
+        grown = ops.minimum(ops.multiply(scale, self.growth), self.largest)
+        shrunk = ops.maximum(ops.multiply(scale, self.backoff), 1.0)
+        none = _like(good, 0)
+        return {
+            "scale": ops.where(finite, ops.where(due, grown, scale), shrunk),
+            "good_steps": ops.where(finite, ops.where(due, none, good), none),
+        }
+
+
+def _wrong_numbers(x: Array) -> Array:
+    """How many are infinite or no numbers, as a float32 without axes."""
+    wide = ops.astype(x, "float32")
+    right = ops.less_equal(ops.abs(wide), _LARGEST_FLOAT32)
+    return ops.sum(ops.astype(ops.logical_not(right), "float32"))
+
+
+def _like(x: Array, value: int) -> Array:
+    xp = primitives(x)
+    return xp.full((), value, xp.dtype(x), x)

@@ -1,0 +1,240 @@
+"""Attention: each query takes a weighted mean of the values whose keys it may see."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from anydevice.core.primitives import Primitives
+from anydevice.errors import ConfigurationError
+from anydevice.ops.arguments import (
+    INT32,
+    in_words,
+    is_finite,
+    plain_numbers,
+    same_type,
+    truths,
+    whole,
+    widened,
+    wrong,
+    wrong_shapes,
+)
+from anydevice.ops.dispatch import Array, primitives, version_for_dtype
+
+_SCORES_AT_ONCE = 1 << 26
+"""Scores that are in memory at a time, at least for one query: 256 MiB of float32."""
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    window: int | None = None,
+    lengths: Array | None = None,
+) -> Array:
+    """`softmax(scale × q · kᵀ) · v` over the keys that each query may see.
+
+    q is (batch, heads, queries, size), k and v (batch, kv heads, keys, size); the result has the
+    shape and type of q. `heads` is a multiple of `kv heads`, and query head h uses key head
+    h // (heads // kv heads). `scale` is size ** -0.5 where not given. Products add up in float32,
+    and the softmax is float32, or float64 for such arrays.
+
+    A query may see all keys, unless one of these says otherwise; one that sees none gives zeros:
+
+    - `lengths` (batch,), whole numbers on the device: only the first `lengths[b]` keys are valid,
+      as in a cache that is not full yet. The others must be there but do not matter, as long as
+      they are finite. A length below 0 counts as 0, and one beyond the keys as all of them.
+    - `causal`: the last query stands at the last valid key, and each query sees the keys up to its
+      own. Query i sees key j if j <= valid - queries + i.
+    - `window`, with `causal`: it sees only so many keys, its own included; one that is wider than
+      the keys are many is as none.
+    - `mask`, truth values, true where a key may be seen: (batch, keys), or of three or four axes
+      whatever broadcasts to (batch, heads, queries, keys). Two axes are never (queries, keys); give
+      such a mask as `mask[None, None]`.
+
+    >>> import numpy
+    >>> q, k = numpy.zeros((1, 1, 2, 4)), numpy.zeros((1, 1, 2, 4))
+    >>> v = numpy.arange(8.0).reshape(1, 1, 2, 4)
+    >>> attention(q, k, v, causal=True).tolist()
+    [[[[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]]]
+    """
+    kind, dtype = type(q), getattr(q, "dtype", None)
+    own = version_for_dtype(q, dtype, "attention", _attention)
+    if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
+        same_type("attention", q, k=k, v=v)
+    asked, held, values = q.shape, k.shape, v.shape
+    fits = len(asked) == len(held) == 4 and held == values
+    fits = fits and asked[0] == held[0] and asked[3] == held[3] and held[1]
+    if not fits or asked[1] % held[1]:
+        raise _misfit(q, k, v)
+    if type(causal) is not bool or scale is not None or window is not None:
+        causal, scale, window = plain_numbers(causal, scale, window)
+        _refuse_options(causal, scale, window)
+        if window is not None and window >= held[2]:
+            window = None
+    if mask is not None:
+        truths("attention", mask, "mask", q, "q")
+        _refuse_mask(q, k, mask)
+    if lengths is not None:
+        whole("attention", "lengths", lengths, q, "q")
+        if tuple(lengths.shape) != (asked[0],):
+            raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
+    result = own(q, k, v, causal, scale, mask, window, lengths)
+    if result is NotImplemented:
+        return _attention(q, k, v, causal, scale, mask, window, lengths)
+    return result
+
+
+def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
+    if type(causal) is not bool:
+        raise wrong("attention", f"causal is True or False, but it is {in_words(causal)}")
+    if scale is not None and not is_finite(scale):
+        told = f"scale is a finite number, but it is {in_words(scale)}"
+        raise wrong("attention", f"{told}; multiply q by what is only known on the device")
+    if window is not None and (type(window) is not int or window < 1 or not causal):
+        told = "window is a whole number from 1 on and needs causal=True"
+        raise wrong("attention", f"{told}, but it is {in_words(window)} and causal is {causal}")
+
+
+def _misfit(q: Array, k: Array, v: Array) -> ConfigurationError:
+    """The error for shapes that do not fit."""
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        rule = "q, k and v have four axes: (batch, heads, tokens, size)"
+    elif k.shape != v.shape:
+        rule = "k and v have one shape"
+    elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        rule = "q and k agree in batch and size"
+    else:
+        rule = "the heads of q are a multiple of those of k"
+    return wrong_shapes("attention", rule, q=q, k=k, v=v)
+
+
+def _refuse_mask(q: Array, k: Array, mask: Array) -> None:
+    batch, heads, queries, _ = q.shape
+    shape, keys = tuple(mask.shape), k.shape[2]
+    wanted = (batch, heads, queries, keys)
+    if len(shape) == 2:
+        fits = shape[0] in (1, batch) and shape[1] in (1, keys)
+    else:
+        fits = len(shape) <= 4 and all(
+            size in (1, full) for size, full in zip(shape[::-1], wanted[::-1], strict=False)
+        )
+    if not fits:
+        if len(shape) == 2:
+            raise wrong(
+                "attention",
+                f"a mask of two axes is (batch, keys), here ({batch}, {keys}), but it is {shape}; "
+                "give one that is (queries, keys) as mask[None, None]",
+            )
+        rule = f"mask broadcasts to (batch, heads, queries, keys), here {wanted}"
+        raise wrong_shapes("attention", rule, mask=mask)
+
+
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    scale: float | None,
+    mask: Array | None,
+    window: int | None,
+    lengths: Array | None,
+) -> Array:
+    xp = primitives(q)
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    if not batch * heads * queries * size * keys:
+        return xp.full(tuple(q.shape), 0, xp.dtype(q), q)
+    asked = xp.multiply(widened(xp, q), size**-0.5 if scale is None else float(scale))
+    turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
+    values = widened(xp, v)
+    if mask is not None:
+        mask = _grouped_mask(xp, mask, kv_heads, heads // kv_heads)
+    block = max(1, _SCORES_AT_ONCE // (batch * heads * keys))
+    blocks = []
+    for start in range(0, queries, block):
+        stop = min(start + block, queries)
+        seen = _seen(xp, q, keys, (start, stop), causal, mask, window, lengths)
+        rows = xp.part(asked, 2, start, stop) if stop - start < queries else asked
+        blocks.append(_weighted(xp, rows, turned, values, seen))
+    result = blocks[0] if len(blocks) == 1 else xp.concat(blocks, 2)
+    return xp.astype(result, xp.dtype(q))
+
+
+def _weighted(xp: Primitives, q: Array, k: Array, v: Array, seen: Array | None) -> Array:
+    """The mean of the values for each query; k is (batch, kv heads, size, keys).
+
+    The query heads of one key head are rows of one product, so that no key is copied.
+    """
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[3]
+    groups = heads // kv_heads
+    together = (batch, kv_heads, groups * queries)
+    scores = xp.matmul(xp.reshape(q, (*together, size)), k)
+    if seen is not None:
+        apart = xp.reshape(scores, (batch, kv_heads, groups, queries, keys))
+        scores = xp.reshape(xp.where(seen, apart, -math.inf), (*together, keys))
+    largest = xp.max(scores, -1, True)
+    if seen is not None:  # where nothing is seen, -inf - -inf would not be a number
+        largest = xp.where(xp.equal(largest, -math.inf), 0.0, largest)
+    weights = xp.exp(xp.subtract(scores, largest))
+    total = xp.sum(weights, -1, True)
+    if seen is not None:
+        total = xp.where(xp.equal(total, 0.0), 1.0, total)
+    return xp.reshape(xp.divide(xp.matmul(weights, v), total), (batch, heads, queries, size))
+
+
+def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
+    """Lengths from 0 to the number of keys, as int32, which would not hold larger ones."""
+    if xp.dtype(lengths).bits < 32:  # which would not hold the number of keys
+        lengths = xp.astype(lengths, INT32)
+    return xp.astype(xp.maximum(xp.minimum(lengths, keys), 0), INT32)
+
+
+def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:
+    """A mask of five axes: batch, kv heads, heads of each, queries, keys; each may be 1."""
+    shape = tuple(mask.shape)
+    if len(shape) == 2:
+        return xp.reshape(mask, (shape[0], 1, 1, 1, shape[1]))
+    batch, heads, queries, keys = (1,) * (4 - len(shape)) + shape
+    split = (1, 1) if heads == 1 else (kv_heads, groups)
+    return xp.reshape(mask, (batch, *split, queries, keys))
+
+
+def _seen(
+    xp: Primitives,
+    q: Array,
+    keys: int,
+    block: tuple[int, int],
+    causal: bool,
+    mask: Array | None,
+    window: int | None,
+    lengths: Array | None,
+) -> Array | None:
+    """Which keys a block of queries may see, of five axes; `None` where that is all of them."""
+    queries, (start, stop) = q.shape[2], block
+    if mask is not None and mask.shape[3] != 1 and stop - start < queries:
+        mask = xp.part(mask, 3, start, stop)
+    if not causal and lengths is None:
+        return mask
+    key = xp.arange(keys, INT32, q)
+    valid: Array = keys
+    if lengths is not None:
+        valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1, 1))
+    if causal:
+        row = xp.reshape(xp.arange(stop - start, INT32, q), (stop - start, 1))
+        own = xp.add(row, keys - queries + start)
+        if lengths is not None:
+            own = xp.add(xp.add(row, start - queries), valid)
+        seen = xp.less_equal(key, own)
+        if window is not None:
+            seen = xp.logical_and(seen, xp.less(xp.subtract(own, window), key))
+    else:
+        seen = xp.less(key, valid)
+    if len(seen.shape) == 2:
+        seen = xp.reshape(seen, (1, 1, 1, stop - start, keys))
+    return seen if mask is None else xp.logical_and(mask, seen)

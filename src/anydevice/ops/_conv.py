@@ -1,0 +1,161 @@
+"""Convolution as one product of matrices, and pooling, over images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anydevice.core.primitives import Primitives
+from anydevice.ops._matmul import biased
+from anydevice.ops.arguments import pair_of, same_type, widened, wrong_shapes
+from anydevice.ops.dispatch import (
+    Array,
+    floating_version,
+    own_version,
+    primitives,
+    version_for_dtype,
+)
+
+Pair = tuple[int, int]
+_ONE_STEP, _NO_ZEROS = (1, 1), (0, 0)
+
+
+def conv2d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+) -> Array:
+    """The sums of products of each window of an image with each filter, of the type of x.
+
+    x is (batch, channels, height, width), weight (filters, channels, kernel height, kernel width),
+    bias (filters,) or `None`; `padding` zeros are put on each side. The result is
+    (batch, filters, out height, out width), where out = (size + 2 padding - kernel) // stride + 1.
+    The filters are not turned round.
+
+    >>> import numpy
+    >>> conv2d(numpy.ones((1, 2, 4, 4)), numpy.ones((3, 2, 3, 3)), padding=1)[0, 0].tolist()[0]
+    [8.0, 12.0, 12.0, 8.0]
+    """
+    dtype = getattr(x, "dtype", None)
+    own = version_for_dtype(x, dtype, "conv2d", _conv2d)
+    alike = type(weight) is type(x) and weight.dtype == dtype
+    if not alike:
+        same_type("conv2d", x, weight=weight)
+    image, filters = x.shape, weight.shape
+    if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
+        raise wrong_shapes(
+            "conv2d",
+            "x is (batch, channels, height, width) and weight (filters, channels, height, width)",
+            x=x,
+            weight=weight,
+        )
+    if bias is not None:
+        same_type("conv2d", x, bias=bias)
+        if bias.shape != filters[:1]:
+            raise wrong_shapes("conv2d", "bias is (filters,)", weight=weight, bias=bias)
+    steps, zeros = _ONE_STEP, _NO_ZEROS
+    if stride != 1 or type(stride) is not int:
+        steps = pair_of("conv2d", "stride", stride, 1)
+    if padding != 0 or type(padding) is not int:
+        zeros = pair_of("conv2d", "padding", padding, 0)
+    high, wide = image[2] + 2 * zeros[0], image[3] + 2 * zeros[1]
+    if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
+        rule = f"the filters are at least (1, 1) and not larger than x with its padding of {zeros}"
+        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
+    result = own(x, weight, bias, steps, zeros)
+    return _conv2d(x, weight, bias, steps, zeros) if result is NotImplemented else result
+
+
+def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
+    """The largest of each window of an image; what is not a number wins.
+
+    x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart,
+    which is `size` where not given. The result is (batch, channels, out height, out width), where
+    out = (input - size) // stride + 1: what is left over at the end is not looked at.
+
+    >>> import numpy
+    >>> max_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
+    [[[[5.0, 7.0], [13.0, 15.0]]]]
+    """
+    own = own_version(x, "max_pool2d", _max_pool2d)
+    window, steps = _windows_of("max_pool2d", x, size, stride)
+    result = own(x, window, steps)
+    return _max_pool2d(x, window, steps) if result is NotImplemented else result
+
+
+def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
+    """The mean of each window of an image; shapes as in `max_pool2d`.
+
+    >>> import numpy
+    >>> avg_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
+    [[[[2.5, 4.5], [10.5, 12.5]]]]
+    """
+    own = floating_version(x, "avg_pool2d", _avg_pool2d)
+    window, steps = _windows_of("avg_pool2d", x, size, stride)
+    result = own(x, window, steps)
+    return _avg_pool2d(x, window, steps) if result is NotImplemented else result
+
+
+def _windows_of(
+    op: str, x: Array, size: int | Pair, stride: int | Pair | None
+) -> tuple[Pair, Pair]:
+    window = pair_of(op, "size", size, 1)
+    steps = window if stride is None else pair_of(op, "stride", stride, 1)
+    shape = x.shape
+    if len(shape) != 4:
+        raise wrong_shapes(op, "x is (batch, channels, height, width)", x=x)
+    if shape[2] < window[0] or shape[3] < window[1]:
+        raise wrong_shapes(op, f"the windows, which are {window}, are not larger than x", x=x)
+    return window, steps
+
+
+def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair) -> Array:
+    xp = primitives(x)
+    filters, channels, high, wide = weight.shape
+    image = _padded(xp, x, padding)
+    parts = list(_shifted(xp, image, (high, wide), stride))
+    batch, _, out_high, out_wide = parts[0].shape
+    apart = [xp.reshape(part, (batch, channels, 1, out_high, out_wide)) for part in parts]
+    taken = channels * high * wide
+    columns = xp.reshape(xp.concat(apart, 2), (batch, taken, out_high * out_wide))
+    rows = xp.reshape(weight, (filters, taken))
+    if bias is not None:  # the sum with it must be rounded only once
+        rows, columns = widened(xp, rows), widened(xp, columns)
+        bias = xp.reshape(bias, (filters, 1))
+    product = biased(xp, xp.matmul(rows, columns), bias, x)
+    return xp.reshape(product, (batch, filters, out_high, out_wide))
+
+
+def _padded(xp: Primitives, x: Array, padding: Pair) -> Array:
+    for axis, count in zip((2, 3), padding, strict=True):
+        if count:
+            shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+            zeros = xp.full(shape, 0, xp.dtype(x), x)
+            x = xp.concat([zeros, x, zeros], axis)
+    return x
+
+
+def _shifted(xp: Primitives, x: Array, window: Pair, stride: Pair) -> Iterator[Array]:
+    """For each place in a window, the elements that all windows have there."""
+    ends = [size - window[n] + 1 for n, size in enumerate(x.shape[2:])]
+    for down in range(window[0]):
+        rows = xp.part(x, 2, down, down + ends[0], stride[0])
+        for along in range(window[1]):
+            yield xp.part(rows, 3, along, along + ends[1], stride[1])
+
+
+def _max_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
+    xp = primitives(x)
+    largest, *others = _shifted(xp, x, size, stride)
+    for other in others:
+        largest = xp.maximum(largest, other)
+    return largest
+
+
+def _avg_pool2d(x: Array, size: Pair, stride: Pair) -> Array:
+    xp = primitives(x)
+    total, *others = _shifted(xp, widened(xp, x), size, stride)
+    for other in others:
+        total = xp.add(total, other)
+    return xp.astype(xp.divide(total, float(size[0] * size[1])), xp.dtype(x))

@@ -1,0 +1,67 @@
+"""How far off an answer is, as one number to be made small."""
+
+from __future__ import annotations
+
+from anydevice.ops.arguments import same_type, size_of, whole, widened, wrong_shapes
+from anydevice.ops.dispatch import Array, floating_version, primitives
+
+
+def cross_entropy(logits: Array, targets: Array) -> Array:
+    """The mean over all targets of -log(softmax(logits)[target]); one number.
+
+    logits is (…, classes), before any softmax, and targets (…) holds whole numbers. The result is
+    float32, or float64 for such logits. A target outside of the classes makes it what is not a
+    number.
+
+    >>> import numpy
+    >>> cross_entropy(numpy.array([[0.0, 0.0], [9.0, 9.0]]), numpy.array([0, 1])).round(4).tolist()
+    0.6931
+    """
+    own = floating_version(logits, "cross_entropy", _cross_entropy)
+    whole("cross_entropy", "targets", targets, logits, "logits")
+    shape = tuple(logits.shape)
+    if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
+        raise wrong_shapes(
+            "cross_entropy",
+            "logits is (…, classes) and targets (…)",
+            logits=logits,
+            targets=targets,
+        )
+    result = own(logits, targets)
+    return _cross_entropy(logits, targets) if result is NotImplemented else result
+
+
+def mean_squared_error(x: Array, y: Array) -> Array:
+    """The mean of (x - y)² over two arrays of one shape; one number.
+
+    The result is float32, or float64 for such arrays.
+
+    >>> import numpy
+    >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
+    2.0
+    """
+    own = floating_version(x, "mean_squared_error", _mean_squared_error)
+    if type(y) is not type(x) or y.dtype != x.dtype:
+        same_type("mean_squared_error", x, y=y)
+    if x.shape != y.shape:
+        raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
+    result = own(x, y)
+    return _mean_squared_error(x, y) if result is NotImplemented else result
+
+
+def _cross_entropy(logits: Array, targets: Array) -> Array:
+    xp = primitives(logits)
+    count, classes = size_of(tuple(targets.shape)), logits.shape[-1]
+    rows = widened(xp, xp.reshape(logits, (count, classes)))
+    rows = xp.subtract(rows, xp.max(rows, 1, True))
+    total = xp.log(xp.sum(xp.exp(rows), 1, True))
+    chosen = xp.take_along_axis(rows, xp.reshape(targets, (count, 1)), 1)
+    return xp.divide(xp.sum(xp.subtract(total, chosen), (0, 1)), float(count))
+
+
+def _mean_squared_error(x: Array, y: Array) -> Array:
+    xp = primitives(x)
+    off = xp.subtract(widened(xp, x), widened(xp, y))
+    total = xp.multiply(off, off)
+    axes = tuple(range(len(x.shape)))
+    return xp.divide(xp.sum(total, axes), float(size_of(x.shape))) if axes else total

@@ -1,0 +1,287 @@
+"""The steps of optimizers, over lists of arrays: pure functions that return new lists.
+
+What is computed in: float64 for parameters of that type, float32 for all others. Every result has
+the type of what it replaces, so that the means of 16-bit parameters may be kept in float32. A rate,
+and the count of steps, may be a number or an array without axes, so that code which is compiled is
+not compiled anew when it changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from anydevice.core.primitives import Primitives
+from anydevice.ops.arguments import (
+    NUMBERS,
+    in_words,
+    number_or_array,
+    numbers_that,
+    wide,
+    wrong,
+    wrong_shapes,
+)
+from anydevice.ops.dispatch import Array, primitives, version
+
+Arrays = Sequence[Array]
+
+
+def update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    *,
+    rate: float | Array,
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[list[Array], list[Array] | None]:
+    """One step down the gradients, with momentum: the new parameters and velocities.
+
+    The velocities begin as zeros, or are `None` throughout where there is no momentum. `decay` is
+    added to the gradients as a multiple of the parameters.
+
+    >>> import numpy
+    >>> update_sgd([numpy.array([1.0])], [numpy.array([2.0])], None, rate=0.25)
+    ([array([0.5])], None)
+    """
+    rate = _rate("update_sgd", rate)
+    momentum, decay = _not_negative("update_sgd", momentum=momentum, decay=decay)
+    if velocities is None and momentum:
+        raise wrong("update_sgd", "momentum needs velocities; begin with zeros like the parameters")
+    others = {} if velocities is None else {"velocities": velocities}
+    if not _alike("update_sgd", parameters, gradients=gradients, **others):
+        return [], None if velocities is None else []
+    own = version(parameters[0], "update_sgd", _update_sgd)
+    new: tuple[list[Array], list[Array] | None] = own(
+        parameters, gradients, velocities, rate, momentum, decay, nesterov
+    )
+    return new
+
+
+def update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: int | Array,
+    *,
+    rate: float | Array,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    decay: float = 0.0,
+    decoupled: bool = True,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """One step of Adam: the new parameters, means and mean squares of the gradients.
+
+    Means and squares begin as zeros, and `step` counts from 1. `decay` shrinks the parameters
+    themselves (AdamW) or, not `decoupled`, is added to the gradients (Adam).
+
+    >>> import numpy
+    >>> one, zero = [numpy.array([1.0])], [numpy.array([0.0])]
+    >>> parameters, means, squares = update_adam(one, one, zero, zero, 1, rate=0.5)
+    >>> parameters[0].round(4).tolist(), means[0].round(4).tolist()
+    ([0.5], [0.1])
+    """
+    rate, step = _rate("update_adam", rate), _step("update_adam", step)
+    beta1, beta2 = _shares("update_adam", beta1=beta1, beta2=beta2)
+    eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
+    if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
+        return [], [], []
+    own = version(parameters[0], "update_adam", _update_adam)
+    new: tuple[list[Array], list[Array], list[Array]] = own(
+        parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
+    )
+    return new
+
+
+def update_lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    *,
+    rate: float | Array,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    decay: float = 0.0,
+) -> tuple[list[Array], list[Array]]:
+    """One step of Lion, which goes by signs: the new parameters and means of the gradients.
+
+    The means begin as zeros. `decay` shrinks the parameters themselves.
+
+    >>> import numpy
+    >>> one, zero = [numpy.array([1.0])], [numpy.array([0.0])]
+    >>> update_lion(one, one, zero, rate=0.25)[0]
+    [array([0.75])]
+    """
+    rate = _rate("update_lion", rate)
+    beta1, beta2 = _shares("update_lion", beta1=beta1, beta2=beta2)
+    (decay,) = _not_negative("update_lion", decay=decay)
+    if not _alike("update_lion", parameters, gradients=gradients, means=means):
+        return [], []
+    own = version(parameters[0], "update_lion", _update_lion)
+    new: tuple[list[Array], list[Array]] = own(
+        parameters, gradients, means, rate, beta1, beta2, decay
+    )
+    return new
+
+
+def _rate(op: str, rate: Any) -> Any:
+    return number_or_array(op, "rate", rate, ("float",))
+
+
+def _step(op: str, step: Any) -> Any:
+    """Which step it is; of one that only the device knows, nobody looks whether it is 1 or more."""
+    number = number_or_array(op, "step", step, ("int", "uint", "float"))
+    if type(number) in NUMBERS and (type(number) is not int or number < 1):
+        raise wrong(op, f"step is a whole number that counts from 1, but it is {number!r}")
+    return number
+
+
+def _shares(op: str, **shares: Any) -> tuple[Any, ...]:
+    return numbers_that(op, "is from 0 up to and without 1", lambda share: 0 <= share < 1, **shares)
+
+
+def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
+    return numbers_that(op, "is 0 or more", lambda number: number >= 0, **numbers)
+
+
+def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
+    """Whether there are parameters at all; lists that do not fit them are refused."""
+    for name, others in {"parameters": parameters, **lists}.items():
+        if not isinstance(others, list | tuple):
+            raise wrong(op, f"{name} are a list of arrays, but here they are {in_words(others)}")
+    for name, others in lists.items():
+        if len(others) != len(parameters):
+            count = f"{len(parameters)} and {len(others)}"
+            raise wrong(op, f"parameters and {name} are equally many, but they are {count}")
+        for at, (parameter, other) in enumerate(zip(parameters, others, strict=True)):
+            primitives(parameter)
+            primitives(other)
+            if parameter.shape != other.shape:
+                rule = f"{name}[{at}] has the shape of its parameter"
+                raise wrong_shapes(op, rule, **{"the parameter": parameter, "it": other})
+    return bool(len(parameters))
+
+
+class _Wide:
+    """Numbers and arrays in the type in which one parameter's update is computed."""
+
+    def __init__(self, parameter: Array) -> None:
+        self.xp: Primitives = primitives(parameter)
+        self.dtype = wide(self.xp.dtype(parameter))
+
+    def of(self, x: Array) -> Array:
+        return x if type(x) in NUMBERS else self.xp.astype(x, self.dtype)
+
+    def back(self, x: Array, like: Array) -> Array:
+        return self.xp.astype(x, self.xp.dtype(like))
+
+    def blend(self, mean: Array, new: Array, share: float) -> Array:
+        """`share` of the old mean and the rest of the new."""
+        xp = self.xp
+        return xp.add(xp.multiply(mean, share), xp.multiply(new, 1 - share))
+
+    def shrunk(self, parameter: Array, rate: Array, decay: float) -> Array:
+        if not decay:
+            return parameter
+        xp = self.xp
+        return xp.subtract(parameter, xp.multiply(parameter, self.times(rate, decay)))
+
+    def times(self, rate: Array, number: float) -> Array:
+        return rate * number if type(rate) in NUMBERS else self.xp.multiply(rate, number)
+
+    def grown(self, share: float, step: Array) -> Array:
+        """1 - share ** step without the loss of digits that the formula has near 0."""
+        if not share:
+            return 1.0
+        if type(step) in NUMBERS:
+            return -math.expm1(step * math.log(share))
+        xp = self.xp
+        half = xp.tanh(xp.multiply(self.of(step), math.log(share) / 2))
+        return xp.divide(xp.multiply(half, -2.0), xp.add(xp.negative(half), 1.0))
+
+    def root(self, x: Array) -> Array:
+        return math.sqrt(x) if type(x) in NUMBERS else self.xp.sqrt(x)
+
+
+def _update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    rate: Array,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> tuple[list[Array], list[Array] | None]:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        wider = _Wide(parameter)
+        xp, p, step = wider.xp, wider.of(parameter), wider.of(gradients[at])
+        if decay:
+            step = xp.add(step, xp.multiply(p, decay))
+        if velocities is not None:
+            velocity = xp.add(xp.multiply(wider.of(velocities[at]), momentum), step)
+            kept.append(wider.back(velocity, velocities[at]))
+            step = xp.add(step, xp.multiply(velocity, momentum)) if nesterov else velocity
+        moved.append(wider.back(xp.subtract(p, xp.multiply(step, wider.of(rate))), parameter))
+    return moved, None if velocities is None else kept
+
+
+def _update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Array,
+    rate: Array,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> tuple[list[Array], list[Array], list[Array]]:
+    moved, new_means, new_squares = [], [], []
+    grown: dict[str, tuple[Array, Array]] = {}
+    for at, parameter in enumerate(parameters):
+        wider = _Wide(parameter)
+        if wider.dtype.name not in grown:
+            root = wider.root(wider.grown(beta2, step))
+            grown[wider.dtype.name] = wider.grown(beta1, step), root
+        first, second = grown[wider.dtype.name]
+        xp, p, gradient = wider.xp, wider.of(parameter), wider.of(gradients[at])
+        pace = wider.of(rate)
+        if decay and not decoupled:
+            gradient = xp.add(gradient, xp.multiply(p, decay))
+        mean = wider.blend(wider.of(means[at]), gradient, beta1)
+        square = wider.blend(wider.of(squares[at]), xp.multiply(gradient, gradient), beta2)
+        spread = xp.add(xp.divide(xp.sqrt(square), second), eps)
+        change = xp.divide(xp.divide(mean, first), spread)
+        p = wider.shrunk(p, pace, decay if decoupled else 0.0)
+        moved.append(wider.back(xp.subtract(p, xp.multiply(change, pace)), parameter))
+        new_means.append(wider.back(mean, means[at]))
+        new_squares.append(wider.back(square, squares[at]))
+    return moved, new_means, new_squares
+
+
+def _update_lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    rate: Array,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> tuple[list[Array], list[Array]]:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        wider = _Wide(parameter)
+        xp, p, gradient = wider.xp, wider.of(parameter), wider.of(gradients[at])
+        mean, pace = wider.of(means[at]), wider.of(rate)
+        change = xp.sign(wider.blend(mean, gradient, beta1))
+        p = wider.shrunk(p, pace, decay)
+        moved.append(wider.back(xp.subtract(p, xp.multiply(change, pace)), parameter))
+        kept.append(wider.back(wider.blend(mean, gradient, beta2), means[at]))
+    return moved, kept

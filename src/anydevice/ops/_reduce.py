@@ -1,0 +1,161 @@
+"""Ops that take many elements to few: sums, means, the largest and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anydevice.ops.arguments import (
+    INT32,
+    axes_of,
+    axis_of,
+    size_of,
+    whole_number,
+    wide,
+    wrong,
+    wrong_shapes,
+)
+from anydevice.ops.dispatch import Array, floats, own_version, primitives
+
+Axes = int | Sequence[int] | None
+
+
+def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """The sums along one or several axes, or over all; of the type of x.
+
+    Numbers of 16 bits are added up in float32, and truth values are counted as int32.
+    `keepdims` leaves each axis that is summed over with the size 1.
+
+    >>> import numpy
+    >>> sum(numpy.ones((2, 3)), axis=1).tolist(), sum(numpy.ones((2, 3))).tolist()
+    ([3.0, 3.0], 6.0)
+    """
+    xp = floats(x)
+    if xp is None:
+        xp = primitives(x, "sum")
+        if xp.dtype(x).kind == "bool":
+            x = xp.astype(x, INT32)
+    if type(axis) is int:
+        return xp.sum(x, axis_of("sum", x, axis), keepdims)
+    axes = axes_of("sum", x, axis)
+    return xp.sum(x, axes, keepdims) if axes else x
+
+
+def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The means along one or several axes, or over all.
+
+    Of the type of x for floating numbers, computed in float32 for those of 16 bits; float32 for
+    whole numbers. The mean of nothing is not a number.
+
+    >>> import numpy
+    >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
+    [1.5, 4.5]
+    """
+    own = own_version(x, "mean", _mean)
+    axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
+    result = own(x, axes, keepdims)
+    return _mean(x, axes, keepdims) if result is NotImplemented else result
+
+
+def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """The largest along one or several axes, or of all; what is not a number wins.
+
+    Raises `ConfigurationError` where an axis has no elements.
+
+    >>> import numpy
+    >>> max(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
+    [3.0, 6.0]
+    """
+    xp = primitives(x, "max")
+    if type(axis) is int:
+        return xp.max(x, _filled_axis("max", x, axis), keepdims)
+    axes = _filled("max", x, axis)
+    return xp.max(x, axes, keepdims) if axes else x
+
+
+def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """The smallest along one or several axes, or of all; what is not a number wins.
+
+    Raises `ConfigurationError` where an axis has no elements.
+
+    >>> import numpy
+    >>> min(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
+    [1.0, 2.0]
+    """
+    xp = primitives(x, "min")
+    if type(axis) is int:
+        return xp.min(x, _filled_axis("min", x, axis), keepdims)
+    axes = _filled("min", x, axis)
+    return xp.min(x, axes, keepdims) if axes else x
+
+
+def argmax(x: Array, axis: int = -1) -> Array:
+    """Where the largest along an axis is, the first of equal ones, as int32 without that axis.
+
+    What is not a number counts as the largest.
+
+    >>> import numpy
+    >>> argmax(numpy.array([[1.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
+    [1, 2]
+    """
+    own = own_version(x, "argmax", _argmax)
+    at = _filled_axis("argmax", x, axis)
+    result = own(x, at)
+    return _argmax(x, at) if result is NotImplemented else result
+
+
+def top_k(x: Array, k: int) -> tuple[Array, Array]:
+    """The k largest along the last axis, largest first, and where they are, as int32.
+
+    Both have the shape of x with k in place of the last axis. What is not a number counts as the
+    largest.
+
+    >>> import numpy
+    >>> values, places = top_k(numpy.array([3.0, 1.0, 4.0, 1.5]), 2)
+    >>> values.tolist(), places.tolist()
+    ([4.0, 3.0], [2, 0])
+    """
+    own = own_version(x, "top_k", _top_k)
+    last = axis_of("top_k", x, -1)
+    k = whole_number("top_k", "k", k)
+    if not 1 <= k <= x.shape[last]:
+        raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
+    pair: tuple[Array, Array] = own(x, k)
+    return _top_k(x, k) if pair is NotImplemented else pair
+
+
+def _filled_axis(op: str, x: Array, axis: int) -> int:
+    """The axis counted from the front, where it has elements."""
+    shape = x.shape
+    at = axis + len(shape) if type(axis) is int and axis < 0 else axis
+    if type(at) is not int or not 0 <= at < len(shape) or shape[at] == 0:
+        at = axis_of(op, x, axis)
+        _filled(op, x, axis)
+    return at
+
+
+def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
+    axes = axes_of(op, x, axis)
+    if any(x.shape[one] == 0 for one in axes):
+        which = "x" if axis is None else f"axis {axis}"
+        raise wrong_shapes(op, f"{which} has elements", x=x)
+    return axes
+
+
+def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    if dtype.kind == "complex":
+        raise wrong("mean", f"there is none for {dtype}; take the real and imaginary parts")
+    total = xp.astype(x, wide(dtype))
+    if axes:
+        total = xp.sum(total, axes, keepdims)
+        total = xp.divide(total, float(size_of(tuple(x.shape[one] for one in axes))))
+    return xp.astype(total, dtype) if dtype.kind == "float" else total
+
+
+def _argmax(x: Array, axis: int) -> Array:
+    return primitives(x).argmax(x, axis)
+
+
+def _top_k(x: Array, k: int) -> tuple[Array, Array]:
+    return primitives(x).top_k(x, k)

@@ -1,0 +1,418 @@
+"""What the layers of each family of models have: one row a family, as `transformers` builds it.
+
+A row says which matrices have biases, how many norms a layer has, which layers forget old tokens,
+and what a `config.json` of the family may leave out. Checked against transformers 5.22: weights
+and caches that follow from a row are right to the byte.
+
+The shape of a model: what decides how much memory it needs, as plain numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal, SupportsIndex
+
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.record import NOTHING, Record
+from anydevice.errors import ConfigurationError
+
+Flag = bool | str
+"""Whether layers have something: always, never, or where the config's key of that name is true."""
+
+Windows = Literal["none", "all", "last", "pattern"]
+"""Which layers keep a window only, where the config does not list `layer_types`.
+
+`all` of them where there is a `sliding_window`; the `last` ones, from `max_window_layers` on, where
+`use_sliding_window` is true; or a `pattern`, where each nth layer (`pattern` of the row, or the
+config's `sliding_window_pattern`) keeps everything.
+"""
+
+
+class Architecture(Record):
+    """One family: what its layers have beside the matrices that every decoder has.
+
+    `norms` is the number of norms with a vector of the hidden size that a layer has, `norm_bias`
+    says that each has a second vector. `query_key_norms` are norms of one head (`"head"`) or of
+    all heads (`"heads"`). `rotary` tells of a table of rotary frequencies,
+    for `rotary_share` of a head or what the config has under `rotary_key`; with
+    `rotary_by_window`, layers with a window have another. `parallel` layers
+    feed attention and network from one input. `eager` attention holds all scores in memory,
+    and so does `unfused` attention, whose heads no fused kernel takes. `wide_routing` weighs what
+    experts give in 32 bits.
+    `positions` are learned, one vector each. `plain_heads` share the hidden size
+    evenly, each with keys of its own, unless the config's key `multi_query_if` is true, and all
+    share one, or `grouped_if` is, and they share those of `kv_heads`. `windows_if` is the key that
+    turns windows on, `parallel_norms` the one that says how many norms parallel layers have.
+
+    >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
+    (True, False)
+    """
+
+    qkv_bias: Flag = "attention_bias"
+    output_bias: Flag = "attention_bias"
+    mlp_bias: Flag = "mlp_bias"
+    head_bias: bool = False
+    gated: bool = True
+    fused_qkv: bool = False
+    fused_gate: bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    norm_weights: bool = True
+    layer_norm: bool = False
+    query_key_norms: Literal["", "head", "heads"] = ""
+    query_key_norms_if: str = ""
+    parallel: Flag = False
+    eager: bool = False
+    unfused: bool = False
+    wide_routing: bool = False
+    embedding_scale: bool = False
+    rotary: bool = True
+    rotary_by_window: bool = False
+    rotary_share: float = 1.0
+    rotary_key: str = ""
+    positions: bool = False
+    windows: Windows = "all"
+    windows_if: str = ""
+    pattern: int = 0
+    experts: bool = False
+    plain_heads: bool = False
+    multi_query_if: str = ""
+    grouped_if: str = ""
+    parallel_norms: str = ""
+    defaults: Mapping[str, Any] = NOTHING
+
+
+TIED = {"tie_word_embeddings": True}
+_GEMMA = {"head_dim": 256, **TIED}
+
+UNKNOWN = Architecture()
+"""What is assumed of a family that is not in the table: the layers of Llama."""
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(),
+    "granite": Architecture(),
+    "seed_oss": Architecture(
+        output_bias="attention_out_bias",
+        defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+    ),
+    "ernie4_5": Architecture(
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED},
+    ),
+    "mistral": Architecture(
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "qwen2": Architecture(
+        qkv_bias=True,
+        output_bias=False,
+        mlp_bias=False,
+        windows="last",
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    ),
+    "qwen3": Architecture(
+        mlp_bias=False,
+        query_key_norms="head",
+        windows="last",
+        defaults={
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+    "gemma": Architecture(
+        mlp_bias=False, embedding_scale=True, defaults={"num_key_value_heads": 16, **_GEMMA}
+    ),
+    "gemma2": Architecture(
+        mlp_bias=False,
+        norms=4,
+        eager=True,
+        embedding_scale=True,
+        windows="pattern",
+        pattern=2,
+        defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
+    ),
+    "gemma3_text": Architecture(
+        mlp_bias=False,
+        norms=4,
+        query_key_norms="head",
+        embedding_scale=True,
+        rotary_by_window=True,
+        windows="pattern",
+        pattern=6,
+        defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
+    ),
+    "phi": Architecture(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        gated=False,
+        norms=1,
+        norm_bias=True,
+        layer_norm=True,
+        query_key_norms="head",
+        query_key_norms_if="qk_layernorm",
+        parallel=True,
+        rotary_share=0.5,
+        rotary_key="partial_rotary_factor",
+        defaults={"hidden_act": "gelu_new"},
+    ),
+    "phi3": Architecture(
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        fused_qkv=True,
+        fused_gate=True,
+        rotary_key="partial_rotary_factor",
+    ),
+    "mixtral": Architecture(
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        experts=True,
+        wide_routing=True,
+        defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": Architecture(
+        mlp_bias=False,
+        query_key_norms="head",
+        windows_if="use_sliding_window",
+        experts=True,
+        defaults={
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "sliding_window": None,
+        },
+    ),
+    "qwen2_moe": Architecture(
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        mlp_bias=False,
+        windows="none",
+        experts=True,
+        defaults={
+            "qkv_bias": True,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+    ),
+    "olmo": Architecture(mlp_bias=False, norm_weights=False),
+    "olmo2": Architecture(mlp_bias=False, query_key_norms="heads"),
+    "smollm3": Architecture(windows="none", defaults={"num_key_value_heads": 4, **TIED}),
+    "starcoder2": Architecture(
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        gated=False,
+        norm_bias=True,
+        layer_norm=True,
+        defaults={"use_bias": True, "num_key_value_heads": 2, **TIED},
+    ),
+    "gpt2": Architecture(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        gated=False,
+        fused_qkv=True,
+        norm_bias=True,
+        layer_norm=True,
+        rotary=False,
+        positions=True,
+        plain_heads=True,
+        defaults={"n_positions": 1024, "activation_function": "gelu_new", **TIED},
+    ),
+    "gpt_neox": Architecture(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias=True,
+        gated=False,
+        fused_qkv=True,
+        norm_bias=True,
+        layer_norm=True,
+        parallel="use_parallel_residual",
+        rotary_share=0.25,
+        rotary_key="rotary_pct",
+        plain_heads=True,
+        defaults={"attention_bias": True, "use_parallel_residual": True},
+    ),
+    "falcon": Architecture(
+        qkv_bias="bias",
+        output_bias="bias",
+        mlp_bias="bias",
+        gated=False,
+        fused_qkv=True,
+        norm_bias=True,
+        layer_norm=True,
+        parallel="parallel_attn",
+        unfused=True,
+        plain_heads=True,
+        multi_query_if="multi_query",
+        grouped_if="new_decoder_architecture",
+        parallel_norms="num_ln_in_parallel_attn",
+        defaults={"multi_query": True, "parallel_attn": True, **TIED},
+    ),
+}
+
+
+class Experts(Record):
+    """A mixture of experts: how many a layer has, how many a token passes, how wide each is.
+
+    `shared` is the width of the network that every token passes as well, `layers` are the numbers
+    of the layers that have experts.
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    shared: int = 0
+    layers: tuple[int, ...] = ()
+
+
+class ModelShape(Record):
+    """A decoder, or any other model, as the numbers that its memory follows from.
+
+    Parameters are elements, bytes are those of the weights in `dtype`, quantized weights, scales
+    and buffers included. `layer_weights` and `layer_bytes` have one number a layer, in order;
+    `other_*` is what lies outside of the layers and is neither embedding nor head: final norms,
+    buffers, vision towers. A head that is tied to the embedding has no parameters of its own.
+
+    `kv_elements` are the elements that one token leaves in the cache of each layer (0 where the
+    layer has none), `windows` the most tokens that each layer keeps (`None`: all of them).
+
+    `rounding` are the bytes that PyTorch's allocator for GPUs adds to the matrices by giving them
+    whole blocks, 0 where they are not known one by one.
+
+    `build` is what its family's layers have, `activation` the name of the function in the network,
+    `parallel` whether attention and network of a layer work on one input.
+
+    `exact` says that weights and cache are right to the byte; where they are not, or where
+    something had to be assumed, `assumed` says what, in sentences.
+
+    >>> from anydevice.planning.model import shape_of
+    >>> shape = shape_of(layers=2, hidden=64, intermediate=256, heads=4, vocabulary=1000)
+    >>> shape.layers, shape.kv_bytes(context=100, dtype="float16")
+    (2, (25600, 25600))
+    """
+
+    name: str
+    architecture: str
+    dtype: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    tied_embeddings: bool
+    layer_weights: tuple[int, ...]
+    layer_bytes: tuple[int, ...]
+    embedding_parameters: int
+    embedding_bytes: int
+    head_parameters: int
+    head_bytes: int
+    other_parameters: int
+    other_bytes: int
+    kv_elements: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    experts: Experts | None = None
+    quantization: str | None = None
+    longest_context: int | None = None
+    rounding: int = 0
+    build: Architecture = UNKNOWN
+    activation: str = ""
+    parallel: bool = False
+    exact: bool = False
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; tied ones count once."""
+        outside = self.embedding_parameters + self.head_parameters + self.other_parameters
+        return sum(self.layer_weights) + outside
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights; tied ones count once."""
+        outside = self.embedding_bytes + self.head_bytes + self.other_bytes
+        return sum(self.layer_bytes) + outside
+
+    def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:
+        """The bytes of a static cache for so many tokens, layer by layer.
+
+        `dtype` is that of its elements, the model's own where it is not given.
+        """
+        width = as_dtype(dtype or self.dtype).itemsize
+        return tuple(
+            batch * elements * width * (context if window is None else min(window, context))
+            for elements, window in zip(self.kv_elements, self.windows, strict=True)
+        )
+
+
+LARGEST = 2**63 - 1
+"""The largest number of a shape: what is larger is an error in a file, and no size."""
+
+
+def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
+    """A number that must be whole and from `least` to `most`, as Python's own `int`.
+
+    Raises `ConfigurationError` otherwise. Whole numbers of other libraries are numbers, too.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ConfigurationError(f"{name} is a whole number, not {shortened(repr(value))}", name)
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array may have the method and more than one number
+        raise ConfigurationError(
+            f"{name} is a whole number, not {shortened(repr(value))}", name
+        ) from None
+    if number < least:
+        raise ConfigurationError(f"{name} is {least} or more, not {number}", name)
+    if number > most:
+        raise ConfigurationError(f"{name} is {most} at most, which this is beyond", name)
+    return number
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A text of at most so many characters: a longer one without its middle.
+
+    >>> shortened("a/very/long/path", 9)
+    'a/ve…path'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
+def float_type(name: str, spec: object) -> str:
+    """The name of a type that weights or a cache can have: a float that fills bytes of its own.
+
+    Raises `ConfigurationError` for every other one.
+    """
+    row = as_dtype(spec)
+    if row.kind != "float" or row.packed:
+        raise ConfigurationError(
+            f"{name} is a float of 8 bits or more, such as 'bfloat16', not {row.name!r}", name
+        )
+    return row.name
+
+
+def shares(name: str, value: int, divisor_name: str, divisor: int) -> int:
+    """`value / divisor` where it is whole; raises `ConfigurationError` otherwise."""
+    if value % divisor:
+        raise ConfigurationError(
+            f"{name} ({value}) is not a multiple of {divisor_name} ({divisor}); check both", name
+        )
+    return value // divisor

@@ -1,0 +1,273 @@
+"""Reading a model's `config.json`: the file, the part of it that is the decoder, and its words.
+
+Families call the same number by different names; `number` and `Config` know them all.
+
+Models that are already in the local Hugging Face cache, found by the names of its folders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anydevice.core.record import NOTHING, Record
+from anydevice.errors import ConfigurationError
+from anydevice.planning.architectures import (
+    ARCHITECTURES,
+    LARGEST,
+    UNKNOWN,
+    Architecture,
+    float_type,
+    shortened,
+    whole,
+)
+
+CONFIG_NAME = "config.json"
+LARGEST_CONFIG = 50_000_000
+"""Bytes: what is larger is no config."""
+MOST_LAYERS = 100_000
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed", "hidden_dim", "model_dim", "dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+    "head_size": ("head_dim",),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
+    "vocabulary": ("vocab_size", "padded_vocab_size", "n_vocab"),
+    "longest_context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "moe_topk", "top_k"),
+    "expert_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_expert_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+}
+"""Our word for a number, and what it is called in the configs of families, the usual one first."""
+
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+_ALIASES = {"gemma3": "gemma3_text"}
+
+
+class Config(Record):
+    """A config's values, with those that its family leaves out filled in.
+
+    `source` says where it came from, for errors; `family` is its `model_type`; `known` says that
+    the family is in the table, `assumed` what had to be assumed, in sentences.
+    """
+
+    values: Mapping[str, Any]
+    family: str
+    source: str
+    architecture: Architecture = UNKNOWN
+    known: bool = False
+    assumed: tuple[str, ...] = ()
+    whole: Mapping[str, Any] = NOTHING
+
+    def get(self, key: str) -> Any:
+        """The config's value by its own key, or the family's default where it has no such key.
+
+        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
+        """
+        return self.values[key] if key in self.values else self.architecture.defaults.get(key)
+
+    def flag(self, flag: bool | str) -> bool:
+        """What a flag of the family's row comes to in this config."""
+        return bool(self.get(flag)) if isinstance(flag, str) else flag
+
+    def number(self, word: str, default: int | None = None) -> int:
+        """A number by our word for it; raises `ConfigurationError` where there is none."""
+        found = self.optional(word)
+        if found is not None:
+            return found
+        if default is not None:
+            return default
+        names = ", ".join(NAMES[word])
+        raise ConfigurationError(
+            f"{self.source} does not say the number of {_SPOKEN[word]}: it has none of the keys "
+            f"{names}; it may not be a language model's config, else add the key",
+            self.source,
+        )
+
+    def optional(self, word: str) -> int | None:
+        """A number by our word for it, or `None`."""
+        for name in NAMES[word]:
+            value = self.get(name)
+            if value is not None:
+                least = 0 if word in ("experts", "shared_expert_size") else 1
+                most = MOST_LAYERS if word == "layers" else LARGEST
+                return whole(f"{self.source}: {name}", value, least, most)
+        return None
+
+    def count(self, key: str, default: int = 0, least: int = 0) -> int:
+        """A whole number by the config's own key, `default` where it is absent or null."""
+        value = self.get(key)
+        return default if value is None else whole(f"{self.source}: {key}", value, least)
+
+    def entries(self, key: str) -> tuple[Any, ...] | None:
+        """A list by the config's own key, `None` where it is absent or null."""
+        value = self.get(key)
+        if value is None or isinstance(value, list | tuple):
+            return None if value is None else tuple(value)
+        raise ConfigurationError(f"{self.source}: {key} is no list", self.source)
+
+
+_SPOKEN = {
+    "hidden": "hidden units",
+    "layers": "layers",
+    "heads": "attention heads",
+    "intermediate": "units of the feed-forward network",
+    "vocabulary": "tokens of the vocabulary",
+    "experts": "experts",
+    "experts_per_token": "experts that a token passes",
+}
+
+
+def is_config_path(path: Path) -> bool:
+    """Whether a path is a JSON file, or a folder with a `config.json`."""
+    if path.is_dir():
+        return (path / CONFIG_NAME).is_file()
+    return path.suffix == ".json" and not path.name.endswith(".index.json")
+
+
+def read_config(path: Path) -> Config:
+    """The config in a file, or in a folder's `config.json`.
+
+    Raises `ConfigurationError` where there is none, or it is not a JSON object.
+    """
+    file = path / CONFIG_NAME if path.is_dir() else path
+    try:
+        if os.path.getsize(file) > LARGEST_CONFIG:
+            raise ConfigurationError(f"{file} is too large to be a config", str(file))
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no file {file}; give a model's config.json, or the folder it is in",
+            str(file),
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}", str(file)) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not JSON: {error}", str(file)) from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise ConfigurationError(f"{file} holds a {kind}, and a config is an object", str(file))
+    return as_config(values, str(file))
+
+
+def as_config(values: Mapping[str, Any], source: str = "the config") -> Config:
+    """A config from its values; of a model for several kinds of data, the part for text.
+
+    >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
+    3
+    """
+    text, assumed = dict(values), []
+    for name in _NESTED:
+        inner = values.get(name)
+        if isinstance(inner, Mapping) and not _speaks(values, "hidden"):
+            text = {**{k: v for k, v in values.items() if k in _INHERITED}, **inner}
+            assumed.append(
+                f"only the text part ({name}) is counted; what sees or hears comes on top"
+            )
+            break
+    family = str(text.get("model_type") or values.get("model_type") or "")
+    family = _ALIASES.get(family, family)
+    known = family in ARCHITECTURES
+    if not known:
+        called = f"the architecture {family!r} is" if family else "without a model_type, it is"
+        assumed.append(f"{called} not one of those known exactly: layers like Llama's are assumed")
+    architecture = ARCHITECTURES.get(family, UNKNOWN)
+    return Config(text, family, source, architecture, known, tuple(assumed), dict(values))
+
+
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+
+
+def _speaks(values: Mapping[str, Any], word: str) -> bool:
+    return any(values.get(name) is not None for name in NAMES[word])
+
+
+def dtype_of_config(config: Config) -> str | None:
+    """The element type that a config names for its weights, if it names one that we know."""
+    for key in ("dtype", "torch_dtype"):
+        name = config.get(key)
+        if isinstance(name, str):
+            try:
+                return float_type("dtype", name.removeprefix("torch."))
+            except ConfigurationError:
+                return None
+    return None
+
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FILES = (".json", ".safetensors")
+
+
+def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where a model lies that is named by a path or by its name on the Hugging Face hub.
+
+    A path that exists goes first. A name is looked for in the cache that the hub's own tools fill:
+    only its files are read, nothing is fetched. Raises `ConfigurationError` where the model is
+    nowhere, with how to get the one file that is needed.
+
+    >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: nobody/no-model: there is no such file or folder, and \
+no such model in the Hugging Face cache /nowhere; to get the one file that is needed: \
+hf download nobody/no-model config.json
+    """
+    path = _existing(model)
+    if path is not None:
+        return path
+    said = shortened(model)
+    if not _NAME.fullmatch(model) or model.endswith(_FILES):
+        raise ConfigurationError(
+            f"{said}: there is no such file or folder; write the path of a config.json, of its "
+            "folder, or the name of a model in the Hugging Face cache, such as 'org/name'",
+            model,
+        )
+    cache = _cache(environment)
+    for snapshot in _snapshots(cache / f"models--{model.replace('/', '--')}"):
+        if (snapshot / "config.json").exists() or any(snapshot.glob("*.safetensors")):
+            return snapshot
+    raise ConfigurationError(
+        f"{said}: there is no such file or folder, and no such model in the Hugging Face cache "
+        f"{cache}; to get the one file that is needed: hf download {said} config.json",
+        model,
+    )
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # no file can be called this, or there is no such user
+
+
+def _cache(environment: Mapping[str, str]) -> Path:
+    direct = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    if direct:
+        return Path(direct).expanduser()
+    home = environment.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "hub"
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(caches).expanduser() / "huggingface" / "hub"
+
+
+def _snapshots(repository: Path) -> Iterator[Path]:
+    """The downloaded states of a repository: that of its main branch, then the newest ones."""
+    try:
+        commit = (repository / "refs" / "main").read_text("utf-8").strip()
+        if commit:
+            yield repository / "snapshots" / commit
+    except OSError:
+        pass  # a single commit may have been asked for by its number
+    try:
+        folders = list((repository / "snapshots").iterdir())
+    except OSError:
+        return  # no such model, or none can be called this
+    yield from sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)

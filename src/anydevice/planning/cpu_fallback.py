@@ -1,0 +1,216 @@
+"""`cpu_fallback`: a function that goes to the CPU where its device has no room."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, ismethod
+from types import MethodType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from anydevice.choose.scope import use_device, why
+from anydevice.core.backends import BACKENDS
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError, DeviceMismatchError
+from anydevice.memory.out_of_memory import explained, in_a_line, ran_out
+from anydevice.memory.release import free_what_failed
+from anydevice.transfer.moving import device_of, is_array, to_device
+from anydevice.transfer.trees.tree import flatten
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
+"""A function with the arguments of one call."""
+
+_CPU = "cpu"
+
+
+def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
+    """The function, which is tried again on the CPU where its device runs out of memory.
+
+    For the second try every array among the arguments is moved to the CPU, as `to_device` does, in
+    a `use_device("cpu")` block; the result stays on the CPU. Of a method, and of a model that is
+    called, the object's own arrays go along. Models and optimizers that are moved in place, such
+    as a `torch.nn.Module`, are back on their devices afterwards: a backward pass has to be part of
+    the function. Where there is no room for them any more, because they have gained gradients, all
+    of them stay on the CPU, which a warning says. Arrays that the function has from elsewhere stay
+    where they are. The first time there is a warning with the reason.
+
+    >>> import numpy
+    >>> @cpu_fallback
+    ... def total(x):
+    ...     return x.sum()
+    >>> float(total(numpy.ones(3)))
+    3.0
+
+    A coroutine may be given too, but not a generator. An error other than running out of memory is
+    raised as it is, and so is any error of the second try, with a note of the first one. Raises
+    `OutOfMemoryError` where it is the CPU's memory that ran out.
+    """
+    if not callable(fn):
+        raise ConfigurationError(
+            f"cpu_fallback takes a function, a method or a model, and not {fn!r}", "fn"
+        )
+    if isgeneratorfunction(fn) or isasyncgenfunction(fn):
+        raise ConfigurationError(
+            f"cpu_fallback takes a function, a method or a model, and not {_name(fn)}: what is "
+            "not finished when it returns cannot be tried again",
+            "fn",
+        )
+    warned: list[str] = []
+
+    def prepare(failure: _Failure) -> None:
+        free_what_failed()
+        if not warned:
+            warned.append(failure.said)
+            warnings.warn(
+                f"{_name(fn)} runs on the CPU: {failure.said.splitlines()[0]}", stacklevel=3
+            )
+
+    if iscoroutinefunction(fn):
+
+        async def awaited(*arguments: Any, **named: Any) -> Any:
+            try:
+                return await fn(*arguments, **named)
+            except Exception as error:
+                failure = _failure(error, (fn, arguments, named))
+                if failure is None:
+                    raise
+            prepare(failure)
+            with _on_the_cpu((fn, arguments, named), failure) as (function, given, options):
+                return await function(*given, **options)
+
+        return cast("Callable[P, T]", _dressed(awaited, fn))
+
+    def falling_back(*arguments: P.args, **named: P.kwargs) -> Any:
+        try:
+            return fn(*arguments, **named)
+        except Exception as error:
+            failure = _failure(error, (fn, arguments, named))
+            if failure is None:
+                raise
+        prepare(failure)
+        with _on_the_cpu((fn, arguments, named), failure) as (function, given, options):
+            return function(*given, **options)
+
+    return cast("Callable[P, T]", _dressed(falling_back, fn))
+
+
+class _Failure(Record):
+    """Why the first try failed, without the error, which would hold what it held."""
+
+    said: str
+    engine: str | None
+
+
+def _failure(error: Exception, call: Call) -> _Failure | None:
+    """Why to try again; `None` where there is no reason to, or where it would be no use."""
+    found = ran_out(error)
+    if found is None:
+        return None
+    ours = explained(error, _place(call))
+    assert ours is not None
+    if ours.device is not None and ours.device.backend == _CPU:
+        try:
+            raise ours
+        finally:
+            del ours, error
+    return _Failure(str(ours), found.engine.name if found.engine else None)
+
+
+def _place(call: Call) -> Device | None:
+    """Where the call works: where an array of it is, or where it will have placed those it has.
+
+    That is as good as known where an array is not on the CPU. Else it is the device of the moment.
+    """
+    places = map(_home, flatten(_parts(call), is_array)[0].values)
+    elsewhere = (place for place in places if place is not None and place.backend != _CPU)
+    return next(elsewhere, None) or why().device
+
+
+@contextmanager
+def _on_the_cpu(call: Call, failure: _Failure) -> Iterator[Call]:
+    """A block on the CPU, with the same call there; what was moved in place is back after it."""
+    engine = failure.engine if failure.engine in BACKENDS[_CPU].engines else None
+    parts = _parts(call)
+    homes = _homes(parts)
+    try:
+        with use_device(_CPU, engine=engine, native=True):
+            # As NumPy's: so arrays of any library that can live there stay in it.
+            owner, arguments, named = to_device(parts, Device(_CPU, engine="numpy"))
+            yield _bound(call[0], owner), arguments, named
+    except Exception as error:
+        error.add_note(f"this was the second try, on the CPU; the first one: {failure.said}")
+        raise
+    finally:
+        if homes:
+            _bring_home(parts, homes)
+
+
+def _parts(call: Call) -> Call:
+    """The call as a tree: a method is no part of one, but the object that it belongs to is."""
+    fn, arguments, named = call
+    return fn.__self__ if ismethod(fn) else fn, arguments, named
+
+
+def _bound(fn: Any, owner: Any) -> Any:
+    return MethodType(fn.__func__, owner) if ismethod(fn) else owner
+
+
+def _homes(parts: Call) -> dict[str, Device]:
+    """Where the arrays are, by their paths, whose object would be changed in place."""
+    leaves, _ = flatten(parts, is_array)
+    homes = {leaf.path: _home(leaf.value) for leaf in leaves if leaf.kept}
+    return {path: home for path, home in homes.items() if home is not None}
+
+
+def _home(value: Any) -> Device | None:
+    try:
+        return device_of(value)
+    except DeviceMismatchError:  # an array that is spread over several devices has no one home
+        return None
+
+
+def _bring_home(parts: Call, homes: Mapping[str, Device]) -> None:
+    """Put what is changed in place back, with what it has gained meanwhile; all of it or nothing.
+
+    It comes back to a device that has just run out of memory. If it finds no room there, the result
+    is worth more than where the model is, so that is a warning.
+    """
+    try:
+        _move_home(parts, homes)
+    except Exception as error:
+        problem = in_a_line(error)
+        free_what_failed()
+        warnings.warn(
+            f"what was moved to the CPU stays there, because it could not go back to "
+            f"{_listed(homes)}: {problem}; move it with to_device(…) once there is room",
+            stacklevel=5,
+        )
+
+
+def _move_home(parts: Call, homes: Mapping[str, Device]) -> None:
+    leaves, rebuild = flatten(parts, is_array)
+    values = list(leaves.values)
+    first = next(iter(homes.values()))
+    for number, leaf in enumerate(leaves):
+        if leaf.kept:
+            home = homes.get(leaf.path) or homes.get(leaf.path.removesuffix(".grad")) or first
+            values[number] = to_device(leaf.value, home)
+    rebuild(values)  # only now is anything changed, and nothing is allocated for it
+
+
+def _listed(homes: Mapping[str, Device]) -> str:
+    return ", ".join(dict.fromkeys(map(str, homes.values())))
+
+
+def _dressed(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:
+    # Not what is in its `__dict__`: of a model that would be all of its parameters.
+    return wraps(fn, updated=())(wrapper)
+
+
+def _name(fn: Any) -> str:
+    return f"{getattr(fn, '__qualname__', None) or type(fn).__qualname__}()"

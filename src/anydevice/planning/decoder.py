@@ -1,0 +1,292 @@
+"""A decoder's matrices and vectors, layer by layer, from its config: how many and how large."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError
+from anydevice.planning.architectures import Experts, ModelShape, shares
+from anydevice.planning.config import Config, dtype_of_config
+from anydevice.planning.overheads import rounding
+from anydevice.planning.quantization import Quantization, quantization_of
+
+USUAL_DTYPE = "bfloat16"
+"""What weights are counted in where neither the caller nor the model says."""
+
+
+class Matrix(Record):
+    """`count` matrices that take `columns` numbers and give `rows`, with a bias or not."""
+
+    name: str
+    rows: int
+    columns: int
+    bias: bool = False
+    count: int = 1
+
+    @property
+    def matrix_elements(self) -> int:
+        """The parameters of the matrices, which are one tensor."""
+        return self.count * self.rows * self.columns
+
+    @property
+    def elements(self) -> int:
+        """All parameters, biases included."""
+        return self.matrix_elements + (self.count * self.rows if self.bias else 0)
+
+    def stored(self, quantization: Quantization, width: int) -> int:
+        """Their bytes where they are quantized; biases stay as they are."""
+        bias = self.rows * width if self.bias else 0
+        return self.count * (quantization.matrix_bytes(self.rows, self.columns, width) + bias)
+
+
+class Sizes(Record):
+    """The numbers that every family has, by our words for them."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+
+
+def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
+    """The shape of the model that a config describes, its weights in `dtype` or its own type.
+
+    Raises `ConfigurationError` where a number is missing, wrong, or does not go with another.
+    """
+    try:
+        return _shape(config, dtype)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        # A value of a kind that nobody thought of is the file's mistake, not a defect to show.
+        raise ConfigurationError(
+            f"{config.source} has a value that no model's config has: {error}", config.source
+        ) from error
+
+
+def _shape(config: Config, dtype: object) -> ModelShape:
+    sizes, row = _sizes(config), config.architecture
+    name = as_dtype(dtype).name if dtype is not None else dtype_of_config(config)
+    own = name or USUAL_DTYPE
+    width = as_dtype(own).itemsize
+    quantization = quantization_of(config.get("quantization_config"), config.source)
+    experts = _experts(config, sizes)
+    layers = [_matrices(config, sizes, experts, number) for number in range(sizes.layers)]
+    vectors = _vectors(config, sizes)
+    tied = bool(config.get("tie_word_embeddings"))
+    head = sizes.vocabulary * ((0 if tied else sizes.hidden) + row.head_bias)
+    positions = config.number("longest_context") * sizes.hidden if row.positions else 0
+    final = sizes.hidden * row.norm_weights * (1 + row.norm_bias)
+    assumed = list(config.assumed)
+    if name is None:
+        assumed.append(f"no element type is named for the weights: {own} is assumed")
+    if quantization:
+        assumed.append(f"weights are counted as {quantization.method} keeps them")
+        assumed += quantization.assumed
+    embedding = sizes.vocabulary * sizes.hidden
+    sizes_of_matrices = [each.matrix_elements * width for layer in layers for each in layer]
+    sizes_of_matrices += [embedding * width] * (1 if tied else 2)
+    return ModelShape(
+        name=str(config.whole.get("_name_or_path") or config.family or "model"),
+        architecture=config.family or "unknown",
+        dtype=own,
+        **vars(sizes),
+        tied_embeddings=tied,
+        layer_weights=tuple(sum(each.elements for each in layer) + vectors for layer in layers),
+        layer_bytes=tuple(
+            _layer_bytes(layer, number, quantization, width) + vectors * width
+            for number, layer in enumerate(layers)
+        ),
+        embedding_parameters=embedding,
+        embedding_bytes=embedding * width,
+        head_parameters=head,
+        head_bytes=head * width,
+        other_parameters=positions + final,
+        other_bytes=(positions + final) * width + _buffers(config, sizes, width),
+        kv_elements=_cached(config, sizes),
+        windows=_windows(config, sizes),
+        experts=experts,
+        quantization=quantization.method if quantization else None,
+        longest_context=config.optional("longest_context"),
+        rounding=0 if quantization else rounding(sizes_of_matrices),
+        build=row,
+        activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
+        parallel=config.flag(row.parallel),
+        exact=config.known and quantization is None and not config.assumed,
+        assumed=tuple(assumed),
+    )
+
+
+def _sizes(config: Config) -> Sizes:
+    row, source = config.architecture, config.source
+    hidden, heads = config.number("hidden"), config.number("heads")
+    kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
+    if row.multi_query_if and config.get(row.multi_query_if):
+        kv_heads = 1
+    if _is_grouped(config):
+        kv_heads = config.number("kv_heads", heads)
+    named = None if row.plain_heads else config.optional("head_size")
+    head_size = named or shares(f"{source}: the hidden size", hidden, "the heads", heads)
+    shares(f"{source}: the number of heads", heads, "the key/value heads", kv_heads)
+    usual = config.optional("expert_size") if row.gated else 4 * hidden
+    return Sizes(
+        layers=config.number("layers"),
+        hidden=hidden,
+        intermediate=config.number("intermediate", usual),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        vocabulary=config.number("vocabulary"),
+    )
+
+
+def _is_grouped(config: Config) -> bool:
+    """Whether plain heads share keys after all, as the config of some families may say."""
+    switch = config.architecture.grouped_if
+    return bool(switch and config.get(switch))
+
+
+def _matrices(config: Config, sizes: Sizes, experts: Experts | None, layer: int) -> list[Matrix]:
+    row, hidden = config.architecture, sizes.hidden
+    queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    bias = config.flag(row.qkv_bias)
+    if row.fused_qkv:
+        attention = [Matrix("self_attn.qkv_proj", queries + 2 * keys, hidden, bias)]
+    else:
+        attention = [
+            Matrix("self_attn.q_proj", queries, hidden, bias),
+            Matrix("self_attn.k_proj", keys, hidden, bias),
+            Matrix("self_attn.v_proj", keys, hidden, bias),
+        ]
+    attention.append(Matrix("self_attn.o_proj", hidden, queries, config.flag(row.output_bias)))
+    if experts and layer in experts.layers:
+        return attention + _expert_matrices(experts, hidden)
+    return attention + _network(config, sizes)
+
+
+def _network(config: Config, sizes: Sizes) -> list[Matrix]:
+    row, hidden, inner = config.architecture, sizes.hidden, sizes.intermediate
+    bias = config.flag(row.mlp_bias)
+    down = Matrix("mlp.down_proj", hidden, inner, bias)
+    if row.fused_gate:
+        return [Matrix("mlp.gate_up_proj", 2 * inner, hidden, bias), down]
+    if row.gated:
+        gate = Matrix("mlp.gate_proj", inner, hidden, bias)
+        return [gate, Matrix("mlp.up_proj", inner, hidden, bias), down]
+    return [Matrix("mlp.up_proj", inner, hidden, bias), down]
+
+
+def _expert_matrices(experts: Experts, hidden: int) -> list[Matrix]:
+    inner, count = experts.intermediate, experts.count
+    found = [
+        Matrix("mlp.gate", count, hidden),
+        Matrix("mlp.experts.gate_up_proj", 2 * inner, hidden, count=count),
+        Matrix("mlp.experts.down_proj", hidden, inner, count=count),
+    ]
+    if experts.shared:
+        found += [
+            Matrix("mlp.shared_expert.gate_proj", experts.shared, hidden),
+            Matrix("mlp.shared_expert.up_proj", experts.shared, hidden),
+            Matrix("mlp.shared_expert.down_proj", hidden, experts.shared),
+            Matrix("mlp.shared_expert_gate", 1, hidden),
+        ]
+    return found
+
+
+def _experts(config: Config, sizes: Sizes) -> Experts | None:
+    count = config.number("experts") if config.architecture.experts else config.optional("experts")
+    if not count or (config.known and not config.architecture.experts):
+        return None
+    dense = config.entries("mlp_only_layers") or ()
+    step = config.count("decoder_sparse_step", default=1, least=1)
+    layers = range(sizes.layers)
+    return Experts(
+        count=count,
+        per_token=config.number("experts_per_token"),
+        intermediate=config.number("expert_size", sizes.intermediate),
+        shared=config.optional("shared_expert_size") or 0,
+        layers=tuple(n for n in layers if n not in dense and (n + 1) % step == 0),
+    )
+
+
+def _vectors(config: Config, sizes: Sizes) -> int:
+    """The elements of a layer's norms."""
+    row = config.architecture
+    norms = row.norms
+    if row.parallel_norms and config.flag(row.parallel):
+        norms = config.count(row.parallel_norms) or (2 if _is_grouped(config) else 1)
+    each = row.norm_weights * (1 + row.norm_bias)
+    total = norms * sizes.hidden * each
+    if row.query_key_norms and config.flag(row.query_key_norms_if or True):
+        if row.query_key_norms == "head":
+            total += 2 * sizes.head_size * each
+        else:
+            total += (sizes.heads + sizes.kv_heads) * sizes.head_size * each
+    return total
+
+
+def _layer_bytes(
+    layer: list[Matrix], number: int, quantization: Quantization | None, width: int
+) -> int:
+    if quantization is None:
+        return sum(each.elements for each in layer) * width
+    return sum(
+        each.elements * width
+        if each.name == "mlp.gate" or quantization.skips(f"model.layers.{number}.{each.name}")
+        else each.stored(quantization, width)
+        for each in layer
+    )
+
+
+def _buffers(config: Config, sizes: Sizes, width: int) -> int:
+    """Tables of rotary frequencies, in 32 bits and in two copies each, and a scalar."""
+    row = config.architecture
+    scale = width if row.embedding_scale else 0
+    if not row.rotary or config.get("alibi"):
+        return scale
+    kinds = {window is None for window in _windows(config, sizes)}
+    tables = len(kinds) if row.rotary_by_window else 1
+    frequencies = ceil(int(sizes.head_size * _rotary_share(config)) / 2)
+    return tables * frequencies * 4 * 2 + scale
+
+
+def _rotary_share(config: Config) -> float:
+    row = config.architecture
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if row.rotary_key and isinstance(rope, dict) and rope.get("partial_rotary_factor"):
+        return float(rope["partial_rotary_factor"])
+    return float(config.get(row.rotary_key) or row.rotary_share)
+
+
+def _cached(config: Config, sizes: Sizes) -> tuple[int, ...]:
+    # Heads that are plain by default copy shared keys and values to each before they are cached.
+    heads = sizes.heads if _is_grouped(config) else sizes.kv_heads
+    return (2 * heads * sizes.head_size,) * sizes.layers
+
+
+def _windows(config: Config, sizes: Sizes) -> tuple[int | None, ...]:
+    row, window = config.architecture, config.count("sliding_window") or None
+    listed = config.entries("layer_types")
+    if listed is not None:
+        if len(listed) < sizes.layers:
+            raise ConfigurationError(
+                f"{config.source}: layer_types names {len(listed)} layers of {sizes.layers}",
+                config.source,
+            )
+        chunk = config.count("attention_chunk_size") or None
+        sliding = {"sliding_attention": window, "chunked_attention": chunk}
+        return tuple(sliding.get(str(kind)) for kind in listed[: sizes.layers])
+    if not window or row.windows == "none":
+        return (None,) * sizes.layers
+    if row.windows == "pattern":
+        each = config.count("sliding_window_pattern") or row.pattern
+        return tuple(window if (n + 1) % each else None for n in range(sizes.layers))
+    if row.windows == "last":
+        used = config.get("use_sliding_window")
+        first = config.count("max_window_layers") if used else sizes.layers
+        return tuple(window if n >= first else None for n in range(sizes.layers))
+    used = not row.windows_if or config.get(row.windows_if)
+    return (window if used else None,) * sizes.layers

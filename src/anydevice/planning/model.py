@@ -1,0 +1,337 @@
+"""The shape of whatever stands for a model: a file, a folder, a tree of arrays, or keywords.
+
+Shapes of models whose tensors are there: modules, trees of arrays, and safetensors files.
+
+What the tensors weigh is exact. What their names and sizes tell of layers, heads and vocabulary is
+used for the rest, where no config says it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.record import Record, replace
+from anydevice.engines.lookup import owner_of
+from anydevice.errors import ConfigurationError
+from anydevice.planning.architectures import ModelShape, float_type
+from anydevice.planning.config import NAMES, Config, as_config, is_config_path, locate, read_config
+from anydevice.planning.decoder import shape_from_config
+from anydevice.planning.overheads import rounding
+from anydevice.planning.quantization import QUANTIZED, quantized
+from anydevice.transfer.trees.tree import flatten
+from anydevice.transfer.weights.safetensors import read_model
+
+_KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
+    "architecture": "model_type",
+    "tied": "tie_word_embeddings",
+    "window": "sliding_window",
+}
+"""The words for a shape that is given by numbers, and the keys of a config that they stand for."""
+
+_NEEDED = ("layers", "hidden", "intermediate", "heads", "vocabulary")
+
+
+def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> ModelShape:
+    """The shape of a model, with its weights in `dtype`, or in its own type where that is `None`.
+
+    `dtype` is a float; "int8" and "int4" are the model in its own type with quantized layers.
+    `model` is one of these; nothing of it is loaded, and no array library is imported for the
+    first four:
+
+    - the path of a Hugging Face `config.json` or of the folder it is in, or the name of a model
+      in the local Hugging Face cache;
+    - the path of safetensors files, of which only the headers are read;
+    - a config as a mapping;
+    - nothing, with numbers instead: `layers hidden intermediate heads vocabulary`, and where they
+      matter `kv_heads head_size tied window experts experts_per_token expert_size architecture`;
+    - a `torch.nn.Module`, on any device and on `meta`, or any tree of arrays.
+
+    >>> shape = shape_of(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8,
+    ...                  vocabulary=32000)
+    >>> shape.parameters, shape.exact
+    (7241732096, True)
+
+    Raises `ConfigurationError` for what is no model, misses a number, or has numbers that do not
+    go together, and `TransferError` for safetensors files that are not right.
+    """
+    name = None if dtype is None else as_dtype(dtype).name
+    if name in QUANTIZED:
+        return quantized(shape_of(model, **numbers), name)
+    if name is not None:
+        float_type("dtype, if it is not 'int8' or 'int4',", name)
+    if model is None:
+        return shape_from_config(_from_numbers(numbers), name)
+    if numbers:
+        raise ConfigurationError(
+            f"a model is given, and {', '.join(sorted(numbers))} beside it: give one or the other"
+        )
+    if isinstance(model, ModelShape):
+        return _in_dtype(model, name)
+    if isinstance(model, str | os.PathLike):
+        return _from_path(model, name)
+    if isinstance(model, Mapping) and _is_config(model):
+        return shape_from_config(as_config(model), name)
+    if hasattr(model, "to_dict") and hasattr(model, "model_type"):
+        return shape_from_config(as_config(model.to_dict()), name)
+    return _from_tree(model, name)
+
+
+def _in_dtype(shape: ModelShape, dtype: str | None) -> ModelShape:
+    if dtype is None or dtype == shape.dtype:
+        return shape
+    raise ConfigurationError(
+        f"this shape's weights are counted in {shape.dtype}; for {dtype}, give the model itself"
+    )
+
+
+def _from_numbers(numbers: Mapping[str, Any]) -> Config:
+    unknown = [word for word in numbers if word not in _KEYWORDS]
+    if unknown:
+        raise ConfigurationError(
+            f"{', '.join(unknown)}: a shape has no such number; the words are "
+            f"{', '.join(_KEYWORDS)}"
+        )
+    missing = [word for word in _NEEDED if numbers.get(word) is None]
+    if missing:
+        raise ConfigurationError(
+            f"a model is missing, or these numbers of its shape: {', '.join(missing)}"
+        )
+    # No number is as good as none given, but no window says that all is kept.
+    values = {
+        _KEYWORDS[word]: value
+        for word, value in numbers.items()
+        if value is not None or word == "window"
+    }
+    usual = "mixtral" if numbers.get("experts") else "llama"
+    defaults = {"model_type": usual, "num_key_value_heads": numbers["heads"]}
+    return as_config({**defaults, **values}, "the shape")
+
+
+def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
+    path = locate(os.fspath(model))
+    if not is_config_path(path):
+        if path.is_dir() and not any(".safetensors" in name for name in os.listdir(path)):
+            raise ConfigurationError(
+                f"{path} holds neither a config.json nor a .safetensors file; give the folder of "
+                "a model, its config.json, or the files with its weights",
+                str(path),
+            )
+        return _from_files(path, dtype)
+    config = read_config(path)
+    shape = shape_from_config(config, dtype)
+    name = path.resolve().name if path.is_dir() else path.resolve().parent.name
+    if path != Path(model).expanduser():
+        name = os.fspath(model)  # its folder in the cache is called by a commit's number
+    shape = replace(shape, name=name or shape.name)
+    if shape.exact or not path.is_dir() or not _has_files(path):
+        return shape
+
+    # What a format or an unknown family makes of the weights is better read than reckoned.
+    there = with_tensors(shape, tensors_of_files(path), dtype if not shape.quantization else None)
+    return replace(there, assumed=(*there.assumed, "weights are counted from the files' headers"))
+
+
+def _from_files(path: Path, dtype: str | None) -> ModelShape:
+    # Slow to load: a plan of a config.json goes without it.
+
+    return shape_from_tensors(tensors_of_files(path), dtype, path.resolve().stem)
+
+
+def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
+
+    tensors = tensors_of_tree(tree)
+    kind = type(tree).__name__
+    measured = shape_from_tensors(tensors, dtype, kind)
+    described = getattr(getattr(tree, "config", None), "to_dict", None)
+    if described is None:
+        return measured
+    try:
+        shape = shape_from_config(as_config(described()), dtype or measured.dtype)
+    except ConfigurationError as error:
+        note = f"its config is no language model's ({error})"
+        return replace(measured, assumed=(*measured.assumed, note))
+    there = with_tensors(shape, tensors, dtype)
+    return replace(there, name=kind, exact=shape.exact)
+
+
+def _is_config(values: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is a config and not a tree of arrays: it names a type or a plain number."""
+    if "model_type" in values or "architectures" in values:
+        return True
+    names = (name for word in _NEEDED for name in NAMES[word])
+    return any(isinstance(values.get(name), int) for name in names)
+
+
+def _has_files(folder: Path) -> bool:
+    return any(name.endswith(".safetensors") for name in os.listdir(folder))
+
+
+_LAYER = re.compile(r"(?:layers?|blocks?|\bh)['\"]?\]?[._\[]['\"]?(\d+)")
+_EMBEDDING = re.compile(r"embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|token_embedding")
+_HEAD = re.compile(r"lm_head|embed_out|output_projection")
+_KEYS = re.compile(r"(?:k_proj|key_proj|\bwk)\W*(?:weight|kernel)")
+_FUSED = re.compile(r"(?:qkv_proj|c_attn|query_key_value|\bwqkv)\W*(?:weight|kernel)", re.I)
+# Where attention has a c_proj as well, the network's is the one meant.
+_DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weight|kernel)")
+
+
+class Tensor(Record):
+    """One tensor of a model: its name, its sizes, its element type, and the bytes that it holds."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: str
+    held: int
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return prod(self.sizes)
+
+    @property
+    def layer(self) -> int | None:
+        """The number of the layer that its name puts it into."""
+        found = _LAYER.search(self.name)
+        return int(found[1]) if found else None
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is learned, as far as its name tells: tables of frequencies are not."""
+        return bool(self.sizes) and "inv_freq" not in self.name
+
+    def bytes_in(self, dtype: str | None) -> int:
+        """Its bytes once its numbers are in `dtype`; what is quantized or whole stays as it is."""
+        row = as_dtype(self.dtype)
+        if dtype is None or row.kind != "float" or row.bits < 16 or not self.is_weight:
+            return self.held
+        return self.elements * as_dtype(dtype).itemsize
+
+
+def tensors_of_tree(tree: Any) -> list[Tensor]:
+    """Every array of a tree, or of a `torch.nn.Module`, each memory once; none is read or moved.
+
+    Raises `ConfigurationError` where the tree holds no array.
+    """
+    leaves, _ = flatten(tree, lambda value: owner_of(value) is not None)
+    found: list[Tensor] = []
+    seen: set[object] = set()
+    for leaf in leaves:
+        engine = owner_of(leaf.value)
+        assert engine is not None
+        sizes = tuple(int(size) for size in leaf.value.shape)
+        dtype = engine.dtype_of(leaf.value)
+        storage = None if engine.is_traced(leaf.value) else engine.storage(leaf.value)
+        held = prod(sizes) * dtype.itemsize
+        if storage is not None:
+            place = (str(engine.devices_of(leaf.value)), storage.allocation)
+            held = 0 if place in seen else storage.size
+            seen.add(place)
+        found.append(Tensor(leaf.path, sizes, dtype.name, held))
+    if not found:
+        raise ConfigurationError(
+            f"{type(tree).__name__} holds no array: give a model, a tree of arrays, or the path of "
+            "a config.json or of safetensors files"
+        )
+    return found
+
+
+def tensors_of_files(path: Path) -> list[Tensor]:
+    """Every tensor of a safetensors file, a folder or an index of them, from the headers alone.
+
+    Raises `TransferError` where the files are not there or not right.
+    """
+    return [
+        Tensor(name, placed.entry.shape, placed.entry.dtype.name, placed.entry.nbytes)
+        for name, placed in read_model(path).items()
+    ]
+
+
+def with_tensors(shape: ModelShape, tensors: Iterable[Tensor], dtype: str | None) -> ModelShape:
+    """A shape from a config, with the weights that are there in place of those that follow."""
+    there = list(tensors)
+    return replace(shape, **_weights(there, shape.layers, dtype))
+
+
+def shape_from_tensors(
+    tensors: Iterable[Tensor], dtype: str | None, name: str = "model"
+) -> ModelShape:
+    """A shape from names and sizes alone; what they do not tell is 0, and `assumed` says so."""
+    there = list(tensors)
+    layers = 1 + max((each.layer for each in there if each.layer is not None), default=-1)
+    embedding = _first(there, _EMBEDDING)
+    hidden = embedding.sizes[1] if embedding else 0
+    down = _first(there, _DOWN)
+    per_token = _cached(there, hidden)
+    assumed = ["weights are those of the tensors; the rest follows from their names and sizes"]
+    if not per_token:
+        assumed.append("no key projections were found: no key/value cache is counted")
+    if embedding is None or down is None or not layers:
+        assumed.append("no decoder was found in the names: no activations are counted")
+        hidden = 0
+    common = Counter({each.dtype: 0 for each in there})
+    for each in there:
+        common[each.dtype] += each.held
+    floats = [kind for kind, _ in common.most_common() if as_dtype(kind).kind == "float"]
+    heads = hidden // 128 or 1
+    return ModelShape(
+        name=name,
+        architecture="unknown",
+        dtype=dtype or (floats[0] if floats else "bfloat16"),
+        layers=layers,
+        hidden=hidden,
+        intermediate=max(down.sizes) if down and hidden else 0,
+        heads=heads,
+        kv_heads=heads,
+        head_size=hidden // heads,
+        vocabulary=embedding.sizes[0] if embedding else 0,
+        tied_embeddings=_first(there, _HEAD) is None,
+        **_weights(there, layers, dtype),
+        kv_elements=(per_token,) * layers,
+        windows=(None,) * layers,
+        exact=False,
+        assumed=tuple(assumed),
+    )
+
+
+def _cached(tensors: list[Tensor], hidden: int) -> int:
+    """The numbers that a token leaves in a layer's cache: its key and its value."""
+    keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
+    if keys is not None:
+        return 2 * min(keys.sizes)
+    # Queries, keys and values in one matrix: what is beside the queries.
+    return max(0, fused.elements // hidden - hidden) if fused and hidden else 0
+
+
+def _first(tensors: list[Tensor], pattern: re.Pattern[str]) -> Tensor | None:
+    matching = (each for each in tensors if len(each.sizes) == 2 and pattern.search(each.name))
+    return next(matching, None)
+
+
+def _weights(tensors: list[Tensor], layers: int, dtype: str | None) -> Mapping[str, Any]:
+    """The fields of a shape that count weights, each tensor where its name puts it."""
+    elements, held = [0] * layers, [0] * layers
+    outside = {"embedding": [0, 0], "head": [0, 0], "other": [0, 0]}
+    for each in tensors:
+        number, size = each.layer, each.bytes_in(dtype) if each.held else 0
+        count = each.elements if each.held and each.is_weight else 0
+        if number is not None and number < layers:
+            elements[number] += count
+            held[number] += size
+            continue
+        head = _HEAD.search(each.name)
+        part = "head" if head else "embedding" if _EMBEDDING.search(each.name) else "other"
+        outside[part][0] += count
+        outside[part][1] += size
+    found: dict[str, Any] = {"layer_weights": tuple(elements), "layer_bytes": tuple(held)}
+    matrices = (each for each in tensors if each.held and len(each.sizes) > 1)
+    found["rounding"] = rounding(each.bytes_in(dtype) for each in matrices)
+    for part, (count, size) in outside.items():
+        found[f"{part}_parameters"], found[f"{part}_bytes"] = count, size
+    return found

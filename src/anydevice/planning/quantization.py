@@ -1,0 +1,288 @@
+"""The bytes of quantized weights: what each format keeps for a matrix, counted by its own rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, comb, prod
+from typing import Any
+
+from anydevice.core.record import Record, replace
+from anydevice.errors import ConfigurationError
+from anydevice.planning.architectures import ModelShape, shortened, whole
+
+Matrix = Callable[[int, int, int], int]
+"""The bytes of a matrix of so many rows and columns, in a model of elements of so many bytes."""
+
+
+QUANTIZED = {"int8": 8.0, "int4": 4.5}
+"""The bits of a layer's weight in the usual formats; four bits have a scale for each 64 weights."""
+
+_MOST_BITS = 16
+
+_LONGEST_PATTERN = 2000
+_MOST_WAYS = 2**20
+# Characters and classes of them with `* + ?`, groups of words such as `(up|down)`, `^` and `$`.
+_SIMPLE_PATTERN = re.compile(
+    r"(?:[\^$]|(?:\\[.\w-]|\[[\w.\-]+\]|[^\\()\[\]{}?*+|^$])[*+?]?\??"
+    r"|\((?:\?:)?(?:\\\.|[\w.|-])+\))*+"
+)
+
+
+class Quantization(Record):
+    """How a model's matrices are kept: the format's name, its rule, and the modules left alone."""
+
+    method: str
+    bits: float
+    matrix_bytes: Matrix
+    skipped: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    def skips(self, module: str) -> bool:
+        """Whether the module of that path keeps its plain weights."""
+        return any(_matches(pattern, module) for pattern in self.skipped)
+
+
+def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
+    """What a config's `quantization_config` says; `None` where the weights are plain.
+
+    >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
+    'gptq'
+
+    A format that is not known is counted by its bits, and `assumed` says so. Raises
+    `ConfigurationError` where a value is not what the format has there.
+    """
+    if not values:
+        return None
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{source}: quantization_config is not an object", source)
+    method = str(values.get("quant_method") or _unnamed(values)).lower()
+    found = _FORMATS.get(method, _unknown)(_Said(values, f"{source}: quantization_config"))
+    skipped = _skipped(values)
+    odd = [each for each in skipped if each.startswith("re:") and not _ends_soon(each[3:])]
+    if odd:
+        note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
+        found = replace(found, assumed=(*found.assumed, note))
+    return replace(found, skipped=tuple(each for each in skipped if each not in odd))
+
+
+class _Said(Record):
+    """What a `quantization_config` says, and where it stands."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    def get(self, *keys: str) -> Any:
+        """The first of these keys that says something."""
+        return next((self.values[key] for key in keys if self.values.get(key)), None)
+
+    def number(self, *keys: str, default: int, least: int = 1, most: int = 2**31) -> int:
+        """The number under the first of these keys that has one."""
+        value = self.get(*keys)
+        return default if value is None else whole(f"{self.source}: {keys[0]}", value, least, most)
+
+    def block(self, key: str) -> tuple[int, int]:
+        """The rows and columns of a block that has one scale."""
+        sizes = self.get(key) or (128, 128)
+        if not isinstance(sizes, list | tuple) or len(sizes) != 2:
+            raise ConfigurationError(
+                f"{self.source}: {key} is two whole numbers, rows and columns", self.source
+            )
+        rows, columns = (whole(f"{self.source}: {key}", size) for size in sizes)
+        return rows, columns
+
+    def inner(self, key: str) -> _Said:
+        """The object under a key; an empty one where there is none."""
+        found = self.get(key) or {}
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
+        return _Said(found, f"{self.source}: {key}")
+
+
+def _unknown(said: _Said) -> Quantization:
+    method = str(said.get("quant_method") or _unnamed(said.values)).lower()
+    bits = said.get("bits", "nbits") or _bits_in(method)
+    if not isinstance(bits, float):  # some formats have a share of a bit, on the average
+        bits = whole(f"{said.source}: bits", bits, most=_MOST_BITS)
+    elif not 0 < bits <= _MOST_BITS:
+        raise ConfigurationError(f"{said.source}: bits cannot be {bits}", said.source)
+    note = (
+        f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
+        "and one scale for each 64 of them are assumed"
+    )
+
+    def roughly(rows: int, columns: int, width: int) -> int:
+        return ceil(rows * columns * bits / 8) + ceil(rows * columns / 64) * width
+
+    return Quantization(method, bits, roughly, assumed=(note,))
+
+
+def _bitsandbytes(said: _Said) -> Quantization:
+    if not said.get("load_in_4bit"):
+        # Each row has its largest value beside it, in 32 bits.
+        return Quantization(
+            "bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * columns + 4 * rows
+        )
+    nested = bool(said.get("bnb_4bit_use_double_quant"))
+
+    def four_bits(rows: int, columns: int, width: int) -> int:
+        blocks = ceil(rows * columns / 64)
+        table = 16 * 4
+        if not nested:
+            return ceil(rows * columns / 2) + blocks * 4 + table
+        # The blocks' scales are bytes themselves, in blocks of 256, with a table and an offset.
+        return ceil(rows * columns / 2) + blocks + ceil(blocks / 256) * 4 + 256 * 4 + 4 + table
+
+    return Quantization("bitsandbytes 4-bit", 4, four_bits)
+
+
+def _gptq(said: _Said) -> Quantization:
+    bits = said.number("bits", default=4, most=_MOST_BITS)
+    group = said.number("group_size", default=128, least=-1)
+
+    def packed(rows: int, columns: int, width: int) -> int:
+        groups = 1 if group <= 0 else ceil(columns / group)
+        weights = ceil(columns * bits / 32) * rows * 4
+        zeros = groups * ceil(rows * bits / 32) * 4
+        return weights + zeros + groups * rows * 2 + columns * 4
+
+    return Quantization("gptq", bits, packed)
+
+
+def _awq(said: _Said) -> Quantization:
+    bits = said.number("bits", "w_bit", default=4, most=_MOST_BITS)
+    group = said.number("group_size", "q_group_size", default=128, least=-1)
+
+    def packed(rows: int, columns: int, width: int) -> int:
+        groups = 1 if group <= 0 else ceil(columns / group)
+        across = ceil(rows * bits / 32) * 4
+        return (columns + groups) * across + groups * rows * 2
+
+    return Quantization("awq", bits, packed)
+
+
+def _blocks_of_float8(said: _Said) -> Quantization:
+    down, across = said.block("weight_block_size")
+
+    def scaled(rows: int, columns: int, width: int) -> int:
+        return rows * columns + ceil(rows / down) * ceil(columns / across) * 4
+
+    return Quantization("fp8", 8, scaled)
+
+
+def _compressed(said: _Said) -> Quantization:
+    """The first group's scheme is taken for all: groups that differ are rare, and said."""
+    named = said.inner("config_groups")
+    groups = [named.inner(name) for name, group in named.values.items() if group]
+    scheme = groups[0].inner("weights") if groups else named
+    if scheme is named or not scheme.values:
+        scheme = _Said({"num_bits": 8, "strategy": "channel"}, said.source)
+    bits = scheme.number("num_bits", default=8, most=_MOST_BITS)
+    size = scheme.number("group_size", default=128, least=-1)
+    usual = "tensor" if not scheme.get("group_size") else "group" if size > 0 else "channel"
+    strategy = scheme.get("strategy") or usual
+    down, across = scheme.block("block_structure")
+    symmetric = scheme.values.get("symmetric", True)
+    notes = (
+        ("its groups of layers are quantized differently: the first group's way is taken for all",)
+        if len(groups) > 1
+        else ()
+    )
+
+    def scales(rows: int, columns: int) -> int:
+        if strategy in ("group", "tensor_group"):
+            return rows * ceil(columns / size) if size > 0 else rows
+        if strategy == "block":
+            return ceil(rows / down) * ceil(columns / across)
+        return rows if strategy == "channel" else 1
+
+    def compressed(rows: int, columns: int, width: int) -> int:
+        packed = bits < 8
+        number = scales(rows, columns)
+        weights = rows * ceil(columns * bits / 32) * 4 + 16 if packed else rows * columns
+        zeros = 0 if symmetric else ceil(number * bits / 8)
+        return weights + number * width + zeros
+
+    return Quantization(f"compressed-tensors {bits}-bit", bits, compressed, assumed=notes)
+
+
+_FORMATS: dict[str, Callable[[_Said], Quantization]] = {
+    "bitsandbytes": _bitsandbytes,
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _blocks_of_float8,
+    "compressed-tensors": _compressed,
+}
+
+
+def _unnamed(values: Mapping[str, Any]) -> str:
+    if values.get("load_in_4bit") or values.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "unnamed"
+
+
+def _bits_in(method: str) -> int:
+    """The bits that a format's name gives away: 4 for `mxfp4`, 8 for `fbgemm_fp8`."""
+    found = re.search(r"(\d+)", method)
+    return int(found[1]) if found and 1 <= int(found[1]) <= 16 else 8
+
+
+def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that keep plain weights: those that are named, and always the head."""
+    named: list[str] = ["lm_head"]
+    for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
+        entries = values.get(key)
+        if isinstance(entries, Sequence) and not isinstance(entries, str):
+            named += [str(entry) for entry in entries]
+    return tuple(dict.fromkeys(named))
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return pattern == module or f".{pattern}." in f".{module}."
+
+
+def _ends_soon(pattern: str) -> bool:
+    """Whether `re` decides soon if a pattern matches: it may come from anyone.
+
+    >>> _ends_soon(r".*mlp.(gate|up)_proj$"), _ends_soon("(a*)*b"), _ends_soon(".*" * 5)
+    (True, False, False)
+    """
+    if len(pattern) > _LONGEST_PATTERN or not _SIMPLE_PATTERN.fullmatch(pattern):
+        return False
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    # The ways to match that are tried at most, in a path of 64 characters.
+    repeats = pattern.count("*") + pattern.count("+")
+    groups: list[str] = re.findall(r"\([^)]*", pattern)
+    choices = prod(group.count("|") + 1 for group in groups)
+    return comb(64 + repeats, repeats) * choices << pattern.count("?") <= _MOST_WAYS
+
+
+def quantized(shape: ModelShape, name: str) -> ModelShape:
+    """The shape with its layers' weights quantized to "int8" or "int4", as formats usually do.
+
+    Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
+    Raises `ConfigurationError` where the weights are quantized already.
+    """
+    if shape.quantization is not None:
+        raise ConfigurationError(
+            f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"
+        )
+    bits = QUANTIZED[name]
+    layers = tuple(
+        min(held, int(weights * bits / 8))
+        for weights, held in zip(shape.layer_weights, shape.layer_bytes, strict=True)
+    )
+    note = f"layers quantized to {name} are counted with {bits:g} bits a weight, scales included"
+    return replace(
+        shape,
+        layer_bytes=layers,
+        quantization=name,
+        rounding=0,
+        exact=False,
+        assumed=(*shape.assumed, note),
+    )

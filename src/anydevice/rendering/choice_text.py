@@ -1,0 +1,89 @@
+"""A choice in words: why this device, and which wishes could not be met."""
+
+from __future__ import annotations
+
+from anydevice.core.choice import MEASUREMENTS, Choice, Step
+from anydevice.core.device import Device
+from anydevice.core.finding import Finding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anydevice.discovery.report import Report
+
+_AUTOMATIC = ("configure", "order of backends")
+_ASKED = {
+    "argument": "it was asked for",
+    "use_device": "a use_device block asks for it",
+    "set_device": "set_device() asks for it",
+    "environment": "ANYDEVICE_DEVICE asks for it",
+    "project file": "the project's anydevice.toml asks for it",
+    "user file": "the user's anydevice.toml asks for it",
+}
+
+
+def because(report: Report, choice: Choice) -> str:
+    """Why this device was chosen, to be read after "because"; empty where none was.
+
+    Where measurements decided which engine serves it, that is said too.
+    """
+    if choice.device is None:
+        return ""
+    measured = any(step.source == MEASUREMENTS and step.taken for step in choice.steps)
+    served = f"; {choice.device.engine} serves it, the fastest measured here" if measured else ""
+    return f"{_why(report, choice, choice.device)}{served}"
+
+
+def _why(report: Report, choice: Choice, device: Device) -> str:
+    source = device.chosen_by or ""
+    if source not in _AUTOMATIC:
+        return _ASKED.get(source, f"{source} asks for it")
+    if source == "configure":
+        return "it is the first usable one in the configured order"
+    passed = [step for step in choice.steps if not step.taken and step.source in _AUTOMATIC]
+    reasons = [reason for step in passed for reason in _passed_over(step, report)]
+    if device.backend == "cpu":
+        return joined(reasons) or "no accelerator is in this machine"
+    return "it is the first usable one in the order of backends"
+
+
+def was_automatic(choice: Choice) -> bool:
+    """Whether nobody asked for this device: the order of backends decided."""
+    return choice.device is not None and choice.device.chosen_by in _AUTOMATIC
+
+
+def unmet_wishes(choice: Choice) -> list[str]:
+    """A sentence for everything that was asked for and passed over."""
+    return [
+        f"{_asker(step.source)} asks for {step.asked}, which cannot be had now"
+        for step in choice.passed_over
+        if step.source not in _AUTOMATIC
+    ]
+
+
+def joined(parts: list[str]) -> str:
+    """Parts as one text.
+
+    >>> joined(["a", "b", "c"]), joined(["a"]), joined([])
+    ('a, b and c', 'a', '')
+    """
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+
+
+def _passed_over(step: Step, report: Report) -> list[str]:
+    finding = report[step.asked]
+    if not finding.usable:
+        return [f'{_place(finding)} stopped at "{finding.stage}"']
+    if all(device.kind == "cpu" for device in finding.devices if device.usable):
+        return []  # the CPU seen once more, through OpenCL: no accelerator was passed over
+    return [
+        step.outcome if step.outcome.startswith(step.asked) else f"{step.asked} was {step.outcome}"
+    ]
+
+
+def _place(finding: Finding) -> str:
+    return str(finding.devices[0]) if len(finding.devices) == 1 else finding.backend
+
+
+def _asker(source: str) -> str:
+    words = _ASKED.get(source, source).removesuffix(" asks for it")
+    return f"The {words[4:]}" if words.startswith("the ") else words

@@ -1,0 +1,267 @@
+"""A report as people read it: lines for a terminal, a table for a notebook.
+
+The marks that stand before a device or a backend wherever people read about it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import anydevice
+from anydevice.core.backends import BACKENDS
+from anydevice.core.choice import Choice
+from anydevice.core.device import Device
+from anydevice.core.finding import Facts, Finding, Standing
+from anydevice.core.record import Record
+from anydevice.core.text import format_size
+from anydevice.engines import registry
+from anydevice.rendering.choice_text import because, unmet_wishes, was_automatic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anydevice.discovery.report import Report
+
+Paint = Callable[[str, str], str]
+"""Puts words into a style: "good", "bad", "dim", "strong" or "mend"."""
+
+_GAP = "   "
+_SYSTEMS = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
+_NARROWEST = 40
+
+
+class _Entry(Record):
+    """One device, or a backend without any: its mark, name, facts, and what stopped it."""
+
+    mark: str
+    name: str
+    facts: tuple[str, ...] = ()
+    stopped: Standing | Finding | None = None
+
+
+def plain(words: str, style: str) -> str:
+    """The words as they are, for whatever has no styles."""
+    del style
+    return words
+
+
+def text(
+    report: Report,
+    *,
+    choice: Choice | None = None,
+    paint: Paint = plain,
+    width: int | None = None,
+) -> str:
+    """The summary that `anydevice` prints; with `choice`, what `device()` chooses and why.
+
+    With a `width`, lines are broken to fit it, except commands, which stay in one piece.
+    """
+    names = [entry.name for finding in report for entry in _entries(finding, report)]
+    column = max(6, *(len(name) for name in names)) + 2 + len(_GAP)
+    lines = [paint(_title(report), "dim"), ""]
+    for finding in report:
+        for _, alike in groupby(_entries(finding, report), key=_trouble):
+            entries = list(alike)
+            for entry in entries:
+                lines += _head(entry, column, paint, width)
+            lines += _trouble_lines(entries, column, paint, width)
+        if finding.present:
+            for note in finding.notes:
+                lines += _broken(f"note: {note}", column, width, paint, "dim")
+    absent = [finding.backend for finding in report if not finding.present]
+    if absent:
+        lines.append(paint(f"{ABSENT} {', '.join(absent)}", "dim"))
+    ending = _ending(report, choice)
+    lines += ["", *(part for line in ending for part in _broken(line, 0, width, plain, "dim"))]
+    return "\n".join(lines)
+
+
+def html(report: Report) -> str:
+    """The report as one table for a notebook."""
+    from html import escape
+
+    rows = []
+    for finding in report:
+        entries = list(_entries(finding, report)) or [_Entry(ABSENT, finding.backend)]
+        for entry in entries:
+            why = [line.strip() for line, _ in _troubles(entry.stopped)]
+            if not finding.present:
+                why = [f"not in this machine: {finding.reason}" if finding.reason else ""]
+            cells = (entry.mark, entry.name, " · ".join(entry.facts))
+            written = [*map(escape, cells), "<br>".join(map(escape, why))]
+            rows.append("".join(f'<td style="text-align:left">{cell}</td>' for cell in written))
+    headings = ("", "device", "what it is", "what stopped it, and what mends it")
+    head = "".join(f'<th style="text-align:left">{heading}</th>' for heading in headings)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    caption = f"{_title(report)} · recommended: {report.recommended}"
+    return (
+        f"<table><caption>{escape(caption)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def describe(device: Device, report: Report) -> tuple[str, ...]:
+    """One device in a few words each: what it is, its memory, who drives it, what else it is."""
+    standing = device.standing
+    assert standing is not None
+    parts = [_what(device, standing.facts), memory_in_words(standing.facts)]
+    if standing.usable:
+        parts.append(", ".join(_short_version(engine) for engine in standing.engines))
+    elif standing.facts.driver_version and standing.stage != "driver":
+        parts.append(f"driver {standing.facts.driver_version} answers")
+    tier = report[device.backend].tier
+    if standing.usable and tier != "stable":
+        parts.append("not tested on hardware" if tier == "untested" else tier)
+    twins = [str(d) for card in report.cards if device in card for d in card if d != device]
+    if twins:
+        parts.append(f"same card as {', '.join(twins)}")
+    if device.backend == "cpu" and len(report["cpu"].devices) > 1:
+        parts.append(f"{len(report['cpu'].devices)} devices for jax")
+    return tuple(part for part in parts if part)
+
+
+def memory_in_words(facts: Facts) -> str:
+    """Total and free memory, the unit only once: "12.0 GiB, 11.3 free"."""
+    if facts.total_memory is None:
+        return ""
+    total = format_size(facts.total_memory)
+    words = f"{total} unified" if facts.memory_kind == "unified" else total
+    if facts.free_memory is not None:
+        free = format_size(facts.free_memory)
+        unit = " " + total.split()[1]
+        words += f", {free.removesuffix(unit)} free"
+    return words
+
+
+def _title(report: Report) -> str:
+    return " · ".join(
+        (
+            f"anydevice {'.'.join(anydevice.__version__.split('.')[:2])}",
+            _SYSTEMS.get(sys.platform, sys.platform),
+            f"Python {sys.version_info[0]}.{sys.version_info[1]}",
+            f"{report.seconds * 1000:.0f} ms",
+        )
+    )
+
+
+def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
+    """Every line of a backend that is here."""
+    if not finding.present:
+        return
+    if not finding.devices:
+        yield _Entry(UNUSABLE, finding.backend, (), finding)
+    for device in finding.devices:
+        if device.backend == "cpu" and device.index > 0:  # the same cores once more, for jax
+            continue
+        standing = device.standing
+        assert standing is not None
+        mark, stopped = (USABLE, None) if standing.usable else (UNUSABLE, standing)
+        yield _Entry(mark, str(device), describe(device, report), stopped)
+
+
+def _what(device: Device, facts: Facts) -> str:
+    if facts.compute_capability:
+        return f"{facts.name}, sm {facts.compute_capability}"
+    if device.backend == "opencl" and device.kind == "cpu":
+        return f"{facts.name}, a CPU"
+    cores = facts.details.get("physical_cores")
+    if device.kind == "cpu" and cores:
+        return f"{facts.name}, {cores} core{'' if cores == 1 else 's'}"
+    if facts.architecture and device.kind != "cpu":
+        return f"{facts.name}, {facts.architecture}"
+    return facts.name
+
+
+def _short_version(engine: str) -> str:
+    version = registry.version_of(engine)
+    return f"{engine} {'.'.join(version.split('.')[:2])}" if version else engine
+
+
+def _head(entry: _Entry, column: int, paint: Paint, width: int | None) -> list[str]:
+    style = "good" if entry.mark == USABLE else "bad"
+    name = entry.name.ljust(column - 2)
+    rows = [""]
+    for part in entry.facts:
+        longer = f"{rows[-1]}{_GAP}{part}" if rows[-1] else part
+        if rows[-1] and width and column + len(longer) > width:
+            rows.append(part)
+        else:
+            rows[-1] = longer
+    first = f"{paint(entry.mark, style)} {paint(name, 'strong')}{rows[0]}".rstrip()
+    return [first, *(" " * column + row for row in rows[1:])]
+
+
+def _trouble_lines(
+    alike: Sequence[_Entry], column: int, paint: Paint, width: int | None
+) -> Iterator[str]:
+    """What stopped these devices, which is the same for each, said once below the last."""
+    for line, style in _troubles(alike[0].stopped, len(alike)):
+        if style == "mend":
+            yield " " * column + paint(line, style)
+        else:
+            yield from _broken(line, column, width, paint, style)
+
+
+def _trouble(entry: _Entry) -> tuple[object, ...] | None:
+    stopped = entry.stopped
+    return (stopped.stage, stopped.reasons, stopped.mend) if stopped else None
+
+
+def _troubles(stopped: Standing | Finding | None, count: int = 1) -> Iterator[tuple[str, str]]:
+    """The lines below what is not usable: stage, reasons, and what mends it."""
+    if stopped is None:
+        return
+    yield f"stopped at: {stopped.stage}{f' (each of these {count})' if count > 1 else ''}", "bad"
+    for reason in stopped.reasons:
+        yield f"  {reason}", "dim"
+    if stopped.mend:
+        yield f"mend: {stopped.mend}", "mend"
+
+
+def _broken(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
+    """A line below a device, broken where it does not fit, its further parts indented alike."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    parts: Sequence[str] = [line]
+    if width and column + len(line) > width:
+        from textwrap import wrap
+
+        room = max(_NARROWEST, width - column)
+        parts = wrap(
+            line.strip(),
+            room,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return [" " * column + paint(part, style) for part in parts]
+
+
+def _ending(report: Report, choice: Choice | None) -> list[str]:
+    if choice is None:
+        return [f"Recommended: {report.recommended}"]
+    if choice.device is None:
+        outcomes = [f"  {step.source} {step.asked}: {step.outcome}" for step in choice.steps]
+        return ["Chosen: nothing, because no device fits", *outcomes]
+    lines = [f"Chosen: {choice.device}, because {because(report, choice)}"]
+    lines += [f"{wish}. See: anydevice config --why" for wish in unmet_wishes(choice)]
+    waiting = next((d for d in report.devices if d.standing and d.standing.mend), None)
+    if choice.device.backend == "cpu" and waiting and waiting.standing and was_automatic(choice):
+        card = _card_name(waiting.backend, waiting.standing.facts.name)
+        near = waiting.standing.stage == "library"
+        how = (
+            f"One command away from the {card}" if near else f"To get the {card}, mend it as above"
+        )
+        lines.append(f"{how}. Then: anydevice doctor")
+    return lines
+
+
+def _card_name(backend: str, name: str) -> str:
+    """A card as people call it, without its maker."""
+    maker = BACKENDS[backend].vendor if backend in BACKENDS else ""
+    return name.removeprefix(f"{maker} ")
+
+
+USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
+"""Usable; here but not usable; not in this machine."""

@@ -1,0 +1,307 @@
+"""Plots as SVG text, small enough to be read on a phone: dots in rows, and a roofline.
+
+Everything that comes from outside is escaped here. Colours are those of the page: the
+style of the class `m0` is that of the first engine.
+
+Curves of losses as SVG text: few lines, readable on a phone, by day and by night.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from math import ceil, floor, log10
+
+from anydevice.core.record import Record
+
+WIDTH = 340
+"""Units across: about the pixels of a phone, so that text keeps its size there."""
+
+_LABELS, _RIGHT, _ROW, _TOP, _BOTTOM = 122, 18, 31, 18, 6
+
+MARKS: tuple[Callable[[float, float], str], ...] = (
+    lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6"',
+    lambda x, y: f'<rect x="{x - 3.2:.1f}" y="{y - 3.2:.1f}" width="6.4" height="6.4"',
+    lambda x, y: _polygon((x, y - 4.4), (x + 4.2, y + 3.2), (x - 4.2, y + 3.2)),
+    lambda x, y: _polygon((x, y - 4.6), (x + 4.6, y), (x, y + 4.6), (x - 4.6, y)),
+    lambda x, y: _polygon((x, y + 4.4), (x + 4.2, y - 3.2), (x - 4.2, y - 3.2)),
+    lambda x, y: f'<rect x="{x - 1.7:.1f}" y="{y - 4.6:.1f}" width="3.4" height="9.2"',
+)
+"""One shape an engine: who sees no colours tells them apart as well."""
+
+
+class Dot(Record):
+    """One value of one engine, with what is said where it is pointed at."""
+
+    engine: str
+    value: float
+    says: str
+
+
+class Line(Record):
+    """One row of dots, with a name and a fainter detail below it."""
+
+    name: str
+    detail: str
+    dots: tuple[Dot, ...]
+
+
+class Axis(Record):
+    """Where values lie between two pixels; `low` and `high` are the values at its ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    def at(self, value: float) -> float:
+        """The pixel of a value; what lies beyond an end is drawn at it.
+
+        >>> Axis(0.0, 1.0, 100.0, 300.0).at(0.5), Axis(1.0, 100.0, 0.0, 10.0, True).at(10.0)
+        (200.0, 5.0)
+        """
+        held = min(max(value, self.low), self.high)
+        if self.logarithmic:
+            part = log10(held / self.low) / log10(self.high / self.low)
+        else:
+            part = (held - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
+
+
+def decades(values: Sequence[float]) -> tuple[float, float]:
+    """The powers of ten around some values above 0.
+
+    >>> decades([0.3, 42.0]), decades([1.0])
+    ((0.1, 100.0), (1.0, 10.0))
+    """
+    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    return 10.0**low, 10.0 ** max(high, low + 1)
+
+
+def legend(shown: Sequence[str], engines: Sequence[str]) -> str:
+    """Those of the engines that are shown, each with its mark and colour."""
+    items = "".join(
+        '<li><svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">'
+        f"{_mark(engine, 6, 6, engines)}</svg> {escape(engine)}</li>"
+        for engine in shown
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def dot_plot(
+    lines: Sequence[Line],
+    engines: Sequence[str],
+    axis: tuple[float, float],
+    ticks: Sequence[tuple[float, str]],
+    *,
+    logarithmic: bool = False,
+    title: str,
+) -> str:
+    """Rows of dots on one axis, with ticks above; one colour and shape an engine."""
+    scale = Axis(*axis, _LABELS, WIDTH - _RIGHT, logarithmic)
+    height = _TOP + _ROW * len(lines) + _BOTTOM
+    parts = [_opened(height, title)]
+    for value, words in ticks:
+        x = scale.at(value)
+        parts.append(f'<path class="grid" d="M{x:.1f} {_TOP - 3}V{height - _BOTTOM}"/>')
+        parts.append(_text(x, 10, words, "tick", "middle"))
+    for number, line in enumerate(lines):
+        top = _TOP + _ROW * number
+        middle = top + _ROW / 2
+        parts.append(f'<path class="rule" d="M{_LABELS} {middle:.1f}H{WIDTH - _RIGHT}"/>')
+        parts.append(_text(0, middle - 2, _shortened(line.name, 18), "name"))
+        parts.append(_text(0, middle + 9, _shortened(line.detail, 22), "detail"))
+        for dot in line.dots:
+            mark = _mark(dot.engine, scale.at(dot.value), middle, engines, dot.says)
+            parts.append(mark)
+    return "".join((*parts, "</svg>"))
+
+
+def roofline(
+    dots: Sequence[tuple[float, Dot]],
+    engines: Sequence[str],
+    bandwidth: float,
+    roofs: Sequence[tuple[str, float]],
+    ticks: Callable[[float], str],
+    *,
+    title: str,
+) -> str:
+    """Operations a second over operations a byte, below the roof that the ceilings make.
+
+    `dots` come with their operations a byte; `roofs` are the rates of multiplying matrices.
+    """
+    height, left, right, top, bottom = 250, 48, 20, 10, 32
+    top_rate = max(rate for _, rate in roofs)
+    across = decades([x for x, _ in dots] + [top_rate / bandwidth])
+    upward = decades([dot.value for _, dot in dots] + [top_rate])
+    x_axis = Axis(*across, left, WIDTH - right, True)
+    y_axis = Axis(*upward, height - bottom, top, True)
+    parts = [_opened(height, title)]
+    for value in _powers(across):
+        x = x_axis.at(value)
+        parts.append(f'<path class="grid" d="M{x:.1f} {top}V{height - bottom}"/>')
+        parts.append(_text(x, height - bottom + 12, f"{value:g}", "tick", "middle"))
+    for value in _powers(upward):
+        y = y_axis.at(value)
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{WIDTH - right}"/>')
+        parts.append(_text(left - 4, y + 3, ticks(value), "tick", "end"))
+    parts.append(_text((left + WIDTH) / 2, height - 4, "operations a byte", "tick", "middle"))
+    start = max(across[0], upward[0] / bandwidth)
+    for name, rate in roofs:
+        knee = rate / bandwidth
+        points = [(start, start * bandwidth), (knee, rate), (across[1], rate)]
+        path = "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
+        parts.append(f'<path class="roof" d="M{path}"/>')
+        parts.append(_text(WIDTH - right, y_axis.at(rate) + 11, name, "detail", "end"))
+    for x, dot in dots:
+        parts.append(_mark(dot.engine, x_axis.at(x), y_axis.at(dot.value), engines, dot.says))
+    return "".join((*parts, "</svg>"))
+
+
+def _powers(ends: tuple[float, float]) -> list[float]:
+    """The powers of ten between two of them; only some where there are many."""
+    low, high = round(log10(ends[0])), round(log10(ends[1]))
+    step = max(1, ceil((high - low) / 6))
+    return [10.0**power for power in range(low, high + 1, step)]
+
+
+def _opened(height: float, title: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>"
+    )
+
+
+def _text(x: float, y: float, words: str, style: str, anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} class="{style}">{escape(words)}</text>'
+
+
+def _mark(engine: str, x: float, y: float, engines: Sequence[str], says: str = "") -> str:
+    number = engines.index(engine) % len(MARKS)
+    title = f"<title>{escape(says)}</title>" if says else ""
+    shape = MARKS[number](x, y)
+    tag = shape[1:].partition(" ")[0]
+    return f'{shape} class="mark m{number}">{title}</{tag}>'
+
+
+def _polygon(*points: tuple[float, float]) -> str:
+    return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"'
+
+
+def _shortened(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+_WIDTH, _HEIGHT = 480, 300
+_LEFT, _CURVE_RIGHT, _CURVE_TOP, _CURVE_BOTTOM = 54, 14, 34, 34
+_COLOURS = ("#0b6bcb", "#c2410c")
+_DASHES = ("none", "5 3")  # who sees no colours tells the lines apart as well
+_STYLE = (
+    "svg{background:#fff;color:#222;font:12px system-ui,sans-serif}"
+    ".grid{stroke:#8884;fill:none}text{fill:currentColor}.soft{opacity:.7}"
+    "@media(prefers-color-scheme:dark){svg{background:#16181c;color:#e6e6e6}}"
+)
+
+
+class Curve(Record):
+    """A named line through points of an epoch and a loss."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def picture_of(curves: Sequence[Curve], said: str) -> str:
+    """The curves as one SVG picture, with `said` above it.
+
+    Losses are on a logarithmic axis where they are all above 0 and span more than a factor of 20.
+    What is no finite number is left out.
+    """
+    points = [point for curve in curves for point in _finite(curve)] or [(1.0, 0.0)]
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    logarithmic = low > 0 and high / low > 20
+    marks = _curve_powers(low, high) if logarithmic else _even(low, high)
+    low, high = min(low, marks[0]), max(high, marks[-1])
+
+    def across(x: float) -> float:
+        share = (x - first) / (last - first) if last > first else 0.5
+        return _LEFT + share * (_WIDTH - _LEFT - _CURVE_RIGHT)
+
+    def upward(y: float) -> float:
+        ends = [math.log(v) for v in (low, high, y)] if logarithmic else [low, high, y]
+        share = (ends[2] - ends[0]) / (ends[1] - ends[0])
+        return _HEIGHT - _CURVE_BOTTOM - share * (_HEIGHT - _CURVE_TOP - _CURVE_BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
+        f"<title>{escape(said)}</title><style>{_STYLE}</style>",
+        _curve_text(_LEFT, 18, said, "start"),
+    ]
+    for mark in marks:
+        y = upward(mark)
+        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _CURVE_RIGHT}"/>')
+        parts.append(_curve_text(_LEFT - 6, y + 4, f"{mark:.4g}", "end"))
+    epochs = sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)})
+    below = _HEIGHT - _CURVE_BOTTOM + 16
+    parts += [_curve_text(across(epoch), below, f"{epoch:g}", "middle") for epoch in epochs]
+    parts.append(_curve_text((_WIDTH + _LEFT) / 2, _HEIGHT - 4, "epoch", "middle"))
+    for number, curve in enumerate(curves):
+        parts += _drawn(curve, number, [(across(x), upward(y)) for x, y in _finite(curve)])
+    return "".join((*parts, "</svg>"))
+
+
+def page_of(curves: Sequence[Curve], said: str) -> str:
+    """The picture in a page of its own, which needs nothing else."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>Training</title>'
+        "<style>body{margin:0 auto;max-width:60rem}</style>"
+        f"{picture_of(curves, said)}</html>"
+    )
+
+
+def _drawn(curve: Curve, number: int, points: Sequence[tuple[float, float]]) -> list[str]:
+    look = f'stroke="{_COLOURS[number]}" stroke-dasharray="{_DASHES[number]}"'
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    at = _WIDTH - _CURVE_RIGHT - 150 + 80 * number
+    parts = [
+        f'<path d="M{at} 26h18" stroke-width="2" {look}/>',
+        _curve_text(at + 22, 30, curve.name),
+    ]
+    if points:
+        parts.append(f'<path d="M{path}" fill="none" stroke-width="2" {look}/>')
+        x, y = points[-1]
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[number]}"/>')
+    return parts
+
+
+def _finite(curve: Curve) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in curve.points if math.isfinite(y)]
+
+
+def _curve_powers(low: float, high: float) -> list[float]:
+    """The powers of ten around two numbers above 0."""
+    ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    return [10.0**power for power in range(ends[0], ends[1] + 1)]
+
+
+def _even(low: float, high: float) -> list[float]:
+    """Four to eight round numbers at equal distances, around two numbers.
+
+    >>> _even(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    span = (high - low) or abs(high) or 1.0
+    rough = span / 5
+    size = 10 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
+    start, stop = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(start, max(stop, start + 1) + 1)]
+
+
+def _curve_text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="soft" {place}>{escape(words)}</text>'

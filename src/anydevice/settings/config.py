@@ -1,0 +1,261 @@
+"""The settings of a run: `Config`, where its values come from, and `configure`, which sets them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from anydevice.core.device import parse_place
+from anydevice.core.hooks import reach
+from anydevice.core.locks import ForkSafeLock
+from anydevice.core.record import NOTHING, Record, replace
+from anydevice.core.text import parse_size
+from anydevice.engines import library_settings as effects
+from anydevice.errors import ConfigurationError
+from anydevice.settings.files import project_file, user_file
+from anydevice.settings.preferences import SETTINGS, read_settings
+
+STRATEGIES: Mapping[str, float] = MappingProxyType(
+    {"conservative": 0.60, "balanced": 0.75, "aggressive": 0.90}
+)
+
+
+class Config(Record):
+    """The settings in force; `anydevice config` prints them with where each came from.
+
+    - `order`: backends in the order to try, before anydevice's own order.
+    - `memory`: how much of a device this process may take: "conservative" (60 %), "balanced"
+      (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB". `None`:
+      nothing is limited.
+    - `x64`: 64-bit numbers in JAX.
+    - `jit`: compile; turn it off to debug.
+    - `mixed_precision`: train and run in 16 bits where the device does it well.
+    - `time_limit`: seconds that discovery may take in all.
+    - `env`: environment variables for the array libraries.
+
+    >>> Config(memory="conservative").memory_fraction
+    0.6
+    """
+
+    order: tuple[str, ...] = ()
+    memory: str | float | None = None
+    x64: bool = False
+    jit: bool = True
+    mixed_precision: bool = False
+    time_limit: float = 5.0
+    env: Mapping[str, str] = NOTHING
+
+    @property
+    def memory_fraction(self) -> float | None:
+        """The share of a device's memory; `None` where `memory` is an amount, or no limit."""
+        if isinstance(self.memory, str):
+            return STRATEGIES.get(self.memory)
+        return self.memory
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The amount in bytes; `None` where `memory` is a share, or no limit."""
+        if self.memory is None or self.memory_fraction is not None:
+            return None
+        return parse_size(self.memory)
+
+    def to_dict(self) -> dict[str, object]:
+        """The settings as plain data, ready for JSON."""
+        return {
+            "order": list(self.order),
+            "memory": self.memory,
+            "memory_fraction": self.memory_fraction,
+            "x64": self.x64,
+            "jit": self.jit,
+            "mixed_precision": self.mixed_precision,
+            "time_limit": self.time_limit,
+            "env": dict(self.env),
+        }
+
+
+_lock = ForkSafeLock()
+_changes: dict[str, Any] = {}
+_applied: dict[str, Any] = {}
+
+
+def configure(**changes: Any) -> Config:
+    """Change settings of this process and get the `Config` that is now in force.
+
+    Takes the fields of `Config` by name, all of them or none: `configure()` only reads. Each takes
+    effect at once; what comes too late for a library that has already started is said in a
+    warning that names it. `configure(order=None)` returns one setting to its default.
+
+    >>> configure(time_limit=4).time_limit
+    4.0
+    >>> configure(time_limit=None).time_limit
+    5.0
+
+    `memory` holds every array library that is imported to its share, and every other one from when
+    anydevice first uses it; without it none is limited. A library that is imported later, and used
+    without anydevice, is held to nothing, but for JAX, which is told in the environment.
+    `configure(memory=None)` lifts the limits again.
+
+    Raises `ConfigurationError`, and changes nothing, where a name or value is wrong, or JAX has
+    started on a GPU already and can no longer be given another `memory`.
+    """
+    return change(changes, insist=True)
+
+
+def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
+    """What `configure` does; a `memory` that JAX is too late for is a warning without `insist`."""
+    checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
+    if insist and checked.get("memory") is not None:
+        reach("check_budget")(Config(memory=checked["memory"]))
+    with _lock.native:
+        for name, value in checked.items():
+            if value is None:
+                _changes.pop(name, None)
+            else:
+                _changes[name] = value
+    config, origins = current()
+    _take_effect(changes, config, origins)
+    return config
+
+
+def current() -> tuple[Config, dict[str, str]]:
+    """The settings in force, and for each that is not a default where it came from."""
+    config, origins = Config(), {}
+    for label, path in (("user file", user_file()), ("project file", project_file())):
+        file = read_settings(path)
+        for name, value, source in file.settings if file else ():
+            config = replace(config, **{name: _check(name, value, source)})
+            origins[name] = f"{label} {source}"
+    for name, value in dict(_changes).items():
+        config = replace(config, **{name: value})
+        origins[name] = "configure()"
+    return config, origins
+
+
+def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
+    """Let what the files set take effect, once for each value: they are read, not called."""
+    config, origins = current()
+    pending: dict[str, Any] = {}
+    for name in names:
+        value = getattr(config, name)
+        if name in origins and origins[name] != "configure()" and _applied.get(name) != value:
+            _applied[name] = pending[name] = value
+    if pending:
+        _take_effect(pending, config, origins)
+
+
+def forget_changes() -> None:
+    """Back to what the files say: every `configure()` of this process is undone.
+
+    The files take effect again when a device is next chosen.
+    """
+    with _lock.native:
+        limited = "memory" in _changes or "memory" in _applied
+        _changes.clear()
+        _applied.clear()
+    effects.set_variables({})
+    effects.set_x64(None)
+    effects.set_jit(None)
+    if limited:
+        reach("set_budget")(None)
+
+
+def _check(name: str, value: Any, source: str) -> Any:
+    if name not in SETTINGS:
+        raise ConfigurationError(
+            f"{source}: there is no setting {name!r}; the settings are {', '.join(SETTINGS)}",
+            source,
+        )
+    if value is None:
+        return None
+    try:
+        return _CHECKS[name](value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {name}: {error}", source) from None
+
+
+def _order(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [part for part in value.replace(",", " ").split() if part]
+    if not isinstance(value, Iterable):
+        raise ConfigurationError(f"{value!r} is not a list of backends such as ['cuda', 'cpu']")
+    return tuple(_backend(name) for name in value)
+
+
+def _backend(name: object) -> str:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{name!r} is not the name of a backend")
+    backend, index = parse_place(name)
+    if index is not None:
+        raise ConfigurationError(f"{name!r} is one device; the order is one of backends")
+    return backend
+
+
+def _memory(value: object) -> str | float:
+    if isinstance(value, str) and value.strip().lower() in STRATEGIES:
+        return value.strip().lower()
+    if isinstance(value, bool) or not isinstance(value, float | int | str):
+        raise ConfigurationError(_no_memory(value))
+    if not isinstance(value, str) and 0 < value <= 1:
+        return float(value)
+    try:
+        amount = parse_size(value)
+    except ConfigurationError:
+        raise ConfigurationError(_no_memory(value)) from None
+    if amount < 2**20:
+        raise ConfigurationError(
+            f"{value!r} is neither a fraction (above 0, at most 1) nor an amount; "
+            "write amounts with their unit, such as '20GiB'"
+        )
+    return value if isinstance(value, str) else f"{amount}B"
+
+
+def _no_memory(value: object) -> str:
+    return f"{value!r} is none of {', '.join(STRATEGIES)}, a fraction such as 0.8, or '20GiB'"
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{value!r} is neither True nor False")
+    return value
+
+
+def _time_limit(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
+        raise ConfigurationError(f"{value!r} is not a number of seconds between 0 and 3600")
+    return float(value)
+
+
+def _env(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{value!r} is not a table of variables, such as {{'A': '1'}}")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name:
+            raise ConfigurationError(f"{name!r}={text!r} is not a variable: both must be texts")
+    return MappingProxyType(dict(value))
+
+
+_CHECKS: dict[str, Callable[[object], Any]] = {
+    "order": _order,
+    "memory": _memory,
+    "x64": _switch,
+    "jit": _switch,
+    "mixed_precision": _switch,
+    "time_limit": _time_limit,
+    "env": _env,
+}
+
+
+def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
+    late: list[str] = []
+    if "env" in changes:
+        late += effects.set_variables(config.env)
+    if "x64" in changes:
+        late += effects.set_x64(config.x64 if "x64" in origins else None)
+    if "jit" in changes:
+        late += effects.set_jit(config.jit if "jit" in origins else None)
+    if "memory" in changes:
+        late += reach("set_budget")(config if "memory" in origins else None)
+    for sentence in late:
+        warnings.warn(sentence, stacklevel=4)

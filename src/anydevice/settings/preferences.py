@@ -1,0 +1,193 @@
+"""The settings files: reading them with errors that name the line, and `prefer`, which writes."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anydevice.core.backends import AUTO, BACKENDS, KINDS
+from anydevice.core.device import Device, parse_place
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError
+from anydevice.settings.files import project_file, user_file, writing
+
+SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
+_KEYS = ("device", "engine", *SETTINGS)
+
+
+class FileSettings(Record):
+    """One settings file as it was read. `wishes` are device names, first choice first.
+
+    `settings` are the other keys, each with its value and with the file and line that says so.
+    """
+
+    path: Path
+    wishes: tuple[str, ...] = ()
+    engine: str | None = None
+    settings: tuple[tuple[str, Any, str], ...] = ()
+
+
+def prefer(
+    device: str | Device | Sequence[str | Device] | None = None, *, engine: str | None = None
+) -> Path | None:
+    """Save the preferred device, and with it the engine, for every later run; at once for this one.
+
+    Writes the project's `anydevice.toml` if there is one at or above the working directory, else
+    the user's, and returns the file. Comments and other settings in it are kept. Several devices
+    are taken in their order: `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` forgets
+    device and engine. A name that no backend has is refused with the valid ones; a device that is
+    not usable now may be preferred, and is passed over until it is.
+
+    Raises `ConfigurationError` where the file cannot be read or written; it is then unchanged.
+    """
+    several = () if device is None else (device,) if isinstance(device, str | Device) else device
+    wishes = [wish for one in several for wish in split_wishes(str(one))]
+    for wish in wishes:
+        check_wish(wish, "prefer")
+    if engine is not None:
+        check_engine(engine, "prefer")
+    path = project_file() or user_file()
+    changes: dict[str, str | list[str] | None] = {
+        "device": wishes if len(wishes) > 1 else next(iter(wishes), None),
+        "engine": engine,
+    }
+    if not os.path.exists(path) and not any(changes.values()):
+        return None
+    _change(path, changes)
+    return path
+
+
+def read_settings(path: Path | None) -> FileSettings | None:
+    """What a settings file says; `None` where there is no such file or it cannot be opened.
+
+    Raises `ConfigurationError`, naming the file and the line, where it says something wrong. A
+    file that may not be opened is passed over with a warning.
+    """
+    if path is None:
+        return None
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warnings.warn(
+            f"{path} cannot be read ({error.strerror}); going on without it",
+            stacklevel=2,
+        )
+        return None
+    return _interpret(path, text)
+
+
+def check_wish(wish: str, source: str) -> None:
+    """Refuse what can never name a device: raises `ConfigurationError` with the valid names."""
+    if wish in KINDS or wish == AUTO:
+        return
+    try:
+        parse_place(wish)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", source) from None
+
+
+def check_engine(engine: str, source: str) -> None:
+    """Refuse a name that no engine has."""
+    from anydevice.engines.registry import engine_names
+
+    valid = engine_names()
+    if engine not in valid:
+        raise ConfigurationError(
+            f"{source}: there is no engine {engine!r}; the engines are {', '.join(valid)}", source
+        )
+
+
+def split_wishes(text: str) -> tuple[str, ...]:
+    """The names in a list such as `"cuda, cpu"`."""
+    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    import tomllib  # most machines have no such file, and need not wait for the parser
+
+    try:
+        return tomllib.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        source = f"{path}, line {line}"
+        raise ConfigurationError(f"{source}: this is not UTF-8 text", source) from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count(b"\n") + 1
+        source = f"{path}, line {line}"
+        raise ConfigurationError(
+            f"{source}: this is not TOML ({error}); mend the line or delete the file", source
+        ) from None
+
+
+def _interpret(path: Path, text: bytes) -> FileSettings:
+    settings: list[tuple[str, Any, str]] = []
+    wishes: tuple[str, ...] = ()
+    engine: str | None = None
+    for key, value in _parse(path, text).items():
+        source = f"{path}, line {_line_of(key, text)}"
+        if key == "device":
+            wishes = _wishes(value, source)
+        elif key == "engine":
+            engine = _text(key, value, source)
+            check_engine(engine, source)
+        elif key in SETTINGS:
+            settings.append((key, value, source))
+        else:
+            warnings.warn(
+                f"{source}: there is no setting {key!r}; the settings are {', '.join(_KEYS)}",
+                stacklevel=2,
+            )
+    return FileSettings(path, wishes, engine, tuple(settings))
+
+
+def _wishes(value: object, source: str) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else [value]
+    wishes = tuple(wish for name in names for wish in split_wishes(_text("device", name, source)))
+    for wish in wishes:
+        check_wish(wish, source)
+    return wishes
+
+
+def _text(key: str, value: object, source: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"{source}: {key} must be a text such as "
+            f"{'numpy' if key == 'engine' else next(iter(BACKENDS))!r}, not {value!r}",
+            source,
+        )
+    return value.strip().lower()
+
+
+def _line_of(key: str, text: bytes) -> int:
+    pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
+    lines = text.decode("utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 1)
+
+
+def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
+    import tomlkit
+
+    try:
+        with writing(path) as write:
+            old = path.read_bytes() if path.exists() else b""
+            _parse(path, old)
+            document = tomlkit.parse(old.decode("utf-8"))
+            for key, value in changes.items():
+                if value is None:
+                    document.pop(key, None)
+                else:
+                    document[key] = value
+            write(tomlkit.dumps(document))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be written ({error.strerror}); nothing was changed. "
+            "Set ANYDEVICE_DEVICE instead, or ANYDEVICE_HOME to a folder that can be written",
+            str(path),
+        ) from error

@@ -1,0 +1,326 @@
+"""Where batches come from, epoch after epoch.
+
+A batch as somebody gives it: a pair of arrays of numbers, or an error with what to give.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.device import Device
+from anydevice.core.trees import leaves
+from anydevice.engines.lookup import owner_of
+from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from anydevice.models.precision import cast
+from anydevice.transfer.moving import to_device
+from anydevice.transfer.prefetching import prefetch
+from anydevice.transfer.random.generator import rng
+
+Batch = tuple[Any, Any]
+Data = Iterable[Batch] | Callable[[int, int], Iterable[Batch]]
+"""Batches (x, y): an iterable, or a function of a seed and an epoch that gives one."""
+
+_HOST = Device("cpu", 0, engine="numpy")
+
+
+class Batches:
+    """Examples cut into batches, in another order in each epoch: data for `nn.train`.
+
+    `x` and `y` are NumPy arrays, or what NumPy takes for one, with an example in each row. The
+    order follows from the seed of the training and the epoch alone, so that a training that is
+    resumed sees what it would have seen. Without `shuffle` it is that of the arrays; with
+    `whole_only`, examples that fill no batch are left out.
+
+    >>> import numpy
+    >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
+    >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
+    ([[0, 10], [20, 30], [40]], 3)
+
+    Raises `ConfigurationError` where the arrays are of different lengths, or empty, or hold
+    anything but numbers.
+    """
+
+    def __init__(
+        self, x: Any, y: Any, size: int, *, shuffle: bool = True, whole_only: bool = False
+    ) -> None:
+        self.x, self.y = as_host_array(x, "x"), as_host_array(y, "y")
+        self.size = size
+        self.shuffle = shuffle
+        self.whole_only = whole_only
+        count = len(self.x)
+        if count != len(self.y):
+            raise ConfigurationError(
+                f"Batches: there are {count} examples in x and {len(self.y)} in y", source="y"
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1 or not len(self):
+            raise ConfigurationError(
+                f"Batches: {count} examples give no batch of size {size!r}", source="size"
+            )
+
+    def __len__(self) -> int:
+        count = len(self.x)
+        return count // self.size if self.whole_only else -(-count // self.size)
+
+    def __call__(self, seed: int, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch."""
+        order = np.arange(len(self.x))
+        if self.shuffle:
+            drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(order))
+            # Among many numbers some are equal, and only a stable sort orders them alike anywhere.
+            order = np.argsort(drawn, kind="stable")
+        for at in range(len(self)):
+            rows = order[at * self.size : (at + 1) * self.size]
+            yield self.x[rows], self.y[rows]
+
+
+def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
+    """The data, where batches can be had of it in every epoch; else `ConfigurationError`."""
+    if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
+        what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
+        raise ConfigurationError(
+            f"{name} is {what}, and must be batches, each a pair (x, y); "
+            "nn.Batches(x, y, size=32) makes them of two arrays",
+            source=name,
+        )
+    if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
+        if epochs > 1 and isinstance(data, Iterator):
+            raise ConfigurationError(
+                f"{name} is a {type(data).__name__}, which is spent after one epoch, and there "
+                f"are {epochs}; give a list, a loader, or a function of (seed, epoch) that "
+                "gives the batches of an epoch",
+                source=name,
+            )
+        return data
+    if not callable(data):
+        raise ConfigurationError(
+            f"{name} must be batches (x, y) in a list, a loader or a generator, or a function of "
+            f"(seed, epoch) that gives them, not a {type(data).__name__}",
+            source=name,
+        )
+    try:
+        inspect.signature(data).bind(0, 1)
+    except TypeError:
+        raise ConfigurationError(
+            f"{name} is a function, so it is called with the seed and the epoch, as in "
+            "data(0, 1), and this one does not take two arguments",
+            source=name,
+        ) from None
+    except ValueError:  # some functions of C do not say what they take
+        pass
+    return data
+
+
+def length_of(data: Any) -> int | None:
+    """How many batches an epoch has, where the data says it."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def sizes_of(data: Any) -> dict[str, int]:
+    """What tells data from other data, as far as it says it without being read.
+
+    >>> sizes_of(Batches([1, 2, 3], [0, 0, 1], size=2))
+    {'batches': 2, 'examples': 3, 'size': 2, 'shuffle': True}
+    >>> sizes_of(lambda seed, epoch: [])
+    {}
+    """
+    length = length_of(data)
+    known = {} if length is None else {"batches": length}
+    if isinstance(data, Batches):
+        known.update(examples=len(data.x), size=data.size, shuffle=data.shuffle)
+    return known
+
+
+def placed(
+    data: Any,
+    seed: int,
+    epoch: int,
+    device: Device,
+    *,
+    skip: int = 0,
+    ahead: bool = True,
+    name: str = "data",
+) -> Iterator[Batch]:
+    """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
+
+    On an accelerator the next ones are placed `ahead`, while the loop computes. Errors about a
+    batch begin with its number.
+    """
+    given = enumerate(islice(_source(data, seed, epoch), skip, None), skip + 1)
+    there = (_moved(batch, device, name, epoch, number) for number, batch in given)
+    if not ahead or device.kind == "cpu":
+        yield from there
+        return
+    with iter(prefetch(there, device)) as batches:
+        yield from batches
+
+
+def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
+    """The first batch as it is given, where looking at it takes nothing away; else `None`.
+
+    Raises `ConfigurationError` where there is none, or it is no pair of arrays of numbers.
+    """
+    if isinstance(data, Iterator):
+        return None
+    for batch in _source(data, seed, epoch):
+        try:
+            return pair_of(batch)
+        except ConfigurationError as error:
+            put_before(error, told_of(name, epoch, 1))
+            raise
+    raise ConfigurationError(f"{name} gave no batches", source=name)
+
+
+def told_of(name: str, epoch: int, number: int) -> str:
+    """How errors call a batch.
+
+    >>> told_of("data", 2, 31), told_of("validation", 2, 1)
+    ('batch 31 of epoch 2', 'batch 1 of the validation')
+    """
+    return f"batch {number} of {f'epoch {epoch}' if name == 'data' else f'the {name}'}"
+
+
+def examples_of(x: Any) -> int:
+    """How many examples a batch has.
+
+    >>> examples_of({"words": np.zeros((3, 7)), "lengths": np.zeros(3)})
+    3
+    """
+    shape = leaves(x)[0].shape
+    return int(shape[0]) if shape else 1
+
+
+def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
+    return iter(data(seed, epoch) if callable(data) and not hasattr(data, "__iter__") else data)
+
+
+def _moved(batch: Any, device: Device, name: str, epoch: int, number: int) -> Batch:
+    try:
+        # Whole numbers of 64 bits that fit are the same numbers in 32: nobody needs to be warned.
+        x, y = to_device(pair_of(batch), device, convert=True, narrow=True)
+    except ABOUT_WHAT_IS_GIVEN as error:
+        put_before(error, told_of(name, epoch, number))
+        raise
+    return x, y
+
+
+def _are_arrays(data: Any) -> bool:
+    return bool(data) and all(hasattr(each, "shape") for each in data)
+
+
+ABOUT_WHAT_IS_GIVEN = (ConfigurationError, TransferError, UnsupportedError)
+"""Errors that a batch may be the reason for, and whose text gains by its number."""
+
+_SHOWN = 6
+
+
+def put_before(error: Exception, where: str) -> None:
+    """Let the text of an error begin with where it was; twice is once."""
+    text = str(error)
+    if not text.startswith(where):
+        error.args = (f"{where}: {text}", *error.args[1:])
+
+
+def pair_of(batch: Any) -> tuple[Any, Any]:
+    """The x and y of a batch, as arrays of numbers; raises `ConfigurationError` for anything else.
+
+    >>> pair_of([[[1.0, 2.0]], [3]])
+    (array([[1., 2.]], dtype=float32), array([3]))
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigurationError(
+            f"a batch is a pair (x, y), and this one is {_described(batch)}", source="data"
+        )
+    return of_numbers(batch[0], "x"), of_numbers(batch[1], "y")
+
+
+def of_numbers(given: Any, name: str) -> Any:
+    """What is given as arrays of numbers that every engine has: float64 becomes float32.
+
+    Lists of numbers become NumPy arrays; whole numbers, and arrays that fit, stay what they are.
+    Nests are looked through. Raises `ConfigurationError` for text and for rows of several lengths.
+    """
+    if isinstance(given, np.ndarray):
+        return _of_host(given, name)
+    owner = owner_of(given)
+    if owner is not None:
+        wide = owner.dtype_of(given).name == "float64"
+        return cast(given, "float32") if wide else given
+    if isinstance(given, list | tuple):
+        return _of_rows(given, name)
+    if isinstance(given, dict):
+        return {key: of_numbers(each, f"{name}[{key!r}]") for key, each in given.items()}
+    if isinstance(given, str) or hasattr(given, "__array__"):
+        return _of_host(np.asarray(given), name)
+    return given
+
+
+def as_host_array(given: Any, name: str) -> Any:
+    """One NumPy array of numbers, however wide. Raises as `of_numbers` does."""
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise ConfigurationError(
+            f"{name} is no array: its rows are not of one length", source=name
+        ) from None
+    _check_kind(array, name)
+    return array
+
+
+def _of_rows(given: Any, name: str) -> Any:
+    first = given
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if isinstance(first, bool | int | float | str | bytes | np.generic):
+        return _of_host(as_host_array(given, name), name)
+    parts = [of_numbers(each, f"{name}[{at}]") for at, each in enumerate(given)]
+    return parts if isinstance(given, list) else tuple(parts)
+
+
+def _of_host(array: Any, name: str) -> Any:
+    _check_kind(array, name)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):  # what becomes infinite is found, and named, in training
+            return array.astype(np.float32)
+    return array
+
+
+def _check_kind(array: Any, name: str) -> None:
+    kind = array.dtype.kind
+    if kind in "US" or (kind == "O" and array.size and isinstance(array.flat[0], str)):
+        shown = f" ({array.item(0)!r}, …)" if array.size else ""
+        raise ConfigurationError(
+            f"{name} holds text{shown}; number what it names: "
+            f"names, {name} = numpy.unique(texts, return_inverse=True)",
+            source=name,
+        )
+    if kind in "OMm":
+        what = "Python objects" if kind == "O" else "times"
+        raise ConfigurationError(
+            f"{name} holds {what}, not numbers; make it an array of numbers, as in "
+            f'numpy.asarray({name}, "float32")',
+            source=name,
+        )
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        keys = [repr(key) for key in batch]
+        few = ", ".join(keys[:_SHOWN]) + (", …" if len(keys) > _SHOWN else "")
+        one, other = (keys * 2)[:2] if keys else ("'x'", "'y'")
+        return f"a dict with the keys {few}; give two of them, as in (batch[{one}], batch[{other}])"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    if hasattr(batch, "shape"):
+        return (
+            f"an array of shape {tuple(batch.shape)}; nn.Batches(x, y, size=32) makes such pairs "
+            "of two arrays"
+        )
+    return f"a {type(batch).__name__}"

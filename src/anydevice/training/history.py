@@ -1,0 +1,154 @@
+"""What training was like, epoch by epoch, and its picture.
+
+The epochs of a training as a table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from anydevice.core.files import write_whole
+from anydevice.core.record import Record, as_dict
+from anydevice.errors import ConfigurationError
+from anydevice.rendering.svg import Curve, page_of, picture_of
+
+
+class Epoch(Record):
+    """One epoch: the mean losses, the rate of its last step, the steps up to its end, its time.
+
+    `left_out` is how many of those steps changed nothing, because a loss that is scaled for float16
+    overflowed: a few at the start are usual.
+    """
+
+    epoch: int
+    loss: float
+    validation: float | None
+    rate: float
+    steps: int
+    seconds: float
+    left_out: int = 0
+
+
+class History(Sequence[Epoch]):
+    """The epochs of a training, in order.
+
+    >>> history = History([Epoch(1, 0.9, None, 0.1, 10, 1.5), Epoch(2, 0.5, None, 0.1, 20, 1.4)])
+    >>> history.losses, history[-1].steps
+    ([0.9, 0.5], 20)
+    >>> print(history)
+    epoch  loss  rate  steps  seconds
+        1   0.9   0.1     10      1.5
+        2   0.5   0.1     20      1.4
+    """
+
+    def __init__(self, epochs: Iterable[Epoch] = ()) -> None:
+        self._epochs = tuple(epochs)
+
+    @overload
+    def __getitem__(self, index: int) -> Epoch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Epoch]: ...
+    def __getitem__(self, index: int | slice) -> Epoch | Sequence[Epoch]:
+        return self._epochs[index]
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    def __iter__(self) -> Iterator[Epoch]:
+        return iter(self._epochs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self._epochs == other._epochs
+
+    def __hash__(self) -> int:
+        return hash(self._epochs)
+
+    def __repr__(self) -> str:
+        return f"History({list(self._epochs)!r})"
+
+    def __str__(self) -> str:
+        return table_of(self)
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of each epoch."""
+        return [each.loss for each in self]
+
+    @property
+    def validations(self) -> list[float]:
+        """The loss on the validation data after each epoch, where there was one."""
+        return [each.validation for each in self if each.validation is not None]
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """The epochs as plain data, ready for JSON."""
+        return [as_dict(each) for each in self]
+
+    @classmethod
+    def from_list(cls, rows: Iterable[dict[str, Any]]) -> History:
+        """The history that `to_list` gave."""
+        return cls(Epoch(**row) for row in rows)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the losses over the epochs into an `.svg` picture or an `.html` page.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     History([Epoch(1, 0.9, 1.0, 0.1, 10, 1.5)]).plot(f"{folder}/losses.svg")
+        ...     Path(f"{folder}/losses.svg").read_text()[:4]
+        '<svg'
+
+        Raises `ConfigurationError` for another kind of file, and where there are no epochs.
+        """
+        target = Path(path)
+        draw = {".svg": picture_of, ".html": page_of}.get(target.suffix)
+        if draw is None:
+            raise ConfigurationError(f"{path}: a history is drawn as .svg or .html", source="path")
+        if not self:
+            raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
+        curves = [Curve("training", [(each.epoch, each.loss) for each in self])]
+        held = [(each.epoch, each.validation) for each in self if each.validation is not None]
+        if held:
+            curves.append(Curve("validation", held))
+        last = self[-1]
+        seconds = sum(each.seconds for each in self)
+        said = f"{last.epoch} epochs, {last.steps:,} steps, {seconds:.1f} s"
+        write_whole(target, [draw(curves, said).encode()])
+
+
+_COLUMNS: dict[str, Callable[[Epoch], str]] = {
+    "epoch": lambda each: str(each.epoch),
+    "loss": lambda each: f"{each.loss:.4g}",
+    "validation": lambda each: "" if each.validation is None else f"{each.validation:.4g}",
+    "rate": lambda each: f"{each.rate:.3g}",
+    "steps": lambda each: f"{each.steps:,}",
+    "left out": lambda each: f"{each.left_out:,}" if each.left_out else "",
+    "seconds": lambda each: f"{each.seconds:.1f}",
+}
+
+_WHERE_THERE_IS_ONE = ("validation", "left out")
+
+_SHOWN = 24
+"""As many epochs have a row each; of more, the first and the last ones have."""
+
+
+def table_of(epochs: Sequence[Epoch]) -> str:
+    """A row for each epoch, those in the middle of many left out, under the names of the columns.
+
+    A column in which no epoch has anything is left out. Without epochs it says so.
+    """
+    if not epochs:
+        return "no epoch has ended"
+    rows = {name: [shown(each) for each in epochs] for name, shown in _COLUMNS.items()}
+    for name in _WHERE_THERE_IS_ONE:
+        if not any(rows[name]):
+            del rows[name]
+    columns = [[name, *cells] for name, cells in rows.items()]
+    widths = [max(map(len, column)) for column in columns]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in zip(*columns, strict=True)]
+    if len(epochs) > _SHOWN:
+        half = _SHOWN // 2
+        lines[1 + half : -half] = [f"… {len(epochs) - _SHOWN} more …"]
+    return "\n".join(lines)

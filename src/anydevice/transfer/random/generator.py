@@ -1,0 +1,336 @@
+"""Random numbers that are the same for the same seed on every engine and every device.
+
+The words come from NumPy's counter-based generator Philox 4x64-10, whose stream NumPy guarantees
+never to change. They are made into numbers in the host's memory by one definition
+(`distributions`), and then placed on the device. Array libraries agree on little but plain
+arithmetic: their own generators differ, and so do their logarithms, 64-bit integers and fused
+operations. Made once and placed, the numbers cannot differ. For noise of many gigabytes on a GPU,
+that library's own generator is faster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat, SupportsIndex, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError
+from anydevice.memory.out_of_memory import refuse
+from anydevice.transfer.moving import to_device
+from anydevice.transfer.random import distributions
+from anydevice.transfer.random.distributions import FLOATS, INTEGERS, Words, joined, words_each
+from anydevice.transfer.random.pieces import Scratch, in_pieces
+
+Shape = int | Sequence[int]
+Make = Callable[[Words, int, Scratch], NDArray[Any]]
+"""Numbers from words, and from the place in the stream at which these begin."""
+
+LENGTH = 2**66
+"""Number of words in a stream."""
+_WORDS_PER_BLOCK = 8
+"""Each value of Philox's counter gives four 64-bit integers."""
+_WORDS_AT_ONCE = 2**16
+"""Number of words made into numbers together, so that intermediate results stay in the cache."""
+
+
+class State(TypedDict):
+    """Where a generator stands, as plain data: integers, ready for JSON."""
+
+    seed: int
+    stream: int
+    counter: int
+
+
+class Stream(Record):
+    """One sequence of random 32-bit words, identified by the two 64-bit halves of Philox's key."""
+
+    seed: int
+    stream: int
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Stream:
+        """The stream of a seed: under 2**64 the seed is the key itself, larger ones are hashed."""
+        return cls(seed, 0) if seed < 2**64 else cls._hashed(f"seed {seed:x}")
+
+    def derived(self, purpose: str, *numbers: int) -> Stream:
+        """Another stream, which depends on this one and on what it is for."""
+        numbered = " ".join(f"{number:x}" for number in (self.seed, self.stream, *numbers))
+        return self._hashed(f"{purpose} {numbered}")
+
+    def words(self, start: int, count: int) -> Words:
+        """The words `start` to `start + count`: of each 64-bit integer, first the lower half.
+
+        A word depends on its place alone, so any part of a stream can be made by itself.
+
+        >>> stream = Stream(7, 0)
+        >>> bool((stream.words(5, 3) == stream.words(0, 8)[5:]).all())
+        True
+        """
+        block, skipped = divmod(start, _WORDS_PER_BLOCK)
+        philox = np.random.Philox(key=self.seed | self.stream << 64, counter=block)
+        made = philox.random_raw((skipped + count + 1) // 2)
+        return made.astype("<u8", copy=False).view("<u4")[skipped : skipped + count]
+
+    @classmethod
+    def _hashed(cls, text: str) -> Stream:
+        digest = hashlib.sha256(f"anydevice.rng {text}".encode()).digest()
+        return cls(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little"))
+
+
+class Random:
+    """A sequence of random numbers for one device; each call gives further ones. See `rng`.
+
+    A shape only arranges the numbers: `(2, 3)` gives those of `6`, and drawing 4 and then 2 gives
+    those of drawing 6 at once. `state` says where it stands, and `from_state` goes on from there.
+
+    Threads may share one: no number is given out twice, but which thread gets which depends on
+    their timing. A forked process goes on with the numbers of its parent. In both cases `split`
+    first, and give each its own.
+    """
+
+    def __init__(self, stream: Stream, counter: int, device: Device) -> None:
+        self._stream = stream
+        self._counter = counter
+        self._device = device
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
+        """The generator that goes on where the one stood whose `state` this is.
+
+        Raises `ConfigurationError` where that is not a state.
+        """
+        limits = {"seed": 2**64, "stream": 2**64, "counter": LENGTH + 1}
+        if not isinstance(state, Mapping) or state.keys() != limits.keys():
+            raise ConfigurationError(
+                f"{state!r} is not the state of a generator; it holds seed, stream and counter"
+            )
+        seed, stream, counter = (
+            _integer(f"{name} of the state", state[name], below=limit)
+            for name, limit in limits.items()
+        )
+        return cls(Stream(seed, stream), counter, choose_device(device))
+
+    @property
+    def device(self) -> Device:
+        """Where the numbers are placed."""
+        return self._device
+
+    @property
+    def state(self) -> State:
+        """Where it stands now, to be kept as JSON or pickled, and handed to `rng` again."""
+        stream = self._stream
+        return {"seed": stream.seed, "stream": stream.stream, "counter": self._counter}
+
+    def bits(self, shape: Shape) -> Any:
+        """Words of 32 random bits, as uint32."""
+        return self._drawn(shape, np.dtype(np.uint32), 1, lambda words, *_: words)
+
+    def uniform(
+        self, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: Any = "float32"
+    ) -> Any:
+        """Numbers from `low` up to but never `high`, each part of it equally likely.
+
+        A float64 has 53 random bits, any other 24; a float16 or bfloat16 is the float32 of the
+        same words rounded down, so it never becomes `high` either.
+        """
+        kind = _dtype(dtype, FLOATS)
+        make = distributions.Uniform(_real("low", low), _real("high", high), kind)
+        return self._drawn(
+            shape, kind, words_each(kind), lambda words, _, scratch: make(words, scratch)
+        )
+
+    def normal(
+        self, shape: Shape, mean: float = 0.0, std: float = 1.0, dtype: Any = "float32"
+    ) -> Any:
+        """Numbers of the normal distribution with that mean and standard deviation.
+
+        A float64 is made of 52 random bits and reaches 8.2 deviations; any other is made of 32
+        and reaches 6.4. A float16 or bfloat16 is the float32 of the same words, rounded.
+        """
+        kind = _dtype(dtype, FLOATS)
+        make = distributions.Normal(_real("mean", mean), _real("std", std), kind)
+        return self._drawn(
+            shape, kind, words_each(kind), lambda words, _, scratch: make(words, scratch)
+        )
+
+    def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
+        """Integers from `low` up to but not `high`, all of them exactly equally likely."""
+        kind = _dtype(dtype, INTEGERS)
+        low, high = _integer("low", low, least=None), _integer("high", high, least=None)
+        limits = np.iinfo(kind)
+        if not limits.min <= low < high <= limits.max + 1:
+            raise ConfigurationError(
+                f"integers(low={low}, high={high}): low must be less than high, and all that lies "
+                f"between must fit into {kind}, which is {limits.min} to {limits.max}"
+            )
+        span = high - low
+        bits = 32 if span <= 2**32 else 64
+        lowest = np.uint64(low % 2**64)  # the sum wraps round, and the conversion wraps it back
+
+        def make(words: Words, start: int, _: Scratch) -> NDArray[Any]:
+            return (self._below(span, bits, words, start) + lowest).astype(kind)
+
+        return self._drawn(shape, kind, bits // 32, make)
+
+    def permutation(self, n: int, dtype: Any = "int32") -> Any:
+        """The numbers from 0 up to but not `n` in random order.
+
+        They are sorted by 64 random bits each. Two that draw the same bits keep their order, which
+        among a million numbers happens once in 40 million permutations.
+        """
+        kind = _dtype(dtype, INTEGERS)
+        length = _integer("n", n)
+        if length > np.iinfo(kind).max + 1:
+            raise ConfigurationError(f"permutation({n}): {kind} does not reach so far; take int64")
+        keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
+        return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
+
+    def split(self, n: int) -> tuple[Random, ...]:
+        """`n` generators of their own for this device; splitting again gives further ones."""
+        number = _integer("n", n, least=1)
+        position = self._taken(1)
+        return tuple(
+            Random(self._stream.derived("split", position, index), 0, self._device)
+            for index in range(number)
+        )
+
+    def _drawn(self, shape: Shape, kind: np.dtype[Any], each: int, make: Make) -> Any:
+        """Numbers of a shape, placed; each is made of `each` words."""
+        sizes, count = _sizes(shape)
+        return to_device(self._made(count, kind, each, make).reshape(sizes), self._device)
+
+    def _made(self, count: int, kind: np.dtype[Any], each: int, make: Make) -> NDArray[Any]:
+        """Numbers in the host's memory, made part by part."""
+        try:
+            made = np.empty(count, dtype=kind)
+        except MemoryError as error:
+            refuse(error)
+            raise
+        start = self._taken(count * each)
+
+        def fill(begin: int, end: int, scratch: Scratch) -> None:
+            position, size = start + begin * each, (end - begin) * each
+            made[begin:end] = make(self._stream.words(position, size), position, scratch)
+
+        in_pieces(count, _WORDS_AT_ONCE // each, fill)
+        return made
+
+    def _below(self, span: int, bits: int, words: Words, start: int) -> NDArray[np.uint64]:
+        """Numbers below `span`.
+
+        A number whose words were rejected takes the words at the same place of a further stream,
+        so it does not depend on how many numbers were drawn with it.
+        """
+        numbers, again = distributions.integers(words, span, bits)
+        each = bits // 32
+        turn = 0
+        while len(again):
+            turn += 1
+            first, end = int(again[0]), int(again[-1]) + 1
+            further = self._stream.derived("again", turn)
+            fresh = further.words(start + first * each, (end - first) * each)
+            chosen = fresh.reshape(-1, each)[again - first].reshape(-1)
+            numbers[again], rejected = distributions.integers(chosen, span, bits)
+            again = again[rejected]
+        return numbers
+
+    def _taken(self, words: int) -> int:
+        """Sets so many words aside for the caller, and says where they begin."""
+        with self._lock:
+            start, end = self._counter, self._counter + words
+            if end > LENGTH:
+                raise ConfigurationError(
+                    f"this stream has only {LENGTH - start} words left, and {words} are "
+                    f"asked for; split() gives fresh streams"
+                )
+            self._counter = end
+        return start
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Random.from_state, (self.state, self._device)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={value}" for name, value in self.state.items())
+        return f"Random({numbers}, device={str(self._device)!r})"
+
+
+def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Random:
+    """Random numbers that depend on the seed alone: the same on every engine and every device.
+
+    `seed` is any integer from 0 on, or the `state` of a generator to go on from. The numbers
+    are placed on `device`, as its engine's arrays; without one, on the device that `device()`
+    would choose now.
+
+    >>> import anydevice
+    >>> random = rng(7, anydevice.device("cpu", engine="numpy"))
+    >>> random.uniform(2).tolist()
+    [0.16372650861740112, 0.8720734119415283]
+    >>> random.integers(1, 7, shape=5).tolist(), random.permutation(5).tolist()
+    ([6, 4, 1, 5, 1], [1, 3, 4, 0, 2])
+    >>> saved = random.state
+    >>> random.normal(2).tolist() == rng(saved, random.device).normal(2).tolist()
+    True
+
+    All of them are the same bit for bit wherever NumPy computes in IEEE 754 arithmetic. Raises
+    `ConfigurationError` for what is not a seed, and `DeviceNotFoundError` where the device is not
+    usable. Drawing more numbers than there is room for is an `OutOfMemoryError`.
+    """
+    if isinstance(seed, Mapping):
+        return Random.from_state(seed, device)
+    return Random(Stream.of_seed(_integer("the seed", seed)), 0, choose_device(device))
+
+
+def _integer(
+    name: str, value: SupportsIndex, least: int | None = 0, below: int | None = None
+) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if (
+        number is None
+        or isinstance(value, bool)
+        or (least is not None and number < least)
+        or (below is not None and number >= below)
+    ):
+        bounds = "" if least is None else f" from {least} on"
+        bounds += "" if below is None else f" and below {below}"
+        raise ConfigurationError(f"{name} must be an integer{bounds}, not {value!r}")
+    return number
+
+
+def _real(name: str, value: SupportsFloat) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, str) or not math.isfinite(number):
+        raise ConfigurationError(f"{name} must be a finite number, not {value!r}")
+    return number
+
+
+def _sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
+    """A shape as a tuple, and how many numbers it holds."""
+    lengths = shape if isinstance(shape, Sequence) else (shape,)
+    sizes = tuple(_integer("each length of a shape", length) for length in lengths)
+    return sizes, math.prod(sizes)
+
+
+def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+    """The NumPy dtype for a name, or for what any array library calls its dtype."""
+    name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+    if name not in known:
+        raise ConfigurationError(
+            f"no such numbers of dtype {dtype!r}; take one of {', '.join(known)}"
+        )
+    return known[name]

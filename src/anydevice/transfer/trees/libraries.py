@@ -1,0 +1,297 @@
+"""PyTorch's containers: modules, optimizers, packed sequences.
+
+Modules and optimizers are changed in place and returned, as `Module.to` does, because they hold
+on to each other: an optimizer has the very `Parameter` objects of its model. Packed sequences are
+made anew.
+
+The containers of JAX and Flax. All of them are made anew: in JAX, models are values.
+
+What JAX's own registry knows as a tree is taken apart by it. Flax NNX objects are graphs that may
+share variables, which the registry would double; they have rules of their own.
+
+MLX's modules and optimizers, changed in place and returned.
+
+A module is what `mlx.nn.value_and_grad` and `mlx.core.compile` keep hold of, and its own `update`
+changes it in place, with the dicts and lists inside it. So does moving it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import chain, repeat
+from typing import Any
+
+from anydevice.transfer.trees.rules import (
+    AttributeRule,
+    InPlaceRule,
+    Parts,
+    Rule,
+    attribute_step,
+    item_step,
+    kind_name,
+)
+
+
+class TensorsOnlyRule(InPlaceRule):
+    """What modules and optimizers have in common: they can hold tensors and nothing else."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, sys.modules["torch"].Tensor)
+
+    def refusal(self, container: Any, value: Any) -> str:
+        return (
+            f"a {kind_name(type(container))} is changed in place and can hold only torch tensors, "
+            f"and this would become a {kind_name(type(value))}; move its state_dict() instead"
+        )
+
+
+class ModuleRule(TensorsOnlyRule):
+    """`torch.nn.Module`: parameters with their gradients, buffers, and the modules within.
+
+    A `Parameter` stays the same object with new data, so that optimizers, ties between modules,
+    hooks and `requires_grad` are as before. A plain tensor attribute is left alone, as PyTorch
+    itself leaves it.
+    """
+
+    def take_apart(self, container: Any) -> Parts:
+        keys: list[tuple[str, str]] = []
+        parts: list[Any] = []
+        for name, parameter in container._parameters.items():
+            if parameter is None:
+                continue
+            keys.append(("parameter", name))
+            parts.append(parameter)
+            if (gradient := gradient_of(parameter)) is not None:
+                keys.append(("gradient", name))
+                parts.append(gradient)
+        for kind, held in (("buffer", container._buffers), ("module", container._modules)):
+            for name, part in held.items():
+                keys.append((kind, name))
+                parts.append(part)
+        return keys, parts
+
+    def step(self, key: Any) -> str:
+        kind, name = key
+        return attribute_step(name) + (".grad" if kind == "gradient" else "")
+
+    def renew(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
+        moved = dict(zip(keys, parts, strict=True))
+        changed = False
+        for name, parameter in container._parameters.items():
+            if parameter is None:
+                continue
+            new, gradient = moved["parameter", name], moved.get(("gradient", name))
+            if new is not parameter or gradient is not gradient_of(parameter):
+                moved["parameter", name] = parameter
+                renew(parameter, new, gradient)
+                if gradient is not None:
+                    moved["gradient", name] = parameter.grad
+                changed = True
+        if changed and hasattr(container, "flatten_parameters"):
+            container.flatten_parameters()  # cuDNN wants the weights of an RNN in one piece
+        return list(moved.values())
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        for (kind, name), part in zip(keys, parts, strict=True):
+            if kind == "buffer" and part is not container._buffers[name]:
+                container._buffers[name] = part
+        return container
+
+
+class OptimizerRule(TensorsOnlyRule):
+    """`torch.optim.Optimizer`: its state. The parameters belong to the model, and move with it.
+
+    A `step` stays on the host unless the optimizer is fused or capturable, as PyTorch wants it.
+    """
+
+    def take_apart(self, container: Any) -> Parts:
+        numbers: dict[Any, int] = {}
+        on_device: set[Any] = set()
+        for group in container.param_groups:
+            for parameter in group["params"]:
+                numbers[parameter] = len(numbers)
+                if group.get("fused") or group.get("capturable"):
+                    on_device.add(parameter)
+        keys: list[tuple[str, Any, Any]] = []
+        parts: list[Any] = []
+        for owner, entry in container.state.items():
+            number = numbers.get(owner, owner if isinstance(owner, str) else len(numbers))
+            where = f".state{item_step(number)}"
+            if not isinstance(entry, dict):
+                keys.append((where, container.state, owner))
+                parts.append(entry)
+                continue
+            for name, part in entry.items():
+                if name != "step" or owner in on_device:
+                    keys.append((where + item_step(name), entry, name))
+                    parts.append(part)
+        return keys, parts
+
+    def step(self, key: Any) -> str:
+        text: str = key[0]
+        return text
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        for (_, holder, name), part in zip(keys, parts, strict=True):
+            holder[name] = part
+        return container
+
+
+class PackedSequenceRule(Rule):
+    """`PackedSequence`: its batch sizes stay on the host, where PyTorch reads them."""
+
+    _MOVED = ("data", "sorted_indices", "unsorted_indices")
+
+    def take_apart(self, container: Any) -> Parts:
+        return self._MOVED, [getattr(container, name) for name in self._MOVED]
+
+    def step(self, key: Any) -> str:
+        return attribute_step(key)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        data, sorted_indices, unsorted_indices = parts
+        fields = (data, container.batch_sizes, sorted_indices, unsorted_indices)
+        return tuple.__new__(type(container), fields)
+
+
+def gradient_of(tensor: Any) -> Any:
+    """The gradient that is stored with a tensor; reading that of an inner result would warn."""
+    return tensor.grad if tensor.is_leaf else None
+
+
+def renew(parameter: Any, new: Any, new_gradient: Any) -> None:
+    """Give a parameter, and the gradient that it holds, other data, and keep both objects."""
+    gradient = gradient_of(parameter)
+    if gradient is not None:
+        # Put aside meanwhile: PyTorch wants a parameter and its gradient to fit at any moment.
+        parameter.grad = None
+    if new is not parameter:
+        _give_data(parameter, new)
+    if gradient is not None:
+        if new_gradient is not gradient and not _is_composite(new_gradient):
+            gradient.data = new_gradient.detach()
+            new_gradient = gradient
+        parameter.grad = new_gradient
+
+
+def _give_data(parameter: Any, new: Any) -> None:
+    if not _is_composite(new):
+        parameter.data = new.detach()
+        return
+    torch = sys.modules["torch"]
+    replacement = torch.nn.Parameter(new.detach(), requires_grad=parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, replacement)
+
+
+def _is_composite(tensor: Any) -> bool:
+    """Whether a tensor is made of other tensors, and has no data of its own to be given away."""
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+class RegisteredTreeRule(Rule):
+    """The rule of every type that no other rule is for: what JAX says of it, if JAX is there.
+
+    JAX is asked about each object, because a type may be registered, and JAX be imported, at any
+    time.
+    """
+
+    certain = False
+
+    def take_apart(self, container: Any) -> Parts | None:
+        trees: Any = sys.modules.get("jax.tree_util")
+        if trees is None or trees.all_leaves((container,)):
+            return None
+        # One level: the first thing that JAX asks about is the container, all others are parts.
+        answers = chain((False,), repeat(True))
+        parts, structure = trees.tree_flatten(container, is_leaf=lambda _: next(answers))
+        # JAX would never come to an end with the names of what holds itself.
+        named = None if any(part is container for part in parts) else container
+        return [(index, structure, named) for index in range(len(parts))], parts
+
+    def step(self, key: Any) -> str:
+        index, _, container = key
+        if container is None:
+            return item_step(index)
+        trees: Any = sys.modules["jax.tree_util"]
+        pairs, _ = trees.tree_flatten_with_path(
+            container, is_leaf=lambda value: value is not container
+        )
+        (entry,), _ = pairs[index]
+        if isinstance(entry, trees.FlattenedIndexKey):
+            return item_step(entry.key)
+        text: str = trees.keystr((entry,))
+        return text
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        _, structure, _ = keys[0]
+        return structure.unflatten(parts)
+
+
+class VariableRule(Rule):
+    """`flax.nnx.Variable`: a new variable with the same metadata and the new value."""
+
+    def take_apart(self, container: Any) -> Parts:
+        # Earlier versions of Flax have an attribute in place of the method.
+        read = getattr(type(container), "get_raw_value", None)
+        return (None,), [read(container) if read else container.raw_value]
+
+    def step(self, key: Any) -> str:
+        return ""
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return container.replace(parts[0])
+
+
+def nnx_object_rule(kind: type) -> Rule:
+    """The rule of a Flax NNX module, optimizer, or other object."""
+    return AttributeRule(kind, copied=("_pytree__state", "_object__state"))
+
+
+def nnx_state_rule(kind: type) -> Rule:
+    """The rule of `flax.nnx.State`, which shows the dict that it holds as if it were one."""
+    return AttributeRule(kind, hidden=("_mapping",))
+
+
+class MlxRule(InPlaceRule):
+    """What modules and optimizers have in common: they can hold MLX arrays and nothing else."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, sys.modules["mlx.core"].array)
+
+    def refusal(self, container: Any, value: Any) -> str:
+        return (
+            f"a {kind_name(type(container))} is changed in place and can hold only MLX arrays, and "
+            f"this would become a {kind_name(type(value))}; move {self.instead} instead"
+        )
+
+    instead = "its parameters()"
+
+    def step(self, key: Any) -> str:
+        return attribute_step(key)
+
+
+class MlxModuleRule(MlxRule):
+    """`mlx.nn.Module`, which is a dict of its arrays and inner modules."""
+
+    def take_apart(self, container: Any) -> Parts:
+        return list(container), list(dict.values(container))
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        for key, part in zip(keys, parts, strict=True):
+            dict.__setitem__(container, key, part)
+        return container
+
+
+class MlxOptimizerRule(MlxRule):
+    """`mlx.optimizers.Optimizer`: its state, a dict that stays the same dict."""
+
+    instead = "its state"
+
+    def take_apart(self, container: Any) -> Parts:
+        return ("state",), [container.state]
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        # Reached only where the same dict occurs outside the optimizer too, and was made anew.
+        container.state = parts[0]
+        return container

@@ -1,0 +1,408 @@
+"""What a rule is: how one kind of container is taken apart into parts, and made again from them.
+
+A rule belongs to one type and knows nothing of trees. It recognises libraries by the names of
+their classes and finds them in `sys.modules`, so that having a rule for a library imports nothing.
+
+Objects whose parts are their attributes: dataclasses, attrs classes, namespaces, Flax modules.
+
+They are made again without calling `__init__` or `__post_init__`: every attribute is carried over
+as it is, and those that hold arrays are replaced. Whatever the class computed when the object was
+made therefore stays as it was, and a frozen or slotted class is no obstacle.
+
+The containers of the standard library: dicts, lists, tuples, deques, and their subclasses.
+
+A subclass is made again by the standard class beneath it, without its own `__init__`, and keeps
+what it holds beside its items: the factory of a `defaultdict`, the attributes of a Hugging Face
+`ModelOutput`. A `set` is no container here: its members must be hashable, and arrays are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from types import MappingProxyType, MemberDescriptorType
+from typing import Any, cast
+
+Parts = tuple[Sequence[Any], list[Any]]
+"""The keys of a container's parts, and the parts, in the same order."""
+
+
+class Rule:
+    """How containers of one type are taken apart and made again.
+
+    `certain` says that a value of this type is a container without asking whether it is an array.
+    """
+
+    certain = True
+
+    def take_apart(self, container: Any) -> Parts | None:
+        """The container's parts with their keys; `None` where it is to be left as it is."""
+        raise NotImplementedError
+
+    def step(self, key: Any) -> str:
+        """What the key adds to a leaf's path: `".bias"`, `"[3]"`, `"['weight']"`."""
+        return item_step(key)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        """A new container like this one, with these parts in place of its own."""
+        raise NotImplementedError
+
+    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        """The same, inside an object that is changed in place: itself, where that can be done."""
+        return self.rebuild(container, keys, parts)
+
+
+class InPlaceRule(Rule):
+    """How a container is changed in place because others hold on to it, and returned itself."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value may take the place of an array of this container."""
+        raise NotImplementedError
+
+    def refusal(self, container: Any, value: Any) -> str:
+        """What to say of a value that it cannot hold, and what to do instead."""
+        raise NotImplementedError
+
+    def renew(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
+        """Write new values into arrays that keep their identity, before anything is rebuilt.
+
+        Returns what stands for each part from now on, everywhere in the tree.
+        """
+        return parts
+
+
+ATOM = Rule()
+"""Of what never holds an array that could be moved: numbers, texts, functions, classes, sets."""
+
+
+def item_step(key: Any) -> str:
+    """The step of a path that an index or key makes.
+
+    >>> item_step(3), item_step("weight")
+    ('[3]', "['weight']")
+    """
+    return f"[{key!r}]"
+
+
+def attribute_step(name: Any) -> str:
+    """The step of a path that an attribute makes; a name that is a number counts as an index.
+
+    >>> attribute_step("bias"), attribute_step("3"), attribute_step(0.5)
+    ('.bias', '[3]', '[0.5]')
+    """
+    if isinstance(name, str):
+        return f"[{name}]" if name.isdecimal() else f".{name}"
+    return item_step(name)
+
+
+def kind_name(kind: type) -> str:
+    """How messages call a type: `dict`, `numpy.ndarray`, `torch.Tensor`.
+
+    >>> from collections import OrderedDict
+    >>> kind_name(dict), kind_name(OrderedDict)
+    ('dict', 'collections.OrderedDict')
+    """
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """The slots of a class by name, its own before those of its bases."""
+    found: dict[str, MemberDescriptorType] = {}
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, MemberDescriptorType) and name != "__dict__":
+                found.setdefault(name, member)
+    return found
+
+
+def attributes_of(holder: Any, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
+    """Everything that the object itself holds, in slots or not; what is unset is not there."""
+    found: dict[str, Any] = {}
+    for name, member in slots.items():
+        try:
+            found[name] = member.__get__(holder)
+        except AttributeError:  # a slot that was never filled
+            continue
+    try:
+        # Not `vars`: a class without a `__dict__` may hand out that of something it wraps.
+        found.update(object.__getattribute__(holder, "__dict__"))
+    except AttributeError:
+        pass
+    return found
+
+
+def give_attributes(
+    holder: Any, slots: Mapping[str, MemberDescriptorType], attributes: Mapping[str, Any]
+) -> None:
+    """Set attributes past any `__setattr__`, which a frozen class forbids and others watch."""
+    for name, value in attributes.items():
+        if name in slots:
+            slots[name].__set__(holder, value)
+        else:
+            object.__getattribute__(holder, "__dict__")[name] = value
+
+
+class AttributeRule(Rule):
+    """Objects of one class, taken apart into their attributes.
+
+    `first` are the names that come first, `static` those that are left alone, `hidden` those that
+    do not show in a path (the dict inside a `UserDict`), `copied` those that two objects must not
+    share, and `defaults` what an object has from its class until it is given its own.
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        *,
+        certain: bool = True,
+        base: Any = object,
+        first: Sequence[str] = (),
+        static: Collection[str] = (),
+        hidden: Collection[str] = (),
+        copied: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.certain = certain
+        self._kind = kind
+        self._base = base
+        self._first = tuple(first)
+        self._static = frozenset(static)
+        self._hidden = frozenset(hidden)
+        self._copied = tuple(copied)
+        self._defaults = dict(defaults or {})
+        self._slots = slots_of(kind)
+
+    def take_apart(self, container: Any) -> Parts:
+        held = {**self._defaults, **attributes_of(container, self._slots)}
+        for name in self._static:
+            held.pop(name, None)
+        ordered = {name: held[name] for name in self._first if name in held} | held
+        return list(ordered), list(ordered.values())
+
+    def step(self, key: Any) -> str:
+        return "" if key in self._hidden else attribute_step(key)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        new = self._base.__new__(self._kind)
+        held = attributes_of(container, self._slots)
+        held.update(zip(keys, parts, strict=True))
+        for name in self._copied:
+            if name in held:
+                held[name] = copy(held[name])
+        give_attributes(new, self._slots, held)
+        return new
+
+
+def dataclass_rule(kind: type) -> AttributeRule:
+    """The rule of a dataclass; a field that its library calls static is left alone.
+
+    Equinox and JAX mark such fields with `static=True`, Flax with `pytree_node=False`.
+    """
+    fields = dataclasses.fields(cast("Any", kind))
+    return AttributeRule(
+        kind,
+        certain=False,
+        first=[field.name for field in fields],
+        static=[
+            field.name
+            for field in fields
+            if field.metadata.get("static") is True or field.metadata.get("pytree_node") is False
+        ],
+        defaults={
+            field.name: field.default
+            for field in fields
+            if not field.init and field.default is not dataclasses.MISSING
+        },
+    )
+
+
+def attrs_rule(kind: type) -> AttributeRule:
+    """The rule of a class made by attrs."""
+    declared = cast("Any", kind).__attrs_attrs__
+    return AttributeRule(kind, certain=False, first=[attribute.name for attribute in declared])
+
+
+class DictRule(Rule):
+    """Exactly `dict`."""
+
+    def take_apart(self, container: dict[Any, Any]) -> Parts:
+        return list(container), list(container.values())
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> dict[Any, Any]:
+        return dict(zip(keys, parts, strict=True))
+
+    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> dict[Any, Any]:
+        container.update(zip(keys, parts, strict=True))
+        return container  # type: ignore[no-any-return]
+
+
+class ListRule(Rule):
+    """Exactly `list`."""
+
+    def take_apart(self, container: list[Any]) -> Parts:
+        return range(len(container)), container.copy()
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
+        return parts
+
+    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
+        container[:] = parts
+        return container  # type: ignore[no-any-return]
+
+
+class TupleRule(Rule):
+    """Exactly `tuple`."""
+
+    def take_apart(self, container: tuple[Any, ...]) -> Parts:
+        return range(len(container)), list(container)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> tuple[Any, ...]:
+        return tuple(parts)
+
+
+class ProxyRule(Rule):
+    """A read-only view of a dict: a new dict, and a view of that."""
+
+    def take_apart(self, container: MappingProxyType[Any, Any]) -> Parts:
+        return list(container), list(container.values())
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return MappingProxyType(dict(zip(keys, parts, strict=True)))
+
+
+class StructureRule(Rule):
+    """A named tuple made in C, such as what `torch.max` returns; only its class can make one."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self._names: tuple[str, ...] = getattr(kind, "__match_args__", ())
+
+    def take_apart(self, container: tuple[Any, ...]) -> Parts:
+        return range(len(container)), list(container)
+
+    def step(self, key: Any) -> str:
+        return attribute_step(self._names[key])
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return self._kind(parts)
+
+
+class SubclassRule(Rule):
+    """A subclass of a standard container: its items, then its attributes.
+
+    A key is `(True, name)` for an attribute, `(False, key)` for an item.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self._slots = slots_of(kind)
+
+    def items(self, container: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The keys of the items, and the items."""
+        return range(len(container)), list(container)
+
+    def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
+        """A new container with these items, and no attributes yet."""
+        raise NotImplementedError
+
+    def take_apart(self, container: Any) -> Parts:
+        keys, items = self.items(container)
+        held = attributes_of(container, self._slots)
+        marked = [(False, key) for key in keys] + [(True, name) for name in held]
+        return marked, [*items, *held.values()]
+
+    def step(self, key: Any) -> str:
+        is_attribute, name = key
+        return attribute_step(name) if is_attribute else item_step(name)
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        names = [key for is_attribute, key in keys if is_attribute]
+        count = len(keys) - len(names)
+        new = self.make(container, [key for _, key in keys[:count]], parts[:count])
+        give_attributes(new, self._slots, dict(zip(names, parts[count:], strict=True)))
+        return new
+
+
+class DictSubclassRule(SubclassRule):
+    def __init__(self, kind: type) -> None:
+        super().__init__(kind)
+        # An OrderedDict keeps an order of its own, which only its own methods see and set.
+        self._base: type[dict[Any, Any]] = OrderedDict if issubclass(kind, OrderedDict) else dict
+
+    def items(self, container: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        pairs = list(self._base.items(container))
+        return [key for key, _ in pairs], [value for _, value in pairs]
+
+    def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
+        new: Any = self._base.__new__(self._kind)
+        for key, value in zip(keys, items, strict=True):
+            self._base.__setitem__(new, key, value)
+        return new
+
+
+class ListSubclassRule(SubclassRule):
+    def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
+        new: Any = list.__new__(self._kind)
+        list.extend(new, items)
+        return new
+
+
+class TupleSubclassRule(SubclassRule):
+    """Subclasses of `tuple`, named tuples among them."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(kind)
+        self._names: tuple[str, ...] = getattr(kind, "_fields", ())
+
+    def items(self, container: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        items = list(tuple.__iter__(container))
+        return range(len(items)), items
+
+    def step(self, key: Any) -> str:
+        is_attribute, name = key
+        if not is_attribute and self._names:
+            return attribute_step(self._names[name])
+        return super().step(key)
+
+    def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
+        return tuple.__new__(self._kind, items)
+
+
+class DequeRule(SubclassRule):
+    """`deque` and its subclasses, with their greatest length."""
+
+    def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
+        new: Any = deque.__new__(self._kind)
+        deque.__init__(new, items, container.maxlen)
+        return new
+
+
+def standard_rule(kind: type) -> Rule | None:
+    """The rule of a container of the standard library or a subclass of one; else `None`."""
+    if kind in _EXACT:
+        return _EXACT[kind]
+    if issubclass(kind, dict):
+        return DictSubclassRule(kind)
+    if issubclass(kind, list):
+        return ListSubclassRule(kind)
+    if issubclass(kind, deque):
+        return DequeRule(kind)
+    if issubclass(kind, tuple):
+        return (
+            StructureRule(kind) if hasattr(kind, "n_sequence_fields") else TupleSubclassRule(kind)
+        )
+    return None
+
+
+_EXACT: dict[type, Rule] = {
+    dict: DictRule(),
+    list: ListRule(),
+    tuple: TupleRule(),
+    MappingProxyType: ProxyRule(),
+}

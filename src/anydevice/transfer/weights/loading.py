@@ -1,0 +1,252 @@
+"""Weights from safetensors files straight onto a device, without a second copy of them all.
+
+How far a long load has come: a bar on a terminal, nothing when piped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from anydevice.choose.scope import device as choose_device
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DType, as_dtype
+from anydevice.core.engine import Engine
+from anydevice.core.progress import ProgressBar
+from anydevice.engines import registry
+from anydevice.engines.lookup import place_of
+from anydevice.errors import (
+    ConfigurationError,
+    DeviceNotFoundError,
+    TransferError,
+    UnsupportedError,
+)
+from anydevice.memory.out_of_memory import refuse
+from anydevice.transfer.staging import WORTH_STAGING, Piece, ring_of
+from anydevice.transfer.weights.files import PlainFile
+from anydevice.transfer.weights.safetensors import Entry, Header, Placed, read_model
+
+CHUNK = 8 * 2**20
+"""Bytes that are read, and where asked for converted, at a time."""
+
+Advance = Callable[[int], None]
+
+
+def load_weights(
+    path: str | os.PathLike[str],
+    device: Device | str,
+    dtype: object = None,
+    *,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """The tensors of a safetensors model by name, on `device`, as arrays of its engine.
+
+    `path` is one `.safetensors` file, a sharded model's index file, or a folder that holds either.
+    The tensors come in the order in which the file, or the index, lists them. They are read one
+    after another, so that beside the arrays themselves only one tensor is in host memory.
+
+    With `dtype`, such as `"bfloat16"`, tensors of floating point numbers become that type, and
+    integers, booleans and complex numbers stay as they are. A number too large for it is an error.
+
+    A load of more than 100 MB or one second shows its progress on a terminal; `progress=False`
+    never, `progress=True` from the start.
+
+    Every header is checked before the first array is made: a damaged, incomplete or foreign file is
+    a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
+    which there is no room is an `OutOfMemoryError` that names it. No error keeps the arrays that
+    were loaded before it. Pickles are refused: they are never read.
+
+    >>> import tempfile
+    >>> header = b'{"bias": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "tiny.safetensors")
+    ...     _ = path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    ...     load_weights(path, "cpu", "float32")
+    {'bias': array([0., 0.], dtype=float32)}
+    """
+    wanted = _float_type(dtype)
+    target = device if isinstance(device, Device) and device.usable else choose_device(device)
+    if sys.byteorder != "little":
+        raise UnsupportedError("safetensors files are little-endian, and this machine is not")
+    model = read_model(Path(path).expanduser())
+    if target.engine is None:
+        raise DeviceNotFoundError(f"no installed library drives {target}: {target.why_not}")
+    engine, place = registry.load(target.engine), place_of(target)
+    arrays: dict[str, Any] = dict.fromkeys(model)
+    try:
+        with LoadingProgress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
+            for header, entries in _by_file(model):
+                _load_file(header, entries, wanted, engine, place, shown.advance, arrays)
+    except BaseException:
+        arrays.clear()  # the error keeps this frame, and half a model is of use to nobody
+        raise
+    return arrays
+
+
+def _load_file(
+    header: Header,
+    entries: Sequence[Entry],
+    wanted: DType | None,
+    engine: Engine,
+    device: Device,
+    advance: Advance,
+    arrays: dict[str, Any],
+) -> None:
+    """Put those tensors of one file, on a device, into `arrays`.
+
+    When it returns, it is certain that the file stayed the same meanwhile.
+    """
+    with PlainFile(header.path, header.stamp) as file:
+        for entry in entries:
+            dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
+            try:
+                arrays[entry.name] = _place(file, entry, dtype, engine, device, advance)
+            except TransferError:
+                raise
+            except Exception as error:  # each library refuses with errors of its own
+                refuse(error, device, what=f"{file.path}: the tensor {entry.name!r}")
+                raise _refused(file, entry, str(error)) from error
+        file.confirm_unchanged()
+
+
+def _place(
+    file: PlainFile, entry: Entry, dtype: DType, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """One tensor of an opened file as an array of `dtype` on a device.
+
+    The header has been checked, and whatever reads another way replaces this function alone.
+    """
+    if device.backend == "cuda" and dtype == entry.dtype and entry.dtype.kind != "bool":
+        staged = _place_staged(file, entry, engine, device, advance)
+        if staged is not None:
+            return staged
+    host = _read(file, entry, dtype, advance)
+    # What was read is nobody else's, so for NumPy it is the result.
+    return host if engine.name == "numpy" else engine.place(host, device)
+
+
+def _place_staged(
+    file: PlainFile, entry: Entry, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """A large tensor, read by several threads straight into what the device copies from."""
+    ring = ring_of(device) if entry.nbytes >= WORTH_STAGING else None
+    if ring is None:
+        return None
+    room = engine.empty(entry.shape, entry.dtype, device)
+    address = engine.address(room)
+    if address is None:
+        return None
+
+    def fill(buffer: int, piece: Piece) -> None:
+        pinned = (ctypes.c_char * piece.size).from_address(buffer)
+        file.read_into(memoryview(pinned).cast("B"), piece.host)
+        advance(piece.size)
+
+    ring.upload([Piece(entry.start, address, entry.nbytes)], fill)
+    return room
+
+
+def _read(file: PlainFile, entry: Entry, dtype: DType, advance: Advance) -> Any:
+    """The tensor in host memory, read a chunk at a time into the memory where it stays."""
+    array = np.empty(entry.shape, dtype.numpy())
+    flat = array.reshape(-1)
+    width = entry.dtype.itemsize
+    step = CHUNK // width
+    as_stored = (
+        None if dtype == entry.dtype else np.empty(min(step, flat.size), entry.dtype.numpy())
+    )
+    for first in range(0, flat.size, step):
+        part = flat[first : first + step]
+        stored = part if as_stored is None else as_stored[: part.size]
+        file.read_into(stored.view(np.uint8).data, entry.start + first * width)
+        if entry.dtype.kind == "bool" and stored.view(np.uint8).max() > 1:
+            raise _refused(file, entry, "it is BOOL, and holds bytes that are neither 0 nor 1")
+        if as_stored is not None and not _convert(stored, part):
+            raise _refused(
+                file, entry, f"it holds numbers that {dtype} cannot; load it as {entry.dtype}"
+            )
+        advance(stored.nbytes)
+    return array
+
+
+def _convert(source: Any, target: Any) -> bool:
+    """Write the numbers as the target's type; whether each that was finite still is."""
+    with np.errstate(all="ignore"):
+        target[...] = source
+    finite = np.isfinite(target)
+    return bool(finite.all()) or not bool((np.isfinite(source) & ~finite).any())
+
+
+def _by_file(model: Mapping[str, Placed]) -> Iterator[tuple[Header, list[Entry]]]:
+    """The tensors of each file as they lie in it, so that it is read from front to back."""
+    headers = {placed.header.path: placed.header for placed in model.values()}
+    entries: dict[Path, list[Entry]] = {path: [] for path in headers}
+    for placed in model.values():
+        entries[placed.header.path].append(placed.entry)
+    for path, header in headers.items():
+        yield header, sorted(entries[path], key=lambda entry: entry.start)
+
+
+def _float_type(dtype: object) -> DType | None:
+    if dtype is None:
+        return None
+    wanted = as_dtype(dtype)
+    if wanted.kind != "float" or wanted.packed:
+        raise ConfigurationError(
+            f"weights cannot be loaded as {wanted}: dtype is what floating point numbers become, "
+            "such as 'bfloat16', 'float16' or 'float32'; other numbers keep their type"
+        )
+    return wanted
+
+
+def _refused(file: PlainFile, entry: Entry, problem: str) -> TransferError:
+    return TransferError(f"{file.path}: the tensor {entry.name!r}: {problem}", entry.name)
+
+
+LARGE = 100_000_000
+SLOW = 1.0
+
+
+class LoadingProgress:
+    """A bar on the error stream for `total` bytes, while the block runs.
+
+    It appears where that stream is a terminal, at once for more than 100 MB and else after one
+    second, and is gone at the end. `wanted` is true for a bar from the start, false for none.
+    """
+
+    def __init__(self, total: int, wanted: bool | None = None) -> None:
+        self._total = total
+        self._done = 0
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._bar = ProgressBar(sys.stderr, in_bytes=True) if terminal else None
+        if wanted is False:
+            self._bar = None
+        at_once = wanted is True or total > LARGE
+        self._from = time.monotonic() + (0.0 if at_once else SLOW)
+
+    def __enter__(self) -> Self:
+        self.advance(0)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(kind, error, trace)
+
+    def advance(self, size: int) -> None:
+        """So many more bytes are there."""
+        self._done += size
+        if self._bar is not None and time.monotonic() >= self._from:
+            self._bar.tell(self._done, self._total, "loading weights")

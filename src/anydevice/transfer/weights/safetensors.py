@@ -1,0 +1,413 @@
+"""What safetensors files hold: the headers of one file or of a sharded model, fully checked.
+
+A file is eight bytes with the length of its header, the header in JSON, and the tensors' bytes
+without a gap. Nothing here allocates an array: when a header comes back from here, every tensor of
+it lies inside its file, has the bytes that its shape and type need, and shares none with another.
+
+Files may come from anyone. Before a header is parsed, its brackets are counted, since many empty
+lists take little text and much memory. Then `json` reads it, less duplicate keys, NaN, infinity and
+text that is not valid Unicode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isinf, prod
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from anydevice.core.dtypes import BY_CODE, DType
+from anydevice.core.record import NOTHING, Record
+from anydevice.errors import TransferError
+from anydevice.transfer.weights.files import PlainFile, Stamp
+
+INDEX_NAME = "model.safetensors.index.json"
+LONGEST_HEADER = 100_000_000
+"""Bytes: the format's own limit for a header, and ours for an index."""
+
+MOST_DIMENSIONS = 32
+"""What the oldest NumPy that we support can hold."""
+
+_DEEPEST = 64
+_LONGEST_NUMBER = 400
+"""Characters of a number; a float has at most some 330."""
+
+# A tensor takes at least 50 bytes of JSON and three brackets; the spare ones are for other fields.
+_BYTES_PER_BRACKET = 16
+_SPARE_BRACKETS = 1000
+
+# A string, also one that does not end, or a bracket. Possessive, since each way back takes memory.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
+
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_PICKLED_CONTENT = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
+_AGAIN = "it is damaged or incomplete: download or save it again"
+_METADATA = "__metadata__"
+
+
+class Entry(Record):
+    """One tensor of a file: its type and shape, and where in the file its bytes lie."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+class Header(Record):
+    """The header of one file: its tensors by name, as they are listed, and its own remarks.
+
+    `stamp` is the state of the file to which all this applies.
+    """
+
+    path: Path
+    stamp: Stamp
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str] = NOTHING
+
+
+class Placed(Record):
+    """One tensor of a model: its file, and its place there."""
+
+    header: Header
+    entry: Entry
+
+
+def read_model(path: Path) -> dict[str, Placed]:
+    """Every tensor of a file, a folder or a sharded index, by name and in their order.
+
+    A folder is read through its index where it has one, and else holds one safetensors file. The
+    tensors of an index come in the index's order; those of its files that it does not name are not
+    the model's. Raises `TransferError`, with the file's path, for whatever is wrong.
+    """
+    source = _source(path)
+    if source.suffix == ".json":
+        return _read_index(source)
+    header = read_header(source)
+    return {name: Placed(header, entry) for name, entry in header.entries.items()}
+
+
+def read_header(path: Path) -> Header:
+    """The checked header of one safetensors file."""
+    if path.suffix.lower() in _PICKLED:
+        raise _pickled(path)
+    with PlainFile(path) as file:
+        if file.size < 8:
+            raise TransferError(
+                f"{path} has {file.size} bytes, and a safetensors file has at least 8; {_AGAIN}"
+            )
+        start = file.read(8, 0)
+        length = int.from_bytes(start, "little")
+        if not 0 < length <= min(file.size - 8, LONGEST_HEADER):
+            raise _wrong_length(file, start, length)
+        text = file.read(length, 8)
+        stamp = file.stamp
+    try:
+        entries, metadata = parse_header(text, stamp.size)
+    except ValueError as error:
+        raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
+    except TransferError as error:
+        raise TransferError(f"{path}: {error}", error.path) from error
+    return Header(path, stamp, entries, metadata)
+
+
+def parse_header(text: bytes | bytearray, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors and the metadata of a header's JSON, in a file of `size` bytes.
+
+    Raises `ValueError` where the text is not a header, and `TransferError`, naming the tensor,
+    where it describes what cannot be.
+    """
+    header = _parse_object(text)
+    metadata = _strings(header.pop(_METADATA, {}))
+    entries = {}
+    for name, value in header.items():
+        try:
+            entries[name] = _read_entry(name, _object(value), 8 + len(text), size)
+        except ValueError as error:
+            raise ValueError(f"the tensor {_short(name)}: {error}") from error
+    _check_cover(entries, 8 + len(text), size)
+    return entries, metadata
+
+
+def _parse_object(text: bytes | bytearray) -> dict[str, Any]:
+    """A JSON text that is an object; raises `ValueError` for anything else."""
+    _check_brackets(text)
+    found = _object(_DECODER.decode(text.decode()))
+    if b"\\u" in text:
+        _check_characters(found)
+    return found
+
+
+def _check_brackets(text: bytes | bytearray) -> None:
+    """Refuse a text that would become far more memory than it takes itself."""
+    most = _SPARE_BRACKETS + len(text) // _BYTES_PER_BRACKET
+    depth = opened = 0
+    for token in _TOKEN.finditer(text):
+        first = text[token.start()]
+        if first in b"[{":
+            depth += 1
+            opened += 1
+            if depth > _DEEPEST:
+                raise ValueError(f"byte {token.start()} is nested more than {_DEEPEST} levels deep")
+            if opened > most:
+                raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
+        elif first in b"]}":
+            depth -= 1
+
+
+def _check_characters(tree: Any) -> None:
+    """Refuse halves of surrogate pairs, which escapes can stand for but which are no characters."""
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; duplicate keys are refused."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {_short(key)} occurs twice in one object")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text) if len(text) <= _LONGEST_NUMBER else float("inf")
+    if isinf(value):
+        raise ValueError(f"expected a number that a float can hold, found {reprlib.repr(text)}")
+    return value
+
+
+def _integer(text: str) -> float:
+    value = _float(text)  # bounds the digits
+    return value if text == "-0" else int(text)  # the reference reader takes no -0 for an integer
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"expected a value, found {text}")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique,
+    parse_float=_float,
+    parse_int=_integer,
+    parse_constant=_refuse_constant,
+)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _unexpected("an object", value)
+    return value
+
+
+def _strings(value: Any) -> dict[str, str]:
+    found = _object(value)
+    for text in found.values():
+        if not isinstance(text, str):
+            raise _unexpected("a string", text)
+    return found
+
+
+def _integers(value: Any, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _unexpected(f"a list of at most {most} integers", value)
+    for number in value:
+        if type(number) is not int or not 0 <= number < 2**64:
+            raise _unexpected("an integer from 0 to 2**64 - 1", number)
+    return tuple(value)
+
+
+def _unexpected(expected: str, found: Any) -> ValueError:
+    return ValueError(f"expected {expected}, found {reprlib.repr(found)}")
+
+
+def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> Entry:
+    missing = [key for key in ("dtype", "shape", "data_offsets") if key not in fields]
+    if missing:
+        raise _wrong(name, f"it has no {' and no '.join(missing)}")
+    code = fields["dtype"]
+    if not isinstance(code, str):
+        raise _unexpected("the name of a dtype", code)
+    shape = _integers(fields["shape"], MOST_DIMENSIONS)
+    offsets = _integers(fields["data_offsets"], 2)
+    dtype = _type_of(name, code)
+    _check_shape(name, shape, dtype)
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _wrong(name, f"its data_offsets {_short(offsets)} are not a start and an end")
+    start, stop = base + offsets[0], base + offsets[1]
+    if stop > size:
+        raise _wrong(name, f"it ends at byte {stop}, but the file has only {size} bytes")
+    needed = prod(shape) * dtype.itemsize
+    if stop - start != needed:
+        raise _wrong(
+            name, f"its shape {_short(shape)} of {dtype} needs {needed} bytes, not {stop - start}"
+        )
+    return Entry(name, dtype, shape, start, stop)
+
+
+def _type_of(name: str, code: str) -> DType:
+    dtype = BY_CODE.get(code)
+    if dtype is not None and not dtype.packed:
+        return dtype
+    readable = [known for known, row in BY_CODE.items() if not row.packed]
+    if dtype is None:
+        shown = repr(code[:40])
+        raise _wrong(name, f"its dtype {shown} is not known; known are {', '.join(readable)}", "")
+    raise _wrong(
+        name,
+        f"its dtype {code} packs elements of {dtype.bits} bits into bytes, which no engine reads; "
+        f"save it as one of {', '.join(readable)}",
+        "",
+    )
+
+
+def _check_shape(name: str, shape: tuple[int, ...], dtype: DType) -> None:
+    # Even an array without elements must have strides that a signed 64-bit number can hold.
+    if prod(length for length in shape if length) * dtype.itemsize >= 2**63:
+        raise _wrong(name, f"its shape {_short(shape)} is larger than any array can be")
+
+
+def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
+    """Every byte after the header belongs to one tensor: no overlap, no gap, nothing left over."""
+    reached, before = base, "the header"
+    for entry in sorted(entries.values(), key=lambda each: (each.start, each.stop)):
+        if entry.start < reached:
+            raise _wrong(entry.name, f"its bytes overlap with those of {before}")
+        if entry.start > reached:
+            raise _wrong(entry.name, f"{entry.start - reached} bytes before it are no tensor's")
+        reached, before = entry.stop, _short(entry.name)
+    if reached != size:
+        raise TransferError(f"its last {size - reached} bytes are no tensor's; {_AGAIN}")
+
+
+def _read_index(path: Path) -> dict[str, Placed]:
+    files = _weight_map(path)
+    paths = {file: _shard_path(path, file) for file in dict.fromkeys(files.values())}
+    missing = [file for file, shard in paths.items() if not os.path.exists(shard)]
+    if missing:
+        raise TransferError(
+            f"{path}: {len(missing)} of its {len(paths)} files are missing: "
+            f"{_listed(missing)}; download them again"
+        )
+    headers = {file: read_header(shard) for file, shard in paths.items()}
+    for name, file in files.items():
+        if name not in headers[file].entries:
+            raise TransferError(
+                f"{path}: it says that {paths[file].name} holds the tensor {_short(name)}, which "
+                "it does not; index and files are not of one model: download both again",
+                name,
+            )
+    return {
+        name: Placed(headers[file], headers[file].entries[name]) for name, file in files.items()
+    }
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    with PlainFile(path) as file:
+        if file.size > LONGEST_HEADER:
+            raise TransferError(
+                f"{path} has {file.size} bytes; an index has at most {LONGEST_HEADER}"
+            )
+        text = file.read(file.size, 0)
+    try:
+        index = _parse_object(text)
+        files = _strings(index["weight_map"]) if "weight_map" in index else None
+    except ValueError as error:
+        raise TransferError(f"{path} is not a valid index: {error}; {_AGAIN}") from error
+    if files is None:
+        raise TransferError(f"{path} is not an index of safetensors files: it has no weight_map")
+    return files
+
+
+def _shard_path(index: Path, file: str) -> Path:
+    """The file that an index names; one outside the index's folder is refused."""
+    inside = PurePosixPath(file)
+    plain = inside.parts and not inside.is_absolute() and ".." not in inside.parts
+    if not plain or PureWindowsPath(file).drive or "\\" in file or "\0" in file:
+        raise TransferError(
+            f"{index}: it names the file {_short(file)}; only files in the index's own folder are "
+            "read, so put it there and name it without a path"
+        )
+    return index.parent.joinpath(*inside.parts)
+
+
+def _source(path: Path) -> Path:
+    """The file or the index that a path stands for."""
+    if not os.path.isdir(path):
+        return path
+    try:
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError as error:
+        raise TransferError(f"{path} cannot be read: {error.strerror}") from error
+    if INDEX_NAME in names:
+        return path / INDEX_NAME
+    found = [name for name in names if name.endswith(".safetensors.index.json")]
+    found = found or [name for name in names if name.lower().endswith(".safetensors")]
+    if len(found) == 1:
+        return path / found[0]
+    if found:
+        raise TransferError(
+            f"{path} holds {len(found)} files that could be meant ({_listed(found)}) "
+            f"and no {INDEX_NAME}; name one of them"
+        )
+    pickled = [name for name in names if Path(name).suffix.lower() in _PICKLED]
+    if pickled:
+        raise _pickled(path / pickled[0])
+    raise TransferError(f"{path} holds no .safetensors file")
+
+
+def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferError:
+    """The error for a header that cannot be as long as it says, or for quite another file."""
+    if _PICKLED_CONTENT.match(start):
+        return _pickled(file.path)
+    if start == b"version ":
+        return TransferError(
+            f"{file.path} is not the tensors but a pointer to them, as Git LFS leaves it; "
+            "run: git lfs pull"
+        )
+    room = min(file.size - 8, LONGEST_HEADER)
+    return TransferError(
+        f"{file.path}: its header says that it is {length} bytes long, and it can be 1 to {room}; "
+        f"this is not a safetensors file, or {_AGAIN}"
+    )
+
+
+def _pickled(path: Path) -> TransferError:
+    name = path.with_suffix(".safetensors").name
+    if name == path.name:  # a pickle under a wrong name, which must not be written over
+        name = f"{path.stem}.converted.safetensors"
+    return TransferError(
+        f"{path} is a pickle, which can run any program when it is read, so it is never read here. "
+        "Convert it first, where you trust its maker: safetensors.torch.save_file("
+        f"torch.load({path.name!r}, weights_only=True), {name!r})"
+    )
+
+
+def _wrong(name: str, problem: str, then: str = f"; {_AGAIN}") -> TransferError:
+    return TransferError(f"the tensor {_short(name)}: {problem}{then}", name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join((*names[:5], "…") if names[5:] else names)
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:99]}…"

@@ -1,0 +1,335 @@
+"""Kernels of our own are used only where they were right, in this process and in later ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check.verdicts import Cell, Of, State, Verdicts
+from anydevice.check.verifying import verify
+from anydevice.core.device import Device
+from anydevice.discovery._discover import discover
+from anydevice.engines import registry, trust
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+CARD = "opencl:0"
+KEPT = ("kernel 7", "float32", CARD)
+
+
+def cell(
+    op: str = "softmax", state: State = "right", dtype: str = "float32", of: Of = "kernel"
+) -> Cell:
+    return Cell(op, of, dtype, CARD, "opencl", state, 5)
+
+
+@pytest.fixture(autouse=True)
+def clean(home: Path) -> Iterator[None]:
+    trusting.forget()
+    yield
+    trusting.forget()
+
+
+@pytest.fixture
+def one_card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine with one OpenCL device; what it is kept by can be changed."""
+    key = ["opencl | GPU-1 | 570.1 | pyopencl 2024"]
+    monkeypatch.setattr(trusting, "_keys", lambda: {CARD: key[0]})
+    return key
+
+
+def trusted(op: str = "softmax", dtype: str = "float32") -> bool:
+    return trust.is_trusted(op, dtype, CARD)
+
+
+def test_what_was_right_is_used_now_and_later(one_card: list[str]) -> None:
+    kept = trusting.save(Verdicts((cell(), cell("rope", dtype="float16"))))
+    assert kept.trusted == (("rope", "float16", CARD), ("softmax", "float32", CARD))
+    assert kept.problem is None
+    assert trusted()
+    assert trusted("rope", "float16")
+    trusting.forget()  # as in another process
+    assert not trusted()
+    assert trusting.load_into_table() == kept.trusted
+    assert trusted()
+    assert not trusted("rope", "float32")
+
+
+def test_what_is_wrong_is_named_and_forgotten(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell(), cell("rope"))))
+    kept = trusting.save(Verdicts((cell(state="wrong"),)))
+    assert kept.refused == (("softmax", "float32", CARD),)
+    assert not trusted()
+    assert trusted("rope"), "of which nothing new is known"
+    trusting.forget()
+    assert trusting.load_into_table() == (("rope", "float32", CARD),)
+
+
+def test_a_trial_loses_nothing_that_was_kept(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell(), cell("rope"))))
+    trusting.forget()  # as in another process, in which a trial comes before the first op
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        assert trusted()
+        assert not trusted("rope")
+        trusting.load_into_table()  # which the first op does
+        assert not trusted("rope"), "it is not on trial"
+    assert trusted()
+    assert trusted("rope")
+
+
+def test_what_is_wrong_is_forgotten_without_being_asked_to(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell(), cell("rope"))))
+    found = trusting.refuse(Verdicts((cell(state="wrong"), cell("rope")), quick=True))
+    assert found == (("softmax", "float32", CARD),)
+    assert not trusted()
+    trusting.forget()
+    assert trusting.load_into_table() == (("rope", "float32", CARD),)
+
+
+def test_only_kernels_that_ran_count(one_card: list[str]) -> None:
+    kept = trusting.save(Verdicts((cell(of="value"), cell(state="unsupported"))))
+    assert kept.trusted == kept.refused == ()
+    assert not trusted()
+
+
+def test_another_driver_or_text_of_the_kernels_starts_anew(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell(),)))
+    trusting.forget()
+    one_card[0] = "opencl | GPU-1 | 571.0 | pyopencl 2024"
+    assert trusting.load_into_table() == ()
+    assert not trusted()
+
+
+def test_the_text_of_the_kernels_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = trusting._keys()
+    monkeypatch.setattr(trusting, "sources", lambda: "changed")
+    after = trusting._keys()
+    assert before.keys() == after.keys()
+    assert all(before[device] != after[device] for device in before)
+    assert "cpu" not in before
+
+
+def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder in ("kernels", "fused"):
+        (tmp_path / folder).mkdir()
+    starting = tmp_path / "opencl_rows.py"
+    starting.write_text("")
+    kernel = tmp_path / "kernels" / "softmax.cl"
+    kernel.write_text("kernel void softmax() {}")
+    monkeypatch.setattr(trust, "__file__", str(tmp_path / "kernels" / "trust.py"))
+    trusting.sources.cache_clear()
+    one = trusting.sources()
+    kernel.write_text("kernel void softmax() { }")
+    trusting.sources.cache_clear()
+    two = trusting.sources()
+    (tmp_path / "kernels" / "notes.txt").write_text("not a kernel")
+    trusting.sources.cache_clear()
+    three = trusting.sources()
+    starting.write_text("group = 1")
+    trusting.sources.cache_clear()
+    assert one != two == three != trusting.sources()
+    trusting.sources.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[" * 100_000, "[]", '{"a": 5}', '{"a": [1]}', '{"a": [["b"]]}'],
+    ids=lambda text: text[:10] or "nothing",
+)
+def test_a_damaged_file_is_as_good_as_none(one_card: list[str], text: str) -> None:
+    trusting.kernels_file().write_text(text)
+    assert trusting.load_into_table() == ()
+    trusting.save(Verdicts((cell(),)))
+    assert json.loads(trusting.kernels_file().read_text()) == {
+        one_card[0]: [["softmax", "float32"]]
+    }
+
+
+def test_a_file_that_cannot_be_written_is_said(
+    one_card: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("ANYDEVICE_HOME", str(home / "file"))
+    kept = trusting.save(Verdicts((cell(),)))
+    assert kept.problem is not None
+    assert kept.problem.startswith("the kernels could not be kept in ")
+    assert trusted(), "in this process it is used all the same"
+
+
+def test_a_quick_run_is_too_little() -> None:
+    with pytest.raises(ConfigurationError, match="a quick run is too little"):
+        trusting.save(Verdicts((cell(),), quick=True))
+
+
+def test_on_trial_only_these_are_used(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell("rope"), cell("silu"))))
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        assert trusted()
+        assert not trusted("rope")
+    assert not trusted()
+    assert trusted("rope")
+    with trusting.on_trial(["rope"], "float32", CARD) as condemn:
+        condemn()
+        assert trusted("rope"), "until the trial is over"
+    assert not trusted("rope")
+    assert trusted("silu")
+
+
+def test_who_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trusting.kernels_of("numpy", Device("cpu")) == ()
+    assert trusting.kernels_of("torch", Device("cpu")) == ()
+    assert {"softmax", "attention"} <= set(trusting.kernels_of("opencl", Device(CARD)))
+    monkeypatch.setitem(trusting._TABLES, "torch", "anydevice.nowhere:KERNELS")
+    trusting._listed.cache_clear()
+    assert trusting.kernels_of("torch", Device("cuda:0")) == ()
+    trusting._listed.cache_clear()
+
+
+def opencl() -> tuple[Any, Device]:
+    try:
+        engine = registry.load("opencl")
+    except AnyDeviceError as error:
+        pytest.skip(f"OpenCL cannot run here: {error}")
+    if not any(str(device) == CARD for device in discover().devices):
+        pytest.skip("this machine has no OpenCL device")
+    return engine, Device(CARD)
+
+
+def test_a_kernel_is_verified_beside_the_definition_and_then_used(home: Path) -> None:
+    opencl()
+    verdicts = verify(["softmax"], [CARD], ["opencl"], ["float32"])
+    assert {c.of: c.state for c in verdicts} == {
+        "value": "right",
+        "kernel": "right",
+        "gradient": "unsupported",
+    }
+    assert not trusted(), "not before it is saved"
+    assert trusting.save(verdicts).trusted == (("softmax", "float32", CARD),)
+    assert trusted()
+    trusting.forget()
+    assert trusting.load_into_table() == (("softmax", "float32", CARD),)
+
+
+def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.ops import dispatch
+
+    engine, device = opencl()
+
+    def wrong(x: Any, axis: int) -> Any:
+        if not trusted():
+            return NotImplemented
+        return engine.ops.multiply(x, 0)
+
+    import numpy
+
+    dispatch.primitives(engine.place(numpy.zeros(1, "float32"), device))
+    table = MappingProxyType({**dispatch._fused["opencl"], "softmax": wrong})
+    monkeypatch.setitem(dispatch._fused, "opencl", table)
+    trusting._replace({("softmax", "float32", CARD)})
+    verdicts = verify(["softmax"], [CARD], ["opencl"], ["float32"])
+    (condemned,) = verdicts.wrong
+    assert str(condemned).startswith("our kernel for softmax in float32 on opencl:0 with opencl, ")
+    assert not trusted()
+    assert trusting.save(verdicts).refused == (("softmax", "float32", CARD),)
+
+
+def elsewhere(ask: Callable[[], Any]) -> Any:
+    """What another thread gets."""
+    with ThreadPoolExecutor(1) as others:
+        return others.submit(ask).result(timeout=30)
+
+
+def test_a_trial_is_the_matter_of_one_thread(one_card: list[str]) -> None:
+    trusting.save(Verdicts((cell("rope"),)))
+    with trusting.on_trial(["softmax"], "float32", CARD) as condemn:
+        assert (trusted(), trusted("rope")) == (True, False)
+        assert elsewhere(lambda: (trusted(), trusted("rope"))) == (False, True)
+
+        def another_trial() -> tuple[bool, ...]:
+            with trusting.on_trial(["silu"], "float32", CARD):
+                return trusted(), trusted("rope"), trusted("silu")
+
+        assert elsewhere(another_trial) == (False, False, True)
+        assert trusted(), "the other trial changed nothing here"
+        condemn()
+    with trusting.on_trial(["rope"], "float32", CARD) as condemn:
+        condemn()
+        assert trusted("rope"), "until the trial is over"
+        assert not elsewhere(lambda: trusted("rope")), "where nothing is on trial"
+
+
+def test_a_trial_within_a_trial_gives_way_to_the_first_again(one_card: list[str]) -> None:
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        with trusting.on_trial(["rope"], "float32", CARD):
+            assert (trusted(), trusted("rope")) == (False, True)
+        assert (trusted(), trusted("rope")) == (True, False)
+    assert not trust._trials
+
+
+def test_what_others_learn_during_a_trial_is_not_lost(one_card: list[str]) -> None:
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        elsewhere(lambda: trusting.save(Verdicts((cell("rope"),))))
+    assert trusted("rope")
+    assert not trusted()
+
+
+def test_nobody_meets_a_table_that_is_half_empty() -> None:
+    many = {(f"kernel {n}", "float32", CARD) for n in range(300)}
+    trusting._replace(many)
+    done = Event()
+
+    def missed() -> int:
+        count = 0
+        while not done.is_set():
+            count += not trust.is_trusted("kernel 7", "float32", CARD)
+        return count
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as others:
+            watching = others.submit(missed)
+            for n in range(300):
+                trusting._replace(many - {(f"kernel {n}", "float32", CARD)} | {KEPT})
+            done.set()
+            assert watching.result(timeout=30) == 0
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+
+
+def test_two_that_verify_at_once_leave_the_warnings_as_they_were() -> None:
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(3) as several:
+        jobs = [
+            several.submit(verify, ["exp", "silu"], engines="numpy", dtypes="float32")
+            for _ in range(6)
+        ]
+        assert all(bool(job.result(timeout=60)) for job in jobs)
+    assert warnings.filters == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+def test_compiled_code_asks_the_table_and_looks_through_a_trial(one_card: list[str]) -> None:
+    torch = pytest.importorskip("torch", reason="its compiler traces the question")
+
+    def asked(x: Any) -> Any:
+        return x + 1 if trust.is_trusted("softmax", "float32", CARD) else x
+
+    torch.compiler.reset()
+    compiled, zero = torch.compile(asked, fullgraph=True, backend="eager"), torch.zeros(1)
+    assert compiled(zero).item() == 0
+    with trusting.on_trial(["softmax"], "float32", CARD):
+        assert compiled(zero).item() == 1
+    assert compiled(zero).item() == 0
+    trusting._replace({("softmax", "float32", CARD)})
+    assert compiled(zero).item() == 1

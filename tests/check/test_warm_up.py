@@ -1,0 +1,106 @@
+"""Kernels are checked once and then used; what is usual is compiled ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice import testing
+from anydevice.check import trusted_kernels as trusting
+from anydevice.check import verifying as warming
+from anydevice.check.verifying import warm_up
+from anydevice.discovery._discover import discover
+from anydevice.engines import registry, trust
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+CARD = "opencl:0"
+
+
+@pytest.fixture(autouse=True)
+def clean(home: Path) -> Iterator[None]:
+    trusting.forget()
+    yield
+    trusting.forget()
+
+
+@pytest.fixture
+def two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OpenCL device, and of its kernels the two that are verified fastest."""
+    try:
+        registry.load("opencl")
+    except AnyDeviceError as error:
+        pytest.skip(f"OpenCL cannot run here: {error}")
+    if not any(str(device) == CARD for device in discover().devices):
+        pytest.skip("this machine has no OpenCL device")
+    monkeypatch.setattr(warming, "kernels_of", lambda engine, device: ("silu", "swiglu"))
+
+
+def told() -> tuple[list[str], Any]:
+    steps: list[str] = []
+    return steps, lambda done, total, doing: steps.append(doing)
+
+
+@pytest.mark.usefixtures("two_kernels")
+def test_only_what_is_not_trusted_yet_is_checked() -> None:
+    steps, progress = told()
+    kept = warm_up(CARD, dtypes=["float32"], progress=progress)
+    assert steps == ["our kernel for silu in float32", "our kernel for swiglu in float32"]
+    both = (("silu", "float32", CARD), ("swiglu", "float32", CARD))
+    assert (kept.trusted, kept.refused, kept.problem) == (both, (), None)
+    assert warm_up(CARD, dtypes=["float32"], progress=progress).trusted == both
+    trusting.forget()  # as in another process
+    assert warm_up(CARD, dtypes=["float32"], progress=progress).trusted == both
+    assert len(steps) == 2, "they were trusted already"
+    trusting._replace({both[0]})
+    warm_up(CARD, dtypes=["float32"], progress=progress)
+    assert steps[2:] == ["our kernel for swiglu in float32"]
+    assert trust.is_trusted(*both[1])
+
+
+def test_without_kernels_there_is_nothing_to_do() -> None:
+    kept = warm_up("cpu")
+    assert (kept.trusted, kept.refused) == ((), ())
+    with pytest.raises(ConfigurationError, match="float31"):
+        warm_up("cpu", dtypes=["float31"])
+
+
+@pytest.fixture
+def made_up_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    pytest.importorskip("torch", reason="it serves the made-up card")
+    monkeypatch.setattr(warming, "kernels_of", lambda engine, device: ("silu",))
+    monkeypatch.setattr(trusting, "kernels_of", lambda engine, device: ("silu",))
+    with testing.fake_machine(cuda=1, engines=("torch",)):
+        yield
+
+
+@pytest.mark.usefixtures("made_up_card")
+def test_usual_sizes_are_compiled_ahead_on_the_place_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch_cuda = pytest.importorskip("anydevice.engines.torch.triton.fused", reason="Triton")
+    calls: list[tuple[str, tuple[str, ...]]] = []
+    real = torch_cuda.warm_up
+
+    def watched(device: str, dtypes: tuple[str, ...]) -> Any:
+        calls.append((device, dtypes))
+        return real(device, dtypes)
+
+    monkeypatch.setattr(torch_cuda, "warm_up", watched)
+    assert warm_up("cuda:0", dtypes=["float32", "float16"]).problem is None
+    assert calls == [("cpu", ("float16", "float32"))]
+    warm_up("cuda:0", dtypes=["float16"])
+    assert calls[1:] == [("cpu", ("float16",))], "also where all is trusted already"
+
+
+@pytest.mark.usefixtures("made_up_card")
+def test_what_cannot_be_compiled_ahead_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(warming._COMPILING, "torch", "anydevice.nowhere:warm_up")
+    kept = warm_up("cuda:0", dtypes=["float32"])
+    assert kept.trusted == (("silu", "float32", "cuda:0"),)
+    assert kept.problem is not None
+    assert kept.problem.startswith(
+        "the kernels could not be compiled ahead of their use: No module"
+    )

@@ -1,0 +1,168 @@
+"""Compiled code is kept across processes, where the user has not said otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice.engines import registry
+from anydevice.settings.files import compiled_folder
+
+X = np.ones((2, 4), np.float32)
+
+
+@pytest.fixture
+def jax() -> Iterator[Any]:
+    library = pytest.importorskip("jax")
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = {
+        name: library.config.values[name] for name in library.config.values if "cache" in name
+    }
+    library.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield library
+    for name, value in before.items():
+        if name.startswith(("jax_compilation_cache_dir", "jax_persistent_cache_min")):
+            library.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def model() -> nn.Model:
+    return nn.build(nn.Dense(4, 3), "gelu", nn.Dense(3, 7), device="cpu")
+
+
+def test_jax_keeps_code_in_our_folder(jax: Any, home: Path) -> None:
+    compiled = anydevice.compile(model(), anydevice.device("cpu", engine="jax"))
+    compiled.warm_up(X)
+    folder = Path(compiled.report.kept_in or "")
+    assert folder == compiled_folder("jax") == home / "compiled" / "jax"
+    assert any(folder.iterdir())
+
+
+def test_jax_keeps_code_where_the_user_says(jax: Any, tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    compiled = anydevice.compile(model(), anydevice.device("cpu", engine="jax"))
+    assert compiled.report.kept_in == str(tmp_path / "mine")
+
+
+def test_jax_keeps_nothing_where_the_user_says_so(jax: Any) -> None:
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        compiled = anydevice.compile(model(), anydevice.device("cpu", engine="jax"))
+        assert compiled.report.kept_in is None
+        assert "nothing is kept across processes" in str(compiled.report)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+
+
+def test_the_users_limits_stay(jax: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "5")
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    compiler: Any = registry.load("jax").compiler
+    compiler.keep(str(home / "here"))
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == before
+    assert jax.config.jax_persistent_cache_min_entry_size_bytes == -1
+
+
+def test_pytorch_keeps_code_in_our_folder_or_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    compiler: Any = registry.load("torch").compiler
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert compiler.keep("/ours") == "/ours"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/ours"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert compiler.keep("/ours") == "/mine"
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+    assert compiler.keep("/ours") is None
+
+
+def test_what_runs_as_written_keeps_nothing(home: Path) -> None:
+    for engine in ("numpy", "torch"):
+        here = anydevice.device("cpu", engine=engine)
+        assert anydevice.compile(model(), here, optimize="none").report.kept_in is None
+    assert not (home / "compiled").exists()
+
+
+def test_mlx_keeps_nothing() -> None:
+    pytest.importorskip("mlx.core")
+    compiled = anydevice.compile(model(), anydevice.device("cpu", engine="mlx"))
+    assert compiled.report.kept_in is None
+    assert "mx.compile" in compiled.report.how
+
+
+@pytest.mark.parametrize(
+    ("engine", "most", "said"),
+    [
+        ("torch", True, "torch.compile, mode max-autotune-no-cudagraphs"),
+        ("torch", False, "torch.compile"),
+        ("jax", True, "jax.jit, XLA told to spend most effort on fast code"),
+        ("jax", False, "jax.jit"),
+        ("mlx", True, "mx.compile, which has one way of compiling"),
+        ("mlx", False, "mx.compile"),
+    ],
+)
+def test_every_effort_has_words(engine: str, most: bool, said: str) -> None:
+    pytest.importorskip({"mlx": "mlx.core"}.get(engine, engine))
+    compiler: Any = registry.load(engine).compiler
+    assert compiler.efforts(most) == said
+
+
+_PROCESS = """
+import jax, numpy, anydevice
+from anydevice import nn
+
+hits = []
+jax.monitoring.register_event_listener(lambda name, **more: hits.append(name))
+model = nn.build(nn.Dense(4, 3), "gelu", nn.Dense(3, 7), device="cpu")
+compiled = anydevice.compile(model, anydevice.device("cpu", engine="jax"))
+compiled(numpy.ones((2, 4), numpy.float32))
+print(sum(name.endswith("compilation_cache/cache_hits") for name in hits))
+"""
+
+
+def test_a_second_process_finds_the_code(home: Path) -> None:
+    pytest.importorskip("jax")
+    without = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    found = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", _PROCESS],
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**without, "ANYDEVICE_HOME": str(home)},
+            ).stdout
+        )
+        for _ in range(2)
+    ]
+    assert found[0] == 0
+    assert found[1] >= 1
+
+
+_LOADED = """
+import warnings
+
+import torch
+from anydevice.engines import registry
+
+warnings.simplefilter("error", DeprecationWarning)
+before = list(warnings.filters)
+assert registry.load("torch").compiler.efforts(False) == "torch.compile"
+assert warnings.filters == before
+import torch.utils.mkldnn
+"""
+
+
+def test_what_pytorch_loads_to_compile_is_loaded_without_its_warnings() -> None:
+    pytest.importorskip("torch")
+    subprocess.run([sys.executable, "-c", _LOADED], check=True)

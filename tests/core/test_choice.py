@@ -1,0 +1,241 @@
+"""The pure function that chooses."""
+
+from __future__ import annotations
+
+import pytest
+
+from anydevice.core.choice import Choice, Request, Wish, choose, pick_engine
+from anydevice.core.device import Device
+from anydevice.core.finding import Facts, Finding, Refusal, Standing
+
+GIB = 2**30
+
+
+def standing(kind: str = "gpu", engines: tuple[str, ...] = ("torch",), **more: object) -> Standing:
+    facts = Facts(
+        name="card",
+        memory_kind=more.pop("memory_kind", "dedicated"),  # type: ignore[arg-type]
+        total_memory=16 * GIB,
+        free_memory=more.pop("free", 8 * GIB),  # type: ignore[arg-type]
+    )
+    return Standing(kind, facts, engines, **more)  # type: ignore[arg-type]
+
+
+def finding(backend: str, *standings: Standing, present: bool = True) -> Finding:
+    devices = tuple(Device.seen(backend, i, s) for i, s in enumerate(standings))
+    return Finding(
+        backend, present, any(s.usable for s in standings), "stable", devices, stage=None
+    )
+
+
+CPU = finding("cpu", standing("cpu", ("numpy", "torch")))
+BROKEN = standing(engines=(), stage="library", reasons=("torch is a CPU-only build",))
+
+
+def pick(request: Request, *findings: Finding) -> Choice:
+    return choose(request, findings, lambda d: d.standing.facts.free_memory if d.standing else None)
+
+
+def test_the_order_of_backends_decides_without_a_wish() -> None:
+    choice = pick(Request(), finding("cuda", standing()), finding("rocm", standing()), CPU)
+    assert str(choice.device) == "cuda:0"
+    assert choice.device is not None
+    assert choice.device.chosen_by == "order of backends"
+
+
+def test_it_ends_at_the_cpu_and_keeps_every_reason() -> None:
+    choice = pick(Request(), finding("cuda", BROKEN), CPU)
+    assert str(choice.device) == "cpu"
+    assert [(s.asked, s.taken) for s in choice.steps] == [("cuda", False), ("cpu", True)]
+    assert "CPU-only build" in choice.steps[0].outcome
+
+
+def test_an_absent_backend_is_no_step() -> None:
+    choice = pick(Request(), finding("cuda", present=False), CPU)
+    assert [step.asked for step in choice.steps] == ["cpu"]
+
+
+def test_a_binding_wish_that_is_not_met_is_nothing() -> None:
+    choice = pick(
+        Request((Wish("argument", ("cuda",), binding=True),)), finding("cuda", BROKEN), CPU
+    )
+    assert choice.device is None
+    assert "CPU-only build" in choice.steps[-1].outcome
+
+
+def test_a_preference_that_is_not_met_is_passed_over() -> None:
+    choice = pick(Request((Wish("user file", ("rocm",)),)), finding("cuda", standing()), CPU)
+    assert str(choice.device) == "cuda:0"
+    assert choice.passed_over[0].source == "user file"
+    assert choice.passed_over[0].outcome == "this machine has no rocm"
+
+
+def test_wishes_are_asked_in_their_order() -> None:
+    wishes = (Wish("environment", ("cpu",)), Wish("project file", ("cuda",)))
+    choice = pick(Request(wishes), finding("cuda", standing()), CPU)
+    assert choice.device is not None
+    assert (str(choice.device), choice.device.chosen_by) == ("cpu", "environment")
+
+
+def test_a_list_is_a_priority() -> None:
+    wish = Wish("argument", ("tpu", "cuda:1", "cpu"), binding=True)
+    two = finding("cuda", standing(), standing())
+    assert str(pick(Request((wish,)), two, CPU).device) == "cuda:1"
+    assert str(pick(Request((wish,)), CPU).device) == "cpu"
+
+
+def test_gpu_means_any_gpu_but_not_a_cpu_seen_through_opencl() -> None:
+    wish = Request((Wish("argument", ("gpu",), binding=True),))
+    pocl = finding("opencl", standing("cpu", ("opencl",)))
+    assert pick(wish, pocl, CPU).device is None
+    assert str(pick(wish, finding("rocm", standing()), pocl, CPU).device) == "rocm:0"
+    by_kind = Request((Wish("argument", ("cpu",), binding=True),))
+    assert str(pick(by_kind, pocl, CPU).device) == "cpu"
+
+
+def test_the_launcher_s_rank_picks_the_index_and_wraps_around() -> None:
+    three = finding("cuda", standing(), standing(), standing())
+    for rank, index in ((0, 0), (2, 2), (4, 1)):
+        assert str(pick(Request(local_rank=rank), three, CPU).device) == f"cuda:{index}"
+
+
+def test_of_equal_cards_the_one_with_most_free_memory() -> None:
+    busy = finding("cuda", standing(free=1 * GIB), standing(free=12 * GIB), standing(free=4 * GIB))
+    assert str(pick(Request(), busy, CPU).device) == "cuda:1"
+
+
+def test_a_card_goes_before_graphics_that_share_the_machine_s_memory() -> None:
+    shared = standing(free=60 * GIB, memory_kind="unified")
+    assert str(pick(Request(), finding("rocm", shared, standing()), CPU).device) == "rocm:1"
+    assert str(pick(Request(), finding("rocm", shared), CPU).device) == "rocm:0"
+
+
+def test_a_desktop_s_few_windows_do_not_decide() -> None:
+    cards = finding("cuda", standing(free=int(11.9 * GIB)), standing(free=12 * GIB))
+    assert str(pick(Request(), cards, CPU).device) == "cuda:0"
+
+
+def test_min_free_passes_over_what_is_too_small_and_lists_each() -> None:
+    cards = finding("cuda", standing(free=4 * GIB), standing(free=6 * GIB))
+    assert str(pick(Request(min_free=5 * GIB), cards, CPU).device) == "cuda:1"
+    wish = Wish("argument", ("cuda",), binding=True)
+    choice = pick(Request((wish,), min_free=10 * GIB), cards, CPU)
+    assert choice.device is None
+    assert "cuda:0: 4.0 GiB free of 16.0 GiB, 10.0 GiB needed" in choice.steps[0].outcome
+    assert "cuda:1: 6.0 GiB free" in choice.steps[0].outcome
+
+
+def test_an_engine_that_is_asked_for_filters_and_gives_its_reason() -> None:
+    refusal = Refusal("jax", "jax 0.10.2 has no CUDA plugin")
+    cuda = finding("cuda", standing(engines=("torch",), refusals=(refusal,)))
+    request = Request(
+        (Wish("argument", ("cuda",), binding=True),), engine="jax", engine_source="argument"
+    )
+    choice = pick(request, cuda, CPU)
+    assert choice.device is None
+    assert "jax 0.10.2 has no CUDA plugin (asked for by argument)" in choice.steps[0].outcome
+    served = pick(Request(engine="torch"), cuda, CPU).device
+    assert served is not None
+    assert served.engine == "torch"
+    unknown = pick(Request((Wish("argument", ("cuda",), True),), engine="cupy"), cuda, CPU)
+    assert "cupy does not drive it" in unknown.steps[0].outcome
+
+
+def test_an_opencl_cpu_is_never_chosen_unasked() -> None:
+    pocl = finding("opencl", standing("cpu", ("opencl",)))
+    choice = pick(Request(), pocl, finding("cpu", standing("cpu", ("numpy",))))
+    assert str(choice.device) == "cpu"
+    assert "only chosen by name" in choice.steps[0].outcome
+    named = pick(Request((Wish("argument", ("opencl",), binding=True),)), pocl, CPU)
+    assert str(named.device) == "opencl:0"
+
+
+def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
+    card = finding("opencl", standing("gpu", ("opencl",)))
+    passed = pick(Request(), card, CPU)
+    assert str(passed.device) == "cpu"
+    assert "torch" in passed.steps[0].outcome
+    alone = pick(Request(), card, finding("cpu", standing("cpu", ("numpy",))))
+    assert str(alone.device) == "opencl:0"
+    asked = pick(Request(order=("opencl",)), card, CPU)
+    assert str(asked.device) == "opencl:0"
+
+
+def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
+    both = finding("opencl", standing("cpu", ("opencl",)), standing("gpu", ("opencl",)))
+    only_numpy = finding("cpu", standing("cpu", ("numpy",)))
+    assert str(pick(Request(), both, only_numpy).device) == "opencl:1"
+    asked = Request((Wish("argument", ("opencl",), binding=True),))
+    assert str(pick(asked, both, only_numpy).device) == "opencl:1"
+    too_much = pick(Request(min_free=10 * GIB), both, only_numpy)
+    assert "opencl:0" not in str(too_much.steps)
+
+
+def test_min_free_goes_by_the_whole_memory_where_nobody_tells_what_is_free() -> None:
+    card = finding("opencl", standing("gpu", ("opencl",), free=None))
+    wish = Wish("argument", ("opencl",), binding=True)
+    assert pick(Request((wish,), min_free=20 * GIB), card, CPU).device is None
+    assert str(pick(Request((wish,), min_free=10 * GIB), card, CPU).device) == "opencl:0"
+
+
+def test_auto_ends_a_list() -> None:
+    for binding in (True, False):
+        wish = Wish("argument", ("tpu", "auto", "nowhere"), binding)
+        choice = pick(Request((wish,)), finding("cuda", standing()), CPU)
+        assert choice.device is not None
+        assert (str(choice.device), choice.device.chosen_by) == ("cuda:0", "order of backends")
+        assert choice.steps[0].outcome == "this machine has no tpu; left to the order of backends"
+        assert choice.passed_over == ()
+
+
+def test_an_engine_that_is_only_preferred_is_given_up_where_it_drives_nothing() -> None:
+    request = Request(engine="cupy", engine_source="user file", engine_binding=False)
+    choice = pick(request, CPU)
+    assert choice.device is not None
+    assert (str(choice.device), choice.device.engine) == ("cpu", "numpy")
+    assert choice.passed_over[0].source == "user file"
+    assert "cpu: cupy does not drive it" in choice.passed_over[0].outcome
+    assert pick(Request(engine="cupy"), CPU).device is None
+
+
+def test_configured_order_decides_between_gpus_too() -> None:
+    both = (finding("cuda", standing()), finding("rocm", standing()), CPU)
+    wish = Wish("argument", ("gpu",), binding=True)
+    assert str(pick(Request((wish,), order=("rocm",)), *both).device) == "rocm:0"
+
+
+def test_configured_order_goes_before_ours() -> None:
+    findings = (finding("cuda", standing()), finding("rocm", standing()), CPU)
+    choice = pick(Request(order=("rocm", "cpu")), *findings)
+    assert choice.device is not None
+    assert (str(choice.device), choice.device.chosen_by) == ("rocm:0", "configure")
+
+
+def test_an_imported_engine_goes_before_one_only_installed() -> None:
+    cuda = finding("cuda", standing(engines=("torch", "jax", "cupy")))
+    chosen = pick(Request(loaded=frozenset({"jax", "numpy"})), cuda, CPU).device
+    assert chosen is not None
+    assert chosen.engine == "jax"
+
+
+@pytest.mark.parametrize("loaded", [set(), {"torch"}])
+def test_on_the_cpu_numpy_serves(loaded: set[str]) -> None:
+    assert pick_engine(Device("cpu"), ("numpy", "torch"), loaded) == "numpy"
+
+
+def test_no_engine_no_service() -> None:
+    assert pick_engine(Device("cuda"), (), {"torch"}) is None
+
+
+def test_nothing_usable_at_all() -> None:
+    assert pick(Request(), finding("cuda", BROKEN)).device is None
+
+
+def test_a_step_is_plain_data() -> None:
+    step = pick(Request(), CPU).steps[0]
+    assert step.to_dict() == {
+        "source": "order of backends",
+        "asked": "cpu",
+        "outcome": "cpu is usable",
+        "taken": True,
+    }

@@ -1,0 +1,182 @@
+"""A device as a value: its name, its identity, and what it says of itself."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import anydevice
+from anydevice import Device, testing
+from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("written", "backend", "index", "name"),
+    [
+        ("cuda:1", "cuda", 1, "cuda:1"),
+        ("cuda", "cuda", 0, "cuda:0"),
+        (" CUDA:2 ", "cuda", 2, "cuda:2"),
+        ("cpu", "cpu", 0, "cpu"),
+        ("cpu:0", "cpu", 0, "cpu"),
+        ("cpu:3", "cpu", 3, "cpu:3"),
+    ],
+)
+def test_a_name_is_read_and_written(written: str, backend: str, index: int, name: str) -> None:
+    device = Device(written)
+    assert (device.backend, device.index, str(device)) == (backend, index, name)
+    assert Device(str(device)) == device
+    assert Device(device) == device
+
+
+def test_the_index_may_be_given_apart() -> None:
+    assert Device("cuda", 3) == Device("cuda:3")
+    with pytest.raises(ConfigurationError, match="names index 1, but index=2 is"):
+        Device("cuda:1", 2)
+    with pytest.raises(ConfigurationError, match="0 or more"):
+        Device("cuda", -1)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "cuda:", "cuda:-1", "cuda:x", ":1", "cuda 1", "cuda:1:2", "🎉"]
+)
+def test_what_names_no_device_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match="does not name a device"):
+        Device(wrong)
+
+
+def test_an_unknown_backend_is_refused_with_the_valid_ones() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Device("cudda:0")
+    assert "cuda, rocm, metal, tpu, opencl, cpu" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="did you mean 'metal'"):
+        Device("mps")
+
+
+def test_equal_by_place_alone() -> None:
+    plain, served = Device("cuda:1"), Device("cuda:1", engine="jax", chosen_by="argument")
+    assert plain == served
+    assert hash(plain) == hash(served)
+    assert len({plain, served, Device("cuda:0")}) == 2
+    assert plain != Device("rocm:1")
+    assert plain != "cuda:1"
+
+
+def test_it_survives_pickling_with_its_engine() -> None:
+    device = Device("cuda:1", engine="jax", chosen_by="argument")
+    copy = pickle.loads(pickle.dumps(device))
+    assert copy == device
+    assert (copy.engine, copy.chosen_by) == ("jax", "argument")
+    seen = anydevice.devices("cpu")[0]
+    assert pickle.loads(pickle.dumps(seen)) == seen
+
+
+def test_one_of_an_added_backend_can_be_unpickled_where_nobody_knows_it() -> None:
+    npu = Sighting("npu", True, (Seen(0, "gpu", Facts(name="N1")),), engines=("numpy",))
+    with testing.fake_machine(keep_settings=True, sightings=[npu]):
+        pickled = pickle.dumps(anydevice.device("npu"))
+    assert str(pickle.loads(pickled)) == "npu:0"
+    assert not pickle.loads(pickled).usable
+
+
+def test_it_does_not_change() -> None:
+    with pytest.raises(AttributeError, match="does not change"):
+        Device("cpu").index = 3  # type: ignore[misc]
+
+
+def test_repr_reads_as_code() -> None:
+    assert repr(Device("cuda:1", engine="jax")) == 'Device("cuda:1", engine="jax")'.replace(
+        'engine="jax"', "engine='jax'"
+    )
+    assert repr(Device("cpu")) == 'Device("cpu")'
+
+
+def test_a_device_that_is_not_here_says_so() -> None:
+    with testing.fake_machine(keep_settings=True, cuda=1):
+        absent = Device("cuda:7")
+        assert not absent.usable
+        assert absent.why_not == "this machine has no cuda:7"
+        assert absent.engine is None
+        assert absent.standing is None
+        with pytest.raises(DeviceNotFoundError, match="has no cuda:7") as caught:
+            _ = absent.facts
+        assert {finding.backend for finding in caught.value.findings} >= {"cuda", "cpu"}
+        with pytest.raises(DeviceNotFoundError, match="no installed library drives cuda:7"):
+            _ = absent.native
+        with pytest.raises(DeviceNotFoundError, match="cannot be checked"):
+            absent.check()
+        assert absent.to_dict()["facts"] is None
+
+
+def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
+    with testing.fake_machine(keep_settings=True, cuda=2, memory="80GiB", free="70GiB"):
+        device = Device("cuda:1")
+        assert device.usable
+        assert device.why_not is None
+        assert device.kind == "gpu"
+        assert device.facts.total_memory == 80 * 2**30
+        assert device.facts.free_memory == 70 * 2**30
+        assert device.facts.compute_capability == "9.0"
+        assert device.engine == "numpy"
+
+
+def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:
+    with testing.fake_machine(keep_settings=True, opencl=1):
+        assert Device("opencl:0").kind == "gpu"
+        assert Device("opencl:5").kind == "gpu"
+
+
+def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.hardware.cpu import reader as cpu
+
+    device = Device("cpu")
+    monkeypatch.setattr(cpu, "free_memory", lambda index, facts: 12345)
+    assert device.facts.free_memory == 12345
+    monkeypatch.setattr(cpu, "free_memory", lambda index, facts: None)
+    assert device.standing is not None
+    assert device.facts == device.standing.facts
+
+
+def test_native_is_the_library_s_own_object() -> None:
+    import torch
+
+    assert anydevice.device("cpu", engine="torch").native == torch.device("cpu")
+
+
+def test_as_plain_data() -> None:
+    plain = anydevice.device("cpu").to_dict()
+    assert plain["device"] == "cpu"
+    assert plain["kind"] == "cpu"
+    assert plain["usable"] is True
+    assert plain["why_not"] is None
+    facts = plain["facts"]
+    assert isinstance(facts, dict)
+    assert {"name", "uuid", "pci_address", "memory_kind", "total_memory"} <= set(facts)
+
+
+def test_calling_it_moves() -> None:
+    import numpy
+
+    x = {"a": [numpy.arange(3.0), "text"], "b": (None, 1)}
+    moved = anydevice.device("cpu", engine="torch")(x)
+    assert type(moved["a"][0]).__module__ == "torch"
+    assert moved["a"][1] == "text"
+    assert moved["b"] == (None, 1)
+    back = anydevice.to_numpy(moved)
+    assert numpy.array_equal(back["a"][0], x["a"][0])
+
+
+def test_errors_carry_what_they_say() -> None:
+    from anydevice import errors
+
+    full = errors.OutOfMemoryError("full", asked=3, free=1, total=2, advice=["a smaller batch"])
+    assert isinstance(full, MemoryError)
+    assert (full.asked, full.free, full.total, full.advice) == (3, 1, 2, ("a smaller batch",))
+    wrong = errors.VerificationError("off", where="softmax", shapes=[(2, 3)], largest_error=0.5)
+    assert (wrong.where, wrong.shapes, wrong.largest_error) == ("softmax", ((2, 3),), 0.5)
+    assert errors.DeviceMismatchError("two", ("a", "b")).paths == ("a", "b")
+    assert errors.TransferError("x", "layers[3]").path == "layers[3]"
+    for error in (full, wrong):
+        assert isinstance(error, errors.AnyDeviceError)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)

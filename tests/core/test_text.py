@@ -1,0 +1,51 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from anydevice.core.text import percent, rate_in_words, time_in_words, times
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (123.4, "123 s"),
+        (0.9999, "1.00 s"),
+        (0.0123, "12.3 ms"),
+        (9.999e-4, "1.00 ms"),
+        (5e-10, "0.50 ns"),
+        (0.0, "0.00 ns"),
+    ],
+)
+def test_times(seconds: float, said: str) -> None:
+    assert time_in_words(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (989e12, "989 TFLOP/s"),
+        (1e15, "1.00 PFLOP/s"),
+        (999.9, "1.00 kFLOP/s"),
+        (0.5, "0.50 FLOP/s"),
+    ],
+)
+def test_rates(rate: float, said: str) -> None:
+    assert rate_in_words(rate, "FLOP/s") == said
+
+
+def test_parts_and_factors() -> None:
+    assert [percent(part) for part in (0.0, 0.05, 0.0949, 0.5, 1.2)] == [
+        "0 %",
+        "5.0 %",
+        "9.5 %",
+        "50 %",
+        "120 %",
+    ]
+    assert [times(factor) for factor in (0.001, 0.25, 9.999, 1234.5)] == [
+        "0.001 ×",
+        "0.25 ×",
+        "10.0 ×",
+        "1234 ×",
+    ]

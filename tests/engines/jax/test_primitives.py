@@ -1,0 +1,247 @@
+"""What is peculiar to JAX: 64 bits that are off, donation, tracers, and several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.core.dtypes import DTYPES
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from anydevice.engines.jax.autodiff import AUTODIFF
+from anydevice.engines.jax.compiler import COMPILER
+from anydevice.engines.jax.fused import FUSED
+from anydevice.engines.jax.primitives import PRIMITIVES as xp
+from tests.rounding import rounding
+
+FLOAT64, INT32 = DTYPES["float64"], DTYPES["int32"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_64_bits_that_are_off_are_refused(dtype: str) -> None:
+    x = jnp.ones(2)
+    for make in (
+        lambda: xp.astype(x, DTYPES[dtype]),
+        lambda: xp.full((1,), 0, DTYPES[dtype], x),
+        lambda: xp.arange(3, DTYPES[dtype], x),
+        lambda: xp.asarray(np.zeros(2, dtype), x),
+    ):
+        with pytest.raises(UnsupportedError, match="x64=True"):
+            make()
+
+
+def test_64_bits_that_are_on() -> None:
+    jax.config.update("jax_enable_x64", True)
+    x = xp.full((3,), 1 / 3, FLOAT64, jnp.ones(1))
+    assert np.asarray(xp.add(x, 1.0)).tolist() == [1 / 3 + 1] * 3
+    assert xp.sum(xp.astype(x, INT32), 0).dtype == np.int32
+    assert xp.argmax(x, 0).dtype == xp.top_k(x, 1)[1].dtype == np.int32
+    indices = jnp.array([2**40, 1, -(2**40)])
+    assert np.isnan(np.asarray(xp.take(x, indices, 0))).tolist() == [True, False, True]
+    assert xp.matmul(x[None], x[:, None]).dtype == np.float64
+
+
+def test_a_sum_of_truths_is_a_count() -> None:
+    x = jnp.ones((300, 2), bool)
+    assert xp.sum(x, 0).tolist() == [300, 300]
+    assert xp.sum(x, 0).dtype == xp.sum(x, ()).dtype == np.int32
+
+
+def test_a_number_of_numpy_does_not_widen() -> None:
+    x = jnp.ones(2, jnp.bfloat16)
+    assert xp.multiply(x, np.float64(0.5)).dtype == jnp.bfloat16
+    assert xp.add(x, True).dtype == jnp.bfloat16
+
+
+def test_float32_products_ask_for_all_of_float32() -> None:
+    lowered = jax.jit(xp.matmul).lower(jnp.ones((2, 3)), jnp.ones((3, 2)))
+    assert "HIGHEST" in lowered.as_text()
+    half = jnp.ones((2, 3), jnp.bfloat16)
+    gradient = jax.make_jaxpr(jax.grad(lambda a, b: xp.matmul(a, b).sum()))(half, half.T)
+    products = [line for line in gradient.eqns if line.primitive.name == "dot_general"]
+    assert {str(x.aval.dtype) for line in products for x in line.invars} == {"bfloat16"}
+
+
+def test_writing_takes_the_memory_of_what_was_there() -> None:
+    x, new, positions = jnp.zeros((1, 1, 3, 2)), jnp.ones((1, 1, 1, 2)), jnp.array([[1]])
+    written = xp.write(x, new, positions)
+    assert x.is_deleted()
+    assert not new.is_deleted()
+    assert written[0, 0, :, 0].tolist() == [0, 1, 0]
+
+
+def test_writing_inside_of_a_transformation_leaves_the_array_alone() -> None:
+    x, new, positions = jnp.zeros((1, 1, 3, 2)), jnp.ones((1, 1, 1, 2)), jnp.array([[1]])
+    gradient = jax.grad(lambda rows: xp.write(x, rows, positions).sum())(new)
+    assert gradient.ravel().tolist() == [1, 1]
+    assert jax.jit(xp.write)(x, new, positions).sum() == 2
+    assert not x.is_deleted()
+
+
+def test_what_is_made_for_a_tracer_or_several_devices_goes_with_it() -> None:
+    def made(x: Any) -> Any:
+        shape, values = x.shape, np.arange(4, dtype=np.int32)
+        return xp.full(shape, 1.0, xp.dtype(x), x) + x + xp.asarray(values, x)
+
+    x = jnp.ones(4)
+    assert jax.jit(made)(x).tolist() == [2, 3, 4, 5]
+    mesh = jax.make_mesh((1,), ("batch",))
+    spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    assert made(spread).tolist() == [2, 3, 4, 5]
+
+
+def test_what_is_made_for_an_array_on_several_devices() -> None:
+    devices = jax.devices("cpu")
+    if len(devices) < 2:
+        pytest.skip("JAX shows one device: XLA_FLAGS did not ask for more before it started")
+    mesh = jax.sharding.Mesh(np.array(devices[:2]), ("batch",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    x = jax.device_put(np.ones(4, np.float32), place)
+    assert (x + xp.full((4,), 1.0, xp.dtype(x), x)).tolist() == [2] * 4
+
+
+def test_static_and_donated_arguments() -> None:
+    traced = []
+
+    def function(x: Any, power: int, cache: Any) -> Any:
+        traced.append(power)
+        return xp.pow(x, power), xp.add(cache, 1)
+
+    compiled = COMPILER.compile(function, static=["power"], donate=["cache"])
+    cache = jnp.zeros(3)
+    found, after = compiled(jnp.array([2.0]), 2, cache)
+    compiled(jnp.array([3.0]), 2, after)
+    assert (found.tolist(), traced) == ([4.0], [2])
+    assert cache.is_deleted()
+
+
+def test_a_static_cache_is_compiled_for_once() -> None:
+    traced = []
+
+    def decode(x: Any, cache: Any, position: Any) -> tuple[Any, Any]:
+        traced.append(x.shape)
+        cache = xp.write(cache, x, xp.reshape(position, (1, 1)))
+        attention = FUSED["attention"]
+        return attention(x, cache, cache, True, None, None, None, xp.add(position, 1)), cache
+
+    compiled = COMPILER.compile(decode, donate=["cache"])
+    cache = jnp.zeros((1, 2, 32, 4))
+    for number in range(20):
+        token = jnp.full((1, 2, 1, 4), float(number))
+        found, cache = compiled(token, cache, jnp.array([number]))
+    assert len(traced) == 1
+    assert np.isfinite(np.asarray(found)).all()
+
+
+def test_gradients() -> None:
+    def layer(x: Any, weight: Any) -> Any:
+        return xp.tanh(xp.matmul(x, weight))
+
+    def loss(parameters: Any, x: Any) -> Any:
+        x = AUTODIFF.checkpoint(layer)(x, parameters["weight"])
+        return xp.sum(xp.multiply(x, AUTODIFF.stop_gradient(parameters["scale"])), (0, 1))
+
+    parameters = {"weight": jnp.ones((3, 3)), "scale": jnp.ones(3), "none": None}
+    x = jnp.arange(6.0).reshape(2, 3)
+    value, gradient = AUTODIFF.value_and_grad(loss)(parameters, x)
+    again, compiled = AUTODIFF.value_and_grad(COMPILER.compile(loss))(parameters, x)
+    allowed = rounding(np.float32, 20)
+    assert value == pytest.approx(again, rel=allowed)
+    assert gradient["none"] is None
+    assert not gradient["scale"].any()
+    np.testing.assert_allclose(gradient["weight"], compiled["weight"], rtol=allowed, atol=allowed)
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"), [({"step": np.ones(1, np.int32)}, r"\['step'\]"), (3.0, "the first")]
+)
+def test_there_is_no_gradient_by_what_is_not_a_floating_array(tree: Any, where: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{where}.*another argument"):
+        AUTODIFF.value_and_grad(lambda t: jnp.array(1.0))(tree)
+
+
+def test_what_is_no_floating_array_is_handed_over() -> None:
+    whole = jnp.ones((1, 1, 2, 2), jnp.int32)
+    assert FUSED["mean"](whole, 0, False) is NotImplemented
+    assert FUSED["max_pool2d"](whole, (2, 2), None) is NotImplemented
+    assert FUSED["avg_pool2d"](whole, (2, 2), None) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "dtype"),
+    [
+        ((2, 3, 7, 8), (2, 2), (2, 2), "float32"),
+        ((1, 2, 7, 11), (3, 3), (3, 3), "bfloat16"),
+        ((2, 1, 5, 4), (1, 4), (1, 4), "float32"),
+        ((0, 2, 4, 4), (2, 2), (2, 2), "float32"),
+        ((1, 2, 9, 9), (4, 4), (4, 4), "float32"),
+        ((1, 2, 6, 7), (3, 2), (1, 2), "float32"),
+    ],
+)
+def test_the_gradient_of_the_largest_goes_to_the_first_one(
+    shape: tuple[int, ...], size: tuple[int, int], stride: tuple[int, int], dtype: str
+) -> None:
+    """Whole numbers from a small range: most windows have several that are the largest."""
+    window, step = (1, 1, *size), (1, 1, *stride)
+
+    def by_library(x: Any) -> Any:
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+
+    def own(x: Any) -> Any:
+        return ops.max_pool2d(x, size, stride)
+
+    @jax.jit
+    def pairs(x: Any, change: Any, by: Any) -> Any:
+        expected, back = jax.vjp(by_library, x)
+        pooled, own_back = jax.vjp(own, x)
+        forward = jax.jvp(own, (x,), (change,))[1]
+        slope = jax.grad(lambda x: (own(x).astype(jnp.float32) ** 2).sum())
+        second = jax.grad(lambda x: (slope(x) * change).astype(jnp.float32).sum())
+        pair = {"largest": (own(x), expected), "with its gradient": (pooled, expected)}
+        pair["gradient"] = own_back(by)[0], back(by)[0]
+        pair["forward"] = (forward * by).sum(), (change * back(by)[0]).sum()
+        pair["second derivative"] = second(x), back(2 * forward)[0]
+        return pair
+
+    random = np.random.default_rng(4)
+    pooled_shape = jax.eval_shape(by_library, jax.ShapeDtypeStruct(shape, dtype)).shape
+    given = [random.integers(-2, 3, each) for each in (shape, shape, pooled_shape)]
+    for name, (got, wanted) in pairs(*(jnp.asarray(each, dtype) for each in given)).items():
+        np.testing.assert_array_equal(got, wanted, err_msg=name)
+
+
+def test_the_gradient_of_a_window_with_nan_goes_to_it() -> None:
+    x = jnp.asarray([[1.0, jnp.nan, 5.0, 6.0], [9.0, jnp.nan, 7.0, 2.0]])[None, None]
+    value, gradient = jax.value_and_grad(lambda x: jnp.nansum(ops.max_pool2d(x, 2)))(x)
+    assert value == 7.0
+    assert gradient[0, 0].tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
+    gradient = jax.grad(lambda x: ops.max_pool2d(x, 2).sum())(x)
+    assert gradient[0, 0].tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
+
+
+def test_attention_with_too_many_scores_is_handed_over() -> None:
+    shape = jax.ShapeDtypeStruct((1, 32, 2**13, 8), jnp.bfloat16)
+    assert FUSED["attention"](shape, shape, shape, True, None, None, None, None) is NotImplemented
+
+
+def test_a_new_rate_or_step_compiles_nothing_anew() -> None:
+    from anydevice.engines.jax import fused as jax_updates
+
+    lists = [[jnp.ones(3)] for _ in range(4)]
+    jax_updates._adam.clear_cache()
+    for step in (1, 2, 3):
+        FUSED["update_adam"](*lists, step, 0.1 / step, 0.9, 0.999, 1e-8, 0.0, True)
+    assert jax_updates._adam._cache_size() == 1
+
+
+def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> None:
+    host = np.ones((2, 3), np.float32)
+    for add in (ops.add, jax.jit(lambda x, y: ops.add(x, host))):
+        with pytest.raises(ConfigurationError, match=r"^add: a is an array of JAX and b one of Nu"):
+            add(jnp.asarray(host), host)

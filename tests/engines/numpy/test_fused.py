@@ -1,0 +1,52 @@
+"""NumPy's own versions of ops, which large arrays take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.engines.numpy.fused import FUSED
+from anydevice.ops import _elementwise as activating
+from anydevice.ops import _norm as normalizing
+from tests.rounding import rounding
+
+LARGE = (3, 70, 401)
+
+
+def drawn(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
+    return (3 * np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+CASES: list[tuple[str, Callable[..., Any], Callable[[Any], tuple[Any, ...]]]] = [
+    ("softmax", normalizing._softmax, lambda x: (x, 2)),
+    ("rmsnorm", normalizing._rmsnorm, lambda x: (x, drawn(401, seed=1), 1e-6)),
+    ("silu", activating._silu, lambda x: (x,)),
+    ("swiglu", activating._swiglu, lambda x: (x, x[::-1])),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("name", "definition", "arguments"), CASES, ids=[c[0] for c in CASES])
+@pytest.mark.parametrize("turned", [False, True], ids=["in order", "turned"])
+def test_large_arrays(name: str, definition: Any, arguments: Any, dtype: Any, turned: bool) -> None:
+    x = drawn(401, 70, 3, dtype=dtype).transpose() if turned else drawn(*LARGE, dtype=dtype)
+    x[0, 0, :3], x[1, 1, 5], x[2, 2, 7] = (-200, 200, 0), math.nan, math.inf
+    given = arguments(x)
+    copies = [y.copy() for y in given if isinstance(y, np.ndarray)]
+    found, expected = FUSED[name](*given), definition(*given)
+    assert found.dtype == expected.dtype
+    loose = rounding(dtype, 401)
+    np.testing.assert_allclose(found, expected, rtol=loose, atol=loose)
+    for before, y in zip(copies, given, strict=False):
+        np.testing.assert_array_equal(before, y)
+
+
+def test_what_is_left_to_the_definitions() -> None:
+    for name, _, arguments in CASES:
+        assert FUSED[name](*arguments(drawn(1, 2, 401))) is NotImplemented
+        assert FUSED[name](*arguments(drawn(*LARGE, dtype=np.float16))) is NotImplemented
+    assert FUSED["softmax"](drawn(*LARGE), 0) is NotImplemented

@@ -1,0 +1,319 @@
+"""The fused kernels on OpenCL against NumPy's float64: as CPU, as GPU, and with small groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES
+from anydevice.core.engine import Engine
+from anydevice.engines import registry, trust
+
+pytest.importorskip("pyopencl")
+
+from anydevice.engines.opencl.fused import FUSED, KERNELS
+from anydevice.engines.opencl.kernels import attention as opencl_attention
+from anydevice.engines.opencl.kernels import programs as opencl_programs
+from anydevice.engines.opencl.kernels.programs import Assumed
+from anydevice.engines.opencl.primitives import PRIMITIVES
+from tests.rounding import rounding
+
+HERE = Device("opencl")
+xp = PRIMITIVES
+ERRORS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5, "float64": 1e-12}
+Put = Callable[[Any], Any]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = registry.load("opencl")
+    if not engine.devices():
+        pytest.skip("no OpenCL driver is installed here")
+    return engine
+
+
+@pytest.fixture
+def put(engine: Engine) -> Put:
+    return lambda x: engine.place(np.asarray(x), HERE)
+
+
+@pytest.fixture
+def get(engine: Engine) -> Callable[[Any], Any]:
+    return engine.to_host
+
+
+@pytest.fixture(
+    params=[Assumed(), Assumed(work_group=1), Assumed(16, False), Assumed(is_cpu=False)],
+    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
+)
+def assumed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Assumed:
+    monkeypatch.setattr(opencl_programs, "assumed", request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def trusted_by_nobody() -> Iterator[None]:
+    trust.forget()
+    yield
+    trust.forget()
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(DTYPES[dtype].numpy())
+
+
+def check(got: Any, wanted: Any, dtype: str) -> None:
+    assert got.shape == wanted.shape
+    assert got.dtype == DTYPES[dtype].numpy()
+    error = ERRORS[dtype]
+    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=error)
+
+
+def rms(x: Any, weight: Any, eps: float) -> Any:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64)
+
+
+def layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    x = x.astype(np.float64)
+    away = x - x.mean(-1, keepdims=True)
+    scaled = away / np.sqrt((away * away).mean(-1, keepdims=True) + eps)
+    scaled = scaled if weight is None else scaled * weight.astype(np.float64)
+    return scaled if bias is None else scaled + bias.astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 5), "float32"),
+        ((2, 2, 96), "float32"),
+        ((2, 5000), "bfloat16"),
+        ((1, 1), "float32"),
+        ((40, 64), "float16"),
+        ((2, 33), "float64"),
+    ],
+)
+def test_rows(put: Put, get: Any, assumed: Assumed, shape: Any, dtype: str) -> None:
+    x = numbers(shape, dtype)
+    weight, bias = numbers(shape[-1:], dtype, 1), numbers(shape[-1:], dtype, 2)
+    placed = put(x)
+    check(get(KERNELS["softmax"](placed, -1)), special.softmax(x.astype(np.float64), -1), dtype)
+    check(get(KERNELS["rmsnorm"](placed, put(weight), 1e-6)), rms(x, weight, 1e-6), dtype)
+    for one, two in ((weight, bias), (None, bias), (weight, None), (None, None)):
+        given = [None if each is None else put(each) for each in (one, two)]
+        check(get(KERNELS["layernorm"](placed, *given, 1e-5)), layer(x, one, two, 1e-5), dtype)
+        if dtype != "float32":
+            break
+
+
+def test_rows_of_views_and_of_nothing(put: Put, get: Any) -> None:
+    x = numbers((6, 8), "float32")
+    turned = xp.permute_dims(put(x), (1, 0))
+    check(get(KERNELS["softmax"](turned, 1)), special.softmax(x.T.astype(np.float64), 1), "float32")
+    some = xp.part(put(x), 0, 1, 5)
+    check(get(KERNELS["softmax"](some, 1)), special.softmax(x[1:5].astype(float), 1), "float32")
+    assert get(KERNELS["softmax"](put(x[:0]), 1)).shape == (0, 8)
+
+
+def test_rows_with_what_is_not_finite(put: Put, get: Any, assumed: Assumed) -> None:
+    x = np.zeros((4, 8), np.float32)
+    x[0, 3], x[1, 2], x[2], x[3, 5] = np.nan, np.inf, -np.inf, -np.inf
+    got = get(KERNELS["softmax"](put(x), -1))
+    assert np.isnan(got[0]).all()
+    assert np.isnan(got[1, 2])
+    assert np.isnan(got[2]).all()
+    allowed = rounding(np.float32, 8 + 4)
+    np.testing.assert_allclose(got[3], [1 / 7] * 5 + [0] + [1 / 7] * 2, rtol=allowed)
+    large = np.full((1, 8), 3e38, np.float32)
+    np.testing.assert_allclose(get(KERNELS["softmax"](put(large), -1)), 1 / 8, rtol=allowed)
+
+
+def test_rows_that_other_kernels_must_do(put: Put) -> None:
+    x = put(numbers((3, 4), "float32"))
+    assert KERNELS["softmax"](x, 0) is NotImplemented
+    assert KERNELS["softmax"](put(np.ones((3, 4), np.int32)), 1) is NotImplemented
+    assert KERNELS["rmsnorm"](x, put(numbers((4,), "bfloat16")), 1e-6) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+def test_activations(put: Put, get: Any, dtype: str) -> None:
+    gate, up = numbers((3, 7), dtype) * 4, numbers((3, 7), dtype, 1)
+    wide = gate.astype(np.float64)
+    check(get(KERNELS["silu"](put(gate))), wide * special.expit(wide), dtype)
+    wanted = wide * special.expit(wide) * up.astype(np.float64)
+    check(get(KERNELS["swiglu"](put(gate), put(up))), wanted, dtype)
+
+
+def test_activations_at_the_ends(put: Put, get: Any) -> None:
+    x = put(np.array([-np.inf, np.inf, np.nan, -1e4], np.float32))
+    np.testing.assert_array_equal(get(KERNELS["silu"](x)), [np.nan, np.inf, np.nan, 0])
+    whole = put(np.ones(2, np.int32))
+    assert KERNELS["silu"](whole) is NotImplemented
+    assert KERNELS["swiglu"](x, whole) is NotImplemented
+
+
+def turned(x: Any, positions: Any, theta: float, interleaved: bool, factor: float) -> Any:
+    size = x.shape[-1]
+    frequencies = theta ** -(np.arange(0, size, 2) / size) / factor
+    angles = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None] * frequencies
+    x = x.astype(np.float64)
+    one, two = (
+        (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., : size // 2], x[..., size // 2 :])
+    )
+    a = one * np.cos(angles) - two * np.sin(angles)
+    b = two * np.cos(angles) + one * np.sin(angles)
+    if interleaved:
+        return np.stack([a, b], -1).reshape(x.shape)
+    return np.concatenate([a, b], -1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rope(put: Put, get: Any, dtype: str, interleaved: bool) -> None:
+    x = numbers((2, 3, 5, 8), dtype)
+    flat, each = np.arange(5) + 100, np.array([[0, 1, 2, 3, 4], [7, 6, 5, 4, 3]], np.int32)
+    got = get(KERNELS["rope"](put(x), put(flat), 10000.0, interleaved, None))
+    wanted = turned(x, flat, 10000.0, interleaved, 1)
+    np.testing.assert_allclose(got.astype(np.float64), wanted, atol=max(ERRORS[dtype], 5e-5) * 3)
+    source = xp.permute_dims(put(x.swapaxes(1, 2)), (0, 2, 1, 3))
+    linear = {"rope_type": "linear", "factor": 4.0}
+    got = get(KERNELS["rope"](source, put(each), 500.0, interleaved, linear))
+    wanted = turned(x, each, 500.0, interleaved, 4)
+    np.testing.assert_allclose(got.astype(np.float64), wanted, atol=ERRORS[dtype] * 3)
+
+
+def test_rope_that_other_kernels_must_do(put: Put, get: Any) -> None:
+    x, positions = put(numbers((1, 1, 2, 4), "float32")), put(np.arange(2))
+    rope = KERNELS["rope"]
+    assert rope(x, positions, 1e4, False, {"type": "yarn", "factor": 2.0}) is NotImplemented
+    assert rope(xp.part(x, 3, 0, 3), positions, 1e4, False, None) is NotImplemented
+    plain = get(rope(x, positions, 1e4, False, {"rope_type": "default"}))
+    np.testing.assert_array_equal(plain, get(rope(x, positions, 1e4, False, None)))
+    none = rope(xp.part(x, 0, 0, 0), positions, 1e4, False, None)
+    assert get(none).shape == (0, 1, 2, 4)
+
+
+def attended(
+    q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any
+) -> Any:
+    batch, heads, queries, size = q.shape
+    keys = k.shape[2]
+    k, v = (np.repeat(x, heads // x.shape[1], 1).astype(np.float64) for x in (k, v))
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) * (size**-0.5 if scale is None else scale)
+    valid = np.full(batch, keys) if lengths is None else np.asarray(lengths)
+    j, last = np.arange(keys), valid[:, None] - queries + np.arange(queries)
+    seen = np.broadcast_to(j < valid[:, None, None], (batch, queries, keys))
+    if causal:
+        seen = seen & (j <= last[..., None])
+    if window:
+        seen = seen & (j > last[..., None] - window)
+    seen = np.broadcast_to(seen[:, None], scores.shape)
+    if mask is not None:
+        seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
+    weights = np.where(seen, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+    total = weights.sum(-1, keepdims=True)
+    return np.where(total > 0, weights / np.where(total > 0, total, 1), 0) @ v
+
+
+CASES: dict[str, Any] = {
+    "plain": ((2, 4, 5, 16), (2, 2, 9), {}),
+    "odd": ((1, 3, 2, 7), (1, 3, 300), {"causal": True}),
+    "decode": ((2, 2, 1, 32), (2, 1, 600), {"lengths": [550, 3], "causal": True}),
+    "prefill": ((1, 2, 70, 32), (1, 1, 90), {"causal": True}),
+    "window": ((1, 2, 40, 32), (1, 2, 40), {"causal": True, "window": 7}),
+    "nothing seen": ((2, 1, 20, 32), (2, 1, 40), {"lengths": [12, 0], "causal": True}),
+    "mask": ((2, 2, 20, 32), (2, 2, 33), {"mask": (2, 33)}),
+    "full mask": ((2, 2, 3, 8), (2, 2, 33), {"mask": (2, 1, 3, 33), "scale": 0.3}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention(put: Put, get: Any, assumed: Assumed, case: str) -> None:
+    shape, (batch, heads, keys), options = CASES[case]
+    q = numbers(shape, "float32")
+    k, v = (numbers((batch, heads, keys, shape[-1]), "float32", seed) for seed in (1, 2))
+    mask, lengths = options.get("mask"), options.get("lengths")
+    if mask is not None:
+        mask = np.random.default_rng(3).random(mask) < 0.6
+        mask[0] = False
+    causal, scale, window = (options.get(n) for n in ("causal", "scale", "window"))
+    wanted = attended(q, k, v, bool(causal), scale, mask, window, lengths)
+    if lengths is not None:  # what lies behind the last valid key is anything
+        for b, length in enumerate(lengths):
+            k[b, :, length:], v[b, :, length:] = np.nan, np.nan
+    got = KERNELS["attention"](
+        put(q), put(k), put(v), bool(causal), scale, None if mask is None else put(mask),
+        window, None if lengths is None else put(np.asarray(lengths, np.int32)),
+    )  # fmt: skip
+    check(get(got), wanted, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("queries", [1, 24])
+def test_attention_of_other_numbers(
+    put: Put, get: Any, dtype: str, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (numbers((1, 2, n, 32), dtype, n) for n in (queries, 30, 30))
+    wanted = attended(q, k, v, True, None, None, None, None)
+    for assumption in (Assumed(), Assumed(is_cpu=False)):
+        monkeypatch.setattr(opencl_programs, "assumed", assumption)
+        got = KERNELS["attention"](put(q), put(k), put(v), True, None, None, None, None)
+        check(get(got), wanted, dtype)
+
+
+def test_attention_of_views(put: Put, get: Any) -> None:
+    q, k, v = (numbers((2, n, 2, 8), "float32", n) for n in (3, 6, 6))
+    placed = [xp.permute_dims(put(x), (0, 2, 1, 3)) for x in (q, k, v)]
+    host = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+    rest = (False, None, None, None, None)
+    check(get(KERNELS["attention"](*placed, *rest)), attended(*host, *rest), "float32")
+    backwards = [
+        xp.permute_dims(xp.permute_dims(put(x), (0, 2, 3, 1)), (0, 1, 3, 2)) for x in (q, k, v)
+    ]
+    check(get(KERNELS["attention"](*backwards, *rest)), attended(*host, *rest), "float32")
+    turned_over = [xp.permute_dims(put(x.transpose(0, 2, 3, 1)), (0, 1, 3, 2)) for x in (q, k, v)]
+    check(get(KERNELS["attention"](*turned_over, *rest)), attended(*host, *rest), "float32")
+
+
+def test_attention_to_nothing_and_of_nothing(put: Put, get: Any) -> None:
+    q, none = put(numbers((1, 1, 2, 8), "float32")), put(np.ones((1, 1, 0, 8), np.float32))
+    rest = (False, None, None, None, None)
+    np.testing.assert_array_equal(
+        get(KERNELS["attention"](q, none, none, *rest)), np.zeros((1, 1, 2, 8))
+    )
+    assert get(KERNELS["attention"](none, q, q, *rest)).shape == (1, 1, 0, 8)
+
+
+def test_attention_that_other_kernels_must_do(put: Put) -> None:
+    q = put(numbers((1, 1, 2, 8), "float32"))
+    other, large = put(numbers((1, 1, 2, 8), "bfloat16")), put(numbers((1, 1, 1, 513), "float32"))
+    rest = (False, None, None, None, None)
+    assert KERNELS["attention"](q, q, other, *rest) is NotImplemented
+    assert KERNELS["attention"](large, large, large, *rest) is NotImplemented
+
+
+def test_tiles_that_a_device_does_not_take_are_passed_over(
+    put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
+    monkeypatch.setattr(opencl_attention, "_tile_kernel", lambda *_: None)
+    q = numbers((1, 1, 20, 32), "float32")
+    rest = (True, None, None, None, None)
+    got = get(KERNELS["attention"](put(q), put(q), put(q), *rest))
+    check(got, attended(q, q, q, *rest), "float32")
+
+
+def test_a_kernel_is_used_only_where_it_is_trusted(put: Put, get: Any) -> None:
+    assert FUSED.keys() == KERNELS.keys()
+    x, other = put(numbers((2, 8), "float32")), put(numbers((2, 8), "float16"))
+    assert FUSED["softmax"](x, -1) is NotImplemented
+    trust.trust("softmax", "float32", "opencl:0")
+    got = get(FUSED["softmax"](x, -1))
+    np.testing.assert_array_equal(got, get(KERNELS["softmax"](x, -1)))
+    assert FUSED["softmax"](other, -1) is NotImplemented
+    assert FUSED["silu"](x) is NotImplemented

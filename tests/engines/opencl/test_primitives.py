@@ -1,0 +1,687 @@
+"""The primitives on OpenCL against NumPy's float64, as a CPU, as a GPU, and with small groups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES
+from anydevice.core.engine import Engine
+from anydevice.core.primitives import Primitives
+from anydevice.engines import registry
+from anydevice.errors import UnsupportedError
+
+cl = pytest.importorskip("pyopencl")
+
+from anydevice.engines.opencl import arrays as opencl_pools
+from anydevice.engines.opencl.fused import KERNELS
+from anydevice.engines.opencl.kernels import elementwise as opencl_indexing
+from anydevice.engines.opencl.kernels import products as opencl_products
+from anydevice.engines.opencl.kernels import programs as opencl_numbers
+from anydevice.engines.opencl.kernels import programs as opencl_programs
+from anydevice.engines.opencl.kernels.programs import Assumed
+from anydevice.engines.opencl.primitives import PRIMITIVES
+
+HERE = Device("opencl")
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+WHOLE = ("int8", "int32", "int64", "uint8", "uint64")
+ERRORS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 3e-6, "float64": 1e-13}
+Put = Callable[..., Any]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = registry.load("opencl")
+    if not engine.devices():
+        pytest.skip("no OpenCL driver is installed here")
+    return engine
+
+
+@pytest.fixture
+def put(engine: Engine) -> Put:
+    return lambda x, dtype=None: engine.place(
+        np.asarray(x) if dtype is None else np.asarray(x).astype(DTYPES[dtype].numpy()), HERE
+    )
+
+
+@pytest.fixture
+def get(engine: Engine) -> Callable[[Any], Any]:
+    return engine.to_host
+
+
+@pytest.fixture
+def xp(engine: Engine) -> Primitives:
+    return PRIMITIVES
+
+
+@pytest.fixture(
+    params=[Assumed(), Assumed(work_group=1), Assumed(16, False), Assumed(is_cpu=False)],
+    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
+)
+def assumed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Assumed:
+    monkeypatch.setattr(opencl_programs, "assumed", request.param)
+    return request.param
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    """Numbers that the type holds, those of 16 bits included."""
+    values = np.random.default_rng(seed).standard_normal(shape) * 3
+    return np.asarray(np.abs(values) if dtype.startswith("u") else values).astype(
+        DTYPES[dtype].numpy()
+    )
+
+
+def check(got: Any, wanted: Any, dtype: str, scale: float = 1.0) -> None:
+    wanted = np.asarray(wanted)
+    assert got.shape == wanted.shape
+    assert got.dtype == DTYPES[dtype].numpy()
+    if dtype in ERRORS:
+        with np.errstate(over="ignore"):
+            wanted = wanted.astype(DTYPES[dtype].numpy()).astype(np.float64)
+        error = ERRORS[dtype] * scale
+        np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=error, atol=error)
+    else:
+        np.testing.assert_array_equal(got, wanted.astype(DTYPES[dtype].numpy()))
+
+
+ONE: dict[str, Callable[[Any], Any]] = {
+    "abs": np.abs,
+    "negative": np.negative,
+    "sign": np.sign,
+    "floor": np.floor,
+    "exp": np.exp,
+    "log": lambda x: np.log(np.abs(x)),
+    "sqrt": lambda x: np.sqrt(np.abs(x)),
+    "rsqrt": lambda x: 1 / np.sqrt(np.abs(x)),
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "sigmoid": special.expit,
+    "erf": special.erf,
+}
+TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "pow": lambda a, b: np.power(np.abs(a), b),
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+}
+TRUTH: dict[str, Callable[[Any, Any], Any]] = {
+    "equal": np.equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_functions_of_one_array(xp: Primitives, put: Put, get: Any, name: str) -> None:
+    dtypes = FLOATING if name in ("exp", "sigmoid", "floor") else ("float32",)
+    for dtype in dtypes:
+        x = numbers((3, 5), dtype)
+        source = put(np.abs(x) if name in ("log", "sqrt", "rsqrt") else x)
+        check(get(getattr(xp, name)(source)), ONE[name](x.astype(np.float64)), dtype)
+
+
+@pytest.mark.parametrize("name", ["abs", "negative", "sign", "floor"])
+def test_functions_of_whole_numbers(xp: Primitives, put: Put, get: Any, name: str) -> None:
+    x = np.array([-3, 0, 2], np.int32)
+    np.testing.assert_array_equal(get(getattr(xp, name)(put(x))), ONE[name](x))
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_functions_of_two_arrays(xp: Primitives, put: Put, get: Any, name: str) -> None:
+    for dtype in FLOATING if name in ("add", "maximum") else ("float32",):
+        a, b = numbers((4, 1, 7), dtype), numbers((5, 1), dtype, 1)
+        wanted = TWO[name](a.astype(np.float64), b.astype(np.float64))
+        a = np.abs(a) if name == "pow" else a
+        check(get(getattr(xp, name)(put(a), put(b))), wanted, dtype, 10)
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_sums_of_whole_numbers(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
+    a, b = numbers((2, 3), dtype), numbers((2, 1), dtype, 1)
+    np.testing.assert_array_equal(get(xp.add(put(a), put(b))), a + b)
+    assert get(xp.sum(put(a), 0)).dtype == a.dtype
+    np.testing.assert_array_equal(get(xp.max(put(a), (0, 1))), a.max())
+    np.testing.assert_array_equal(get(xp.min(put(a), 1)), a.min(1))
+
+
+def test_powers_of_whole_numbers(xp: Primitives, put: Put, get: Any) -> None:
+    a = np.array([2, -3, 1, -1, -1, 5, 0], np.int32)
+    b = np.array([10, 3, -2, -3, -2, -1, 0], np.int32)
+    np.testing.assert_array_equal(get(xp.pow(put(a), put(b))), [1024, -27, 1, -1, 1, 0, 1])
+
+
+@pytest.mark.parametrize("name", TRUTH)
+@pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16"])
+def test_comparisons(xp: Primitives, put: Put, get: Any, name: str, dtype: str) -> None:
+    a, b = numbers((3, 4), dtype).round(), numbers((4,), dtype, 1).round()
+    got = get(getattr(xp, name)(put(a), put(b)))
+    assert got.dtype == bool
+    np.testing.assert_array_equal(got, TRUTH[name](a, b))
+    np.testing.assert_array_equal(get(xp.logical_not(put(a))), np.logical_not(a))
+
+
+def test_a_number_beside_an_array_takes_its_type(xp: Primitives, put: Put, get: Any) -> None:
+    x = numbers((5,), "bfloat16")
+    for got, wanted in [
+        (xp.subtract(1.5, put(x)), 1.5 - x.astype(np.float64)),
+        (xp.divide(put(x), 3), x.astype(np.float64) / 3),
+        (xp.maximum(put(x), -0.5), np.maximum(x.astype(np.float64), -0.5)),
+    ]:
+        check(get(got), wanted, "bfloat16")
+    rounded = put(np.array([0.1], np.float32), "bfloat16")
+    assert get(xp.equal(rounded, 0.1)).all()
+    np.testing.assert_array_equal(get(xp.add(put(np.arange(3)), 2)), [2, 3, 4])
+
+
+def test_what_is_not_a_number_stays_so(xp: Primitives, put: Put, get: Any) -> None:
+    a = put(np.array([np.nan, 1, -np.inf, np.inf], np.float32))
+    b = put(np.array([0, np.nan, np.inf, np.inf], np.float32))
+    np.testing.assert_array_equal(get(xp.maximum(a, b)), [np.nan, np.nan, np.inf, np.inf])
+    np.testing.assert_array_equal(get(xp.minimum(a, b)), [np.nan, np.nan, -np.inf, np.inf])
+    np.testing.assert_array_equal(get(xp.isnan(a)), [True, False, False, False])
+    np.testing.assert_array_equal(get(xp.sign(a)), [np.nan, 1, -1, 1])
+    np.testing.assert_array_equal(get(xp.sigmoid(a)), [np.nan, special.expit(np.float32(1)), 0, 1])
+    np.testing.assert_array_equal(get(xp.equal(a, a)), [False, True, True, True])
+    assert not get(xp.isnan(put(np.arange(3)))).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_number_of_16_bits_is_read_and_rounded(
+    xp: Primitives, put: Put, get: Any, dtype: str
+) -> None:
+    own = DTYPES[dtype].numpy()
+    every = np.arange(2**16, dtype=np.uint16).view(own)
+    wide = get(xp.astype(put(every), DTYPES["float32"]))
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    with np.errstate(all="ignore"):
+        between = np.concatenate([wide, np.nextafter(wide, np.float32(np.inf))])
+        more = [1e38, -1e38, 65520]
+        between = np.concatenate([between, between * np.float32(1.00390625), more])
+        rounded = between.astype(np.float32).astype(own)
+    got = get(xp.astype(put(between.astype(np.float32)), DTYPES[dtype]))
+    np.testing.assert_array_equal(got.astype(np.float32), rounded.astype(np.float32))
+
+
+def test_float64_is_rounded_once(xp: Primitives, put: Put, get: Any) -> None:
+    just_above = np.array([1 + 2**-8 + 2**-40, 1 + 2**-8, 1e300, np.inf, np.nan, -0.0])
+    got = get(xp.astype(put(just_above), DTYPES["bfloat16"])).astype(np.float64)
+    np.testing.assert_array_equal(got, [1 + 2**-7, 1, np.inf, np.inf, np.nan, 0])
+    just_above = np.array([1 + 2**-11 + 2**-40, 1 + 2**-11])
+    got = get(xp.astype(put(just_above), DTYPES["float16"])).astype(np.float64)
+    np.testing.assert_array_equal(got, [1 + 2**-10, 1])
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, *WHOLE, "bool"])
+def test_types_are_converted(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
+    x = np.array([0, 1, 5, 2.75], np.float32)
+    got = get(xp.astype(put(x), DTYPES[dtype]))
+    np.testing.assert_array_equal(got, x.astype(DTYPES[dtype].numpy()))
+    back = get(xp.astype(put(got), DTYPES["int32"]))
+    np.testing.assert_array_equal(back, got.astype(np.int32))
+    same = put(got)
+    assert xp.astype(same, DTYPES[dtype]) is same
+    assert xp.dtype(same) == DTYPES[dtype]
+
+
+def test_making(xp: Primitives, put: Put, get: Any) -> None:
+    like = put(np.ones(2, np.float32))
+    check(get(xp.full((2, 3), 0.1, DTYPES["bfloat16"], like)), np.full((2, 3), 0.1), "bfloat16")
+    np.testing.assert_array_equal(get(xp.full((), True, DTYPES["bool"], like)), True)
+    assert np.signbit(get(xp.full((1,), -0.0, DTYPES["float32"], like))).all()
+    np.testing.assert_array_equal(get(xp.arange(5, DTYPES["int64"], like)), np.arange(5))
+    check(get(xp.arange(5, DTYPES["float16"], like)), np.arange(5), "float16")
+    assert get(xp.arange(0, DTYPES["int32"], like)).shape == (0,)
+    small = np.arange(6, dtype=np.int32).reshape(2, 3)
+    np.testing.assert_array_equal(get(xp.asarray(small.T, like)), small.T)
+    assert get(xp.asarray(np.ones((0, 2)), like)).shape == (0, 2)
+    narrow = small.astype(DTYPES["bfloat16"].numpy())
+    np.testing.assert_array_equal(get(xp.asarray(narrow, like)), narrow)
+
+
+def test_views_and_their_copies(xp: Primitives, put: Put, get: Any) -> None:
+    host = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
+    x = put(host)
+    turned = xp.permute_dims(x, (2, 0, -2))
+    np.testing.assert_array_equal(get(turned), host.transpose(2, 0, 1))
+    some = xp.part(turned, 0, 1, 4, 2)
+    wanted = host.transpose(2, 0, 1)[1:4:2]
+    np.testing.assert_array_equal(get(some), wanted)
+    np.testing.assert_array_equal(get(xp.add(some, 1)), wanted + 1)
+    np.testing.assert_array_equal(get(xp.sum(some, 1)), wanted.sum(1))
+    np.testing.assert_array_equal(get(xp.reshape(some, (3, -1))), wanted.reshape(3, -1))
+    np.testing.assert_array_equal(get(xp.reshape(x, (6, 1, 4))), host.reshape(6, 1, 4))
+    np.testing.assert_array_equal(get(xp.reshape(x, (2, 12))), host.reshape(2, 12))
+    rows = xp.part(x, 1, 1, 3)
+    np.testing.assert_array_equal(
+        get(xp.reshape(rows, (2, 2, 2, 2))), host[:, 1:].reshape((2,) * 4)
+    )
+    wide = xp.broadcast_to(xp.part(x, 2, 0, 1), (5, 2, 3, 6))
+    np.testing.assert_array_equal(get(wide), np.broadcast_to(host[..., :1], (5, 2, 3, 6)))
+    np.testing.assert_array_equal(get(xp.reshape(wide, (-1,))), get(wide).reshape(-1))
+    assert xp.reshape(x, (2, 3, 4)) is x
+    assert get(xp.part(x, 0, 1, 1)).shape == (0, 3, 4)
+
+
+def test_views_of_pyopencl(xp: Primitives, put: Put, get: Any) -> None:
+    host = np.arange(24, dtype=np.float32).reshape(4, 6)
+    x = put(host)
+    for view, wanted in [(x[1:, 2:4], host[1:, 2:4]), (x.T, host.T), (x[::-1], host[::-1])]:
+        np.testing.assert_array_equal(get(xp.multiply(view, 2)), wanted * 2)
+        np.testing.assert_array_equal(get(xp.max(view, 0)), wanted.max(0))
+    np.testing.assert_array_equal(get(xp.matmul(x[1:], x.T[:, 2:])), host[1:] @ host.T[:, 2:])
+
+
+def test_shapes_that_do_not_fit_are_refused(xp: Primitives, put: Put) -> None:
+    x, y = put(np.ones((2, 3), np.float32)), put(np.ones((2, 4), np.float32))
+    square, whole = put(np.ones((1, 1, 2, 2), np.float32)), put(np.ones((1, 2), np.int32))
+    for call, text in [
+        (lambda: xp.reshape(x, (4, 2)), r"\(2, 3\) cannot be given the shape \(4, 2\)"),
+        (lambda: xp.permute_dims(x, (0, 0)), r"\(0, 0\) is no order of the axes"),
+        (lambda: xp.broadcast_to(x, (2, 4)), r"\(2, 3\) cannot be repeated to \(2, 4\)"),
+        (lambda: xp.broadcast_to(x, (3,)), "cannot be repeated"),
+        (lambda: xp.concat([x, y], 0), "cannot be joined at axis 0"),
+        (lambda: xp.add(x, y), "shape"),
+        (lambda: xp.sum(x, 2), "no axis 2 in an array of 2 axes"),
+        (lambda: xp.sum(x, (0, -2)), "named twice"),
+        (lambda: xp.max(xp.part(x, 0, 0, 0), 0), "max of no elements"),
+        (lambda: xp.argmax(xp.part(x, 0, 0, 0), 0), "largest of no elements"),
+        (lambda: xp.top_k(x, 4), "no 4 largest"),
+        (lambda: xp.matmul(x, y), r"\(2, 3\) cannot be multiplied by a matrix \(2, 4\)"),
+        (lambda: xp.take_along_axis(x, put(np.zeros(2, np.int32)), 0), "have not the axes"),
+        (lambda: xp.write(square, square, whole), None),
+        (lambda: xp.write(square, xp.part(square, 3, 0, 1), whole), "cannot be written into"),
+    ]:
+        if text is None:
+            call()
+            continue
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+def test_what_opencl_does_not_compute_is_refused(xp: Primitives, put: Put) -> None:
+    whole, real = put(np.ones((1, 1, 2, 2), np.int32)), put(np.ones((1, 1, 2, 2), np.float32))
+    for call, text in [
+        (lambda: xp.exp(whole), "OpenCL has no exp of int32; convert the array to float32"),
+        (lambda: xp.divide(whole, 2), "has no divide of int32"),
+        (lambda: xp.add(whole, real), "no add of int32 and float32; convert one"),
+        (lambda: xp.sum(put(np.ones(2, np.complex64)), 0), "computes with no complex64"),
+        (
+            lambda: xp.part(xp.concat([put(np.ones(2, np.complex128))] * 2, 0), 0, 0, 1),
+            "rearranges",
+        ),
+        (lambda: xp.take(real, real, 0), "float32 is no type for indices; convert"),
+        (lambda: xp.write(real, whole, put(np.ones((1, 2), np.int32))), "cannot be written into"),
+    ]:
+        with pytest.raises(UnsupportedError, match=text) as caught:
+            call()
+        assert caught.value.absent is not None
+
+
+def test_a_device_without_float64_says_so(
+    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = put(np.arange(4.0))
+    about = opencl_programs.limits(x.context)
+    poorer = opencl_programs.Limits(**{**vars(about), "has_doubles": False})
+    monkeypatch.setattr(opencl_numbers, "limits", lambda context: poorer)
+    with pytest.raises(UnsupportedError, match="has no float64; convert the array to float32"):
+        xp.add(x, x)
+    np.testing.assert_array_equal(get(xp.concat([x, x], 0)), [0, 1, 2, 3, 0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reductions(
+    xp: Primitives, put: Put, get: Any, assumed: Assumed, name: str, dtype: str
+) -> None:
+    x = numbers((3, 70, 5), dtype)
+    exact = x.astype(np.float64)
+    for axis in (0, 1, 2, -1, (0, 2), (0, 1, 2)):
+        got = get(getattr(xp, name)(put(x), axis))
+        check(got, getattr(exact, name)(axis), dtype, 30)
+    got = get(getattr(xp, name)(put(x), (0, 1), keepdims=True))
+    check(got, getattr(exact, name)((0, 1), keepdims=True), dtype, 30)
+
+
+def test_long_sums_are_exact_enough(xp: Primitives, put: Put, get: Any, assumed: Assumed) -> None:
+    x = np.random.default_rng(0).random(300_001, dtype=np.float32)
+    got = float(get(xp.sum(put(x), 0)))
+    assert got == pytest.approx(x.astype(np.float64).sum(), rel=1e-6)
+    rounded = x[:50_000].astype(DTYPES["bfloat16"].numpy())
+    got = float(get(xp.sum(put(rounded), 0)))
+    assert got == pytest.approx(rounded.astype(np.float64).sum(), rel=4e-3)
+    at = np.full(40_000, -1, np.int32)
+    at[33_333] = 7
+    assert get(xp.max(put(at), 0)) == 7
+
+
+def test_reductions_pass_on_what_is_not_a_number(
+    xp: Primitives, put: Put, get: Any, assumed: Assumed
+) -> None:
+    x = np.zeros((2, 90), np.float32)
+    x[0, 77] = np.nan
+    for name in ("sum", "max", "min"):
+        np.testing.assert_array_equal(np.isnan(get(getattr(xp, name)(put(x), 1))), [True, False])
+    assert get(xp.argmax(put(x), 1))[0] == 77
+
+
+def test_nothing_is_reduced(xp: Primitives, put: Put, get: Any) -> None:
+    none = put(np.ones((0, 3), np.float32))
+    np.testing.assert_array_equal(get(xp.sum(none, 0)), [0, 0, 0])
+    assert get(xp.sum(none, 1)).shape == (0,)
+    assert get(xp.max(none, 1)).shape == (0,)
+    assert get(xp.argmax(none, 1)).shape == (0,)
+    assert get(xp.add(none, 1)).shape == (0, 3)
+    assert get(xp.reshape(none, (3, 0, 7))).shape == (3, 0, 7)
+    np.testing.assert_array_equal(get(xp.sum(put(np.float32(3).reshape(())), ())), 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_where_the_largest_are(
+    xp: Primitives, put: Put, get: Any, assumed: Assumed, dtype: str
+) -> None:
+    x = numbers((4, 37, 3), dtype).round()
+    for axis in (0, 1, 2):
+        got = get(xp.argmax(put(x), axis))
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, x.astype(np.float64).argmax(axis))
+    for k in (0, 1, 5, 37):
+        values, places = xp.top_k(put(x.transpose(0, 2, 1)), k)
+        order = np.argsort(-x.astype(np.float64).transpose(0, 2, 1), -1, kind="stable")[..., :k]
+        np.testing.assert_array_equal(get(places), order)
+        wanted = np.take_along_axis(x.transpose(0, 2, 1), order, -1)
+        np.testing.assert_array_equal(get(values), wanted)
+
+
+def test_what_is_not_a_number_is_the_largest(
+    xp: Primitives, put: Put, get: Any, assumed: Assumed
+) -> None:
+    x = put(np.array([[1, np.nan, np.inf, np.nan, -np.inf]], np.float32))
+    assert get(xp.argmax(x, 1)) == 1
+    np.testing.assert_array_equal(get(xp.top_k(x, 5)[1]), [[1, 3, 2, 0, 4]])
+
+
+SHAPES = [
+    ((1, 1), (1, 1)),
+    ((1, 70), (70, 33)),
+    ((3, 16), (16, 64)),
+    ((33, 65), (65, 17)),
+    ((64, 32), (32, 128)),
+    ((2, 1, 20, 9), (3, 9, 40)),
+    ((4, 3, 9), (9, 21)),
+]
+
+
+def test_products(xp: Primitives, put: Put, get: Any, assumed: Assumed) -> None:
+    for a, b in SHAPES:
+        x, y = numbers(a, "float32"), numbers(b, "float32", 1)
+        wanted = x.astype(np.float64) @ y.astype(np.float64)
+        check(get(xp.matmul(put(x), put(y))), wanted, "float32", 100)
+        turned = xp.permute_dims(put(y.swapaxes(-1, -2)), (*range(y.ndim - 2), -1, -2))
+        check(get(xp.matmul(put(x), turned)), wanted, "float32", 100)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32"])
+@pytest.mark.parametrize("shapes", [((33, 65), (65, 17)), ((2, 16), (16, 40))])
+def test_products_of_other_numbers(
+    xp: Primitives, put: Put, get: Any, dtype: str, shapes: Any
+) -> None:
+    x, y = numbers(shapes[0], dtype), numbers(shapes[1], dtype, 1)
+    wanted = x.astype(np.float64) @ y.astype(np.float64)
+    check(get(xp.matmul(put(x), put(y))), wanted, dtype, 10)
+    turned = xp.permute_dims(put(y.T), (1, 0))
+    check(get(xp.matmul(put(x), turned)), wanted, dtype, 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_products_of_other_numbers_in_tiles(
+    xp: Primitives, put: Put, get: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
+    test_products_of_other_numbers(xp, put, get, dtype, ((33, 65), (65, 17)))
+
+
+def test_products_of_views(xp: Primitives, put: Put, get: Any, assumed: Assumed) -> None:
+    host = numbers((40, 2, 24), "float32")
+    x = put(host)
+    for axes in ((1, 0, 2), (1, 2, 0)):
+        a, one = xp.permute_dims(x, axes), host.transpose(axes)
+        b, two = xp.permute_dims(a, (0, 2, 1)), one.transpose(0, 2, 1)
+        check(get(xp.matmul(a, b)), one.astype(np.float64) @ two.astype(np.float64), "float32", 100)
+    few = xp.part(xp.permute_dims(x, (1, 0, 2)), 1, 3, 20, 5)
+    rest = xp.part(xp.permute_dims(x, (1, 2, 0)), 2, 0, 40, 3)
+    wanted = host.transpose(1, 0, 2)[:, 3:20:5] @ host.transpose(1, 2, 0)[:, :, ::3]
+    check(get(xp.matmul(few, rest)), wanted, "float32", 100)
+    grouped = xp.reshape(xp.permute_dims(x, (1, 0, 2)), (2, 2, 1, 20, 24))
+    others = put(numbers((2, 2, 3, 24, 11), "float32", 2))
+    wanted = host.transpose(1, 0, 2).reshape(2, 2, 1, 20, 24) @ numbers(
+        (2, 2, 3, 24, 11), "float32", 2
+    )
+    check(get(xp.matmul(grouped, others)), wanted, "float32", 100)
+
+
+def test_large_tiles_are_used_for_large_products(
+    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
+    x, y = numbers((300, 100), "float32"), numbers((100, 260), "float32", 1)
+    check(
+        get(xp.matmul(put(x), put(y))), x.astype(np.float64) @ y.astype(np.float64), "float32", 100
+    )
+
+
+def test_tiles_that_a_device_does_not_take_are_passed_over(
+    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
+    monkeypatch.setattr(opencl_products, "_tile_kernel", lambda *_: None)
+    x = numbers((20, 20), "float32")
+    check(get(xp.matmul(put(x), put(x))), x.astype(np.float64) @ x, "float32", 100)
+
+
+def test_a_product_without_terms_is_zero(xp: Primitives, put: Put, get: Any) -> None:
+    a, b = put(np.ones((2, 0), np.float32)), put(np.ones((0, 3), np.float32))
+    np.testing.assert_array_equal(get(xp.matmul(a, b)), np.zeros((2, 3)))
+    assert get(xp.matmul(b, put(np.ones((3, 4), np.float32)))).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16", "complex64"])
+def test_taking(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
+    x = np.arange(24).reshape(2, 3, 4).astype(DTYPES[dtype].numpy())
+    places = np.array([[2, -1], [3, 0]], np.int64)
+    inside = np.isin(places, [0, 1, 2, 3])
+    got = get(xp.take(put(x), put(places), 2))
+    wanted = x.take(np.clip(places, 0, 3), 2)
+    np.testing.assert_array_equal(got[..., inside], wanted[..., inside])
+    none = got[..., ~inside].astype(np.complex64)
+    assert (np.isnan(none) if dtype != "int16" else none == 0).all()
+    turned = xp.permute_dims(put(x), (2, 1, 0))
+    got = get(xp.take(turned, put(np.array([1, 0], np.uint8)), 1))
+    np.testing.assert_array_equal(got, x.transpose(2, 1, 0)[:, [1, 0]])
+    np.testing.assert_array_equal(get(xp.take(put(x), put(np.array(1)), 0)), x[1])
+
+
+def test_taking_along_an_axis(xp: Primitives, put: Put, get: Any) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    places = np.array([[0, 3], [1, 1], [2, 0]], np.int32)
+    got = get(xp.take_along_axis(put(x), put(places), 1))
+    np.testing.assert_array_equal(got, np.take_along_axis(x, places, 1))
+    got = get(xp.take_along_axis(put(x), put(np.array([[9], [0], [-1]], np.int32)), 1))
+    np.testing.assert_array_equal(got, [[np.nan], [4], [np.nan]])
+    got = get(xp.take_along_axis(put(x), put(np.array([[2, 1]], np.int32)), 1))
+    np.testing.assert_array_equal(got, x[:, [2, 1]])
+
+
+def test_taking_from_and_with_nothing(xp: Primitives, put: Put, get: Any) -> None:
+    none = put(np.ones((0, 2), np.float32))
+    got = get(xp.take(none, put(np.array([0, 1])), 0))
+    np.testing.assert_array_equal(got, np.full((2, 2), np.nan))
+    assert get(xp.take(put(np.ones((3, 2))), put(np.zeros(0, np.int32)), 0)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_writing(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
+    cache, new = numbers((2, 3, 5, 4), dtype), numbers((2, 3, 2, 4), dtype, 1)
+    positions = np.array([[4, 0], [9, 2]], np.int32)
+    wanted = cache.copy()
+    wanted[0, :, [4, 0]] = new[0].swapaxes(0, 1)
+    wanted[1, :, 2] = new[1, :, 1]
+    placed = put(cache)
+    written = xp.write(placed, put(new), put(positions))
+    assert written.base_data is placed.base_data
+    np.testing.assert_array_equal(get(written), wanted)
+    whole = put(cache)
+    part = xp.permute_dims(put(new.swapaxes(1, 2)), (0, 2, 1, 3))
+    seen = xp.reshape(whole, (2, 3, 5, 4, 1))
+    written = xp.write(xp.reshape(seen, (2, 3, 5, 4)), part, put(positions))
+    np.testing.assert_array_equal(get(written), wanted)
+    np.testing.assert_array_equal(get(whole), cache)
+    none = xp.write(written, xp.part(part, 2, 0, 0), put(np.zeros((2, 0), np.int32)))
+    np.testing.assert_array_equal(get(none), wanted)
+
+
+def test_choosing(xp: Primitives, put: Put, get: Any) -> None:
+    condition = np.array([[True], [False]])
+    a, b = numbers((3,), "bfloat16"), numbers((2, 3), "bfloat16", 1)
+    got = get(xp.where(put(condition), put(a), put(b)))
+    np.testing.assert_array_equal(got, np.where(condition, a, b))
+    got = get(xp.where(put(condition), -np.inf, put(a)))
+    np.testing.assert_array_equal(got, np.where(condition, np.asarray(-np.inf, a.dtype), a))
+    got = get(xp.where(put(np.array([1, 0, 3])), put(np.arange(3)), 7))
+    np.testing.assert_array_equal(got, [0, 7, 2])
+
+
+def test_joining(xp: Primitives, put: Put, get: Any) -> None:
+    host = np.arange(12, dtype=np.int64).reshape(3, 4)
+    x = put(host)
+    got = get(xp.concat([x, xp.part(x, 0, 0, 0), xp.part(x, 0, 1, 3)], 0))
+    np.testing.assert_array_equal(got, np.concatenate([host, host[1:]]))
+    got = get(xp.concat([xp.permute_dims(x, (1, 0)), xp.permute_dims(x, (1, 0))], -1))
+    np.testing.assert_array_equal(got, np.concatenate([host.T, host.T], 1))
+
+
+def test_arrays_without_axes(xp: Primitives, put: Put, get: Any) -> None:
+    x = put(np.float32(2).reshape(()))
+    assert get(xp.add(x, x)) == 4
+    assert get(xp.reshape(x, (1, 1))).shape == (1, 1)
+    assert get(xp.broadcast_to(x, (2,))).tolist() == [2, 2]
+
+
+def test_an_array_of_another_queue_is_waited_for(xp: Primitives, put: Put, get: Any) -> None:
+    queue = cl.CommandQueue(put(np.ones(1)).context)
+    x = cl.array.to_device(queue, np.arange(2**16, dtype=np.float32), async_=True) + 1
+    np.testing.assert_array_equal(get(xp.add(x, 1)), np.arange(2, 2**16 + 2))
+
+
+def test_an_array_of_another_context(xp: Primitives, engine: Engine, get: Any) -> None:
+    context = cl.Context([engine.native(HERE)])
+    x = cl.array.to_device(cl.CommandQueue(context), np.arange(5, dtype=np.float32))
+    total = xp.add(x, x)
+    assert total.context == context
+    np.testing.assert_array_equal(get(total), [0, 2, 4, 6, 8])
+
+
+def test_threads_share_kernels(xp: Primitives, put: Put, get: Any) -> None:
+    wrong: list[int] = []
+
+    def work(own: int) -> None:
+        x = put(np.full(1000, own, np.float32))
+        for _ in range(100):
+            total = get(xp.add(x, own))
+            wrong.extend([own] if (total != 2 * own).any() else [])
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_memory_is_used_again_and_given_back(xp: Primitives, put: Put) -> None:
+    x = put(np.ones(2**20, np.float32))
+    pool = opencl_pools.pool(x.context)
+    pool.release()
+    before = pool.held
+    for _ in range(5):
+        xp.add(x, 1)
+    held = pool.held
+    assert held >= before + x.nbytes
+    xp.add(x, 1)
+    assert pool.held == held
+    pool.release()
+    assert pool.held == before
+
+
+def test_large_indices_have_64_bits(
+    xp: Primitives, put: Put, get: Any, assumed: Assumed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opencl_indexing, "most", 0)
+    x = numbers((20, 24), "float32")
+    placed = put(x)
+    np.testing.assert_array_equal(get(xp.add(placed, xp.part(placed, 0, 3, 4))), x + x[3])
+    check(get(xp.sum(placed, 0)), x.astype(np.float64).sum(0), "float32", 10)
+    np.testing.assert_array_equal(get(xp.argmax(placed, 0)), x.argmax(0))
+    np.testing.assert_array_equal(get(xp.top_k(placed, 1)[1])[:, 0], x.argmax(1))
+    product = xp.matmul(placed, xp.permute_dims(placed, (1, 0)))
+    check(get(product), x.astype(np.float64) @ x.T, "float32", 100)
+
+
+def test_a_group_that_a_kernel_has_no_room_for_is_halved(
+    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, refused = opencl_programs.exact_kernel, []
+
+    def smaller(*given: Any) -> Any:
+        if given[-1] > 8:
+            refused.append(given[-1])
+            return None
+        return exact(*given)
+
+    monkeypatch.setattr(opencl_programs, "exact_kernel", smaller)
+    monkeypatch.setattr(opencl_programs, "assumed", Assumed(work_group=64, is_cpu=False))
+    x = numbers((4, 100), "float32")
+    check(get(xp.sum(put(x), 1)), x.astype(np.float64).sum(1), "float32", 10)
+    assert refused == [64, 32, 16]
+    weight = put(np.ones(100, np.float32))
+    wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True))
+    check(get(KERNELS["rmsnorm"](put(x), weight, 0.0)), wanted, "float32", 10)
+
+
+def test_programs_are_kept_for_later_processes(tmp_path) -> None:
+    program = (
+        "import time, numpy as np\n"
+        "from anydevice.core.device import Device\n"
+        "from anydevice.engines import registry\n"
+        "from anydevice.engines.opencl.primitives import PRIMITIVES as xp\n"
+        "engine = registry.load('opencl')\n"
+        "x = engine.place(np.ones((40, 40), np.float32), Device('opencl'))\n"
+        "began = time.perf_counter()\n"
+        "engine.to_host(xp.matmul(xp.tanh(x), xp.exp(x)))\n"
+        "print(time.perf_counter() - began)\n"
+    )
+    environment = {**os.environ, "POCL_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    times = []
+    for _ in range(2):
+        said = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert said.stderr == ""
+        times.append(float(said.stdout))
+    assert times[1] < 0.6 * times[0], times

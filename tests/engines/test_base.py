@@ -1,0 +1,33 @@
+"""What libraries write when memory ran out, and the amount that each names."""
+
+from __future__ import annotations
+
+import pytest
+
+from anydevice.engines.base import amount_asked
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("message", "amount"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 139 GiB", 20 * GIB),
+        ("MPS backend out of memory (MPS allocated: 9.57 GiB). Tried to allocate 256 bytes", 256),
+        ("MPS backend out of memory. Tried to allocate 1.50 GB on private pool.", 3 * GIB // 2),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.", 4096),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes.", 1234),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 20.00GiB.", 20 * GIB),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 337623 bytes.", 337623),
+        ("RESOURCE_EXHAUSTED: Failed to allocate request for 2.5MiB (2621440B) on", 5 * 2**19),
+        ("Out of memory allocating 805,306,368 bytes (allocated so far: 5 bytes)", 805306368),
+        ("out of memory to allocate 1073741824 bytes (total 12373894656 bytes)", GIB),
+        ("[metal::malloc] Attempting to allocate 48736917632 bytes which is greater", 48736917632),
+        ("[malloc] Unable to allocate 17 bytes.", 17),
+        ("CUDA error: out of memory", None),
+        ("create_buffer failed: INVALID_BUFFER_SIZE", None),
+        ("", None),
+    ],
+)
+def test_the_amount_is_read(message: str, amount: int | None) -> None:
+    assert amount_asked(message) == amount

@@ -1,0 +1,202 @@
+"""Attention against a loop over every query and key, for every combination of its options."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.errors import ConfigurationError
+from anydevice.ops import _attention as attending
+
+Array = np.ndarray[Any, Any]
+
+
+def naive(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    window: int | None = None,
+    lengths: Array | None = None,
+) -> Array:
+    """Each number by itself, from the sentences of the documentation."""
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1:3]
+    scale = size**-0.5 if scale is None else scale
+    if mask is not None and mask.ndim == 2:
+        mask = mask[:, None, None, :]
+    if mask is not None:
+        mask = np.broadcast_to(mask, (batch, heads, queries, keys))
+    result = np.zeros(q.shape)
+    for b, h, i in np.ndindex(batch, heads, queries):
+        valid = keys if lengths is None else int(lengths[b])
+        seen = []
+        for j in range(keys):
+            may = j < valid
+            may &= not causal or j <= valid - queries + i
+            may &= window is None or j > valid - queries + i - window
+            may &= mask is None or bool(mask[b, h, i, j])
+            if may:
+                seen.append(j)
+        if seen:
+            group = h // (heads // kv_heads)
+            scores = np.array([scale * float(np.dot(q[b, h, i], k[b, group, j])) for j in seen])
+            weights = np.exp(scores - scores.max())
+            weights /= weights.sum()
+            result[b, h, i] = sum(w * v[b, group, j] for w, j in zip(weights, seen, strict=True))
+    return result
+
+
+def inputs(
+    batch: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    queries: int = 3,
+    keys: int = 5,
+    size: int = 4,
+) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(heads * 100 + queries * 10 + keys)
+    q = rng.normal(size=(batch, heads, queries, size))
+    k, v = rng.normal(size=(2, batch, kv_heads, keys, size))
+    return q, k, v
+
+
+MASKS = {
+    "none": None,
+    "batch-keys": (2, 5),
+    "one-keys": (1, 5),
+    "keys": (5,),
+    "queries-keys": (1, 1, 3, 5),
+    "all": (2, 4, 3, 5),
+    "heads": (4, 1, 1),
+    "batch-queries": (2, 1, 3, 1),
+}
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("at_once", [1 << 26, 1])
+def test_every_combination(
+    mask_name: str, kv_heads: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attending, "_SCORES_AT_ONCE", at_once)
+    q, k, v = inputs(kv_heads=kv_heads)
+    shape = MASKS[mask_name]
+    mask = None if shape is None else np.random.default_rng(1).random(shape) < 0.6
+    ways = itertools.product(
+        [(False, None), (True, None), (True, 1), (True, 2), (True, 100)],
+        [None, np.array([5, 3]), np.array([1, 0])],
+        [None, 0.3],
+    )
+    for (causal, window), lengths, scale in ways:
+        result = ops.attention(
+            q, k, v, causal=causal, scale=scale, mask=mask, window=window, lengths=lengths
+        )
+        expected = naive(q, k, v, causal, scale, mask, window, lengths)
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 7), (7, 7), (6, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_number_of_queries_and_keys(queries: int, keys: int, causal: bool) -> None:
+    q, k, v = inputs(queries=queries, keys=keys)
+    result = ops.attention(q, k, v, causal=causal)
+    np.testing.assert_allclose(result, naive(q, k, v, causal), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_narrow_numbers_are_rounded_once(dtype: Any) -> None:
+    q, k, v = (x.astype(dtype) for x in inputs(queries=4, keys=40, size=16))
+    result = ops.attention(q, k, v, causal=True)
+    exact = naive(*(x.astype(np.float64) for x in (q, k, v)), causal=True)
+    assert result.dtype == dtype
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(result.astype(np.float64), exact, rtol=eps * 0.6 + 3e-6, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gives_zeros() -> None:
+    q, k, v = inputs()
+    assert not ops.attention(q, k, v, mask=np.zeros((2, 5), bool)).any()
+    assert not ops.attention(q, k, v, lengths=np.array([0, 0])).any()
+    more = ops.attention(*inputs(queries=6, keys=2), causal=True)
+    assert not more[:, :, :4].any()
+    assert more[:, :, 4:].all()
+
+
+def test_keys_that_are_not_valid_do_not_matter() -> None:
+    q, k, v = inputs()
+    before = ops.attention(q, k, v, lengths=np.array([3, 4]))
+    k[0, :, 3:], v[1, :, 4:] = math.nan, 1e30
+    after = ops.attention(q, k, v, lengths=np.array([3, 4]))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_scores_of_any_size_do_not_overflow() -> None:
+    q, k, v = inputs(queries=1)
+    result = ops.attention(
+        (q * 1e18).astype(np.float32), (k * 1e18).astype(np.float32), v.astype("f")
+    )
+    assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 4), (2, 4, 0, 4), (2, 0, 3, 4)])
+def test_nothing_asked_is_nothing_answered(shape: tuple[int, ...]) -> None:
+    q = np.ones(shape)
+    k = np.ones((shape[0], 2, 5, 4))
+    assert ops.attention(q, k, k, causal=True).shape == shape
+
+
+def test_without_keys_every_query_sees_nothing() -> None:
+    q, k, v = inputs(keys=0)
+    assert ops.attention(q, k, v).shape == q.shape
+    assert not ops.attention(q, k, v).any()
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "q, k and v have four axes": ({"q": np.ones((2, 3, 4))}, r"q is \(2, 3, 4\)"),
+    "k and v have one shape": ({"v": np.ones((2, 2, 6, 4))}, r"v is \(2, 2, 6, 4\)"),
+    "q and k agree in batch and size": ({"q": np.ones((1, 4, 3, 4))}, r"q is \(1, 4, 3, 4\)"),
+    "multiple": ({"q": np.ones((2, 5, 3, 4))}, r"k is \(2, 2, 5, 4\)"),
+    "lengths is": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),
+    "whole numbers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
+    "window": ({"window": 3}, "needs causal=True"),
+    "from 1 on": ({"window": 0, "causal": True}, "it is 0"),
+    "of two axes is (batch, keys), here (2, 5), but it is (3, 5)": (
+        {"mask": np.ones((3, 5), bool)},
+        r"\(queries, keys\) as mask\[None, None\]$",
+    ),
+    "broadcasts to": ({"mask": np.ones((2, 3, 3, 5), bool)}, r"\(2, 4, 3, 5\)"),
+    "batch, heads, queries, keys": ({"mask": np.ones((1, 2, 4, 3, 5), bool)}, r"\(1, 2, 4, 3, 5\)"),
+    "truth values": ({"mask": np.ones((2, 5))}, "array of float64"),
+    "one element type": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
+    "floating numbers": ({"q": np.ones((2, 4, 3, 4), int)}, "array of int64"),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_what_does_not_fit_is_named(rule: str) -> None:
+    changed, said = WRONG[rule]
+    q, k, v = inputs()
+    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, **changed}
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        ops.attention(**arguments)
+    assert rule in str(caught.value)
+    assert str(caught.value).startswith("attention: ")
+
+
+def test_a_mask_of_two_axes_is_of_batch_and_keys_even_where_it_could_be_of_queries() -> None:
+    q = np.random.default_rng(0).normal(size=(3, 1, 3, 4))
+    mask = np.tri(3, dtype=bool)
+    by_batch = ops.attention(q, q, q, mask=mask)
+    np.testing.assert_allclose(by_batch, ops.attention(q, q, q, mask=mask[:, None, None]))
+    by_query = ops.attention(q, q, q, mask=mask[None, None])
+    np.testing.assert_allclose(by_query, ops.attention(q, q, q, causal=True))
+    assert not np.allclose(by_batch, by_query)

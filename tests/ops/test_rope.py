@@ -1,0 +1,189 @@
+"""Rotary positions against Hugging Face's Llama, and against rotations of complex numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.core.rope_scaling import freeze, frequencies, thaw
+from anydevice.errors import ConfigurationError
+
+Array = np.ndarray[Any, Any]
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
+
+SCALINGS: dict[str, tuple[float, dict[str, Any] | None]] = {
+    "none": (10000.0, None),
+    "default": (500000.0, {"rope_type": "default"}),
+    "linear": (10000.0, {"rope_type": "linear", "factor": 4.0}),
+    "llama3": (500000.0, LLAMA3),
+    "llama3 of 3.2": (500000.0, {**LLAMA3, "factor": 32}),
+    "yarn": (10000.0, YARN),
+    "yarn, its own factor": (1e6, {**YARN, "attention_factor": 1.25}),
+    "yarn, not truncated": (150000.0, {**YARN, "truncate": False, "beta_fast": 48.0}),
+    "yarn, mscale": (10000.0, {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}),
+    "yarn, shorter": (10000.0, {**YARN, "factor": 1.0}),
+    "yarn, no room": (10000.0, {**YARN, "original_max_position_embeddings": 6}),
+}
+
+
+def hugging_face(
+    x: Array, positions: Array, theta: float, scaling: dict[str, Any] | None
+) -> tuple[Array, Array]:
+    """What Llama makes of these, and the frequencies that it uses."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    config = LlamaConfig(
+        hidden_size=x.shape[1] * x.shape[3],
+        num_attention_heads=x.shape[1],
+        head_dim=x.shape[3],
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", **(scaling or {}), "rope_theta": theta},
+    )
+    rotary = LlamaRotaryEmbedding(config)
+    given = torch.from_numpy(x)
+    cosine, sine = rotary(given, torch.from_numpy(np.atleast_2d(positions)))
+    turned, _ = apply_rotary_pos_emb(given, given, cosine, sine)
+    return turned.numpy(), rotary.inv_freq.numpy()
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_it_is_what_llama_does(name: str) -> None:
+    theta, scaling = SCALINGS[name]
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 64)).astype(np.float32)
+    positions = np.array([[0, 1, 2, 3, 4], [7, 8, 100, 250, 400]])
+    expected, steps = hugging_face(x, positions, theta, scaling)
+    found, _ = frequencies(64, theta, scaling)
+    np.testing.assert_allclose(found, steps, rtol=3e-6)
+    result = ops.rope(x, positions, theta=theta, scaling=scaling)
+    assert result.dtype == np.float32
+    # Llama's frequencies are computed in float32, and the position multiplies their error.
+    np.testing.assert_allclose(result, expected, atol=2e-3, rtol=0)
+    np.testing.assert_allclose(result[0], expected[0], atol=3e-5, rtol=0)
+
+
+def turned(x: Array, positions: Array, theta: float, interleaved: bool) -> Array:
+    """The same with complex numbers, in float64 but for the angles."""
+    size = x.shape[-1]
+    steps = (theta ** (-np.arange(0, size, 2) / size)).astype(np.float32)
+    angles = positions.astype(np.float32)[..., None] * steps
+    if interleaved:
+        pairs = x[..., ::2] + 1j * x[..., 1::2]
+    else:
+        pairs = x[..., : size // 2] + 1j * x[..., size // 2 :]
+    pairs = pairs * np.exp(1j * angles.astype(np.float64)).reshape(-1, 1, *angles.shape[-2:])
+    if interleaved:
+        return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
+    return np.concatenate([pairs.real, pairs.imag], -1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("positions", [np.arange(5), np.arange(10).reshape(2, 5) * 1000], ids=len)
+def test_it_is_a_rotation(interleaved: bool, positions: Array) -> None:
+    x = np.random.default_rng(1).normal(size=(2, 3, 5, 8))
+    result = ops.rope(x, positions, theta=500.0, interleaved=interleaved)
+    expected = turned(x, positions, 500.0, interleaved)
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_numbers_are_rounded_once(dtype: Any) -> None:
+    x = np.random.default_rng(2).normal(size=(1, 2, 6, 16)).astype(dtype)
+    wide = ops.rope(x.astype(np.float32), np.arange(6))
+    result = ops.rope(x, np.arange(6))
+    assert result.dtype == dtype
+    assert np.array_equal(result, wide.astype(dtype))
+
+
+def test_only_distances_matter_between_a_query_and_a_key() -> None:
+    q, k = np.random.default_rng(3).normal(size=(2, 1, 1, 1, 32))
+    scores = [
+        float((ops.rope(q, np.array([at])) * ops.rope(k, np.array([at + 7]))).sum())
+        for at in (0, 10, 1000)
+    ]
+    assert scores == pytest.approx([scores[0]] * 3, abs=1e-3)
+
+
+def test_no_tokens_and_one_batch() -> None:
+    assert ops.rope(np.ones((2, 3, 0, 4)), np.zeros((0,), int)).shape == (2, 3, 0, 4)
+    assert ops.rope(np.ones((1, 1, 1, 2)), np.zeros((1, 1), int)).tolist() == [[[[1, 1]]]]
+
+
+def test_a_scaling_is_read_again_when_it_changes() -> None:
+    x, scaling = np.ones((1, 1, 2, 4)), {"rope_type": "linear", "factor": 2.0}
+    first = ops.rope(x, np.arange(2), scaling=scaling)
+    scaling["factor"] = 4.0
+    assert not np.array_equal(first, ops.rope(x, np.arange(2), scaling=scaling))
+    assert np.array_equal(ops.rope(x, np.arange(2)), ops.rope(x, np.arange(2), scaling={}))
+
+
+def test_freezing_keeps_what_matters() -> None:
+    assert thaw(freeze(None)) is None
+    known = {"type": "yarn", "factor": 1 / 3, "truncate": False}
+    assert thaw(freeze({**known, "finetuned": True, "unknown": [1, 2]})) == known
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ({"rope_type": "longrope"}, "there is no rope_type 'longrope'; the kinds are default, "),
+        ({"type": "linear"}, "rope_type 'linear' needs 'factor'"),
+        ({"rope_type": "llama3", "factor": 8.0}, "needs 'low_freq_factor'"),
+        ({"rope_type": "default", "rope_theta": 5e5}, r"give theta=500000\.0"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ops.rope(np.ones((1, 1, 1, 4)), np.arange(1), scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("x", "positions", "said"),
+    [
+        (np.ones((1, 1, 1, 3)), np.arange(1), r"even size, but x is \(1, 1, 1, 3\)"),
+        (np.ones((1, 1, 4)), np.arange(1), r"but x is \(1, 1, 4\)"),
+        (np.ones((1, 1, 2, 4)), np.arange(3), r"positions is \(3,\)"),
+        (np.ones((2, 1, 2, 4)), np.zeros((1, 2), int), r"positions is \(1, 2\)"),
+        (np.ones((1, 1, 2, 4)), np.arange(2.0), "whole numbers in positions"),
+        (np.ones((1, 1, 2, 4), int), np.arange(2), "floating numbers"),
+    ],
+)
+def test_what_does_not_fit_is_named(x: Array, positions: Array, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ops.rope(x, positions)
+
+
+def two_rotations(x: Any, positions: Any) -> Any:
+    near = ops.rope(x, positions, theta=1e4)
+    far = ops.rope(x, positions, theta=1e6, scaling={"rope_type": "linear", "factor": 2.0})
+    again = ops.rope(x, positions, theta=1e4, interleaved=True)
+    return ops.sum(ops.add(ops.multiply(near, far), again))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+def test_torch_compiles_several_of_them_first_without_gradients_then_with() -> None:
+    import torch
+
+    torch.compiler.reset()
+    compiled = torch.compile(two_rotations, fullgraph=True, backend="aot_eager")
+    x, positions = torch.rand(1, 2, 5, 8, requires_grad=True), torch.arange(5)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x, positions), two_rotations(x, positions))
+    (ours,) = torch.autograd.grad(compiled(x, positions), x)
+    (plain,) = torch.autograd.grad(two_rotations(x, positions), x)
+    torch.testing.assert_close(ours, plain)

@@ -1,0 +1,90 @@
+"""A model by its name on the hub: found among the files of the cache, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from anydevice.errors import ConfigurationError
+from anydevice.planning.config import locate
+
+NAME = "meta-llama/Llama-3.1-8B"
+FOLDER = "models--meta-llama--Llama-3.1-8B"
+
+
+def snapshot(cache: Path, commit: str, *files: str) -> Path:
+    folder = cache / FOLDER / "snapshots" / commit
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).write_text("{}")
+    return folder
+
+
+def say_main_is(cache: Path, commit: str) -> None:
+    (cache / FOLDER / "refs").mkdir()
+    (cache / FOLDER / "refs" / "main").write_text(f"{commit}\n")
+
+
+def test_a_path_that_exists_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / NAME
+    here.mkdir(parents=True)
+    snapshot(tmp_path / "cache", "a", "config.json")
+    monkeypatch.chdir(tmp_path)
+    assert locate(NAME, {"HF_HUB_CACHE": str(tmp_path / "cache")}) == Path(NAME)
+
+
+def test_the_state_of_the_main_branch_is_taken(tmp_path: Path) -> None:
+    main = snapshot(tmp_path, "aaa", "config.json")
+    snapshot(tmp_path, "bbb", "config.json")
+    os.utime(main, (1, 1))
+    say_main_is(tmp_path, "aaa")
+    assert locate(NAME, {"HF_HUB_CACHE": str(tmp_path)}) == main
+
+
+def test_without_a_main_branch_the_newest_that_has_what_is_needed(tmp_path: Path) -> None:
+    old = snapshot(tmp_path, "old", "config.json")
+    middle = snapshot(tmp_path, "middle", "model.safetensors")
+    newest = snapshot(tmp_path, "newest", "tokenizer.json")
+    for age, folder in enumerate((old, middle, newest), 1):
+        os.utime(folder, (age, age))
+    assert locate(NAME, {"HF_HUB_CACHE": str(tmp_path)}) == middle
+
+
+def test_a_main_branch_that_names_nothing_does_not_hide_the_others(tmp_path: Path) -> None:
+    there = snapshot(tmp_path, "there", "config.json")
+    say_main_is(tmp_path, "")
+    assert locate(NAME, {"HF_HUB_CACHE": str(tmp_path)}) == there
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"),
+    [
+        ("HF_HUB_CACHE", "."),
+        ("HUGGINGFACE_HUB_CACHE", "."),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+        ("HOME", ".cache/huggingface/hub"),
+    ],
+)
+def test_where_the_cache_is(
+    variable: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = snapshot(tmp_path / below, "a", "config.json")
+    monkeypatch.setenv(variable, str(tmp_path))
+    environment = {} if variable == "HOME" else {variable: str(tmp_path)}
+    assert locate(NAME, environment) == folder
+
+
+def test_a_model_that_is_nowhere_says_how_to_get_it(tmp_path: Path) -> None:
+    snapshot(tmp_path, "a", "tokenizer.json")
+    with pytest.raises(ConfigurationError, match=f"hf download {NAME} config.json") as error:
+        locate(NAME, {"HF_HUB_CACHE": str(tmp_path)})
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/config.json", "config.json", "a/b/c", "./x", "~/x y"])
+def test_what_is_no_name_is_said_to_be_no_file(path: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no such file or folder; write the path"):
+        locate(path, {"HF_HUB_CACHE": str(tmp_path)})
