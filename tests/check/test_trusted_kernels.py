@@ -245,7 +245,7 @@ def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyP
 def elsewhere(ask: Callable[[], Any]) -> Any:
     """What another thread gets."""
     with ThreadPoolExecutor(1) as others:
-        return others.submit(ask).result(timeout=30)
+        return others.submit(ask).result(timeout=400)
 
 
 def test_a_trial_is_the_matter_of_one_thread(one_card: list[str]) -> None:
@@ -301,7 +301,7 @@ def test_nobody_meets_a_table_that_is_half_empty() -> None:
             for n in range(300):
                 trusting._replace(many - {(f"kernel {n}", "float32", CARD)} | {KEPT})
             done.set()
-            assert watching.result(timeout=30) == 0
+            assert watching.result(timeout=400) == 0
     finally:
         done.set()
         sys.setswitchinterval(interval)
@@ -314,7 +314,7 @@ def test_two_that_verify_at_once_leave_the_warnings_as_they_were() -> None:
             several.submit(verify, ["exp", "silu"], engines="numpy", dtypes="float32")
             for _ in range(6)
         ]
-        assert all(bool(job.result(timeout=60)) for job in jobs)
+        assert all(bool(job.result(timeout=400)) for job in jobs)
     assert warnings.filters == before
 
 

@@ -89,7 +89,7 @@ def process() -> Process:
             [sys.executable, "-m", "anydevice", *words],
             capture_output=True,
             env={**os.environ, **environment},
-            timeout=60,
+            timeout=400,
             check=False,
         )
 

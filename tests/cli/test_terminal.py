@@ -234,7 +234,7 @@ print([signal.getsignal(number) == signal.SIG_IGN for number in ignored])
 
 def test_what_is_ignored_stays_ignored() -> None:
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IGNORING], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", IGNORING], capture_output=True, text=True, timeout=400
     )
     assert ended.stdout.split("\n")[:3] == ["time", "quit", "[True, True]"], ended.stderr
 

@@ -43,7 +43,7 @@ def run(script: str) -> str:
         [sys.executable, "-W", "error", "-c", COPIES + script],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()

@@ -73,7 +73,7 @@ def test_the_examples_of_a_section_run_and_print_what_they_show(
         text=True,
         cwd=work,
         env={**ours, "ANYDEVICE_HOME": str(home), "XLA_FLAGS": flags},
-        timeout=100,
+        timeout=400,
     )
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout.splitlines()[-1])

@@ -140,7 +140,7 @@ def test_python_blocks(page: Path, environment: dict[str, str]) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=100,
+        timeout=400,
     )
     assert ended.returncode == 0, ended.stderr
     for block, printed in zip(blocks, json.loads(ended.stdout.splitlines()[-1]), strict=True):
@@ -159,7 +159,7 @@ def test_console_blocks(page: Path, environment: dict[str, str]) -> None:
                 text=True,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                timeout=100,
+                timeout=400,
             )
             said = f"$ {command.line}\n{ended.stdout}{ended.stderr}"
             assert ended.returncode in command.exit_codes, said

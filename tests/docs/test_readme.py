@@ -132,7 +132,7 @@ def test_the_demo_runs_and_says_that_all_went_well(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "every number came back as it was sent" in ended.stdout

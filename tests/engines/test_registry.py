@@ -97,7 +97,7 @@ def test_a_library_that_would_start_when_asked_is_not_among_the_started() -> Non
         "jax.devices()\n"
         "print(first, [engine.name for engine in registry.started_engines()])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
     assert done.stdout.strip() == "['numpy'] ['numpy', 'jax']", done.stderr
 
 

@@ -148,7 +148,7 @@ def as_nobody(code: str, home: Path) -> str:
         capture_output=True,
         text=True,
         env={**os.environ, "ANYDEVICE_HOME": str(home)},
-        timeout=60,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -40,7 +40,7 @@ def in_child(script: str, **environment: str) -> dict[str, Any]:
         [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         env={**os.environ, "XLA_FLAGS": "", **environment},
     )
     assert ended.returncode == 0, ended.stderr

@@ -208,7 +208,7 @@ def test_no_library_is_imported_for_it() -> None:
         "assert not {'numpy', 'torch', 'jax', 'mlx', 'pyopencl'} & set(sys.modules)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() in ("low", "medium", "high", "critical")
@@ -222,6 +222,6 @@ def test_jax_is_not_started_for_it() -> None:
         "assert not jax_started()\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False
     )
     assert ended.returncode == 0, ended.stderr

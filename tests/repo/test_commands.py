@@ -22,7 +22,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=400,
         env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
     )
 

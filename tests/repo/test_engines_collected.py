@@ -20,7 +20,7 @@ def test_every_engine_is_collected_by_every_contract_test() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         env={k: v for k, v in os.environ.items() if k != "ANYDEVICE_TEST_ENGINES"},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

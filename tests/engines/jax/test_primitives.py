@@ -17,7 +17,7 @@ jnp = jax.numpy
 from anydevice.engines.jax.autodiff import AUTODIFF
 from anydevice.engines.jax.compiler import COMPILER
 from anydevice.engines.jax.fused import FUSED
-from anydevice.engines.jax.primitives import PRIMITIVES as xp
+from anydevice.engines.jax.primitives import PRIMITIVES as xp  # noqa: N811
 from tests.rounding import rounding
 
 FLOAT64, INT32 = DTYPES["float64"], DTYPES["int32"]

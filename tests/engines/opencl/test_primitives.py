@@ -671,9 +671,9 @@ def test_programs_are_kept_for_later_processes(tmp_path) -> None:
         "from anydevice.engines.opencl.primitives import PRIMITIVES as xp\n"
         "engine = registry.load('opencl')\n"
         "x = engine.place(np.ones((40, 40), np.float32), Device('opencl'))\n"
-        "began = time.perf_counter()\n"
+        "began = time.process_time()\n"
         "engine.to_host(xp.matmul(xp.tanh(x), xp.exp(x)))\n"
-        "print(time.perf_counter() - began)\n"
+        "print(time.process_time() - began)\n"
     )
     environment = {**os.environ, "POCL_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     times = []

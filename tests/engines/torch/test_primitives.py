@@ -19,7 +19,7 @@ from anydevice.engines.torch import fused as torch_attention
 from anydevice.engines.torch import fused as torch_updates
 from anydevice.engines.torch.autodiff import AUTODIFF
 from anydevice.engines.torch.compiler import COMPILER
-from anydevice.engines.torch.primitives import PRIMITIVES as xp
+from anydevice.engines.torch.primitives import PRIMITIVES as xp  # noqa: N811
 
 FLOAT32, INT32 = DTYPES["float32"], DTYPES["int32"]
 

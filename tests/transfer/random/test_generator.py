@@ -219,7 +219,7 @@ def elsewhere(**variables: str) -> str:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=400,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(ended.stdout) > 400

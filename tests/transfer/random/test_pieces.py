@@ -32,7 +32,7 @@ def test_threads_work_side_by_side_each_with_its_own_scratch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pieces, "usable_cores", lambda: 3)
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=400)
     scratches: dict[int, set[int]] = {}
 
     def work(begin: int, end: int, scratch: Scratch) -> None:
@@ -58,7 +58,7 @@ def test_an_error_is_raised_and_ends_the_others(
     helper: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "usable_cores", lambda: 2)
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=400)
     caller, begun = threading.get_ident(), []
 
     def work(begin: int, end: int, scratch: Scratch) -> None:
