@@ -69,76 +69,60 @@ if TYPE_CHECKING:
     from anydevice.training.callbacks import Moment as Moment
     from anydevice.training.history import History as History
 
-_PUBLIC = {
-    "Activation": "activations",
-    "Adam": "optimizers",
-    "AdamW": "optimizers",
-    "Attention": "attention_layers",
-    "AvgPool2d": "convolution_layers",
-    "Chain": "chain",
-    "Constant": "initializers",
-    "ConstantRate": "schedules",
-    "Conv2d": "convolution_layers",
-    "CosineRate": "schedules",
-    "Dense": "layers",
-    "Dropout": "dropping",
-    "Embedding": "layers",
-    "Flatten": "layers",
-    "GatedMLP": "attention_layers",
-    "Initializer": "initializers",
-    "Layer": "layer",
-    "LayerNorm": "layers",
-    "Lion": "optimizers",
-    "MaxPool2d": "convolution_layers",
-    "Model": "model",
-    "Normal": "initializers",
-    "Optimizer": "optimizers",
-    "PositionEmbedding": "layers",
-    "RMSNorm": "layers",
-    "Run": "layer",
-    "SGD": "optimizers",
-    "Scaled": "initializers",
-    "Schedule": "schedules",
-    "SteppedRate": "schedules",
-    "TiedEmbedding": "tied_layers",
-    "TransformerBlock": "attention_layers",
-    "Uniform": "initializers",
-    "WarmUp": "schedules",
-    "binary_cross_entropy": "losses",
-    "build": "model",
-    "clipped": "clipping",
-    "cross_entropy": "losses",
-    "folded": "folding",
-    "folded_seed": "random_choice",
-    "global_norm": "clipping",
-    "mean_squared_error": "losses",
-    "recompute": "recomputing",
+_MODULES = {
+    "core.hooks": ("load",),
+    "nn.foreign_names": ("NoSuchNameError",),
+    "nn.convolution": ("AvgPool2d", "Conv2d", "MaxPool2d"),
+    "nn.initializers": ("Constant", "Initializer", "Normal", "Scaled", "Uniform"),
+    "nn.layer": ("Layer", "Run"),
+    "nn.layers": (
+        "Activation",
+        "Chain",
+        "Dense",
+        "Dropout",
+        "Embedding",
+        "Flatten",
+        "LayerNorm",
+        "PositionEmbedding",
+        "RMSNorm",
+        "TiedEmbedding",
+    ),
+    "nn.losses": ("binary_cross_entropy", "cross_entropy", "folded", "mean_squared_error"),
+    "nn.model": ("Model", "build"),
+    "nn.optimizers": (
+        "Adam",
+        "AdamW",
+        "ConstantRate",
+        "CosineRate",
+        "Lion",
+        "Optimizer",
+        "SGD",
+        "Schedule",
+        "SteppedRate",
+        "WarmUp",
+        "clipped",
+        "global_norm",
+    ),
+    "nn.random_choice": ("folded_seed",),
+    "nn.recompute": ("recompute",),
+    "nn.transformer": ("Attention", "GatedMLP", "TransformerBlock"),
+    "saving.models": ("load", "register_layer", "save"),
+    "training._train": ("Trained", "train"),
+    "training.batches": ("Batches",),
+    "training.callbacks": ("Callback", "Moment"),
+    "training.history": ("History",),
 }
+"""The public names by module. Training and saving are layers above, reached by the same package."""
 
-# What trains and saves models is a layer above them, and is reached as they are.
-_ABOVE = {
-    "Batches": "batches",
-    "Callback": "callbacks",
-    "History": "history",
-    "Moment": "callbacks",
-    "Trained": "training",
-    "load": "saving",
-    "register_layer": "descriptions",
-    "save": "saving",
-    "train": "training",
-}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted((*_PUBLIC, *_ABOVE))
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> object:
-    if name in _PUBLIC:
-        module = f"{__name__}.{_PUBLIC[name]}"
-    elif name in _ABOVE:
-        module = f"anydevice.run.{_ABOVE[name]}"
-    else:
+    if name not in _PUBLIC:
         raise _NoSuchNameError(__name__, name, __all__)
-    value: object = _load(f"{module}:{name}")
+    value: object = _load(f"anydevice.{_PUBLIC[name]}:{name}")
     globals()[name] = value
     return value
 
