@@ -20,7 +20,6 @@ from anydevice.core.hooks import reach
 from anydevice.core.record import NOTHING, Record
 from anydevice.engines import library_settings as effects
 from anydevice.engines.installed import Build, EntryPoint, entry_points, read_build
-from anydevice.engines.lookup import place_of
 from anydevice.errors import (
     AnyDeviceError,
     ConfigurationError,
@@ -258,6 +257,8 @@ def native(device: Device) -> Any:
             f"no installed library drives {device}: {device.why_not}{mend}",
             tuple(reach("discover")()),
         )
+    from anydevice.engines.lookup import place_of  # it asks this module for the engines
+
     return load(engine).native(place_of(device))
 
 
