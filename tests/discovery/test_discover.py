@@ -270,6 +270,7 @@ def test_a_users_probe_may_replace_our_reader(probe) -> None:  # type: ignore[no
 )
 def test_a_probe_that_fails_spoils_nothing(probe, name: str, said: str) -> None:  # type: ignore[no-untyped-def]
     probe(name)
+    NOBODY_WAITS.clear()
     anydevice.configure(time_limit=0.5)
     began = time.monotonic()
     report = anydevice.discover(refresh=True)
