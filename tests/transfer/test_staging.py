@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from anydevice.transfer.staging import Piece, Ring, cut
+from anydevice.core.device import Device
+from anydevice.transfer.staging import Piece, Ring, cut, usable_cores
 
 CHUNK = 1000
 
@@ -269,3 +270,10 @@ def test_arrays_are_packed_whatever_they_look_like(kind: str) -> None:
     np.testing.assert_array_equal(there, np.stack(rows))
     ring.close()
     assert copier.files == {}
+
+
+def test_cores_without_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usable_cores() >= 1
+    monkeypatch.setattr(Device, "standing", None)
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert usable_cores() == 1

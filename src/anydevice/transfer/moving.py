@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from anydevice.choose.scope import device as choose_device
+from anydevice.core import hooks
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.discovery import _discover as discovery
@@ -26,6 +27,7 @@ _base_of = attrgetter("base")
 _TEXTS_AND_THE_LIKE = ("O", "S", "U", "M", "m")
 
 
+@hooks.to_device.register
 def to_device(
     tree: Any,
     device: Device | str,

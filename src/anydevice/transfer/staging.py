@@ -3,9 +3,7 @@
 A device reads pinned memory by itself at the speed of the bus, but ordinary memory only through
 the CPU. Several lanes, each a thread with its own stream and two pinned buffers, fill one buffer
 while the other is in flight: copying by the CPU and by the bus overlap, and many cores share the
-first.
-
-The ring of each device: made on the first large copy, sized to the machine, given back.
+first. Each device has one ring, made on the first large copy and given back by `release`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.engines.cuda_driver import driver_of
 from anydevice.memory.release import on_release
-from anydevice.transfer.random.pieces import usable_cores
 
 CHUNK = 4 * 2**20
 MOST_LANES = 12
@@ -79,7 +76,7 @@ class Copier(Protocol):
 
 
 class Piece(Record):
-    """One stretch of a copy: where it is on both sides, and its size in bytes.
+    """One part of a copy: where it is on both sides, and its size in bytes.
 
     On the host that is an address, or whatever else the filling function goes by.
     """
@@ -90,7 +87,7 @@ class Piece(Record):
 
 
 def cut(pieces: Sequence[Piece], chunk: int) -> Iterator[Piece]:
-    """The same copies in stretches of at most `chunk` bytes.
+    """The same copies in pieces of at most `chunk` bytes.
 
     >>> [piece.size for piece in cut([Piece(0, 0, 10)], 4)]
     [4, 4, 2]
@@ -271,19 +268,22 @@ def ring_of(device: Device) -> Ring | None:
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
     with _making:
         if key not in _rings:
-            _rings[key] = Ring(driver_of(device.index), _lanes())
+            lanes = max(1, min(MOST_LANES, usable_cores()))
+            _rings[key] = Ring(driver_of(device.index), lanes)
         return _rings[key]
 
 
 @on_release
 def release_ring(device: Device) -> None:
-    """Give a ring's pinned memory and threads back; the next large copy makes it anew."""
+    """Give a ring's pinned memory and threads back; the next large copy makes a new one."""
     with _making:
         ring = _rings.pop((os.getpid(), device.index), None) if device.backend == "cuda" else None
     if ring is not None:
         ring.close()
 
 
-def _lanes() -> int:
-    """One lane a core that this process may use, as far as more of them help."""
-    return max(1, min(MOST_LANES, usable_cores()))
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and its container's quota."""
+    standing = Device("cpu").standing
+    usable = standing.facts.details.get("usable_cores") if standing else None
+    return int(usable) if isinstance(usable, int | float) else os.cpu_count() or 1

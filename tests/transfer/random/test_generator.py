@@ -21,10 +21,9 @@ import pytest
 import anydevice
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.transfer.random import distributions, pieces
-from anydevice.transfer.random import generator as randomness
-from anydevice.transfer.random.distributions import FLOATS, INTEGERS, normal_quantile
-from anydevice.transfer.random.generator import Random, Stream, rng
+from anydevice.transfer.random import distributions, generator
+from anydevice.transfer.random.distributions import FLOATS, INTEGERS, Scratch, normal_quantile
+from anydevice.transfer.random.generator import Random, Stream, in_pieces, rng
 
 ONES = 0xFFFFFFFF
 ALL = 2**64 - 1
@@ -146,8 +145,8 @@ def test_pieces_fit_together_whichever_thread_makes_them(
 ) -> None:
     """Many pieces on three threads, begun within a block of words, against stretches so short
     that each is one piece, and whose ends lie where no piece ends."""
-    monkeypatch.setattr(pieces, "usable_cores", lambda: 3)
-    monkeypatch.setattr(randomness, "_WORDS_AT_ONCE", 1024)
+    monkeypatch.setattr(generator, "usable_cores", lambda: 3)
+    monkeypatch.setattr(generator, "_WORDS_AT_ONCE", 1024)
     count = 25 * 1024 + 11
     together, apart = host(5), host(5)
     assert together.bits(3).tolist() == apart.bits(3).tolist()
@@ -203,7 +202,7 @@ PINNED: list[list[Any]] = [
 
 ELSEWHERE = """
 import sys, anydevice
-from anydevice.transfer.randomness import rng
+from anydevice.transfer.random.generator import rng
 random = rng(2**70 + 1, anydevice.device("cpu", engine="numpy"))
 parts = [random.bits(5), random.uniform(5), random.uniform(5, -1, 1, "float64"), random.normal(9),
          random.normal(9, dtype="float64"), random.integers(0, 10**12, 5, "int64"),
@@ -270,10 +269,12 @@ def test_even_the_last_word_does_not_reach_the_end(dtype: str) -> None:
     kind = FLOATS[dtype]
     last = np.full(4, ONES, dtype=np.uint32)
     for low, high in [(0.0, 1.0), (1.0, 2.0), (0.0, 0.1), (-1.0, 0.0), (-3.0, 2.0**-9)]:
-        made = distributions.Uniform(low, high, kind)(last).astype(np.float64)
+        made = distributions.uniform(low, high, kind)(last, Scratch()).astype(np.float64)
         assert (made < high).all()
         assert (made >= high - (high - low) * max(2.0**-23, ml_dtypes.finfo(kind).eps)).all()
-        least = distributions.Uniform(low, high, kind)(np.zeros(4, np.uint32)).astype(np.float64)
+        least = distributions.uniform(low, high, kind)(np.zeros(4, np.uint32), Scratch()).astype(
+            np.float64
+        )
         assert (least >= low).all()
 
 
@@ -342,9 +343,9 @@ def test_the_quantile_is_that_of_the_standard_library() -> None:
 
 @pytest.mark.parametrize(("dtype", "furthest"), [("float32", 6.4), ("float64", 8.3)])
 def test_the_furthest_normal_numbers_are_finite_and_symmetric(dtype: str, furthest: float) -> None:
-    make = distributions.Normal(0.0, 1.0, FLOATS[dtype])
-    lowest = make(np.zeros(2, dtype=np.uint32))[0]
-    highest = make(np.full(2, ONES, dtype=np.uint32))[0]
+    make = distributions.normal(0.0, 1.0, FLOATS[dtype])
+    lowest = make(np.zeros(2, dtype=np.uint32), Scratch())[0]
+    highest = make(np.full(2, ONES, dtype=np.uint32), Scratch())[0]
     assert -furthest < lowest < 2 - furthest
     assert highest == -lowest
 
@@ -553,3 +554,78 @@ def test_threads_that_share_one_get_every_number_once() -> None:
     for thread in threads:
         thread.join()
     assert sorted(itertools.chain(*drawn)) == sorted(host(1).bits(2400).tolist())
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 1000, 1001])
+def test_every_piece_once(count: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "usable_cores", lambda: cores)
+    times = np.zeros(count, int)
+    lengths = []
+
+    def work(begin: int, end: int, scratch: Scratch) -> None:
+        times[begin:end] += 1
+        lengths.append(end - begin)
+
+    in_pieces(count, 10, work)
+    assert (times == 1).all()
+    assert sorted(lengths) == sorted([10] * (count // 10) + [count % 10] * (count % 10 > 0))
+
+
+def test_threads_work_side_by_side_each_with_its_own_scratch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generator, "usable_cores", lambda: 3)
+    together = threading.Barrier(3, timeout=400)
+    scratches: dict[int, set[int]] = {}
+
+    def work(begin: int, end: int, scratch: Scratch) -> None:
+        if threading.get_ident() not in scratches:
+            together.wait()
+        scratches.setdefault(threading.get_ident(), set()).add(id(scratch))
+
+    in_pieces(240, 10, work)
+    assert len(scratches) == 3
+    assert threading.get_ident() in scratches
+    assert len(set.union(*scratches.values())) == 3
+
+
+def test_few_pieces_are_not_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "usable_cores", lambda: 64)
+    threads = set()
+    in_pieces(100, 10, lambda *_: threads.add(threading.get_ident()))
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("helper", [False, True], ids=["in the caller", "in another thread"])
+def test_an_error_is_raised_and_ends_the_others(
+    helper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "usable_cores", lambda: 2)
+    together = threading.Barrier(2, timeout=400)
+    caller, begun = threading.get_ident(), []
+
+    def work(begin: int, end: int, scratch: Scratch) -> None:
+        begun.append(begin)
+        together.wait()
+        if (threading.get_ident() != caller) is helper:
+            together.abort()
+            raise ArithmeticError("this piece")
+        with pytest.raises(threading.BrokenBarrierError):  # waits until the other has failed
+            together.wait()
+
+    with pytest.raises(ArithmeticError, match="this piece"):
+        in_pieces(10_000, 10, work)
+    assert len(begun) < 1000
+
+
+def test_scratch_is_used_again_and_grows() -> None:
+    scratch = Scratch()
+    first = scratch("a", 5)
+    assert first.shape == (5,)
+    assert first.dtype == np.float64
+    assert np.shares_memory(first, scratch("a", 2, 4))
+    for other in (scratch("b", 5), scratch("a", 5, dtype=np.uint32), scratch("a", 100)):
+        assert not np.shares_memory(first, other)
+    assert scratch("a", 0).shape == (0,)
+    assert scratch("a", 0, 4, dtype=bool).shape == (0, 4)

@@ -2,17 +2,14 @@
 
 Only `+ - * /`, square roots, shifts and conversions are used, one at a time: no logarithm or
 cosine of a mathematical library, which differs from one processor to the next. So the numbers are
-the same, bit for bit, wherever NumPy computes in IEEE 754 arithmetic.
-
-The quantile of the normal distribution, by operations that IEEE 754 fixes to the last bit.
-
-Each operation is one pass over the whole array, in memory that is used again. Their order is part
-of the definition: another one would round differently.
+the same, bit for bit, wherever NumPy computes in IEEE 754 arithmetic. The order of operations is
+part of the definition: another one would round differently.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -20,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anydevice.errors import ConfigurationError
-from anydevice.transfer.random.pieces import Scratch
 
 Numbers = NDArray[Any]
+Doubles = NDArray[np.float64]
 Words = NDArray[np.uint32]
 """32-bit words in little-endian order, on every machine."""
 
@@ -42,17 +39,125 @@ LARGEST_NORMAL = 8.3
 """No standard normal number made here is further from zero: the words do not reach further."""
 
 
+class Scratch:
+    """Memory for intermediate results, used again for each piece of an array.
+
+    Allocating it each time, and having it cleared, would take as long as computing.
+
+    >>> scratch = Scratch()
+    >>> first = scratch("squares", 2, 3)
+    >>> first.shape, np.shares_memory(first, scratch("squares", 4))
+    ((2, 3), True)
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, Any], NDArray[Any]] = {}
+
+    def __call__(self, name: str, *shape: int, dtype: Any = np.float64) -> NDArray[Any]:
+        """An uninitialized array; it overwrites the one given out by this name before."""
+        size = math.prod(shape)
+        held = self._held.get((name, dtype))
+        if held is None or len(held) < size:
+            held = np.empty(1 << max(0, size - 1).bit_length(), dtype)
+            self._held[name, dtype] = held
+        return held[:size].reshape(shape)
+
+
+Transform = Callable[[Words, Scratch], Numbers]
+"""Makes words into numbers. They lie in the scratch memory, until the next call with it."""
+
+
 def words_each(dtype: np.dtype[Any]) -> int:
-    """How many words one number of that kind is made of: two for 64 bits, else one."""
+    """Words that one number of this dtype is made of: two for 64 bits, else one."""
     return 2 if dtype.itemsize == 8 else 1
 
 
 def joined(words: Words) -> NDArray[np.uint64]:
-    """Pairs of words as 64-bit numbers, the first of each pair in the lower half."""
+    """Pairs of words as 64-bit integers, the first of each pair in the lower half."""
     return words.view("<u8")
 
 
-def unit(words: Words, dtype: np.dtype[Any], scratch: Scratch) -> Doubles:
+def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
+    """The transform to numbers of `dtype` from `low` up to but never `high`.
+
+    Numbers that `dtype` cannot hold exactly are rounded down, so that as many lie below any of its
+    values as should, and rounding never arrives at `high`. Raises `ConfigurationError` where no
+    number lies between, or `dtype` does not reach so far.
+    """
+    reach = _reach(dtype)
+    if not (-reach <= low < high <= reach and math.isfinite(high - low)):
+        raise ConfigurationError(
+            f"uniform(low={low!r}, high={high!r}): low must be less than high, and both, and "
+            f"their difference, must be within what {dtype} reaches, which is {reach:.6g}"
+        )
+    first, last = _rounded_down(np.array([low, high]), dtype, Scratch())
+    if float(first) < low:
+        first = np.nextafter(first, dtype.type(np.inf))
+    if float(last) == high:
+        last = np.nextafter(last, dtype.type(-np.inf))
+    if first > last:
+        raise ConfigurationError(
+            f"uniform(low={low!r}, high={high!r}): no {dtype} lies between; take them further "
+            f"apart, or a dtype with more bits"
+        )
+    plain = (low, high) == (0.0, 1.0) and dtype == np.float32  # all 24 bits fit: exact as it is
+
+    def transform(words: Words, scratch: Scratch) -> Numbers:
+        exact = _unit(words, dtype, scratch)
+        if plain:
+            return _converted(exact, dtype, scratch)
+        np.multiply(exact, high - low, out=exact)
+        np.add(exact, low, out=exact)
+        rounded = _rounded_down(exact, dtype, scratch)
+        return np.clip(rounded, first, last, out=rounded)
+
+    return transform
+
+
+def normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
+    """The transform to normal numbers, each the quantile of one uniform number.
+
+    A 16-bit number is the float32 of the same words, rounded. Raises `ConfigurationError` for a
+    negative `std`, and where there would be numbers that `dtype` does not reach.
+    """
+    reach = _reach(dtype)
+    if not (std >= 0 and abs(mean) + LARGEST_NORMAL * std <= reach):
+        raise ConfigurationError(
+            f"normal(mean={mean!r}, std={std!r}): std must be 0 or more, and the numbers must "
+            f"be within what {dtype} reaches, which is {reach:.6g}"
+        )
+    double = words_each(dtype) == 2
+
+    def transform(words: Words, scratch: Scratch) -> Numbers:
+        # 52 bits and a half: with 53, the last would round to 1, whose quantile is infinite.
+        whole = joined(words) >> np.uint64(12) if double else words
+        inside = np.add(whole, 0.5, out=scratch("inside", len(whole)))
+        np.multiply(inside, 2.0**-52 if double else 2.0**-32, out=inside)
+        numbers = normal_quantile(inside, scratch)
+        np.multiply(numbers, std, out=numbers)
+        np.add(numbers, mean, out=numbers)
+        if double:
+            return numbers
+        single = _converted(numbers, np.dtype(np.float32), scratch)
+        return single.astype(dtype, copy=False)
+
+    return transform
+
+
+def integers(words: Words, span: int, bits: int) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+    """Integers from 0 up to but not `span`, and the positions of those to be drawn again.
+
+    Of the 2**`bits` words, those above the last multiple of `span` would make small integers more
+    likely than large ones.
+    """
+    drawn = joined(words) if bits == 64 else words.astype(np.uint64)
+    if span == 2**bits:
+        return drawn, np.empty(0, dtype=np.intp)
+    last = 2**bits - 2**bits % span - 1
+    return drawn % np.uint64(span), np.flatnonzero(drawn > np.uint64(last))
+
+
+def _unit(words: Words, dtype: np.dtype[Any], scratch: Scratch) -> Doubles:
     """Numbers from 0 up to but never 1: of 53 bits for float64, of 24 bits for all others."""
     if words_each(dtype) == 2:
         whole: NDArray[Any] = joined(words) >> np.uint64(11)
@@ -64,115 +169,23 @@ def unit(words: Words, dtype: np.dtype[Any], scratch: Scratch) -> Doubles:
     return numbers
 
 
-class Uniform:
-    """Makes words into numbers of `dtype` from `low` up to but never `high`.
-
-    What `dtype` cannot hold exactly is rounded down, so that as many numbers lie below any of its
-    values as should, and rounding never arrives at `high`. Raises `ConfigurationError` where no
-    number lies between, or `dtype` does not reach so far.
-    """
-
-    def __init__(self, low: float, high: float, dtype: np.dtype[Any]) -> None:
-        reach = _reach(dtype)
-        if not (-reach <= low < high <= reach and math.isfinite(high - low)):
-            raise ConfigurationError(
-                f"uniform(low={low!r}, high={high!r}): low must be less than high, and both, and "
-                f"their difference, must be within what {dtype} reaches, which is {reach:.6g}"
-            )
-        self._low, self._high, self._dtype = low, high, dtype
-        self._first, self._last = self._ends()
-        if self._first > self._last:
-            raise ConfigurationError(
-                f"uniform(low={low!r}, high={high!r}): no {dtype} lies between; take them further "
-                f"apart, or a dtype with more bits"
-            )
-
-    def _ends(self) -> tuple[Any, Any]:
-        """The smallest number of the dtype from `low` on, and the largest below `high`."""
-        bounds = np.array([self._low, self._high], dtype=np.float64)
-        first, last = _rounded_down(bounds, self._dtype, Scratch())
-        if float(first) < self._low:
-            first = np.nextafter(first, self._dtype.type(np.inf))
-        if float(last) == self._high:
-            last = np.nextafter(last, self._dtype.type(-np.inf))
-        return first, last
-
-    def __call__(self, words: Words, scratch: Scratch | None = None) -> Numbers:
-        """With a `scratch`, the numbers lie in it, until the next call with it."""
-        scratch = scratch or Scratch()
-        exact = unit(words, self._dtype, scratch)
-        if (self._low, self._high) == (0.0, 1.0) and self._dtype == np.float32:
-            single = scratch("rounded", len(exact), dtype=np.float32)
-            np.copyto(single, exact, casting="same_kind")
-            return single
-        np.multiply(exact, self._high - self._low, out=exact)
-        np.add(exact, self._low, out=exact)
-        rounded = _rounded_down(exact, self._dtype, scratch)
-        return np.clip(rounded, self._first, self._last, out=rounded)
-
-
-class Normal:
-    """Makes words into normal numbers, each the quantile of one uniform number.
-
-    A 16-bit number is the float32 of the same words, rounded. Raises `ConfigurationError` for a
-    negative `std`, and where numbers would come out that `dtype` does not reach.
-    """
-
-    def __init__(self, mean: float, std: float, dtype: np.dtype[Any]) -> None:
-        reach = _reach(dtype)
-        if not (std >= 0 and abs(mean) + LARGEST_NORMAL * std <= reach):
-            raise ConfigurationError(
-                f"normal(mean={mean!r}, std={std!r}): std must be 0 or more, and the numbers must "
-                f"be within what {dtype} reaches, which is {reach:.6g}"
-            )
-        self._mean, self._std, self._dtype = mean, std, dtype
-
-    def __call__(self, words: Words, scratch: Scratch | None = None) -> Numbers:
-        """With a `scratch`, the numbers lie in it, until the next call with it."""
-        scratch = scratch or Scratch()
-        double = words_each(self._dtype) == 2
-        # 52 bits and a half: with 53, the last would round to 1, whose quantile is infinite.
-        whole = joined(words) >> np.uint64(12) if double else words
-        inside = np.add(whole, 0.5, out=scratch("inside", len(whole)))
-        np.multiply(inside, 2.0**-52 if double else 2.0**-32, out=inside)
-        numbers = normal_quantile(inside, scratch)
-        np.multiply(numbers, self._std, out=numbers)
-        np.add(numbers, self._mean, out=numbers)
-        if double:
-            return numbers
-        single = scratch("single", len(numbers), dtype=np.float32)
-        np.copyto(single, numbers, casting="same_kind")
-        return single.astype(self._dtype, copy=False)
-
-
-def integers(words: Words, span: int, bits: int) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-    """Numbers from 0 up to but not `span`, and the places of those that must be drawn again.
-
-    Of the 2**`bits` words, those above the last multiple of `span` would make small numbers more
-    likely than large ones.
-    """
-    drawn = joined(words) if bits == 64 else words.astype(np.uint64)
-    if span == 2**bits:
-        return drawn, np.empty(0, dtype=np.intp)
-    last = 2**bits - 2**bits % span - 1
-    return drawn % np.uint64(span), np.flatnonzero(drawn > np.uint64(last))
-
-
 def _reach(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
+def _converted(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers:
+    numbers = scratch("converted", len(x), dtype=dtype)
+    np.copyto(numbers, x, casting="same_kind")
+    return numbers
+
+
 def _rounded_down(x: Doubles, dtype: np.dtype[Any], scratch: Scratch) -> Numbers:
-    near = scratch("rounded", len(x), dtype=dtype)
-    np.copyto(near, x, casting="same_kind")
+    near = _converted(x, dtype, scratch)
     again = scratch("rounded and back", len(x))
     np.copyto(again, near)
-    above = np.flatnonzero(np.greater(again, x, out=scratch("truth", len(x), dtype=bool)))
+    above = np.flatnonzero(np.greater(again, x, out=scratch("mask", len(x), dtype=bool)))
     near[above] = np.nextafter(near[above], dtype.type(-np.inf))
     return near
-
-
-Doubles = NDArray[np.float64]
 
 
 def _columns(*polynomials: tuple[float, ...]) -> Doubles:
@@ -271,24 +284,26 @@ def normal_quantile(p: Doubles, scratch: Scratch | None = None) -> Doubles:
     quantiles = _ratio(_CENTRE, argument, scratch("centre", 2, count))
     np.multiply(from_half, quantiles, out=quantiles)
     distance = np.abs(from_half, out=argument)
-    outside = np.flatnonzero(np.greater(distance, 0.425, out=scratch("truth", count, dtype=bool)))
+    outside = np.flatnonzero(np.greater(distance, 0.425, out=scratch("mask", count, dtype=bool)))
     quantiles[outside] = _outside(p, from_half, outside, scratch)
     return quantiles
 
 
-def _outside(p: Doubles, from_half: Doubles, places: NDArray[np.intp], scratch: Scratch) -> Doubles:
-    """The quantiles at those places, which are far from the middle."""
-    count = len(places)
-    side = np.take(p, places, out=scratch("side", count), mode="clip")
+def _outside(
+    p: Doubles, from_half: Doubles, positions: NDArray[np.intp], scratch: Scratch
+) -> Doubles:
+    """The quantiles at those positions, which are far from the middle."""
+    count = len(positions)
+    side = np.take(p, positions, out=scratch("side", count), mode="clip")
     other = np.subtract(1.0, side, out=scratch("other side", count))
     far = _logarithm(np.minimum(side, other, out=side), scratch)
     np.sqrt(np.negative(far, out=far), out=far)
     sizes = _ratio(_TAIL, np.subtract(far, 1.6, out=other), scratch("tail", 2, count))
-    farther = np.flatnonzero(np.greater(far, 5.0, out=scratch("truth", count, dtype=bool)))
+    farther = np.flatnonzero(np.greater(far, 5.0, out=scratch("mask", count, dtype=bool)))
     if len(farther):
         beyond = far[farther] - 5.0
         sizes[farther] = _ratio(_FAR_TAIL, beyond, np.empty((2, len(beyond))))
-    signs = np.take(from_half, places, out=other, mode="clip")
+    signs = np.take(from_half, positions, out=other, mode="clip")
     np.copysign(sizes, signs, out=sizes)
     return sizes
 
@@ -308,7 +323,7 @@ def _logarithm(x: Doubles, scratch: Scratch) -> Doubles:
     """The natural logarithm, to about one unit of the last place; it takes the place of `x`."""
     count = len(x)
     part, exponent = np.frexp(x, out=(x, scratch("exponent", count, dtype=np.int32)))
-    low = np.less(part, _ROOT_OF_HALF, out=scratch("truth", count, dtype=bool))
+    low = np.less(part, _ROOT_OF_HALF, out=scratch("mask", count, dtype=bool))
     one_or_two = np.add(low, 1.0, out=scratch("factor", count))
     np.multiply(part, one_or_two, out=part)
     np.subtract(exponent, low, out=exponent)

@@ -14,7 +14,9 @@ import hashlib
 import math
 import operator
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, SupportsFloat, SupportsIndex, TypedDict
 
 import numpy as np
@@ -27,8 +29,16 @@ from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.random import distributions
-from anydevice.transfer.random.distributions import FLOATS, INTEGERS, Words, joined, words_each
-from anydevice.transfer.random.pieces import Scratch, in_pieces
+from anydevice.transfer.random.distributions import (
+    FLOATS,
+    INTEGERS,
+    Scratch,
+    Transform,
+    Words,
+    joined,
+    words_each,
+)
+from anydevice.transfer.staging import usable_cores
 
 Shape = int | Sequence[int]
 Make = Callable[[Words, int, Scratch], NDArray[Any]]
@@ -40,6 +50,10 @@ _WORDS_PER_BLOCK = 8
 """Each value of Philox's counter gives four 64-bit integers."""
 _WORDS_AT_ONCE = 2**16
 """Number of words made into numbers together, so that intermediate results stay in the cache."""
+
+MOST_THREADS = 8
+"""More threads do not help: the Python work of each NumPy call is done by one at a time."""
+_PIECES_WORTH_A_THREAD = 8
 
 
 class State(TypedDict):
@@ -144,9 +158,8 @@ class Random:
         same words rounded down, so it never becomes `high` either.
         """
         kind = _dtype(dtype, FLOATS)
-        make = distributions.Uniform(_real("low", low), _real("high", high), kind)
-        return self._drawn(
-            shape, kind, words_each(kind), lambda words, _, scratch: make(words, scratch)
+        return self._floats(
+            shape, kind, distributions.uniform(_real("low", low), _real("high", high), kind)
         )
 
     def normal(
@@ -158,9 +171,8 @@ class Random:
         and reaches 6.4. A float16 or bfloat16 is the float32 of the same words, rounded.
         """
         kind = _dtype(dtype, FLOATS)
-        make = distributions.Normal(_real("mean", mean), _real("std", std), kind)
-        return self._drawn(
-            shape, kind, words_each(kind), lambda words, _, scratch: make(words, scratch)
+        return self._floats(
+            shape, kind, distributions.normal(_real("mean", mean), _real("std", std), kind)
         )
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
@@ -202,6 +214,11 @@ class Random:
         return tuple(
             Random(self._stream.derived("split", position, index), 0, self._device)
             for index in range(number)
+        )
+
+    def _floats(self, shape: Shape, kind: np.dtype[Any], transform: Transform) -> Any:
+        return self._drawn(
+            shape, kind, words_each(kind), lambda words, _, scratch: transform(words, scratch)
         )
 
     def _drawn(self, shape: Shape, kind: np.dtype[Any], each: int, make: Make) -> Any:
@@ -288,6 +305,42 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)
     return Random(Stream.of_seed(_integer("the seed", seed)), 0, choose_device(device))
+
+
+def in_pieces(count: int, step: int, work: Callable[[int, int, Scratch], None]) -> None:
+    """Call `work(begin, end, scratch)` for all pieces of `range(count)`, `step` long each.
+
+    Many pieces are shared out among several threads, each with its own scratch memory, in any
+    order. An error in one thread ends the others after their piece, and is raised.
+    """
+    begins = deque(range(0, count, step))
+    threads = min(len(begins) // _PIECES_WORTH_A_THREAD, MOST_THREADS)
+    threads = threads if threads < 2 else min(threads, usable_cores())
+
+    def work_through() -> None:
+        scratch = Scratch()
+        try:
+            while (begin := _next(begins)) is not None:
+                work(begin, min(begin + step, count), scratch)
+        except BaseException:
+            begins.clear()
+            raise
+
+    if threads < 2:
+        work_through()
+        return
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(work_through) for _ in range(threads - 1)]
+        work_through()
+    for other in others:
+        other.result()
+
+
+def _next(begins: deque[int]) -> int | None:
+    try:
+        return begins.popleft()
+    except IndexError:
+        return None
 
 
 def _integer(
