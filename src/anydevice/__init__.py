@@ -10,7 +10,7 @@ is first used.
 
 from __future__ import annotations
 
-from anydevice.core.hooks import load
+from importlib import import_module
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anydevice.bench.functions import benchmark as benchmark
     from anydevice.check.verifying import verify as verify
     from anydevice.check.verifying import warm_up as warm_up
+    from anydevice.choose.limits import configure as configure
     from anydevice.choose.scope import device as device
     from anydevice.choose.scope import set_device as set_device
     from anydevice.choose.scope import use_device as use_device
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from anydevice.compiling._compile import compile as compile  # noqa: A004  as its name is public
     from anydevice.core.device import Device as Device
     from anydevice.core.finding import Finding as Finding
+    from anydevice.core.finding import Reason as Reason
     from anydevice.discovery._discover import devices as devices
     from anydevice.discovery._discover import discover as discover
     from anydevice.discovery.report import Report as Report
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from anydevice.planning.plan import plan_inference as plan_inference
     from anydevice.planning.training import estimate_training as estimate_training
     from anydevice.settings.config import Config as Config
-    from anydevice.settings.config import configure as configure
     from anydevice.settings.preferences import prefer as prefer
     from anydevice.transfer.moving import device_of as device_of
     from anydevice.transfer.moving import synchronize as synchronize
@@ -74,13 +75,14 @@ _PUBLIC = {
     "MemoryEstimate": "anydevice.planning.estimates",
     "MemoryStats": "anydevice.memory.stats",
     "OutOfMemoryError": "anydevice.errors",
+    "Reason": "anydevice.core.finding",
     "Report": "anydevice.discovery.report",
     "TransferError": "anydevice.errors",
     "UnsupportedError": "anydevice.errors",
     "VerificationError": "anydevice.errors",
     "benchmark": "anydevice.bench.functions",
     "compile": "anydevice.compiling._compile",
-    "configure": "anydevice.settings.config",
+    "configure": "anydevice.choose.limits",
     "cpu_fallback": "anydevice.planning.cpu_fallback",
     "device": "anydevice.choose.scope",
     "device_of": "anydevice.transfer.moving",
@@ -112,9 +114,9 @@ __all__ = ["__version__", *sorted(_PUBLIC), *_MODULES]
 
 def __getattr__(name: str) -> object:
     if name in _PUBLIC:
-        value: object = load(f"{_PUBLIC[name]}:{name}")
+        value: object = getattr(import_module(_PUBLIC[name]), name)
     elif name in _MODULES:
-        value = load(f"{__name__}.{name}")
+        value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from tempfile import TemporaryDirectory
 
-from anydevice.choose.scope import SETTING_VARIABLES
+from anydevice.choose.scope import SETTING_VARIABLES, set_process_device
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import unknown_backend
 from anydevice.core.finding import Facts, Seen, Sighting
@@ -61,7 +61,11 @@ def fake_machine(
     made.update({sighting.backend: sighting for sighting in sightings})
     settings = nullcontext() if keep_settings else _nobody_s_settings()
     with settings, machine_from(lambda limit: tuple(made.values())):
-        yield discover()
+        held = set_process_device(None)
+        try:
+            yield discover()
+        finally:
+            set_process_device(held)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The table of element types, against NumPy, ml_dtypes, the array libraries and safetensors."""
+"""The table of dtypes, against NumPy, ml_dtypes, the array libraries and safetensors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_another_spelling_is_refused_with_the_right_one(spec: object, meant: str
 
 @pytest.mark.parametrize("spec", ["", "str", 7, None, np.dtype("U4"), np.longdouble])
 def test_what_is_no_type_is_refused_with_the_valid_names(spec: object) -> None:
-    with pytest.raises(ConfigurationError, match="the element types are bool, int8, int16"):
+    with pytest.raises(ConfigurationError, match="the dtypes are bool, int8, int16"):
         as_dtype(spec)
 
 
@@ -115,5 +115,5 @@ def test_the_table_imports_no_array_library() -> None:
 def test_where_it_is_clear_what_was_meant_no_list_follows() -> None:
     with pytest.raises(ConfigurationError, match=r"type 'fp32'; did you mean 'float32'\?$"):
         as_dtype("fp32")
-    with pytest.raises(ConfigurationError, match=r"type 'text'; the element types are .*bfloat16"):
+    with pytest.raises(ConfigurationError, match=r"dtype 'text'; the dtypes are .*bfloat16"):
         as_dtype("text")

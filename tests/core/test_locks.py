@@ -102,7 +102,7 @@ for reentrant in (False, True):
         ),
         ("anydevice.discovery._discover._lock", "anydevice.discovery._discover.forget_report()"),
         ("anydevice.settings.config._lock", "anydevice.configure(time_limit=4)"),
-        ("anydevice.memory.limits._lock", "anydevice.memory.limits.set_budget(None)"),
+        ("anydevice.choose.limits._lock", "anydevice.choose.limits.set_limit(None)"),
     ],
     ids=lambda text: text.rpartition(".")[0].split(".")[-1],
 )

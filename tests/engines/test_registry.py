@@ -12,7 +12,7 @@ import pytest
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
-from anydevice.core.finding import Facts, Standing
+from anydevice.core.finding import Facts, Reason, Standing
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
 
@@ -37,12 +37,14 @@ def test_the_table_of_backends_and_the_rows_agree() -> None:
             assert row.name in BACKENDS[name].engines
 
 
-def test_every_row_has_its_file() -> None:
+def test_every_row_has_its_files() -> None:
     for row in registry.BUILT_IN.values():
         module, _, name = row.target.partition(":")
-        path = Path(registry.__file__).parent / f"{module.rpartition('.')[2]}.py"
-        assert path.is_file()
-        assert name == "ENGINE"
+        assert (module, name) == (f"anydevice.engines.{row.name}.arrays", "ENGINE")
+        folder = Path(registry.__file__).parent / row.name
+        optional = [part for part in ("autodiff", "compiler") if part not in row.lacks]
+        for part in ("arrays", "primitives", "fused", "memory", *optional):
+            assert (folder / f"{part}.py").is_file()
 
 
 def test_what_an_engine_lacks_is_a_sentence_with_a_way_out() -> None:
@@ -90,10 +92,10 @@ def test_an_engine_is_loaded_once() -> None:
 
 def test_a_library_that_would_start_when_asked_is_not_among_the_started() -> None:
     code = (
-        "from anydevice.engines import effects, registry\n"
+        "from anydevice.engines import library_settings, registry\n"
         "import numpy, jax\n"
         "first = [engine.name for engine in registry.started_engines()]\n"
-        "assert not effects.jax_started()\n"
+        "assert not library_settings.jax_started()\n"
         "jax.devices()\n"
         "print(first, [engine.name for engine in registry.started_engines()])"
     )
@@ -170,7 +172,7 @@ def test_broken_entries_are_notes_and_nothing_else(site) -> None:
 
 
 def test_native_is_the_engines_own_object() -> None:
-    assert registry.native(Device("cpu", engine="numpy")) == "cpu"
+    assert registry.native(Device("cpu"), "numpy") == "cpu"
 
 
 def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,15 +180,18 @@ def test_native_of_a_device_that_nothing_drives(monkeypatch: pytest.MonkeyPatch)
         kind="gpu",
         facts=Facts("NVIDIA card"),
         stage="library",
-        reasons=("torch is not installed", "jax is not installed"),
-        mend='pip install "anydevice[cuda]"',
+        reasons=(
+            Reason("not_installed", "torch is not installed"),
+            Reason("not_installed", "jax is not installed"),
+        ),
+        fix='pip install "anydevice[cuda]"',
     )
     monkeypatch.setattr(Device, "engine", None)
     with pytest.raises(DeviceNotFoundError) as caught:
-        registry.native(Device.seen("cuda", 0, standing))
+        _ = Device.seen("cuda", 0, standing).native
     assert str(caught.value) == (
         "no installed library drives cuda:0: torch is not installed; jax is not installed; "
-        'to mend it: pip install "anydevice[cuda]"'
+        'to fix it: pip install "anydevice[cuda]"'
     )
 
 

@@ -1,4 +1,4 @@
-"""`core/hooks.py` is the only place that imports by name; what else is allowed has its reason."""
+"""Imports that no import statement names, which the linter of layers cannot see."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from anydevice.core import hooks
 
 SOURCE = Path(__file__).parents[2] / "src" / "anydevice"
 
@@ -19,15 +21,31 @@ IMPORTING = {
     "run_path",
     "spec_from_file_location",
 }
-"""Functions through which a module can be imported that no import statement names."""
+"""Functions that import a module by its name."""
 
 ALLOWED = {
     "core/hooks.py": {"import_module"},
+    # The public names load on first use.
+    "__init__.py": {"import_module"},
+    "nn/__init__.py": {"import_module"},
     # A script of its own, in a child process that does not have the package on its path.
     "hardware/driver_process/entry.py": {"__import__"},
     # The same child, which does not have the installed packages on its path either.
     "hardware/driver_process/nvml.py": {"exec_module", "spec_from_file_location"},
 }
+
+LOADING = {
+    # The rows of the engines, those that other packages add, and the files of an engine's folder.
+    "engines/registry.py",
+    "engines/base.py",
+    # Probes that other packages add.
+    "discovery/probes.py",
+}
+"""The modules that may use `hooks.load`."""
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
 
 
 def imported_by_name(tree: ast.AST) -> Iterator[str]:
@@ -44,16 +62,66 @@ def imported_by_name(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name == "importlib.metadata")
 
 
-@pytest.mark.parametrize(
-    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix()
-)
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_nothing_else_imports_by_name(path: Path) -> None:
     found = set(imported_by_name(ast.parse(path.read_text("utf-8"))))
     assert found == ALLOWED.get(path.relative_to(SOURCE).as_posix(), set())
 
 
-def test_every_row_of_the_table_leads_somewhere() -> None:
-    from anydevice.core import hooks as late
+def test_only_rows_and_entry_points_are_loaded_by_a_text() -> None:
+    loading = {
+        path.relative_to(SOURCE).as_posix()
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.ImportFrom) and node.module == "anydevice.core.hooks")
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr == "load"
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "hooks"
+        )
+    }
+    assert loading <= LOADING
 
-    for name in late._UPWARD:
-        assert callable(late.reach(name)), name
+
+def test_the_only_hooks_are_those_of_a_device() -> None:
+    found = {name: each for name, each in vars(hooks).items() if isinstance(each, hooks.Hook)}
+    assert set(found) == {
+        "added_backends",
+        "check",
+        "choose_engine",
+        "discover",
+        "free_memory",
+        "native",
+        "standing",
+        "to_device",
+    }
+    made = [
+        path.name
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Hook"
+    ]
+    assert made == ["hooks.py"] * len(found)
+
+
+def test_only_a_device_calls_hooks() -> None:
+    calling = {
+        path.relative_to(SOURCE).as_posix()
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "hooks"
+        and isinstance(getattr(hooks, node.func.attr, None), hooks.Hook)
+    }
+    assert calling == {"core/device.py"}
+
+
+def test_every_hook_is_registered_by_its_home() -> None:
+    for hook in vars(hooks).values():
+        if isinstance(hook, hooks.Hook):
+            hooks.import_module(hook.home)
+            assert hook.function is not None
+            assert hook.function.__module__ == hook.home

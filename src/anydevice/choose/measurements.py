@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from anydevice.core import hooks
 from anydevice.core.choice import Measured, pick_engine
 from anydevice.core.device import Device
 from anydevice.discovery.verdicts import key_of
@@ -116,3 +117,6 @@ def keep_measurements(new: Mapping[str, Times]) -> str | None:
     except OSError as error:
         return f"the measurements could not be kept in {path}: {error.strerror}"
     return None
+
+
+hooks.choose_engine.register(engine_of)

@@ -14,6 +14,7 @@ from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, TypeVar, cast
 
+from anydevice.choose import limits as limits  # the setting `memory` takes effect through it
 from anydevice.choose.measurements import measured_engines
 from anydevice.core.backends import AUTO
 from anydevice.core.choice import Choice, Request, Wish, choose
@@ -21,7 +22,7 @@ from anydevice.core.device import Device
 from anydevice.core.record import Record, replace
 from anydevice.core.text import parse_size
 from anydevice.core.warn import level_outside
-from anydevice.discovery._discover import discover, free_memory
+from anydevice.discovery._discover import discover, free_memory, on_refresh
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -308,6 +309,7 @@ def forget() -> None:
     forget_warnings()
 
 
+@on_refresh
 def forget_warnings() -> None:
     """Say anew what was warned of once."""
     _said.clear()

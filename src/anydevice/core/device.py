@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Self
 
+from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS, SAID_ELSEWHERE
 from anydevice.core.finding import Facts, Kind, Standing, Verdict
-from anydevice.core.hooks import reach
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 _PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")
@@ -17,7 +17,7 @@ class Device:
     """One place where data can live: a backend and an index, and nothing else is its identity.
 
     Make one from its name, or take one from `devices()` or `device()`. It is callable: applied to
-    an array or any nest of arrays it moves them there. Who serves it (`engine`) and who chose it
+    an array or any tree of arrays it moves them there. Who serves it (`engine`) and who chose it
     (`chosen_by`) travel along but do not count when two devices are compared.
 
     >>> Device("cuda:1") == Device("cuda", 1), str(Device("cuda")), Device("cpu").kind
@@ -120,8 +120,7 @@ class Device:
         """The array library that serves it; `None` where none can."""
         if self._engine is not None:
             return self._engine
-        chosen: str | None = reach("choose_engine")(self)
-        return chosen
+        return hooks.choose_engine(self)
 
     @property
     def engine_asked(self) -> str | None:
@@ -154,7 +153,7 @@ class Device:
         standing = self._known()
         if standing is None:
             return f"this machine has no {self}"
-        return "; ".join(standing.reasons) or None
+        return standing.reason
 
     @property
     def facts(self) -> Facts:
@@ -166,18 +165,26 @@ class Device:
         if standing is None:
             raise DeviceNotFoundError(
                 f"this machine has no {self}; anydevice.devices() lists what it has",
-                tuple(reach("discover")()),
+                tuple(hooks.discover()),
             )
-        facts: Facts = reach("free_memory")(self._backend, self._index, standing.facts)
-        return facts
+        return hooks.free_memory(self._backend, self._index, standing.facts)
 
     @property
     def native(self) -> Any:
         """The engine's own object for this place: a `torch.device`, a `jax.Device`, …
 
-        It goes wherever that library takes a device. Imports the engine's library.
+        It goes wherever that library takes a device. Imports the engine's library. Raises
+        `DeviceNotFoundError` where no installed library drives the device, or the library itself
+        does not see it.
         """
-        return reach("native")(self)
+        engine = self.engine
+        if engine is None:
+            known = self._known()
+            fix = f"; to fix it: {known.fix}" if known and known.fix else ""
+            raise DeviceNotFoundError(
+                f"no installed library drives {self}: {self.why_not}{fix}", tuple(hooks.discover())
+            )
+        return hooks.native(self, engine)
 
     def check(self, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
         """Run a small computation there, in a child process, and compare its answer.
@@ -185,8 +192,7 @@ class Device:
         The verdict is kept for this device, driver and library version: a bad one makes the
         device unusable with that reason until one of them changes or a later check is right.
         """
-        verdict: Verdict = reach("check")(self, engine, limit=limit)
-        return verdict
+        return hooks.check(self, engine, limit)
 
     def to_dict(self) -> dict[str, object]:
         """The device as plain data, ready for JSON."""
@@ -200,20 +206,18 @@ class Device:
             "engine": self.engine,
             "engines": list(standing.engines) if standing else [],
             "stage": standing.stage if standing else "device",
+            "code": standing.code if standing else "no_such_device",
             "why_not": self.why_not,
-            "mend": standing.mend if standing else None,
+            "fix": standing.fix if standing else None,
             "facts": standing.facts.to_dict() if standing else None,
         }
 
     def __call__(self, tree: Any, **options: Any) -> Any:
         """Every array of `tree` on this device; the same as `to_device(tree, self)`."""
-        return reach("to_device")(tree, self, **options)
+        return hooks.to_device(tree, self, **options)
 
     def _known(self) -> Standing | None:
-        if self._standing is not None:
-            return self._standing
-        standing: Standing | None = reach("standing")(self)
-        return standing
+        return self._standing if self._standing is not None else hooks.standing(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Device):
@@ -264,7 +268,7 @@ def parse_place(place: str) -> tuple[str, int | None]:
             repr(place),
         )
     backend = match[1]
-    if backend not in BACKENDS and backend not in reach("added_backends")():
+    if backend not in BACKENDS and backend not in hooks.added_backends():
         raise ConfigurationError(unknown_backend(backend), repr(place))
     return backend, None if match[2] is None else int(match[2])
 
@@ -277,5 +281,5 @@ def unknown_backend(name: str) -> str:
         return f'{name} is an engine, not a backend; write device("{place}", engine="{name}")'
     meant = SAID_ELSEWHERE.get(name)
     hint = f" (did you mean {meant!r}?)" if meant else ""
-    known = (*BACKENDS, *sorted(reach("added_backends")()))
+    known = (*BACKENDS, *sorted(hooks.added_backends()))
     return f"there is no backend {name!r}{hint}; the backends are {', '.join(known)}"

@@ -1,26 +1,24 @@
-"""The element types, as data: one row each, and how every other library spells them.
+"""The dtypes, as data: one row each, and how every other library spells them.
 
-The table is plain text and numbers. NumPy and ml_dtypes, which know what the rows mean, are
-loaded only when a row is asked for its NumPy type.
+NumPy and ml_dtypes are imported only when a row is asked for its NumPy dtype.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from anydevice.core.hooks import load
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 DTypeKind = Literal["bool", "int", "uint", "float", "complex"]
-"""What an element stands for; in an array API's words, "real floating" is `float` here."""
+"""The kinds of dtypes; the array API's "real floating" is `float` here."""
 
 
 class DType(Record):
-    """One element type.
+    """One dtype.
 
-    `module` is the library whose scalar type of the same name NumPy holds it by, `numpy` or
-    `ml_dtypes`; `code` is its name in a safetensors file, `None` where the format has none.
+    `module` is the library that defines its NumPy scalar type, `numpy` or `ml_dtypes`; `code` is
+    its name in a safetensors file, `None` where the format has none.
 
     >>> DTYPES["bfloat16"].itemsize, DTYPES["bfloat16"].code, DTYPES["bfloat16"].kind
     (2, 'BF16', 'float')
@@ -43,17 +41,21 @@ class DType(Record):
         return (self.bits + 7) // 8
 
     def numpy(self) -> Any:
-        """The `numpy.dtype` of this type.
+        """The `numpy.dtype` of this dtype.
 
         Raises `UnsupportedError` where the installed ml_dtypes is too old to have it.
 
         >>> DTYPES["bfloat16"].numpy().itemsize
         2
         """
+        import numpy
+
         if self.module == "numpy":
-            return load("numpy:dtype")(self.name)
+            return numpy.dtype(self.name)
+        import ml_dtypes
+
         try:
-            return load("numpy:dtype")(load(f"{self.module}:{self.name}"))
+            return numpy.dtype(getattr(ml_dtypes, self.name))
         except AttributeError as error:
             raise UnsupportedError(
                 f"the installed {self.module} is too old to have {self.name}; "
@@ -101,7 +103,7 @@ DTYPES: dict[str, DType] = {
 }
 
 BY_CODE: dict[str, DType] = {row.code: row for row in DTYPES.values() if row.code}
-"""The types that a safetensors file can hold, by the format's name for them."""
+"""The dtypes that a safetensors file can hold, by the format's name for them."""
 
 _SAID_ELSEWHERE = {
     "half": "float16",
@@ -113,13 +115,13 @@ _SAID_ELSEWHERE = {
     "double": "float64",
     "fp64": "float64",
 } | {code.lower(): row.name for code, row in BY_CODE.items() if code != "BOOL"}
-"""What people also call our types: used to say "did you mean", never as a second name."""
+"""Other names of the dtypes, for "did you mean"; never a second name."""
 
 
 def as_dtype(spec: object) -> DType:
-    """The row for a name, or for any library's own object for a type.
+    """The row of a name, or of any library's own dtype.
 
-    Raises `ConfigurationError` where there is none: with the name that was meant, or all of them.
+    Raises `ConfigurationError` where there is none, with the name that was meant, or all names.
 
     >>> import numpy
     >>> as_dtype("float16").bits, as_dtype(numpy.float32).name, as_dtype(numpy.dtype("<i2")).name
@@ -131,8 +133,8 @@ def as_dtype(spec: object) -> DType:
     row = DTYPES.get(name)
     if row is None:
         meant = _SAID_ELSEWHERE.get(name.lower())
-        hint = f"did you mean {meant!r}?" if meant else f"the element types are {', '.join(DTYPES)}"
-        raise ConfigurationError(f"there is no element type {name!r}; {hint}")
+        hint = f"did you mean {meant!r}?" if meant else f"the dtypes are {', '.join(DTYPES)}"
+        raise ConfigurationError(f"there is no dtype {name!r}; {hint}")
     return row
 
 

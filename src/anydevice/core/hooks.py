@@ -1,39 +1,59 @@
-"""The one table through which a lower layer reaches a higher one, imported on first use.
+"""The calls that `Device` makes into layers above it, and objects that are named by a text.
 
-A device is callable, and moving is a layer above it; the public names load when they are first
-touched; an engine loads when it is first needed. All of that passes here, so that this is the
-only place of the project that imports by name.
+A hook has a signature. The layer above registers its function with it, and a type checker
+compares the two. The first call of a hook imports the module that registers its function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-TYPE_CHECKING = False  # `import typing` would take longer than the rest of `import anydevice`
 if TYPE_CHECKING:
-    from typing import Any
+    from anydevice.core.device import Device
+    from anydevice.core.finding import Facts, Finding, Standing, Verdict
 
-_UPWARD = {
-    "discover": "anydevice.discovery._discover:discover",
-    "added_backends": "anydevice.discovery._discover:added_backends",
-    "forget_warnings": "anydevice.choose.scope:forget_warnings",
-    "set_process_device": "anydevice.choose.scope:set_process_device",
-    "standing": "anydevice.discovery._discover:standing_of",
-    "choose_engine": "anydevice.choose.measurements:engine_of",
-    "check": "anydevice.discovery.check:check",
-    "free_memory": "anydevice.hardware.readers:free_memory",
-    "native": "anydevice.engines.registry:native",
-    "check_budget": "anydevice.memory.limits:check_budget",
-    "set_budget": "anydevice.memory.limits:set_budget",
-    "to_device": "anydevice.transfer.moving:to_device",
-    "trust_kernels": "anydevice.check.trusted_kernels:load_into_table",
-}
+P = ParamSpec("P")
+R = TypeVar("R")
 
-_reached: dict[str, Any] = {}
+
+class Hook(Generic[P, R]):
+    """A function of a layer above; `home` is the module that registers it.
+
+    >>> double: Hook[[int], int] = Hook("anydevice.core.device")
+    >>> double.register(lambda number: 2 * number)
+    >>> double(21)
+    42
+    """
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self.function: Callable[P, R] | None = None
+
+    def register(self, function: Callable[P, R]) -> None:
+        """Let the hook call this function."""
+        self.function = function
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
+        if self.function is None:
+            import_module(self.home)
+        assert self.function is not None, f"{self.home} registers no function"
+        return self.function(*arguments, **named)
+
+
+discover: Hook[[], Iterable[Finding]] = Hook("anydevice.discovery._discover")
+added_backends: Hook[[], frozenset[str]] = Hook("anydevice.discovery._discover")
+standing: Hook[[Device], Standing | None] = Hook("anydevice.discovery._discover")
+choose_engine: Hook[[Device], str | None] = Hook("anydevice.choose.measurements")
+check: Hook[[Device, str | None, float], Verdict] = Hook("anydevice.discovery.check")
+free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice.hardware.readers")
+native: Hook[[Device, str], Any] = Hook("anydevice.engines.registry")
+to_device: Hook[Concatenate[Any, Device, ...], Any] = Hook("anydevice.transfer.moving")
 
 
 def load(target: str) -> Any:
-    """The object at `"package.module:name"`, imported now if it was not yet.
+    """The object at `"package.module:name"`, as an entry point names it.
 
     >>> load("anydevice.errors:AnyDeviceError").__name__
     'AnyDeviceError'
@@ -41,10 +61,3 @@ def load(target: str) -> Any:
     module, _, name = target.partition(":")
     found = import_module(module)
     return getattr(found, name) if name else found
-
-
-def reach(name: str) -> Any:
-    """The function of a higher layer that the table knows as `name`."""
-    if name not in _reached:
-        _reached[name] = load(_UPWARD[name])
-    return _reached[name]

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Sighting, Standing
-from anydevice.core.hooks import reach
 from anydevice.core.locks import ForkSafeLock
 from anydevice.discovery.probes import look_everywhere
 from anydevice.discovery.report import Report
@@ -48,6 +48,7 @@ _lock = ForkSafeLock()
 _looking = threading.local()
 _machine: Machine = look_everywhere
 _kept: tuple[tuple[str | None, ...], Report] | None = None
+_on_refresh: list[Callable[[], None]] = []
 
 
 def discover(refresh: bool = False) -> Report:
@@ -61,7 +62,7 @@ def discover(refresh: bool = False) -> Report:
     if getattr(_looking, "now", False):
         raise AnyDeviceError("discover() was called by what discovery itself has called")
     if refresh:
-        reach("forget_warnings")()
+        _refreshed()
     with _lock.native:
         if refresh or _kept is None or _kept[0] != _situation():
             _looking.now = True
@@ -130,20 +131,29 @@ def forget_report() -> None:
         _kept = None
 
 
+def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call a function whenever the machine is to be looked at anew; used as a decorator."""
+    _on_refresh.append(callback)
+    return callback
+
+
+def _refreshed() -> None:
+    for callback in _on_refresh:
+        callback()
+
+
 @contextmanager
 def machine_from(machine: Machine) -> Iterator[None]:
     """A block in which discovery reads a made-up machine, for tests."""
     global _machine
     before, _machine = _machine, machine
-    held = reach("set_process_device")(None)
     try:
         discover(refresh=True)
         yield
     finally:
         _machine = before
         forget_report()
-        reach("forget_warnings")()
-        reach("set_process_device")(held)
+        _refreshed()
 
 
 def _situation() -> tuple[str | None, ...]:
@@ -183,3 +193,8 @@ def _place_in_order(finding: Finding) -> float:
     names = list(BACKENDS)
     known = finding.backend in BACKENDS
     return names.index(finding.backend) if known else names.index("cpu") - 0.5
+
+
+hooks.discover.register(discover)
+hooks.added_backends.register(added_backends)
+hooks.standing.register(standing_of)

@@ -8,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 
+from anydevice.core import hooks
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.finding import Verdict
@@ -23,7 +24,7 @@ _LONG_ENOUGH = 60.0
 _TRIAL = str(Path(__file__).with_name("trial"))
 
 
-def check(device: Device, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
+def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Verdict:
     """Run the trial on `device` through `engine` and keep the verdict.
 
     Raises `DeviceNotFoundError` where there is no such device or no library that could drive it,
@@ -105,3 +106,6 @@ def _worth_keeping(verdict: Verdict, limit: float) -> bool:
         return False
     full = cause_of(reason, "compute").name == "out of memory"
     return not full and not reason.startswith("not started")
+
+
+hooks.check.register(check)

@@ -12,20 +12,15 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.hooks import load as load_by_name
-from anydevice.core.hooks import reach
 from anydevice.core.record import NOTHING, Record
 from anydevice.engines import library_settings as effects
 from anydevice.engines.installed import Build, EntryPoint, entry_points, read_build
-from anydevice.errors import (
-    AnyDeviceError,
-    ConfigurationError,
-    DeviceNotFoundError,
-    UnsupportedError,
-)
+from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 
 GROUP = "anydevice.engines"
 
@@ -37,7 +32,8 @@ class EngineRow(Record):
 
     `module` is what a user imports, `target` our file for it, `libraries` the distributions that
     may provide it, the usual one first. `lacks` says what it cannot do, on all of its devices or
-    on those that the sentence names.
+    on those that the sentence names. `kernels` is the module with our own kernels for it, in a table
+    `KERNELS`, and `kernel_backends` says where they run.
     """
 
     name: str
@@ -47,6 +43,8 @@ class EngineRow(Record):
     libraries: tuple[str, ...]
     backends: tuple[str, ...]
     lacks: Mapping[str, Absent] = NOTHING
+    kernels: str = ""
+    kernel_backends: tuple[str, ...] = ()
 
 
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-7-0", "cupy-rocm-5-0", "cupy")
@@ -74,6 +72,8 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.torch.arrays:ENGINE",
             libraries=("torch",),
             backends=("cuda", "rocm", "metal", "cpu"),
+            kernels="anydevice.engines.torch.triton.fused",
+            kernel_backends=("cuda", "rocm"),
             lacks={
                 "float64": Absent("PyTorch has no float64 on Metal", "use float32, or the CPU"),
             },
@@ -127,6 +127,8 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.opencl.arrays:ENGINE",
             libraries=("pyopencl",),
             backends=("opencl",),
+            kernels="anydevice.engines.opencl.fused",
+            kernel_backends=("opencl",),
             lacks={
                 "autodiff": Absent("OpenCL has no autodiff", "train on torch or jax"),
                 "compiler": Absent("OpenCL compiles no models", "compile on torch or jax"),
@@ -243,20 +245,11 @@ def when_loaded(told: Callable[[Engine], None]) -> None:
         _told.append(told)
 
 
-def native(device: Device) -> Any:
+def native(device: Device, engine: str) -> Any:
     """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
 
-    Raises `DeviceNotFoundError` where no installed library drives the device, or the library
-    itself does not see it.
+    Raises `DeviceNotFoundError` where the library does not see the device.
     """
-    engine = device.engine
-    if engine is None:
-        standing = device.standing
-        mend = f"; to mend it: {standing.mend}" if standing and standing.mend else ""
-        raise DeviceNotFoundError(
-            f"no installed library drives {device}: {device.why_not}{mend}",
-            tuple(reach("discover")()),
-        )
     from anydevice.engines.lookup import place_of  # it asks this module for the engines
 
     return load(engine).native(place_of(device))
@@ -284,3 +277,6 @@ def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tup
 
 def _origin(entry: EntryPoint) -> str:
     return f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"
+
+
+hooks.native.register(native)

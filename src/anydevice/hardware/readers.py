@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from anydevice.core import hooks
 from anydevice.core.finding import Facts, Sighting
 from anydevice.core.hooks import load
 from anydevice.core.record import Record, as_dict, replace
@@ -134,3 +135,6 @@ def free_memory(backend: str, index: int, facts: Facts) -> Facts:
         return facts
     now: int | None = load(f"anydevice.hardware.{backend}.reader:free_memory")(index, facts)
     return facts if now is None else replace(facts, free_memory=now)
+
+
+hooks.free_memory.register(free_memory)

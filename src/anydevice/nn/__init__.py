@@ -11,7 +11,8 @@ when it is first used.
 
 from __future__ import annotations
 
-from anydevice.core.hooks import load as _load
+from importlib import import_module as _import_module
+
 from anydevice.nn.foreign_names import NoSuchNameError as _NoSuchNameError
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
@@ -122,7 +123,7 @@ __all__ = sorted(_PUBLIC)
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise _NoSuchNameError(__name__, name, __all__)
-    value: object = _load(f"anydevice.{_PUBLIC[name]}:{name}")
+    value: object = getattr(_import_module(f"anydevice.{_PUBLIC[name]}"), name)
     globals()[name] = value
     return value
 

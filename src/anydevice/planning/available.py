@@ -172,6 +172,6 @@ def _limit(device: Device) -> int | None:
     config, origins = current()
     if "memory" not in origins or device.kind == "cpu":
         return None
-    from anydevice.memory.limits import limit_of  # rarely needed, and slow to load
+    from anydevice.choose.limits import limit_of  # rarely needed, and slow to load
 
     return limit_of(device, config)

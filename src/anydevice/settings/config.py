@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from anydevice.core.device import parse_place
-from anydevice.core.hooks import reach
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.text import parse_size
+from anydevice.core.warn import level_outside
 from anydevice.engines import library_settings as effects
 from anydevice.errors import ConfigurationError
 from anydevice.settings.files import project_file, user_file
@@ -75,9 +75,13 @@ class Config(Record):
         }
 
 
+CheckMemory = Callable[[Config], None]
+ApplyMemory = Callable[[Config | None], list[str]]
+
 _lock = ForkSafeLock()
 _changes: dict[str, Any] = {}
 _applied: dict[str, Any] = {}
+_memory_listeners: list[tuple[CheckMemory, ApplyMemory]] = []
 
 
 def configure(**changes: Any) -> Config:
@@ -107,7 +111,8 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
     """What `configure` does; a `memory` that JAX is too late for is a warning without `insist`."""
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
     if insist and checked.get("memory") is not None:
-        reach("check_budget")(Config(memory=checked["memory"]))
+        for check, _ in _memory_listeners:
+            check(Config(memory=checked["memory"]))
     with _lock.native:
         for name, value in checked.items():
             if value is None:
@@ -145,6 +150,16 @@ def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
         _take_effect(pending, config, origins)
 
 
+def on_memory(check: CheckMemory, apply: ApplyMemory) -> None:
+    """Let two functions follow the setting `memory`, which libraries are held to in a layer above.
+
+    `check` is called before `configure()` changes it, and raises where that is impossible. `apply`
+    is called when it has changed, with `None` where nothing is limited any more, and returns what
+    a person should be told.
+    """
+    _memory_listeners.append((check, apply))
+
+
 def forget_changes() -> None:
     """Back to what the files say: every `configure()` of this process is undone.
 
@@ -158,7 +173,7 @@ def forget_changes() -> None:
     effects.set_x64(None)
     effects.set_jit(None)
     if limited:
-        reach("set_budget")(None)
+        _limit_memory(None)
 
 
 def _check(name: str, value: Any, source: str) -> Any:
@@ -256,6 +271,10 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
     if "jit" in changes:
         late += effects.set_jit(config.jit if "jit" in origins else None)
     if "memory" in changes:
-        late += reach("set_budget")(config if "memory" in origins else None)
+        late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:
-        warnings.warn(sentence, stacklevel=4)
+        warnings.warn(sentence, stacklevel=level_outside())
+
+
+def _limit_memory(config: Config | None) -> list[str]:
+    return [sentence for _, apply in _memory_listeners for sentence in apply(config)]

@@ -1,7 +1,4 @@
-"""Moving whatever holds arrays to a device and back, and telling where it is.
-
-Where things are moved to: a device with its engine, looked up once and kept.
-"""
+"""Moving trees of arrays to a device and back, and telling where they are."""
 
 from __future__ import annotations
 
@@ -19,15 +16,14 @@ from anydevice.engines.lookup import owner_of, place_of
 from anydevice.errors import AnyDeviceError, DeviceMismatchError, DeviceNotFoundError, TransferError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.copying import download, move, upload
-from anydevice.transfer.sharing import Stretch, can_hold, stretches
+from anydevice.transfer.sharing import SharedMemory, can_hold, shared_memory
 from anydevice.transfer.trees.tree import Leaf, Leaves, flatten
 
-_of_numbers: dict[Any, bool] = {}
+_numeric: dict[Any, bool] = {}
 _base_of = attrgetter("base")
-_TEXTS_AND_THE_LIKE = ("O", "S", "U", "M", "m")
+_NOT_NUMBERS = ("O", "S", "U", "M", "m")
 
 
-@hooks.to_device.register
 def to_device(
     tree: Any,
     device: Device | str,
@@ -36,7 +32,7 @@ def to_device(
     copy: bool = True,
     narrow: bool = False,
 ) -> Any:
-    """Every array in `tree` on `device`; whatever else is in it stays as it is.
+    """The same tree with every array on `device`; everything else stays as it is.
 
     A NumPy array becomes an array of the device's engine. An array of another library stays in
     that library where it can live on the device, and becomes the engine's where it cannot;
@@ -44,20 +40,20 @@ def to_device(
     Between libraries a copy is made; `copy=False` may share memory instead, where both can.
 
     `device` may be a `Device`, a name, or a library's own object, such as a `torch.device`.
-    `tree` may be an array or any nest: dicts, lists, tuples, dataclasses, modules, optimizer
-    states, types added with `register_type`. A `torch.nn.Module` is moved in place and returned.
-    Arrays that occur twice stay one array.
+    `tree` may be an array or any tree of dicts, lists, tuples, dataclasses, modules, optimizer
+    states, and types added with `register_type`. A `torch.nn.Module` is moved in place and
+    returned. Arrays that occur twice stay one array.
 
     >>> import anydevice, numpy
     >>> anydevice.to_device({"weight": numpy.ones(3), "name": "layer"}, "cpu")["name"]
     'layer'
 
-    Nothing loses precision unasked: where the engine has no 64-bit numbers, such an array is
+    Precision is never lost silently: where the engine has no 64-bit dtypes, such an array is
     refused unless `narrow=True`. Raises `DeviceNotFoundError` where the device is not usable,
-    `OutOfMemoryError` where there is no room for a leaf, and `TransferError` where one cannot be
+    `OutOfMemoryError` where there is no memory for a leaf, and `TransferError` where one cannot be
     moved; both name the leaf.
     """
-    target = target_of(device)
+    target = destination_of(device)
     is_there = target.already_there.get(type(tree))
     if is_there is not None and not convert and is_there(tree):
         return tree
@@ -72,9 +68,9 @@ def to_device(
 
 
 def to_numpy(tree: Any) -> Any:
-    """Every array in `tree` as a NumPy array, in the same nest.
+    """The same tree with every array as a NumPy array.
 
-    Raises `OutOfMemoryError` where the host has no room for a leaf, or its device had none for
+    Raises `OutOfMemoryError` where the host has no memory for a leaf, or its device had none for
     computing it, and `TransferError` where one cannot be read; both name the leaf.
     """
     try:
@@ -88,7 +84,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 def device_of(tree: Any) -> Device | None:
-    """Where the arrays of `tree` are; `None` where it holds none.
+    """The device of the arrays in `tree`; `None` where it holds none.
 
     >>> import anydevice, numpy
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
@@ -116,7 +112,7 @@ def device_of(tree: Any) -> Device | None:
 
 
 def synchronize(device: Device | str | None = None) -> None:
-    """Wait until everything that was started on the device has ended.
+    """Wait until all work that was started on the device has ended.
 
     Raises `OutOfMemoryError` where that ran out of memory.
     """
@@ -130,38 +126,101 @@ def synchronize(device: Device | str | None = None) -> None:
 
 
 def take_over(tree: Any) -> None:
-    """Say to the libraries that the calling thread goes on to use what another one placed."""
+    """Tell the libraries that the calling thread now uses arrays that another one placed."""
     leaves = [tree] if is_array(tree) else flatten(tree, is_array)[0].values
     for value in leaves:
         _owner(value).receive([value])
 
 
 def is_array(x: Any) -> bool:
-    """Whether it is an array of numbers of a library that is imported, and not a tracer."""
+    """Whether `x` is a numeric array of an imported library, and not a tracer."""
     owner = owner_of(x)
     if owner is None:
         return False
     if owner.name != "numpy":
         return not owner.is_traced(x)
-    known = _of_numbers.get(x.dtype)
+    known = _numeric.get(x.dtype)
     if known is None:
-        known = x.dtype.kind not in _TEXTS_AND_THE_LIKE and x.dtype.names is None
-        _of_numbers[x.dtype] = known
+        known = x.dtype.kind not in _NOT_NUMBERS and x.dtype.names is None
+        _numeric[x.dtype] = known
     return known
+
+
+class Destination:
+    """A usable device and its engine, looked up once and kept.
+
+    `place` is where data really goes (a fake device keeps it on the CPU); `engines` are the
+    libraries whose arrays can live there.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if device.engine is None:
+            raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
+        standing = device.standing
+        self.device = device
+        self.place = place_of(device)
+        self.engine: Engine = registry.load(device.engine)
+        self.engines = frozenset(standing.engines if standing else (device.engine,))
+        self.already_there: dict[type, Callable[[Any], bool]] = {}
+        """By the type of an array: a quick test whether it is here already."""
+        self.from_host: set[type] = set()
+        """Types of host arrays, which become the engine's."""
+
+    def keeps(self, owner: Engine) -> bool:
+        """Whether an array of that library stays in it when it is sent here."""
+        return owner.name == self.engine.name or (
+            owner.name != "numpy" and owner.name in self.engines
+        )
+
+    def remember_host(self, array: Any, owner: Engine) -> None:
+        """Remember that arrays of this type are the host's, and have to be placed."""
+        if owner.name == "numpy":
+            self.from_host.add(type(array))
+
+    def remember(self, array: Any, owner: Engine) -> None:
+        """Remember how to tell quickly that an array of this type is here already."""
+        kind = type(array)
+        if kind in self.already_there:
+            return
+        native = owner.native(self.place)
+        if owner.name == "numpy":
+            self.already_there[kind] = lambda x: True
+        elif hasattr(array, "device") and array.device == native:
+            self.already_there[kind] = lambda x: bool(x.device == native)
+
+
+_kept: dict[tuple[str, int, str | None], tuple[object, Destination]] = {}
+
+
+def destination_of(device: Device | str) -> Destination:
+    """The destination for a device or its name.
+
+    Raises `DeviceNotFoundError` where the device is not usable.
+    """
+    if not isinstance(device, Device):
+        return destination_of(choose_device(device))
+    key = (device._backend, device._index, device._engine)
+    known = _kept.get(key)
+    if known is not None and known[0] is discovery.kept_report():
+        return known[1]
+    usable = device if device.usable else choose_device(device)
+    found = Destination(usable)
+    _kept[key] = (discovery.discover(), found)
+    return found
 
 
 def _moved(
     values: Sequence[Any],
     leaves: Leaves | None,
-    target: Target,
+    target: Destination,
     convert: bool,
     copy: bool,
     narrow: bool,
 ) -> list[Any]:
     moved = list(values)
     from_host: list[int] = []
-    shared_memory = _stretches(values, leaves, target, convert) if copy and leaves else []
-    done = {view.position for stretch in shared_memory for view in stretch.views}
+    together = _shared_there(values, leaves, target, convert) if copy and leaves else []
+    done = {view.position for shared in together for view in shared.views}
     for position, value in enumerate(values):
         if position in done:
             continue
@@ -172,8 +231,8 @@ def _moved(
         try:
             if _stays(owner, target, convert):
                 moved[position] = _within_library(value, owner, target, leaves, position)
-            elif not copy and (shared := _shared(value, owner, target)) is not None:
-                moved[position] = shared
+            elif not copy and (adopted := _adopted(value, owner, target)) is not None:
+                moved[position] = adopted
             else:
                 moved[position] = _host_copy(value, owner)
                 from_host.append(position)
@@ -182,26 +241,26 @@ def _moved(
             _name(leaves, position, error, target.device)
             raise
     _upload(moved, from_host, leaves, target, narrow)
-    for stretch in shared_memory:
-        engine = stretch.owner if _stays(stretch.owner, target, convert) else target.engine
+    for shared in together:
+        engine = shared.owner if _stays(shared.owner, target, convert) else target.engine
         try:
-            (memory,) = _moved([stretch.memory], None, target, convert, copy, narrow)
+            (memory,) = _moved([shared.memory], None, target, convert, copy, narrow)
         except Exception as error:
-            _name(leaves, stretch.views[0].position, error, target.device)
+            _name(leaves, shared.views[0].position, error, target.device)
             raise
-        for position, view in stretch.again(memory, engine).items():
+        for position, view in shared.views_of(memory, engine).items():
             moved[position] = view
     return moved
 
 
-def _stays(owner: Engine, target: Target, convert: bool) -> bool:
+def _stays(owner: Engine, target: Destination, convert: bool) -> bool:
     return owner.name == target.engine.name or (not convert and target.keeps(owner))
 
 
-def _stretches(
-    values: Sequence[Any], leaves: Leaves, target: Target, convert: bool
-) -> list[Stretch]:
-    """The memory that several of the arrays share, and that they can share there too."""
+def _shared_there(
+    values: Sequence[Any], leaves: Leaves, target: Destination, convert: bool
+) -> list[SharedMemory]:
+    """The memory that several of the arrays share, and can share on the target too."""
     one_of_each = dict(zip(map(type, values), values, strict=True))
     engines = {kind: _owner(value) for kind, value in one_of_each.items()}
     names = {owner.name for owner in engines.values() if owner.has_views}
@@ -216,34 +275,33 @@ def _stretches(
     going = [
         position
         for position, value in enumerate(values)
-        if _is_to_be_moved(value, leaves[position], engines[type(value)], target, convert)
+        if _must_move(value, leaves[position], engines[type(value)], target, convert)
     ]
     return [
-        stretch
-        for stretch in stretches(values, going)
+        shared
+        for shared in shared_memory(values, going)
         if can_hold(
-            stretch.owner if _stays(stretch.owner, target, convert) else target.engine,
+            shared.owner if _stays(shared.owner, target, convert) else target.engine,
             target.place,
-            stretch,
+            shared,
         )
     ]
 
 
-def _is_to_be_moved(value: Any, leaf: Leaf, owner: Engine, target: Target, convert: bool) -> bool:
+def _must_move(value: Any, leaf: Leaf, owner: Engine, target: Destination, convert: bool) -> bool:
     if not owner.has_views:
         return False
     if getattr(value, "requires_grad", False) and not leaf.kept:
         return False  # a gradient has to flow through the copy of this very array
-    there = _stays(owner, target, convert) and owner.devices_of(value) == (target.place,)
-    return not there
+    return not (_stays(owner, target, convert) and owner.devices_of(value) == (target.place,))
 
 
 def _within_library(
-    value: Any, owner: Engine, target: Target, leaves: Leaves | None, position: int
+    value: Any, owner: Engine, target: Destination, leaves: Leaves | None, position: int
 ) -> Any:
     places = owner.devices_of(value)
     if owner.shares_memory and target.place in places:
-        # Such a library puts computing off, and another thread could not make up for it.
+        # Such a library computes lazily, and another thread could not do it later.
         owner.finish([value])
         return value
     if places == (target.place,):
@@ -253,7 +311,7 @@ def _within_library(
     return move(value, owner, places, target.place, detached=kept)
 
 
-def _shared(value: Any, owner: Engine, target: Target) -> Any:
+def _adopted(value: Any, owner: Engine, target: Destination) -> Any:
     """The same memory as an array of the target's library; `None` where they cannot share it."""
     try:
         adopted = target.engine.adopt(owner.export(value))
@@ -270,7 +328,7 @@ def _upload(
     moved: list[Any],
     positions: list[int],
     leaves: Leaves | None,
-    target: Target,
+    target: Destination,
     narrow: bool,
 ) -> None:
     """Replace the host arrays at these positions by arrays of the target's engine."""
@@ -290,15 +348,14 @@ def _upload(
 def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
     host = list(values)
     elsewhere = [n for n, value in enumerate(values) if _owner(value).name != "numpy"]
-    shared_memory = stretches(values, elsewhere) if len(elsewhere) > 1 else []
-    for stretch in shared_memory:
+    for shared in shared_memory(values, elsewhere) if len(elsewhere) > 1 else ():
         try:
-            memory = _host_copy(stretch.memory, stretch.owner)
+            memory = _host_copy(shared.memory, shared.owner)
         except Exception as error:
-            place = _place_of(stretch.memory, stretch.owner)
-            _name(leaves, stretch.views[0].position, error, place)
+            place = _place_of(shared.memory, shared.owner)
+            _name(leaves, shared.views[0].position, error, place)
             raise
-        for position, view in stretch.again(memory, _owner(memory)).items():
+        for position, view in shared.views_of(memory, _owner(memory)).items():
             host[position] = view
     for position in elsewhere:
         value = host[position]
@@ -345,67 +402,4 @@ def _name(leaves: Leaves | None, position: int, error: Exception, place: Device 
     raise TransferError(f"{path or 'the array'}: {said}", path) from error
 
 
-IsThere = Callable[[Any], bool]
-
-
-class Target:
-    """A device that is usable, and the engine that serves it.
-
-    `place` is where data really goes (a fake device keeps it on the CPU), `engines` are the
-    libraries whose arrays can live there.
-    """
-
-    def __init__(self, device: Device) -> None:
-        if device.engine is None:
-            raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
-        standing = device.standing
-        self.device = device
-        self.place = place_of(device)
-        self.engine: Engine = registry.load(device.engine)
-        self.engines = frozenset(standing.engines if standing else (device.engine,))
-        self.already_there: dict[type, IsThere] = {}
-        """A quick test, by the type of an array, whether one of that type is here already."""
-        self.from_host: set[type] = set()
-        """Types of arrays that lie on the host, and become the engine's."""
-
-    def keeps(self, owner: Engine) -> bool:
-        """Whether an array of that library stays in it when it is sent here."""
-        return owner.name == self.engine.name or (
-            owner.name != "numpy" and owner.name in self.engines
-        )
-
-    def remember_host(self, array: Any, owner: Engine) -> None:
-        """Take note that arrays of this type are the host's, and have to be placed."""
-        if owner.name == "numpy":
-            self.from_host.add(type(array))
-
-    def remember(self, array: Any, owner: Engine) -> None:
-        """Take note of how to tell quickly that an array of this type is here already."""
-        kind = type(array)
-        if kind in self.already_there:
-            return
-        native = owner.native(self.place)
-        if owner.name == "numpy":
-            self.already_there[kind] = lambda x: True
-        elif hasattr(array, "device") and array.device == native:
-            self.already_there[kind] = lambda x: bool(x.device == native)
-
-
-_kept: dict[tuple[str, int, str | None], tuple[object, Target]] = {}
-
-
-def target_of(device: Device | str) -> Target:
-    """The target for a device or its name.
-
-    Raises `DeviceNotFoundError` where the device is not usable.
-    """
-    if not isinstance(device, Device):
-        return target_of(choose_device(device))
-    key = (device._backend, device._index, device._engine)
-    known = _kept.get(key)
-    if known is not None and known[0] is discovery.kept_report():
-        return known[1]
-    usable = device if device.usable else choose_device(device)
-    target = Target(usable)
-    _kept[key] = (discovery.discover(), target)
-    return target
+hooks.to_device.register(to_device)

@@ -14,7 +14,7 @@ import anydevice
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Engine, MemoryUse
-from anydevice.memory import limits as budgets
+from anydevice.choose import limits
 from anydevice.settings import config as settings
 
 FLOAT32 = DTYPES["float32"]
@@ -127,7 +127,7 @@ def test_what_cannot_be_had_is_out_of_memory_and_nothing_else_is(
 
 def ask_for(memory: float | str) -> None:
     """Set a budget; JAX on a GPU has started here already, which is an error and then a warning."""
-    if not budgets.started_jax():
+    if not limits.started_jax():
         anydevice.configure(memory=memory)
         return
     with pytest.raises(anydevice.ConfigurationError, match="comes too late: JAX has already"):
@@ -138,9 +138,9 @@ def ask_for(memory: float | str) -> None:
 
 def test_a_budget_reaches_the_engine_and_is_lifted(engine: Engine, device: Device) -> None:
     assert anydevice.configure().memory is None
-    assert budgets._effects == {}
+    assert limits._effects == {}
     ask_for(0.5)
-    effect = budgets._effects.get((engine.name, device))
+    effect = limits._effects.get((engine.name, device))
     if effect is None:
         assert device.standing is None  # one of JAX's virtual CPU devices
         return
@@ -153,6 +153,6 @@ def test_a_budget_reaches_the_engine_and_is_lifted(engine: Engine, device: Devic
     if effect.why_not is None:
         assert figures(engine, device).limit == 2**30
     anydevice.configure(memory=None)
-    assert budgets._effects == {}
+    assert limits._effects == {}
     if effect.why_not is None:
         assert figures(engine, device).limit is None

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import anydevice
+from anydevice.choose import limits
 from anydevice.core.device import Device
 from anydevice.core.engine import MemoryUse
 from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.engines import library_settings as effects
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.memory import limits as budgets
 from anydevice.settings import config as settings
 from anydevice.settings.config import Config
 from anydevice.testing import fake_machine
@@ -71,7 +71,7 @@ class StartedJax:
 def jax_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX has started on a GPU, and no other library is loaded."""
     started = StartedJax()
-    monkeypatch.setattr(budgets, "jax_started", lambda: True)
+    monkeypatch.setattr(limits, "jax_started", lambda: True)
     monkeypatch.setattr(effects, "jax_started", lambda: True)
     monkeypatch.setattr(registry, "load", lambda name: started)
     monkeypatch.setattr(registry, "loaded_engines", lambda: ("jax",))
@@ -81,7 +81,7 @@ def test_nothing_is_limited_unasked() -> None:
     anydevice.configure()
     anydevice.configure(time_limit=4)
     anydevice.device("cpu")
-    assert budgets._effects == {}
+    assert limits._effects == {}
     assert FRACTION not in os.environ
 
 
@@ -93,7 +93,7 @@ def test_a_share_is_one_of_the_device_and_an_amount_never_more_than_it(
     memory: float | str, limit: int
 ) -> None:
     with fake_machine(cuda=1, memory="16GiB"):
-        assert budgets.limit_of(Device("cuda"), Config(memory=memory)) == limit
+        assert limits.limit_of(Device("cuda"), Config(memory=memory)) == limit
 
 
 def test_a_device_of_unknown_size_has_an_amount_but_no_share() -> None:
@@ -101,13 +101,13 @@ def test_a_device_of_unknown_size_has_an_amount_but_no_share() -> None:
         "cuda", present=True, devices=(Seen(0, "gpu", Facts("a card")),), engines=("torch",)
     )
     with fake_machine(sightings=[unknown]):
-        assert budgets.limit_of(Device("cuda"), Config(memory="4GiB")) == 4 * GIB
-        assert budgets.limit_of(Device("cuda"), Config(memory=0.5)) is None
-    assert budgets.limit_of(Device("cpu", 99), Config(memory=0.5)) is None
+        assert limits.limit_of(Device("cuda"), Config(memory="4GiB")) == 4 * GIB
+        assert limits.limit_of(Device("cuda"), Config(memory=0.5)) is None
+    assert limits.limit_of(Device("cpu", 99), Config(memory=0.5)) is None
 
 
 def test_without_a_setting_a_device_has_no_limit() -> None:
-    assert budgets.limit_of(Device("cpu"), Config()) is None
+    assert limits.limit_of(Device("cpu"), Config()) is None
 
 
 LATER = """
@@ -122,8 +122,8 @@ for name in ("mlx", "opencl", "torch"):
     engine = registry.load(name)
     use = engine.memory.use(engine.devices()[0])
     limits[name] = use and use.limit
-from anydevice.memory import budgets
-limits["why"] = [e.why_not for e in budgets._effects.values() if e.engine == "torch"][0]
+from anydevice.choose import limits as held
+limits["why"] = [e.why_not for e in held._effects.values() if e.engine == "torch"][0]
 anydevice.configure(memory=None)
 use = registry.load("mlx").memory.use(anydevice.Device("cpu"))
 limits["lifted"] = use.limit
@@ -141,7 +141,7 @@ def test_a_library_that_loads_later_is_limited_then() -> None:
 JAX = """
 import json, os
 import anydevice
-from anydevice.memory import budgets
+from anydevice.choose import limits as held
 names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 told = [[os.environ.get(name) for name in names]]
 for memory in (0.6, "balanced", "1GiB", 0.9, None):
@@ -154,7 +154,7 @@ from jaxlib import xla_client
 options = xla_client.generate_pjrt_gpu_plugin_options()
 jax.devices()
 anydevice.configure(memory=0.7)  # JAX runs on the CPU alone, where it has no limit
-after = [e.why_not for e in budgets._effects.values() if e.engine == "jax"]
+after = [e.why_not for e in held._effects.values() if e.engine == "jax"]
 print(json.dumps({"told": told, "fraction": options["memory_fraction"], "after": after}))
 """
 
@@ -177,7 +177,7 @@ def test_jax_is_told_before_it_starts() -> None:
 def test_an_amount_for_jax_is_the_share_that_no_gpu_gets_more_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(budgets, "jax_started", lambda: False)
+    monkeypatch.setattr(limits, "jax_started", lambda: False)
     with fake_machine(cuda=1, rocm=1, metal=1, memory="16GiB", engines=("jax",)):
         anydevice.configure(memory="4GiB")
         assert os.environ[FRACTION] == "0.250000"
@@ -192,9 +192,9 @@ def test_too_late_for_jax_is_an_error_and_changes_nothing() -> None:
         with pytest.raises(ConfigurationError, match=r"memory=0.6 comes too late: JAX has already"):
             anydevice.configure(memory=0.6, time_limit=3)
         assert anydevice.configure() == before
-        assert budgets._effects == {}
+        assert limits._effects == {}
         anydevice.configure(memory="balanced")  # what it has anyway
-        assert [effect.why_not for effect in budgets._effects.values()] == [None]
+        assert [effect.why_not for effect in limits._effects.values()] == [None]
         with pytest.warns(UserWarning, match="JAX has already started"):
             anydevice.configure(memory=None)
 
@@ -212,10 +212,10 @@ def test_too_late_for_jax_is_a_warning_where_a_file_asks() -> None:
 
 @pytest.mark.usefixtures("jax_on_a_gpu")
 def test_jax_is_told_anew_and_restarts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "jax_started", lambda: False)
+    monkeypatch.setattr(limits, "jax_started", lambda: False)
     with fake_machine(cuda=1, memory="100GiB"):
         anydevice.configure(memory=0.6)
-        monkeypatch.setattr(budgets, "jax_started", lambda: True)
+        monkeypatch.setattr(limits, "jax_started", lambda: True)
         with pytest.warns(UserWarning, match="JAX has already started"):
             anydevice.configure(memory=None)
         assert FRACTION not in os.environ
@@ -253,11 +253,11 @@ def test_devices_that_share_a_memory_share_the_smaller_limit() -> None:
 
     anydevice.configure(memory=0.5)
     with fake_machine(metal=1, memory="1GiB"):
-        budgets._hold(Both())  # type: ignore[arg-type]
-    ours = [effect.limit for effect in budgets._effects.values() if effect.engine == "both"]
+        limits._hold(Both())  # type: ignore[arg-type]
+    ours = [effect.limit for effect in limits._effects.values() if effect.engine == "both"]
     assert ours == [GIB // 2, GIB // 2]
-    for key in [key for key in budgets._effects if key[0] == "both"]:
-        del budgets._effects[key]
+    for key in [key for key in limits._effects if key[0] == "both"]:
+        del limits._effects[key]
 
 
 def test_much_of_a_gpu_that_others_use_is_warned_of() -> None:
@@ -279,7 +279,7 @@ def test_much_of_a_gpu_that_others_use_is_warned_of() -> None:
 @pytest.mark.usefixtures("jax_on_a_gpu")
 def test_what_this_process_holds_itself_is_not_others_use() -> None:
     with fake_machine(cuda=1, memory="100GiB", free="20GiB"):
-        assert budgets._held_here(Device("cuda")) == 75 * GIB
+        assert limits._held_here(Device("cuda")) == 75 * GIB
         with pytest.warns(UserWarning, match="already started") as said:
             settings.change({"memory": "aggressive"}, insist=False)
         assert not any("of its" in str(one.message) for one in said)
@@ -287,7 +287,7 @@ def test_what_this_process_holds_itself_is_not_others_use() -> None:
 
 def test_free_memory_is_read_again_at_each_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that was passed over for want of memory is chosen once there is some."""
-    from anydevice.core import hooks as late
+    from anydevice.core import hooks
 
     free = 2 * GIB
 
@@ -295,7 +295,7 @@ def test_free_memory_is_read_again_at_each_choice(monkeypatch: pytest.MonkeyPatc
         return facts.__replace__(free_memory=free)
 
     with fake_machine(cuda=1, memory="16GiB"):
-        monkeypatch.setitem(late._reached, "free_memory", reading)
+        monkeypatch.setattr(hooks.free_memory, "function", reading)
         with pytest.raises(anydevice.DeviceNotFoundError, match=r"2\.0 GiB"):
             anydevice.device("cuda", min_free="8GiB")
         free = 12 * GIB

@@ -1,9 +1,9 @@
-"""How much of a device this process may take, and how each array library is held to it.
+"""Memory limits: how much of a device this process may take, and how each library is held to it.
 
-Nothing is limited unless somebody asks: `configure(memory=…)`, or a settings file. A library that
-is imported already is limited at once, any other when anydevice first loads it. JAX takes its
-limit from the environment when it starts, so it is told there, and one that has started is an
-error for who asked in a program, and a warning for who asked in a file.
+Nothing is limited unless `configure(memory=…)` or a settings file asks for it; this module follows
+that setting. An imported library is limited at once, any other when anydevice first loads it. JAX
+reads its limit from the environment when it starts. Where it has started, `configure` raises an
+error, and a settings file causes a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from anydevice.discovery._discover import devices
 from anydevice.engines import registry
 from anydevice.engines.library_settings import Variables, jax_started
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.settings.config import STRATEGIES, Config
+from anydevice.settings.config import STRATEGIES, Config, on_memory
+
+# `anydevice.configure` loads from here, so that the limits follow what it sets.
+from anydevice.settings.config import configure as configure
 
 _JAX_BACKENDS = ("cuda", "rocm")
 _JAX_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -27,7 +30,7 @@ _MUCH = STRATEGIES["aggressive"]
 
 
 class Effect(Record):
-    """What a budget does to one library on one device: a limit in bytes, or why it has none."""
+    """The limit in bytes of one library on one device, and why it has no effect, if it has none."""
 
     engine: str
     device: Device
@@ -36,13 +39,13 @@ class Effect(Record):
 
 
 _lock = ForkSafeLock(reentrant=True)
-_budget: Config | None = None
+_config: Config | None = None
 _effects: dict[tuple[str, Device], Effect] = {}
-_of_jax = Variables()
+_jax_variables = Variables()
 
 
-def check_budget(config: Config) -> None:
-    """Refuse, with `ConfigurationError`, a budget that comes too late for JAX."""
+def check_limit(config: Config) -> None:
+    """Raise `ConfigurationError` for a limit that comes too late for JAX."""
     for engine, device in started_jax():
         limit = limit_of(device, config)
         sentence = None if limit is None else engine.memory.set_limit(device, limit)
@@ -52,37 +55,35 @@ def check_budget(config: Config) -> None:
             )
 
 
-def set_budget(config: Config | None) -> list[str]:
+def set_limit(config: Config | None) -> list[str]:
     """Hold every library to the `memory` of these settings, now or when it loads.
 
-    `None` lifts what was set before. Returns the sentences that a person should be told: of a
-    library on an accelerator that it has no effect on, and of a GPU that others use as well.
+    `None` lifts the limits. Returns warnings: for a library on an accelerator on which the limit
+    has no effect, and for a GPU that other programs use too.
     """
-    global _budget
+    global _config
     with _lock.native:
-        said = _lift() if config is None else []
-        _budget = config
+        warned = _lift() if config is None else []
+        _config = config
         if config is None:
-            return said
+            return warned
         registry.when_loaded(_hold)
         _tell_jax(config)
         for engine in registry.started_engines():
             _hold(engine)
-        said += [
+        warned += [
             effect.why_not
             for effect in _effects.values()
             if effect.why_not and effect.device.kind != "cpu"
         ]
-        return said + _about_shared_gpus(config)
+        return warned + _shared_gpus(config)
 
 
 def limit_of(device: Device, config: Config) -> int | None:
-    """The most bytes of a device that the settings allow; `None` where they allow everything.
+    """The most bytes of a device that the settings allow; `None` where there is no limit.
 
-    It is `None`, too, where a share is allowed of a size that is not known.
-
-    A fraction is one of all memory that this process could ever get there. An amount is never
-    more than that.
+    A fraction is one of the memory that this process could ever get there, and no limit where that
+    is unknown. An amount is never more than that memory.
 
     >>> limit_of(Device("cpu"), Config(memory="1GiB"))
     1073741824
@@ -109,9 +110,9 @@ def started_jax() -> list[tuple[Engine, Device]]:
 
 
 def _hold(engine: Engine) -> None:
-    """Hold one library to the budget in force, on each of its devices."""
+    """Hold one library to the limit in force, on each of its devices."""
     with _lock.native:
-        config = _budget
+        config = _config
         if config is None or (engine.name == "jax" and not jax_started()):
             return  # asking JAX for its devices would start it
         found = ((device, limit_of(device, config)) for device in engine.devices())
@@ -124,31 +125,31 @@ def _hold(engine: Engine) -> None:
 
 
 def _lift() -> list[str]:
-    """Lift every limit that was set; what stays is said."""
-    said = []
+    """Lift every limit; returns warnings for those that stay."""
+    warned = []
     for name, device in list(_effects):
         effect = _effects.pop((name, device))
         if effect.why_not is None:
-            said.append(registry.load(name).memory.set_limit(device, None))
-    if _of_jax:
-        _of_jax.put({})
-        said += [engine.memory.set_limit(device, None) for engine, device in started_jax()]
-    return list(dict.fromkeys(sentence for sentence in said if sentence))
+            warned.append(registry.load(name).memory.set_limit(device, None))
+    if _jax_variables:
+        _jax_variables.put({})
+        warned += [engine.memory.set_limit(device, None) for engine, device in started_jax()]
+    return list(dict.fromkeys(sentence for sentence in warned if sentence))
 
 
 def _tell_jax(config: Config) -> None:
-    """Put JAX's share of a GPU into the environment, while it is still to start."""
+    """Put JAX's fraction of a GPU into the environment, until it has started."""
     if jax_started():
         return
     fraction = _jax_fraction(config)
     told: dict[str, str | None] = {}
     if fraction is not None:
         told = {**dict.fromkeys(_JAX_VARIABLES), _JAX_FRACTION: f"{fraction:.6f}"}
-    _of_jax.put(told)
+    _jax_variables.put(told)
 
 
 def _jax_fraction(config: Config) -> float | None:
-    """The one share for all GPUs, which JAX takes; none where an amount meets no GPU."""
+    """The one fraction that JAX takes for all GPUs; `None` for an amount without a GPU."""
     if config.memory_fraction is not None:
         return config.memory_fraction
     shares = []
@@ -160,12 +161,12 @@ def _jax_fraction(config: Config) -> float | None:
     return min(shares, default=None)
 
 
-def _about_shared_gpus(config: Config) -> list[str]:
-    """A sentence for each GPU of which so much is asked that others on it would have too little."""
+def _shared_gpus(config: Config) -> list[str]:
+    """A warning for each GPU of which the limit leaves other programs too little."""
     share = config.memory_fraction
     if share is None or share < _MUCH:
         return []
-    said = []
+    warned = []
     for device in devices("gpu"):
         facts = device.facts
         free, total = facts.free_memory, facts.total_memory
@@ -178,11 +179,11 @@ def _about_shared_gpus(config: Config) -> list[str]:
             )
         else:
             continue
-        said.append(
+        warned.append(
             f"memory={config.memory!r} lets this process take {share:.0%} of {device}, but "
             f"{reason}; memory='conservative' is for GPUs that are shared"
         )
-    return said
+    return warned
 
 
 def _held_here(device: Device) -> int:
@@ -193,3 +194,6 @@ def _held_here(device: Device) -> int:
             use = engine.memory.use(device)
             held += use.reserved if use else 0
     return held
+
+
+on_memory(check_limit, set_limit)
