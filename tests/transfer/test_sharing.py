@@ -10,7 +10,7 @@ import torch
 
 from anydevice import testing, to_device, to_numpy
 from anydevice.errors import TransferError
-from anydevice.transfer.sharing import stretches
+from anydevice.transfer.sharing import shared_memory
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_does_not_overlap_is_moved_apart(gpu: str) -> None:
 
 def test_two_ends_of_much_memory_do_not_drag_it_along() -> None:
     whole = np.zeros(10_000, np.float32)
-    (found,) = stretches([whole[:3], whole[2:4], whole[-2:]], range(3))
+    (found,) = shared_memory([whole[:3], whole[2:4], whole[-2:]], range(3))
     assert found.memory.nbytes == 16
     assert [view.position for view in found.views] == [0, 1]
 

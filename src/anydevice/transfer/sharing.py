@@ -1,14 +1,15 @@
 """Arrays that share memory: which of a tree's arrays do, and how they share it again elsewhere.
 
-Two views of one memory that overlap are moved as the one stretch of memory that both lie in, and
-become two views of the copy. Views that do not overlap cannot tell whether they still lie beside
-each other, so they are moved one by one unless moving them as one costs little more.
+Two views that overlap are moved as the one block of memory that both lie in, and become two views
+of the copy. Views that do not overlap cannot tell whether they still lie beside each other, so
+they are moved one by one unless moving them as one costs little more.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ _SOMEWHERE = 1 << 40  # NumPy takes an address of 0 for a missing one
 
 
 class View(Record):
-    """An array as a part of a stretch of memory: from which byte on, and how it is laid out."""
+    """An array as a part of a block of memory: its first byte, and its layout."""
 
     position: int
     """Its number among the arrays that were asked about."""
@@ -35,14 +36,14 @@ class View(Record):
     shape: tuple[int, ...]
 
 
-class Stretch(Record):
+class SharedMemory(Record):
     """Memory that several arrays share: its bytes as an array of their library, and the views."""
 
     memory: Any
     owner: Engine
     views: tuple[View, ...]
 
-    def again(self, memory: Any, engine: Engine) -> dict[int, Any]:
+    def views_of(self, memory: Any, engine: Engine) -> dict[int, Any]:
         """The same views of a copy of the memory, by their numbers."""
         whole = engine.storage(memory)
         start = whole.offset if whole else 0
@@ -54,12 +55,13 @@ class Stretch(Record):
         }
 
 
-def stretches(values: Sequence[Any], positions: Sequence[int]) -> list[Stretch]:
+def shared_memory(values: Sequence[Any], positions: Sequence[int]) -> list[SharedMemory]:
     """The memory that at least two of the arrays at these positions overlap in.
 
-    An array that its library knows no memory of shares none.
+    An array whose library knows nothing of its memory shares none.
     """
-    spans = sorted(_spans(values, positions), key=lambda span: (span.place, span.start))
+    found = [span for position in positions if (span := _span(values[position], position))]
+    spans = sorted(found, key=lambda span: (span.place, span.start))
     together: list[list[_Span]] = []
     reach = 0
     for span in spans:
@@ -70,32 +72,32 @@ def stretches(values: Sequence[Any], positions: Sequence[int]) -> list[Stretch]:
             together.append([span])
             reach = span.stop
     return [
-        _as_stretch(values, group)
+        _as_shared(values, group)
         for near in together
         for group in _overlapping(near)
         if len(group) > 1
     ]
 
 
-def can_hold(engine: Engine, device: Device, stretch: Stretch) -> bool:
-    """Whether an engine has such views of memory on a device, of these types."""
+def can_hold(engine: Engine, device: Device, shared: SharedMemory) -> bool:
+    """Whether an engine has such views on a device, of these dtypes."""
     if not engine.has_views:
         return False
     try:
-        for dtype in {view.dtype for view in stretch.views}:
+        for dtype in {view.dtype for view in shared.views}:
             engine.empty((0,), dtype, device)
     except UnsupportedError:
         return False
-    lying_well = all(
+    aligned = all(
         step % view.dtype.itemsize == 0 and step >= 0
-        for view in stretch.views
+        for view in shared.views
         for step in (view.offset, *view.strides)
     )
-    return lying_well or engine.name == stretch.owner.name == "numpy"
+    return aligned or engine.name == shared.owner.name == "numpy"
 
 
 class _Span(Record):
-    """Where an array begins and ends in its allocation, which library and device are part of."""
+    """Where an array begins and ends; `place` is its library, device and allocation."""
 
     place: tuple[str, str, int, int]
     start: int
@@ -108,8 +110,8 @@ class _Span(Record):
     def nbytes(self) -> int:
         return math.prod(self.storage.shape) * self.itemsize
 
-    def touched(self) -> Any:
-        """An array of nothing that lies as this one does: only good for asking what overlaps."""
+    def outline(self) -> Any:
+        """An array with this layout and no data: only good for asking what overlaps."""
         return np.asarray(_Outline(self))
 
 
@@ -126,12 +128,8 @@ class _Outline:
         }
 
 
-def _spans(values: Sequence[Any], positions: Sequence[int]) -> list[_Span]:
-    return [span for position in positions if (span := _span(values[position], position))]
-
-
 def _span(value: Any, position: int) -> _Span | None:
-    """Where an array lies; `None` where it shares nothing, or nothing is known of it."""
+    """The span of an array; `None` where it shares nothing, or nothing is known of it."""
     owner = owner_of(value)
     if owner is None or not owner.has_views or not _is_plain(value, owner):
         return None
@@ -150,10 +148,10 @@ def _span(value: Any, position: int) -> _Span | None:
 
 
 def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """Spans that lie near each other, in groups that are to be moved as one.
+    """Neighbouring spans in groups that are moved as one.
 
     All of them, where moving them together is hardly more than moving each. Columns of a large
-    matrix lie near each other too, but have no byte in common: they are not to drag it along.
+    matrix are neighbours too, but have no byte in common, and must not drag the matrix along.
     """
     whole = max(span.stop for span in spans) - spans[0].start
     if whole <= 2 * sum(span.nbytes for span in spans):
@@ -162,12 +160,9 @@ def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
     for span in spans:
         met = [group for group in groups if any(_meet(span, other) for other in group)]
         groups = [group for group in groups if group not in met]
-        groups.append(sorted((one for group in (*met, [span]) for one in group), key=_start))
+        together = (one for group in (*met, [span]) for one in group)
+        groups.append(sorted(together, key=attrgetter("start")))
     return groups
-
-
-def _start(span: _Span) -> int:
-    return span.start
 
 
 def _meet(one: _Span, other: _Span) -> bool:
@@ -175,12 +170,12 @@ def _meet(one: _Span, other: _Span) -> bool:
         return False
     try:
         effort: Any = _MOST_WORK  # NumPy's own annotation knows two numbers only
-        return bool(np.shares_memory(one.touched(), other.touched(), effort))
+        return bool(np.shares_memory(one.outline(), other.outline(), effort))
     except np.exceptions.TooHardError:
         return True
 
 
-def _as_stretch(values: Sequence[Any], spans: list[_Span]) -> Stretch:
+def _as_shared(values: Sequence[Any], spans: list[_Span]) -> SharedMemory:
     start, stop = spans[0].start, max(span.stop for span in spans)
     first = values[spans[0].position]
     owner = owner_of(first)
@@ -196,11 +191,11 @@ def _as_stretch(values: Sequence[Any], spans: list[_Span]) -> Stretch:
         )
         for span in spans
     )
-    return Stretch(memory, owner, views)
+    return SharedMemory(memory, owner, views)
 
 
 def _is_plain(value: Any, owner: Engine) -> bool:
-    """Whether its bytes are all there is to it: no mask beside them, no foreign byte order."""
+    """Whether it is nothing but its bytes: no mask beside them, no foreign byte order."""
     if owner.name != "numpy":
         return True
     return type(value) in (np.ndarray, np.memmap) and value.dtype.isnative

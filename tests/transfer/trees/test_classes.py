@@ -288,11 +288,11 @@ def test_the_same_registration_twice_is_fine_and_another_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("Batch", parts_of_batch, new_batch), "takes a class, and 'Batch' is none"),
-        ((dict, parts_of_batch, new_batch), "dict is built in"),
-        ((object, parts_of_batch, new_batch), "object is built in"),
-        ((Batch, None, new_batch), "flatten must be a function, and None is none"),
-        ((Batch, parts_of_batch, 3), "rebuild must be a function, and 3 is none"),
+        (("Batch", parts_of_batch, new_batch), "takes a class, not 'Batch'"),
+        ((dict, parts_of_batch, new_batch), "dict is a built-in type"),
+        ((object, parts_of_batch, new_batch), "object is a built-in type"),
+        ((Batch, None, new_batch), "flatten must be a function, not None"),
+        ((Batch, parts_of_batch, 3), "rebuild must be a function, not 3"),
     ],
 )
 def test_a_wrong_registration_is_refused(arguments: tuple[Any, ...], message: str) -> None:

@@ -337,7 +337,7 @@ def test_walking_a_tree_imports_no_library() -> None:
     code = """
 import sys
 from dataclasses import dataclass
-from anydevice.transfer.tree import flatten
+from anydevice.transfer.trees.tree import flatten
 @dataclass
 class Box:
     value: object

@@ -1,12 +1,12 @@
-"""Which rule takes a value apart: the table of the kinds of containers, and what users add to it.
+"""The rule of each type: the table of containers, and the types that users register.
 
-In this order: what a user registered; what is never a container; libraries' own classes, found by
-name along the method resolution order so that none is imported; the containers of the standard
-library with their subclasses; dataclasses and attrs classes; and what JAX's registry knows.
+Looked up in this order: registered types; types that are never containers; classes of libraries,
+by name along the method resolution order, so that no library is imported; containers of the
+standard library and their subclasses; dataclasses and attrs classes; and trees that JAX knows.
 
-Left alone on purpose are sets, SciPy's sparse matrices (SciPy can hold them nowhere but on the
-host), random generators (a generator belongs to its device; make one there with `rng`), Flax Linen
-modules (they describe a model and hold none of its numbers), and any class that nobody registered.
+Left alone on purpose are sets, SciPy's sparse matrices (SciPy has them only on the host), random
+generators (they belong to their device; make one there with `rng`), Flax Linen modules (they
+describe a model and hold none of its arrays), and classes that nobody registered.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ ATOMS: frozenset[type] = frozenset(
 
 _ATOMIC_BASES = (int, float, complex, str, bytes, bytearray, set, frozenset, type, Enum)
 
-_BY_NAME: Mapping[str, Callable[[type], Rule]] = {
-    "torch.nn.modules.module.Module": lambda kind: ModuleRule(),
-    "torch.optim.optimizer.Optimizer": lambda kind: OptimizerRule(),
-    "torch.nn.utils.rnn.PackedSequence": lambda kind: PackedSequenceRule(),
-    "mlx.nn.layers.base.Module": lambda kind: MlxModuleRule(),
-    "mlx.optimizers.optimizers.Optimizer": lambda kind: MlxOptimizerRule(),
-    "flax.nnx.variablelib.Variable": lambda kind: VariableRule(),
+_BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
+    "torch.nn.modules.module.Module": ModuleRule(),
+    "torch.optim.optimizer.Optimizer": OptimizerRule(),
+    "torch.nn.utils.rnn.PackedSequence": PackedSequenceRule(),
+    "mlx.nn.layers.base.Module": MlxModuleRule(),
+    "mlx.optimizers.optimizers.Optimizer": MlxOptimizerRule(),
+    "flax.nnx.variablelib.Variable": VariableRule(),
     "flax.nnx.statelib.State": nnx_state_rule,
     "flax.nnx.pytreelib.Pytree": nnx_object_rule,
     "flax.nnx.object.Object": nnx_object_rule,  # its name in earlier versions
-    "flax.linen.module.Module": lambda kind: ATOM,
-    "scipy.sparse._base._spbase": lambda kind: ATOM,
+    "flax.linen.module.Module": ATOM,
+    "scipy.sparse._base._spbase": ATOM,
 }
 """Classes of libraries, by the name of the class in the module that defines it."""
 
@@ -80,7 +80,7 @@ _UNKNOWN = RegisteredTreeRule()
 _MOST = 4096  # programs that make classes without end must not grow this table without end
 _registered: dict[type, _UserRule] = {}
 known: dict[type, Rule] = {}
-"""The rules that `rule_of` has found already, for whoever cannot afford to call it each time."""
+"""The rules that `rule_of` has found already; the walk looks here first, to save a call."""
 
 
 def rule_of(kind: type) -> Rule:
@@ -105,8 +105,8 @@ def register_type(
     """Tell anydevice how to move objects of a class, and of its subclasses.
 
     `flatten(object)` returns the object's parts by name: arrays, or anything that holds arrays.
-    `rebuild(object, parts)` returns what stands for the object after the move, from the same
-    names with the moved parts; the object is given too, for whatever is not a part of it.
+    `rebuild(object, parts)` returns the object after the move, from the moved parts by the same
+    names; it gets the old object too, for everything that is not a part.
 
     >>> import anydevice, numpy
     >>> class Points:
@@ -120,21 +120,21 @@ def register_type(
     >>> anydevice.to_device(Points(numpy.zeros((2, 3)), "corners"), "cpu").label
     'corners'
 
-    It goes before every rule that anydevice has itself, so it may also be used to treat a known
-    class in another way. Raises `ConfigurationError` for a built-in type, for what is not a class
-    or a function, and for a class that is registered already with other functions.
+    A registered type goes before anydevice's own rules, so a known class can be treated in another
+    way too. Raises `ConfigurationError` for a built-in type, for arguments that are not a class
+    and functions, and for a class that is registered already with other functions.
     """
     if not isinstance(cls, type):
-        raise ConfigurationError(f"register_type takes a class, and {cls!r} is none")
+        raise ConfigurationError(f"register_type takes a class, not {cls!r}")
     name = kind_name(cls)
     if cls.__module__ == "builtins":
         raise ConfigurationError(
-            f"{name} is built in, and anydevice treats it in its own way; register a subclass of it"
+            f"{name} is a built-in type, which anydevice treats itself; register a subclass of it"
         )
     for role, function in (("flatten", flatten), ("rebuild", rebuild)):
         if not callable(function):
             raise ConfigurationError(
-                f"register_type({name}): {role} must be a function, and {function!r} is none"
+                f"register_type({name}): {role} must be a function, not {function!r}"
             )
     earlier = _registered.get(cls)
     if earlier is not None and (earlier.flatten, earlier.remake) != (flatten, rebuild):
@@ -146,7 +146,7 @@ def register_type(
 
 
 class _UserRule(Rule):
-    """What a user registered."""
+    """The rule of a type that a user registered."""
 
     def __init__(
         self, name: str, flatten: Callable[[Any], Any], remake: Callable[..., Any]
@@ -178,9 +178,9 @@ def _find(kind: type) -> Rule:
     if kind in ATOMS or issubclass(kind, _ATOMIC_BASES):
         return ATOM
     for base in kind.__mro__:
-        make = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
-        if make is not None:
-            return make(kind)
+        found = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found if isinstance(found, Rule) else found(kind)
     standard = standard_rule(kind)
     if standard is not None:
         return standard

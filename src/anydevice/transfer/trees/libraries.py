@@ -1,18 +1,10 @@
-"""PyTorch's containers: modules, optimizers, packed sequences.
+"""The rules of array libraries' containers. Libraries are found in `sys.modules`, never imported.
 
-Modules and optimizers are changed in place and returned, as `Module.to` does, because they hold
-on to each other: an optimizer has the very `Parameter` objects of its model. Packed sequences are
-made anew.
-
-The containers of JAX and Flax. All of them are made anew: in JAX, models are values.
-
-What JAX's own registry knows as a tree is taken apart by it. Flax NNX objects are graphs that may
-share variables, which the registry would double; they have rules of their own.
-
-MLX's modules and optimizers, changed in place and returned.
-
-A module is what `mlx.nn.value_and_grad` and `mlx.core.compile` keep hold of, and its own `update`
-changes it in place, with the dicts and lists inside it. So does moving it.
+PyTorch's and MLX's modules and optimizers are changed in place and returned, as `Module.to` does,
+because others hold on to them: an optimizer has the very `Parameter` objects of its model. JAX's
+and Flax's containers, where models are values, are new objects. JAX's own registry takes apart
+the trees that it knows; Flax NNX objects are graphs that may share variables, which the registry
+would double, so they have their own rules.
 """
 
 from __future__ import annotations
@@ -33,20 +25,23 @@ from anydevice.transfer.trees.rules import (
 )
 
 
-class TensorsOnlyRule(InPlaceRule):
-    """What modules and optimizers have in common: they can hold tensors and nothing else."""
+class LibraryRule(InPlaceRule):
+    """An object that is changed in place and can hold arrays of one library and nothing else."""
+
+    module, array, arrays = "torch", "Tensor", "torch tensors"
+    instead = "its state_dict()"
 
     def holds(self, value: Any) -> bool:
-        return isinstance(value, sys.modules["torch"].Tensor)
+        return isinstance(value, getattr(sys.modules[self.module], self.array))
 
     def refusal(self, container: Any, value: Any) -> str:
         return (
-            f"a {kind_name(type(container))} is changed in place and can hold only torch tensors, "
-            f"and this would become a {kind_name(type(value))}; move its state_dict() instead"
+            f"a {kind_name(type(container))} is changed in place and can hold only {self.arrays}, "
+            f"and this would become a {kind_name(type(value))}; move {self.instead} instead"
         )
 
 
-class ModuleRule(TensorsOnlyRule):
+class ModuleRule(LibraryRule):
     """`torch.nn.Module`: parameters with their gradients, buffers, and the modules within.
 
     A `Parameter` stays the same object with new data, so that optimizers, ties between modules,
@@ -62,7 +57,7 @@ class ModuleRule(TensorsOnlyRule):
                 continue
             keys.append(("parameter", name))
             parts.append(parameter)
-            if (gradient := gradient_of(parameter)) is not None:
+            if (gradient := _gradient_of(parameter)) is not None:
                 keys.append(("gradient", name))
                 parts.append(gradient)
         for kind, held in (("buffer", container._buffers), ("module", container._modules)):
@@ -82,9 +77,9 @@ class ModuleRule(TensorsOnlyRule):
             if parameter is None:
                 continue
             new, gradient = moved["parameter", name], moved.get(("gradient", name))
-            if new is not parameter or gradient is not gradient_of(parameter):
+            if new is not parameter or gradient is not _gradient_of(parameter):
                 moved["parameter", name] = parameter
-                renew(parameter, new, gradient)
+                _renew(parameter, new, gradient)
                 if gradient is not None:
                     moved["gradient", name] = parameter.grad
                 changed = True
@@ -99,7 +94,7 @@ class ModuleRule(TensorsOnlyRule):
         return container
 
 
-class OptimizerRule(TensorsOnlyRule):
+class OptimizerRule(LibraryRule):
     """`torch.optim.Optimizer`: its state. The parameters belong to the model, and move with it.
 
     A `step` stays on the host unless the optimizer is fused or capturable, as PyTorch wants it.
@@ -155,19 +150,23 @@ class PackedSequenceRule(Rule):
         return tuple.__new__(type(container), fields)
 
 
-def gradient_of(tensor: Any) -> Any:
-    """The gradient that is stored with a tensor; reading that of an inner result would warn."""
+def _gradient_of(tensor: Any) -> Any:
+    """The gradient of a tensor that stores one; reading that of an intermediate result warns."""
     return tensor.grad if tensor.is_leaf else None
 
 
-def renew(parameter: Any, new: Any, new_gradient: Any) -> None:
+def _renew(parameter: Any, new: Any, new_gradient: Any) -> None:
     """Give a parameter, and the gradient that it holds, other data, and keep both objects."""
-    gradient = gradient_of(parameter)
+    gradient = _gradient_of(parameter)
     if gradient is not None:
         # Put aside meanwhile: PyTorch wants a parameter and its gradient to fit at any moment.
         parameter.grad = None
-    if new is not parameter:
-        _give_data(parameter, new)
+    if new is not parameter and _is_composite(new):
+        torch = sys.modules["torch"]
+        replacement = torch.nn.Parameter(new.detach(), requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, replacement)
+    elif new is not parameter:
+        parameter.data = new.detach()
     if gradient is not None:
         if new_gradient is not gradient and not _is_composite(new_gradient):
             gradient.data = new_gradient.detach()
@@ -175,17 +174,8 @@ def renew(parameter: Any, new: Any, new_gradient: Any) -> None:
         parameter.grad = new_gradient
 
 
-def _give_data(parameter: Any, new: Any) -> None:
-    if not _is_composite(new):
-        parameter.data = new.detach()
-        return
-    torch = sys.modules["torch"]
-    replacement = torch.nn.Parameter(new.detach(), requires_grad=parameter.requires_grad)
-    torch.utils.swap_tensors(parameter, replacement)
-
-
 def _is_composite(tensor: Any) -> bool:
-    """Whether a tensor is made of other tensors, and has no data of its own to be given away."""
+    """Whether a tensor is made of other tensors, and has no data of its own."""
     return hasattr(tensor, "__tensor_flatten__")
 
 
@@ -253,29 +243,17 @@ def nnx_state_rule(kind: type) -> Rule:
     return AttributeRule(kind, hidden=("_mapping",))
 
 
-class MlxRule(InPlaceRule):
-    """What modules and optimizers have in common: they can hold MLX arrays and nothing else."""
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, sys.modules["mlx.core"].array)
-
-    def refusal(self, container: Any, value: Any) -> str:
-        return (
-            f"a {kind_name(type(container))} is changed in place and can hold only MLX arrays, and "
-            f"this would become a {kind_name(type(value))}; move {self.instead} instead"
-        )
-
-    instead = "its parameters()"
-
-    def step(self, key: Any) -> str:
-        return attribute_step(key)
-
-
-class MlxModuleRule(MlxRule):
+class MlxModuleRule(LibraryRule):
     """`mlx.nn.Module`, which is a dict of its arrays and inner modules."""
+
+    module, array, arrays = "mlx.core", "array", "MLX arrays"
+    instead = "its parameters()"
 
     def take_apart(self, container: Any) -> Parts:
         return list(container), list(dict.values(container))
+
+    def step(self, key: Any) -> str:
+        return attribute_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         for key, part in zip(keys, parts, strict=True):
@@ -283,7 +261,7 @@ class MlxModuleRule(MlxRule):
         return container
 
 
-class MlxOptimizerRule(MlxRule):
+class MlxOptimizerRule(MlxModuleRule):
     """`mlx.optimizers.Optimizer`: its state, a dict that stays the same dict."""
 
     instead = "its state"
@@ -292,6 +270,6 @@ class MlxOptimizerRule(MlxRule):
         return ("state",), [container.state]
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        # Reached only where the same dict occurs outside the optimizer too, and was made anew.
+        # Reached only where the same dict also occurs outside the optimizer, and was made again.
         container.state = parts[0]
         return container

@@ -1,19 +1,14 @@
-"""What a rule is: how one kind of container is taken apart into parts, and made again from them.
+"""Rules: how one kind of container is taken apart into parts, and made again from them.
 
-A rule belongs to one type and knows nothing of trees. It recognises libraries by the names of
-their classes and finds them in `sys.modules`, so that having a rule for a library imports nothing.
+A rule belongs to one type and knows nothing of trees. Those of the standard library, and of
+objects whose parts are their attributes, are here; those of array libraries are in `libraries`.
 
-Objects whose parts are their attributes: dataclasses, attrs classes, namespaces, Flax modules.
-
-They are made again without calling `__init__` or `__post_init__`: every attribute is carried over
-as it is, and those that hold arrays are replaced. Whatever the class computed when the object was
-made therefore stays as it was, and a frozen or slotted class is no obstacle.
-
-The containers of the standard library: dicts, lists, tuples, deques, and their subclasses.
-
-A subclass is made again by the standard class beneath it, without its own `__init__`, and keeps
-what it holds beside its items: the factory of a `defaultdict`, the attributes of a Hugging Face
-`ModelOutput`. A `set` is no container here: its members must be hashable, and arrays are not.
+Objects are made again without calling `__init__` or `__post_init__`: every attribute is carried
+over as it is, and those that hold arrays are replaced. What a class computed when the object was
+made therefore stays as it was, and frozen and slotted classes work too. In the same way a subclass
+of a standard container keeps what it holds beside its items: the factory of a `defaultdict`, the
+attributes of a Hugging Face `ModelOutput`. A `set` is no container here: its members must be
+hashable, and arrays are not.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ class Rule:
         raise NotImplementedError
 
     def step(self, key: Any) -> str:
-        """What the key adds to a leaf's path: `".bias"`, `"[3]"`, `"['weight']"`."""
+        """The step that the key adds to a leaf's path: `".bias"`, `"[3]"`, `"['weight']"`."""
         return item_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
@@ -62,19 +57,19 @@ class InPlaceRule(Rule):
         raise NotImplementedError
 
     def refusal(self, container: Any, value: Any) -> str:
-        """What to say of a value that it cannot hold, and what to do instead."""
+        """The message for a value that it cannot hold, with what to do instead."""
         raise NotImplementedError
 
     def renew(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
         """Write new values into arrays that keep their identity, before anything is rebuilt.
 
-        Returns what stands for each part from now on, everywhere in the tree.
+        Returns the parts as they are from now on, everywhere in the tree.
         """
         return parts
 
 
 ATOM = Rule()
-"""Of what never holds an array that could be moved: numbers, texts, functions, classes, sets."""
+"""The rule of values that never hold a movable array: numbers, strings, functions, sets."""
 
 
 def item_step(key: Any) -> str:
@@ -98,7 +93,7 @@ def attribute_step(name: Any) -> str:
 
 
 def kind_name(kind: type) -> str:
-    """How messages call a type: `dict`, `numpy.ndarray`, `torch.Tensor`.
+    """The name of a type in messages: `dict`, `numpy.ndarray`, `torch.Tensor`.
 
     >>> from collections import OrderedDict
     >>> kind_name(dict), kind_name(OrderedDict)
@@ -122,7 +117,7 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 
 def attributes_of(holder: Any, slots: Mapping[str, MemberDescriptorType]) -> dict[str, Any]:
-    """Everything that the object itself holds, in slots or not; what is unset is not there."""
+    """All attributes of the object itself, in slots or not; unset slots are left out."""
     found: dict[str, Any] = {}
     for name, member in slots.items():
         try:
@@ -231,15 +226,15 @@ def attrs_rule(kind: type) -> AttributeRule:
 class DictRule(Rule):
     """Exactly `dict`."""
 
-    def take_apart(self, container: dict[Any, Any]) -> Parts:
+    def take_apart(self, container: Any) -> Parts:
         return list(container), list(container.values())
 
-    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> dict[Any, Any]:
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         return dict(zip(keys, parts, strict=True))
 
-    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> dict[Any, Any]:
+    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         container.update(zip(keys, parts, strict=True))
-        return container  # type: ignore[no-any-return]
+        return container
 
 
 class ListRule(Rule):
@@ -248,12 +243,12 @@ class ListRule(Rule):
     def take_apart(self, container: list[Any]) -> Parts:
         return range(len(container)), container.copy()
 
-    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         return parts
 
-    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
+    def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         container[:] = parts
-        return container  # type: ignore[no-any-return]
+        return container
 
 
 class TupleRule(Rule):
@@ -262,29 +257,25 @@ class TupleRule(Rule):
     def take_apart(self, container: tuple[Any, ...]) -> Parts:
         return range(len(container)), list(container)
 
-    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> tuple[Any, ...]:
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         return tuple(parts)
 
 
-class ProxyRule(Rule):
+class ProxyRule(DictRule):
     """A read-only view of a dict: a new dict, and a view of that."""
-
-    def take_apart(self, container: MappingProxyType[Any, Any]) -> Parts:
-        return list(container), list(container.values())
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         return MappingProxyType(dict(zip(keys, parts, strict=True)))
 
+    refill = rebuild
 
-class StructureRule(Rule):
-    """A named tuple made in C, such as what `torch.max` returns; only its class can make one."""
+
+class StructureRule(TupleRule):
+    """A named tuple made in C, such as the result of `torch.max`; only its class can make one."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
         self._names: tuple[str, ...] = getattr(kind, "__match_args__", ())
-
-    def take_apart(self, container: tuple[Any, ...]) -> Parts:
-        return range(len(container)), list(container)
 
     def step(self, key: Any) -> str:
         return attribute_step(self._names[key])
@@ -375,7 +366,7 @@ class TupleSubclassRule(SubclassRule):
 
 
 class DequeRule(SubclassRule):
-    """`deque` and its subclasses, with their greatest length."""
+    """`deque` and its subclasses, with their `maxlen`."""
 
     def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
         new: Any = deque.__new__(self._kind)

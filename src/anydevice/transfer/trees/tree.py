@@ -4,9 +4,10 @@
 array and every container is visited once, however often it occurs: what was shared is shared
 again after rebuilding, and tied weights are one leaf.
 
-A container that holds an array, at any depth, is made anew, whether or not the array changes; one
-that holds none is the same object as before. Containers that others hold on to (PyTorch's and
-MLX's modules and optimizers) are changed in place, and so are the dicts and lists inside them.
+A container that holds an array, at any depth, becomes a new object, whether or not the array
+changes; one that holds none is the same object as before. Containers that others hold on to
+(PyTorch's and MLX's modules and optimizers) are changed in place, and so are the dicts and lists
+inside them.
 """
 
 from __future__ import annotations
