@@ -7,14 +7,13 @@ block right after a `python` block is what it prints, with `…` for what differ
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.docs.sessions import Sessions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming-from.md").read_text("utf-8")
@@ -31,17 +30,6 @@ ROWS = [
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
 
-RUN = """
-import contextlib, io, json, sys
-names, printed = {"__name__": "__main__"}, []
-for number, source in enumerate(json.load(sys.stdin), 1):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(source, f"example {number}", "exec"), names)
-    printed.append(out.getvalue())
-print(json.dumps(printed))
-"""
-
 
 def rows() -> dict[str, str]:
     lines = (line for line in SECTIONS["Row by row"].splitlines() if line.startswith("| "))
@@ -55,7 +43,7 @@ def shows(text: str, printed: str) -> bool:
 
 @pytest.mark.parametrize("section", SEEDS)
 def test_the_examples_of_a_section_run_and_print_what_they_show(
-    section: str, tmp_path: Path
+    section: str, tmp_path: Path, sessions: Sessions
 ) -> None:
     if section == "Artifex":
         pytest.importorskip("jax", reason="Artifex is made for JAX, which is not installed")
@@ -66,17 +54,12 @@ def test_the_examples_of_a_section_run_and_print_what_they_show(
     work.mkdir()
     ours = {k: v for k, v in os.environ.items() if not k.startswith("ANYDEVICE_")}
     flags = "--xla_force_host_platform_device_count=8"
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN],
-        input=json.dumps([source for source, _ in blocks]),
-        capture_output=True,
-        text=True,
+    code, printed, errors = sessions.run(
+        [(f"example {number}", 0, source) for number, (source, _) in enumerate(blocks, 1)],
         cwd=work,
         env={**ours, "ANYDEVICE_HOME": str(home), "XLA_FLAGS": flags},
-        timeout=400,
     )
-    assert ended.returncode == 0, ended.stderr
-    printed = json.loads(ended.stdout.splitlines()[-1])
+    assert code == 0, errors
     for (source, shown), said in zip(blocks, printed, strict=True):
         assert shows(shown, said), f"{source}\nprints:\n{said}"
 

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.sessions import Sessions
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {ROOT / "docs/coming-from.md"})
@@ -46,18 +48,6 @@ MODEL = {
     "torch_dtype": "bfloat16",
 }
 """What the pages call Llama-3.1-8B."""
-
-RUN_BLOCKS = """
-import contextlib, io, json, sys
-page, blocks = json.load(sys.stdin)
-names, printed = {"__name__": "__main__"}, []
-for line, source in blocks:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile("\\n" * line + source, page, "exec"), names)
-    printed.append(out.getvalue())
-print(json.dumps(printed))
-"""
 
 
 @dataclass(frozen=True)
@@ -130,20 +120,17 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_blocks(page: Path, environment: dict[str, str]) -> None:
+def test_python_blocks(page: Path, environment: dict[str, str], sessions: Sessions) -> None:
     blocks = [b for b in blocks_of(page.read_text("utf-8")) if b.language == "python"]
-    # A machine without an accelerator may say so; every other warning is an error.
-    quiet = ["-W", "error", "-W", "ignore:using cpu"]
-    ended = subprocess.run(
-        [sys.executable, *quiet, "-c", RUN_BLOCKS],
-        input=json.dumps([name_of(page), [[block.line, block.text] for block in blocks]]),
-        capture_output=True,
-        text=True,
+    code, output, errors = sessions.run(
+        [(name_of(page), block.line, block.text) for block in blocks],
+        cwd=Path.cwd(),
         env=environment,
-        timeout=400,
+        # A machine without an accelerator may say so; every other warning is an error.
+        filters=("error", "ignore:using cpu"),
     )
-    assert ended.returncode == 0, ended.stderr
-    for block, printed in zip(blocks, json.loads(ended.stdout.splitlines()[-1]), strict=True):
+    assert code == 0, errors
+    for block, printed in zip(blocks, output, strict=True):
         if block.prints is not None:
             where = f"{name_of(page)}, line {block.line}, prints:\n{printed}"
             assert matches(block.prints, printed), where
