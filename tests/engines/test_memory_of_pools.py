@@ -135,7 +135,7 @@ def test_a_kept_buffer_that_fits_is_used_up_to_the_limit(opencl: Engine, here: D
 def test_the_limit_of_a_device_is_one_for_all_contexts_on_it(opencl: Engine, here: Device) -> None:
     import pyopencl as cl
 
-    from anydevice.engines.opencl.arrays import pool
+    from anydevice.engines.opencl.buffers import pool
 
     other = pool(cl.Context([opencl.native(here)]))
     held = other.allocate(4 * MIB)
@@ -154,7 +154,8 @@ FIRST_USE = """
 import threading
 import numpy as np
 from anydevice import ops, to_device
-from anydevice.engines import opencl_pools, registry
+from anydevice.engines import registry
+from anydevice.engines.opencl import buffers
 
 registry.load("opencl")
 together, placed, wrong = threading.Barrier(4), [], []
@@ -174,7 +175,7 @@ for thread in threads:
 assert not wrong, wrong
 for x in placed:
     ops.add(placed[0], x)
-print(len({x.context.int_ptr for x in placed}), len(opencl_pools._pools))
+print(len({x.context.int_ptr for x in placed}), len(buffers._pools))
 """
 
 
@@ -191,25 +192,25 @@ def test_a_context_that_is_slow_to_make_is_made_once(
 ) -> None:
     import pyopencl as cl
 
-    from anydevice.engines.opencl import arrays as opencl_pools
+    from anydevice.engines.opencl import buffers
 
-    def slowly(*arguments: Any, make: Any = opencl_pools.Pool) -> Any:
+    def slowly(*arguments: Any, make: Any = buffers.Pool) -> Any:
         time.sleep(0.05)
         return make(*arguments)
 
-    monkeypatch.setattr(opencl_pools, "Pool", slowly)
+    monkeypatch.setattr(buffers, "Pool", slowly)
     context = cl.Context([opencl.native(here)])
     with ThreadPoolExecutor(4) as threads:
-        pools = list(threads.map(opencl_pools.pool, [context] * 4))
+        pools = list(threads.map(buffers.pool, [context] * 4))
     assert len(set(map(id, pools))) == 1
-    assert sum(each is pools[0] for each in opencl_pools.pools_of(opencl.native(here))) == 1
+    assert sum(each is pools[0] for each in buffers.pools_of(opencl.native(here))) == 1
 
 
 def test_what_mlx_can_have_is_what_its_container_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anydevice.engines.mlx import arrays as mlx_limits
-    from anydevice.hardware.cpu import reader as cpu
+    from anydevice.engines.mlx import arrays
+    from anydevice.hardware.cpu import reader
 
     for name, text in {
         "proc/meminfo": f"MemTotal: {2**26} kB\nMemAvailable: {2**26} kB\n",
@@ -220,17 +221,17 @@ def test_what_mlx_can_have_is_what_its_container_can(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     engine, device = registry.load("mlx"), Device("cpu")
-    looked = cpu.look(root=tmp_path, system="linux")
-    monkeypatch.setattr(cpu, "look", lambda: looked)
-    mlx_limits._machine.cache_clear()
+    looked = reader.look(root=tmp_path, system="linux")
+    monkeypatch.setattr(reader, "look", lambda: looked)
+    arrays._machine.cache_clear()
     try:
         with pytest.raises(MemoryError, match=r"process can have, 1\.0 GiB"):
             engine.empty((2**31,), as_dtype("uint8"), device)
-        monkeypatch.setattr(cpu, "look", lambda: CPU_OF_UNKNOWN_SIZE)
-        mlx_limits._machine.cache_clear()
-        mlx_limits.refuse_beyond_limit(2**60)  # nobody knows, so MLX itself may try
+        monkeypatch.setattr(reader, "look", lambda: CPU_OF_UNKNOWN_SIZE)
+        arrays._machine.cache_clear()
+        arrays.refuse_beyond_limit(2**60)  # nobody knows, so MLX itself may try
     finally:
-        mlx_limits._machine.cache_clear()
+        arrays._machine.cache_clear()
 
 
 BEYOND_THE_MACHINE = """

@@ -1,73 +1,29 @@
-"""What of an engine is not placing data: computing and memory, loaded when it is first used.
+"""What the engines share: the base of their classes, and what several of their files need.
 
-Whoever only places data does not pay for it. Each part has a folder of its own, with one file an
-engine: `primitives/`, `fused/`, `autodiff/`, `compilers/`, `memory/`.
-
-What a function must give so that it has a gradient: the same demand on every engine.
-
-The bytes that a library's message says it was asked for when memory ran out.
+An engine is a folder. `arrays.py` has its class, a `BaseEngine`; what it computes with lies beside
+it in `primitives.py`, `fused.py`, `memory.py`, `autodiff.py` and `compiler.py`. Each file has one
+value, named after the file, and is loaded when that is first used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
-from anydevice.core.engine import Absent, Memory
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DType
+from anydevice.core.engine import Absent, Engine, Memory, Storage
 from anydevice.core.hooks import load
 from anydevice.core.primitives import Autodiff, Compiler, Primitives
 from anydevice.core.text import parse_size
-from anydevice.engines.registry import BUILT_IN
+from anydevice.engines.host import known_dtype
+from anydevice.engines.registry import row_of
+from anydevice.errors import DeviceNotFoundError
 
-
-class Facets:
-    """What an engine that comes with anydevice has beside placing data."""
-
-    name: str
-
-    @cached_property
-    def ops(self) -> Primitives:
-        primitives: Primitives = self._facet("primitives", "PRIMITIVES")
-        return primitives
-
-    @cached_property
-    def fused(self) -> Mapping[str, Callable[..., Any]]:
-        fused: Mapping[str, Callable[..., Any]] = self._facet("fused", "FUSED")
-        return fused
-
-    @cached_property
-    def autodiff(self) -> Autodiff | Absent:
-        absent = BUILT_IN[self.name].lacks.get("autodiff")
-        return absent or self._facet("autodiff", "AUTODIFF")
-
-    @cached_property
-    def compiler(self) -> Compiler | Absent:
-        absent = BUILT_IN[self.name].lacks.get("compiler")
-        return absent or self._facet("compiler", "COMPILER")
-
-    @cached_property
-    def memory(self) -> Memory:
-        memory: Memory = self._facet("memory", "MEMORY")
-        return memory
-
-    def _facet(self, file: str, name: str) -> Any:
-        return load(f"anydevice.engines.{self.name}.{file}:{name}")
-
-
-def refuse_all_but_one_number(value: Any, is_array: bool) -> None:
-    """Raise `TypeError`, and say what to do, unless the value is an array without axes."""
-    if is_array and not value.shape:
-        return
-    given = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
-    raise TypeError(
-        f"a gradient is that of one number, and the function gave {given}; "
-        "end it with ops.sum or ops.mean"
-    )
-
-
-_AMOUNT = re.compile(
+_ALLOCATION = re.compile(
     r"(?:tried to allocate|trying to allocate|out of memory allocating|unable to allocate"
     r"|out of memory to allocate|attempting to allocate|failed to allocate(?: request for)?)"
     r"\s+([\d,.]*\d)\s*([KMGT]?)(?:i?B|bytes?)\b",
@@ -75,8 +31,161 @@ _AMOUNT = re.compile(
 )
 
 
+class BaseEngine(Engine):
+    """An engine but for what only its library can do: see `core/engine.py` for each method.
+
+    A subclass adds `name`, `devices`, `native`, `owns`, `devices_of`, `empty`, `place` and
+    `to_host`. The defaults fit a library that computes at once, has no views and no DLPack.
+    """
+
+    shares_memory = False
+    has_views = False
+
+    @cached_property
+    def ops(self) -> Primitives:
+        primitives: Primitives = self._part("primitives")
+        return primitives
+
+    @cached_property
+    def fused(self) -> Mapping[str, Callable[..., Any]]:
+        fused: Mapping[str, Callable[..., Any]] = self._part("fused", {})
+        return fused
+
+    @cached_property
+    def memory(self) -> Memory:
+        memory: Memory = self._part("memory", UncountedMemory(self))
+        return memory
+
+    @cached_property
+    def autodiff(self) -> Autodiff | Absent:
+        autodiff: Autodiff | Absent = self._optional("autodiff", "train on torch, jax or mlx")
+        return autodiff
+
+    @cached_property
+    def compiler(self) -> Compiler | Absent:
+        compiler: Compiler | Absent = self._optional("compiler", "compile on torch, jax or mlx")
+        return compiler
+
+    @property
+    def dlpack(self) -> Absent | None:
+        return Absent(f"{self.label} has no DLPack", instead="copy the array with to_device")
+
+    @property
+    def label(self) -> str:
+        """The library's name as people write it."""
+        return row_of(self.name).label
+
+    def is_traced(self, x: Any) -> bool:
+        return False
+
+    def dtype_of(self, x: Any) -> DType:
+        return known_dtype(x.dtype)
+
+    def storage(self, x: Any) -> Storage | None:
+        return None
+
+    def address(self, x: Any) -> int | None:
+        return None
+
+    def view(
+        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Any:
+        raise Absent(
+            f"{self.label} has no views", instead="take a part of the array, which is a copy"
+        ).error()
+
+    def adopt(self, x: Any) -> Any:
+        assert self.dlpack is not None, "an engine with DLPack has its own"
+        raise self.dlpack.error()
+
+    def export(self, x: Any) -> Any:
+        return self.adopt(x)
+
+    def move(self, x: Any, device: Device) -> Any:
+        self.native(device)
+        return x if device in self.devices_of(x) else self.place(self.to_host(x), device)
+
+    def separate(self, stacked: Any) -> list[Any]:
+        device = self.devices_of(stacked)[0]
+        return [self.place(row, device) for row in self.to_host(stacked)]
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return self.ops.matmul(a, b)
+
+    def finish(self, arrays: Any) -> None:
+        pass
+
+    def receive(self, arrays: Sequence[Any]) -> None:
+        pass
+
+    def synchronize(self, device: Device) -> None:
+        self.native(device)
+
+    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
+        self.native(device)
+        return nullcontext()
+
+    def not_seen(self, device: Device) -> DeviceNotFoundError:
+        """The error for a device that the library does not have, with those that it has."""
+        seen = ", ".join(map(str, self.devices())) or "no device"
+        return DeviceNotFoundError(f"{self.label} has no {device}; it sees {seen}")
+
+    def not_adopted(self, error: Exception) -> Exception:
+        """The error for an array whose memory the library cannot take over."""
+        return Absent(
+            f"{self.label} cannot take over this array: {error}", instead="copy it with to_device"
+        ).error()
+
+    def _optional(self, part: str, instead: str) -> Any:
+        row = row_of(self.name)
+        absent = row.lacks.get(part)
+        return absent or self._part(part, Absent(f"{row.label} has no {part}", instead))
+
+    def _part(self, file: str, default: Any = None) -> Any:
+        # The row names the file of the engine's class, and the others lie beside it.
+        folder = row_of(self.name).target.partition(":")[0].rpartition(".")[0]
+        try:
+            return load(f"{folder}.{file}:{file.upper()}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{folder}.{file}" or default is None:
+                raise
+            return default
+
+
+class UncountedMemory:
+    """Memory that a library takes from the system, and does not count."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def use(self, device: Device) -> None:
+        self._engine.native(device)
+
+    def reset_peak(self, device: Device) -> None:
+        self._engine.native(device)
+
+    def set_limit(self, device: Device, limit: int | None) -> str | None:
+        self._engine.native(device)
+        if limit is None:
+            return None
+        label = row_of(self._engine.name).label
+        return (
+            f"{label} takes its memory from the system, which a limit of anydevice does not reach; "
+            "use the system's own: ulimit -v, or a cgroup"
+        )
+
+    def release(self, device: Device) -> None:
+        self._engine.native(device)
+
+    def ran_out(self, error: BaseException) -> bool:
+        return type(error) is MemoryError
+
+    def asked(self, error: BaseException) -> int | None:
+        return amount_asked(str(error))
+
+
 def amount_asked(message: str) -> int | None:
-    """The amount that a message names, in bytes; `None` where it names none.
+    """The bytes that a library's message says it was asked for; `None` where it names none.
 
     >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
     21474836480
@@ -85,8 +194,17 @@ def amount_asked(message: str) -> int | None:
     >>> amount_asked("Out of memory while trying to allocate 2.50MiB.")
     2621440
     """
-    found = _AMOUNT.search(message)
-    if found is None:
-        return None
-    # Those who write "GB" in such a message mean 2**30 as well.
-    return parse_size(found[1].replace(",", "") + found[2])
+    found = _ALLOCATION.search(message)
+    # Libraries that write "GB" here mean 2**30 bytes, too.
+    return None if found is None else parse_size(found[1].replace(",", "") + found[2])
+
+
+def refuse_non_scalar(value: Any, is_array: bool) -> None:
+    """Raise `TypeError`, and say what to do, unless a function to differentiate gave a scalar."""
+    if is_array and not value.shape:
+        return
+    given = f"an array of shape {tuple(value.shape)}" if is_array else f"a {type(value).__name__}"
+    raise TypeError(
+        f"a gradient is that of one number, and the function gave {given}; "
+        "end it with ops.sum or ops.mean"
+    )

@@ -94,5 +94,5 @@ def test_the_array_of_another_queue_is_waited_for(engine: Engine) -> None:
 
 def test_nothing_passes_by_dlpack(engine: Engine) -> None:
     for use in (engine.adopt, engine.export):
-        with pytest.raises(UnsupportedError, match="PyOpenCL has no DLPack; copy the array"):
+        with pytest.raises(UnsupportedError, match="OpenCL has no DLPack; copy the array"):
             use(np.ones(2))

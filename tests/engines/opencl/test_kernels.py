@@ -17,8 +17,7 @@ from anydevice.engines import registry, trust
 pytest.importorskip("pyopencl")
 
 from anydevice.engines.opencl.fused import FUSED, KERNELS
-from anydevice.engines.opencl.kernels import attention as opencl_attention
-from anydevice.engines.opencl.kernels import programs as opencl_programs
+from anydevice.engines.opencl.kernels import attention, programs
 from anydevice.engines.opencl.kernels.programs import Assumed
 from anydevice.engines.opencl.primitives import PRIMITIVES
 from tests.rounding import rounding
@@ -52,7 +51,7 @@ def get(engine: Engine) -> Callable[[Any], Any]:
     ids=["cpu", "groups of 1", "groups of 16", "gpu"],
 )
 def assumed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Assumed:
-    monkeypatch.setattr(opencl_programs, "assumed", request.param)
+    monkeypatch.setattr(programs, "assumed", request.param)
     return request.param
 
 
@@ -261,7 +260,7 @@ def test_attention_of_other_numbers(
     q, k, v = (numbers((1, 2, n, 32), dtype, n) for n in (queries, 30, 30))
     wanted = attended(q, k, v, True, None, None, None, None)
     for assumption in (Assumed(), Assumed(is_cpu=False)):
-        monkeypatch.setattr(opencl_programs, "assumed", assumption)
+        monkeypatch.setattr(programs, "assumed", assumption)
         got = KERNELS["attention"](put(q), put(k), put(v), True, None, None, None, None)
         check(get(got), wanted, dtype)
 
@@ -300,8 +299,8 @@ def test_attention_that_other_kernels_must_do(put: Put) -> None:
 def test_tiles_that_a_device_does_not_take_are_passed_over(
     put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
-    monkeypatch.setattr(opencl_attention, "_tile_kernel", lambda *_: None)
+    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
+    monkeypatch.setattr(attention, "_tile_kernel", lambda *_: None)
     q = numbers((1, 1, 20, 32), "float32")
     rest = (True, None, None, None, None)
     got = get(KERNELS["attention"](put(q), put(q), put(q), *rest))

@@ -22,18 +22,15 @@ from anydevice.errors import UnsupportedError
 
 cl = pytest.importorskip("pyopencl")
 
-from anydevice.engines.opencl import arrays as opencl_pools
+from anydevice.engines.opencl import buffers
 from anydevice.engines.opencl.fused import KERNELS
-from anydevice.engines.opencl.kernels import elementwise as opencl_indexing
-from anydevice.engines.opencl.kernels import products as opencl_products
-from anydevice.engines.opencl.kernels import programs as opencl_numbers
-from anydevice.engines.opencl.kernels import programs as opencl_programs
+from anydevice.engines.opencl.kernels import elementwise, products, programs
 from anydevice.engines.opencl.kernels.programs import Assumed
 from anydevice.engines.opencl.primitives import PRIMITIVES
 
 HERE = Device("opencl")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-WHOLE = ("int8", "int32", "int64", "uint8", "uint64")
+INTEGERS = ("int8", "int32", "int64", "uint8", "uint64")
 ERRORS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 3e-6, "float64": 1e-13}
 Put = Callable[..., Any]
 
@@ -68,7 +65,7 @@ def xp(engine: Engine) -> Primitives:
     ids=["cpu", "groups of 1", "groups of 16", "gpu"],
 )
 def assumed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Assumed:
-    monkeypatch.setattr(opencl_programs, "assumed", request.param)
+    monkeypatch.setattr(programs, "assumed", request.param)
     return request.param
 
 
@@ -150,7 +147,7 @@ def test_functions_of_two_arrays(xp: Primitives, put: Put, get: Any, name: str) 
         check(get(getattr(xp, name)(put(a), put(b))), wanted, dtype, 10)
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_sums_of_whole_numbers(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     a, b = numbers((2, 3), dtype), numbers((2, 1), dtype, 1)
     np.testing.assert_array_equal(get(xp.add(put(a), put(b))), a + b)
@@ -226,7 +223,7 @@ def test_float64_is_rounded_once(xp: Primitives, put: Put, get: Any) -> None:
     np.testing.assert_array_equal(got, [1 + 2**-10, 1])
 
 
-@pytest.mark.parametrize("dtype", [*FLOATING, *WHOLE, "bool"])
+@pytest.mark.parametrize("dtype", [*FLOATING, *INTEGERS, "bool"])
 def test_types_are_converted(xp: Primitives, put: Put, get: Any, dtype: str) -> None:
     x = np.array([0, 1, 5, 2.75], np.float32)
     got = get(xp.astype(put(x), DTYPES[dtype]))
@@ -336,9 +333,9 @@ def test_a_device_without_float64_says_so(
     xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = put(np.arange(4.0))
-    about = opencl_programs.limits(x.context)
-    poorer = opencl_programs.Limits(**{**vars(about), "has_doubles": False})
-    monkeypatch.setattr(opencl_numbers, "limits", lambda context: poorer)
+    about = programs.limits(x.context)
+    poorer = programs.Limits(**{**vars(about), "has_doubles": False})
+    monkeypatch.setattr(programs, "limits", lambda context: poorer)
     with pytest.raises(UnsupportedError, match="has no float64; convert the array to float32"):
         xp.add(x, x)
     np.testing.assert_array_equal(get(xp.concat([x, x], 0)), [0, 1, 2, 3, 0, 1, 2, 3])
@@ -452,7 +449,7 @@ def test_products_of_other_numbers(
 def test_products_of_other_numbers_in_tiles(
     xp: Primitives, put: Put, get: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
+    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
     test_products_of_other_numbers(xp, put, get, dtype, ((33, 65), (65, 17)))
 
 
@@ -478,7 +475,7 @@ def test_products_of_views(xp: Primitives, put: Put, get: Any, assumed: Assumed)
 def test_large_tiles_are_used_for_large_products(
     xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
+    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
     x, y = numbers((300, 100), "float32"), numbers((100, 260), "float32", 1)
     check(
         get(xp.matmul(put(x), put(y))), x.astype(np.float64) @ y.astype(np.float64), "float32", 100
@@ -488,8 +485,8 @@ def test_large_tiles_are_used_for_large_products(
 def test_tiles_that_a_device_does_not_take_are_passed_over(
     xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opencl_programs, "assumed", Assumed(is_cpu=False))
-    monkeypatch.setattr(opencl_products, "_tile_kernel", lambda *_: None)
+    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
+    monkeypatch.setattr(products, "_tile_kernel", lambda *_: None)
     x = numbers((20, 20), "float32")
     check(get(xp.matmul(put(x), put(x))), x.astype(np.float64) @ x, "float32", 100)
 
@@ -615,7 +612,7 @@ def test_threads_share_kernels(xp: Primitives, put: Put, get: Any) -> None:
 
 def test_memory_is_used_again_and_given_back(xp: Primitives, put: Put) -> None:
     x = put(np.ones(2**20, np.float32))
-    pool = opencl_pools.pool(x.context)
+    pool = buffers.pool(x.context)
     pool.release()
     before = pool.held
     for _ in range(5):
@@ -631,7 +628,7 @@ def test_memory_is_used_again_and_given_back(xp: Primitives, put: Put) -> None:
 def test_large_indices_have_64_bits(
     xp: Primitives, put: Put, get: Any, assumed: Assumed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opencl_indexing, "most", 0)
+    monkeypatch.setattr(elementwise, "LARGEST_INDEX", 0)
     x = numbers((20, 24), "float32")
     placed = put(x)
     np.testing.assert_array_equal(get(xp.add(placed, xp.part(placed, 0, 3, 4))), x + x[3])
@@ -645,7 +642,7 @@ def test_large_indices_have_64_bits(
 def test_a_group_that_a_kernel_has_no_room_for_is_halved(
     xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact, refused = opencl_programs.exact_kernel, []
+    exact, refused = programs.exact_kernel, []
 
     def smaller(*given: Any) -> Any:
         if given[-1] > 8:
@@ -653,8 +650,8 @@ def test_a_group_that_a_kernel_has_no_room_for_is_halved(
             return None
         return exact(*given)
 
-    monkeypatch.setattr(opencl_programs, "exact_kernel", smaller)
-    monkeypatch.setattr(opencl_programs, "assumed", Assumed(work_group=64, is_cpu=False))
+    monkeypatch.setattr(programs, "exact_kernel", smaller)
+    monkeypatch.setattr(programs, "assumed", Assumed(work_group=64, is_cpu=False))
     x = numbers((4, 100), "float32")
     check(get(xp.sum(put(x), 1)), x.astype(np.float64).sum(1), "float32", 10)
     assert refused == [64, 32, 16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,11 +9,10 @@ import cupy
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
-from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.core.engine import Engine, Storage
 from anydevice.core.finding import version_numbers
-from anydevice.engines.base import Facets
+from anydevice.engines.base import BaseEngine
 from anydevice.engines.host import known_dtype, lacking, plain
-from anydevice.engines.lookup import not_seen
 from anydevice.engines.registry import BUILT_IN
 
 _LACKS = BUILT_IN["cupy"].lacks
@@ -24,11 +22,14 @@ _ON_GPU = (2, 10, 13)
 """DLPack's numbers for memory of CUDA, of ROCm, and for memory that CUDA manages."""
 
 
-class CupyEngine(Facets):
-    """Arrays of CuPy."""
+class CupyEngine(BaseEngine):
+    """Arrays of CuPy.
+
+    CuPy keeps no account of the streams that use an array: whoever computes on a stream of their
+    own waits for it before they let go of the array.
+    """
 
     name = "cupy"
-    shares_memory = False
     has_views = True
     dlpack = None
 
@@ -41,20 +42,14 @@ class CupyEngine(Facets):
 
     def native(self, device: Device) -> Any:
         if device not in self.devices():
-            raise not_seen("CuPy", device, self.devices())
+            raise self.not_seen(device)
         return cupy.cuda.Device(device.index)
 
     def owns(self, x: object) -> bool:
         return isinstance(x, cupy.ndarray)
 
-    def is_traced(self, x: Any) -> bool:
-        return False
-
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return (Device(_BACKEND, x.device.id),)
-
-    def dtype_of(self, x: Any) -> DType:
-        return known_dtype(x.dtype)
 
     def storage(self, x: Any) -> Storage | None:
         whole = x.data.mem
@@ -102,9 +97,7 @@ class CupyEngine(Facets):
                 raise BufferError("it does not lie on a GPU")
             return cupy.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise Absent(
-                f"CuPy cannot take over this array: {error}", instead="copy it with to_device"
-            ).error() from error
+            raise self.not_adopted(error) from error
 
     def export(self, x: Any) -> Any:
         return x
@@ -127,12 +120,6 @@ class CupyEngine(Facets):
         for index in {x.device.id for x in several}:
             with cupy.cuda.Device(index):
                 cupy.cuda.get_current_stream().synchronize()
-
-    def receive(self, arrays: Sequence[Any]) -> None:
-        """Return at once: CuPy keeps no account of the streams that use an array.
-
-        Whoever computes on a stream of his own waits for it before he lets go of an array.
-        """
 
     def synchronize(self, device: Device) -> None:
         self.native(device).synchronize()

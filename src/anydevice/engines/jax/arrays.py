@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from math import prod
@@ -15,26 +15,27 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Absent, Engine
-from anydevice.engines.base import Facets
+from anydevice.engines.base import BaseEngine
 from anydevice.engines.host import NARROWER, known_dtype, lacking, narrowed, plain, private
-from anydevice.engines.lookup import not_seen
 
 _BACKENDS = ("cuda", "rocm", "tpu", "cpu")
 _WITH_POINTERS = ("cuda", "rocm", "cpu")
 _NO_64_BITS = "JAX's 64-bit numbers are off"
 _REMEDY = "call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml"
-_NO_VIEWS = Absent("JAX has no views", instead="take a part of the array, which is a copy")
 _TRACED = Absent("a traced array has no numbers yet", instead="read it outside of the function")
 _ELSEWHERE = Absent("parts of this array are on other hosts", instead="gather it first")
+_WORTH_ASKING = 2**30
+"""Bytes of an array beside which asking JAX for its limit takes no time."""
+_ROWS = 500
+"""Rows that are separated by one compiled call: more make compiling slow, and little else fast."""
+_WORTH_COMPILING = 1500
 _tried: set[tuple[DType, Any]] = set()
 
 
-class JaxEngine(Facets):
+class JaxEngine(BaseEngine):
     """Arrays of JAX."""
 
     name = "jax"
-    shares_memory = False
-    has_views = False
     dlpack = None
 
     def devices(self) -> tuple[Device, ...]:
@@ -43,7 +44,7 @@ class JaxEngine(Facets):
     def native(self, device: Device) -> Any:
         seen = _seen(device.backend)
         if device.index >= len(seen):
-            raise not_seen("JAX", device, self.devices())
+            raise self.not_seen(device)
         return seen[device.index]
 
     def owns(self, x: object) -> bool:
@@ -59,12 +60,6 @@ class JaxEngine(Facets):
         here = x.sharding.addressable_devices  # without those of other hosts
         return tuple(place for native, place in _places().items() if native in here)
 
-    def dtype_of(self, x: Any) -> DType:
-        return known_dtype(x.dtype)
-
-    def storage(self, x: Any) -> None:
-        """Nothing: JAX has no views, and does not say how large its allocations are."""
-
     def address(self, x: Any) -> int | None:
         places = self.devices_of(x)
         if len(places) != 1 or places[0].backend not in _WITH_POINTERS or self.dtype_of(x).packed:
@@ -73,11 +68,6 @@ class JaxEngine(Facets):
             return None
         pointer: int = x.unsafe_buffer_pointer()
         return pointer
-
-    def view(
-        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
-    ) -> Any:
-        raise _NO_VIEWS.error()
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         """An array of its own; JAX writes zeros into it, which is waited for."""
@@ -112,9 +102,7 @@ class JaxEngine(Facets):
                 raise BufferError(_NO_64_BITS)
             return jax.dlpack.from_dlpack(x, copy=False)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise Absent(
-                f"JAX cannot take over this array: {error}", instead="copy it with to_device"
-            ).error() from error
+            raise self.not_adopted(error) from error
 
     def export(self, x: Any) -> Any:
         return x
@@ -135,9 +123,6 @@ class JaxEngine(Facets):
 
     def finish(self, arrays: Any) -> None:
         jax.block_until_ready(arrays)
-
-    def receive(self, arrays: Sequence[Any]) -> None:
-        """Return at once: JAX itself knows when memory is no longer used."""
 
     def synchronize(self, device: Device) -> None:
         # JAX has no such call: what is under way is what some array there still waits for.
@@ -181,12 +166,12 @@ def _maker(shape: tuple[int, ...], dtype: str, target: Any) -> Callable[[], Any]
 
 
 def _lacking() -> tuple[str, ...]:
-    """The 64-bit types, while JAX has none."""
+    """The 64-bit dtypes, while JAX has none."""
     return () if jax.config.jax_enable_x64 else tuple(NARROWER)
 
 
 def _refuse_unknown(dtype: DType, target: Any) -> None:
-    """Refuse a type that only ml_dtypes has; which ones JAX has depends on its version."""
+    """Refuse a dtype that only ml_dtypes has; which ones JAX has depends on its version."""
     if dtype.module == "numpy" or (dtype, target) in _tried:
         return
     if dtype.packed and dtype.kind == "float":
@@ -214,17 +199,6 @@ def _in_c_order(x: Any) -> bool:
     # Where an older JAX does not say, the answer is the one that cannot be wrong.
     layout = getattr(getattr(x, "format", None), "layout", None)
     return layout is not None and layout.major_to_minor == tuple(range(x.ndim))
-
-
-_WORTH_ASKING = 2**30
-"""Bytes of an array beside which asking JAX for its limit takes no time."""
-
-
-_ROWS = 500
-"""Rows that are separated by one compiled call: more make compiling slow, and little else fast."""
-
-
-_WORTH_COMPILING = 1500
 
 
 def _rows_of(stacked: Any, at: int) -> list[Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
-from anydevice.engines.base import refuse_all_but_one_number
+from anydevice.engines.base import refuse_non_scalar
 
 
 class JaxAutodiff:
@@ -23,7 +23,7 @@ class JaxAutodiff:
         @wraps(function)
         def one_number(*arguments: Any, **named: Any) -> Any:
             value = function(*arguments, **named)
-            refuse_all_but_one_number(value, isinstance(value, jax.Array))
+            refuse_non_scalar(value, isinstance(value, jax.Array))
             return value
 
         transformed = jax.value_and_grad(one_number)

@@ -3,16 +3,14 @@
 An MLX array lies in memory that CPU and GPU share; where it is worked on is decided by each
 operation, so it lives on every device that MLX has.
 
-How much memory MLX may hold, watched over here: MLX itself goes on beyond its limit.
-
-What MLX calls its memory limit is a guideline, beyond which it gives back what it keeps for later
-and then allocates all the same. Where the machine has no room on a CPU it does not say so either,
-but takes the process down. So an array is refused here before MLX makes it.
+What MLX calls its memory limit is a guideline: beyond it, it gives back what it keeps for later
+and then allocates all the same. Where the machine has no memory left it ends the process. So an
+array beyond the limit, or beyond the machine, is refused here before MLX makes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from math import inf, prod
@@ -25,14 +23,12 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.text import format_size
-from anydevice.engines.base import Facets
+from anydevice.engines.base import BaseEngine
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain
-from anydevice.engines.lookup import not_seen
 from anydevice.engines.registry import BUILT_IN
-from anydevice.hardware.cpu import reader as cpu
+from anydevice.hardware.cpu import reader
 
 _LACKS = BUILT_IN["mlx"].lacks
-_NO_VIEWS = Absent("MLX has no views", instead="take a part of the array, which is a copy")
 _TYPES = {"metal": mx.gpu, "cpu": mx.cpu}
 _OURS = {
     row: getattr(mx, "bool_" if row.name == "bool" else row.name)
@@ -40,14 +36,24 @@ _OURS = {
     if row.name == "bool" or isinstance(getattr(mx, row.name, None), mx.Dtype)
 }
 _ONLY_CPU = ("float64",)
+_limit: int | None = None
+_guideline: int | None = None
+"""MLX's own limit, from before ours."""
 
 
-class MlxEngine(Facets):
+class LimitReachedError(MemoryError):
+    """An array would have gone beyond what MLX may hold; `asked` is its size in bytes."""
+
+    def __init__(self, message: str, asked: int) -> None:
+        super().__init__(message)
+        self.asked = asked
+
+
+class MlxEngine(BaseEngine):
     """Arrays of MLX."""
 
     name = "mlx"
     shares_memory = True
-    has_views = False
     dlpack = Absent("MLX takes over no array without a copy", instead="copy it with to_device")
 
     def devices(self) -> tuple[Device, ...]:
@@ -56,31 +62,14 @@ class MlxEngine(Facets):
 
     def native(self, device: Device) -> Any:
         if device not in self.devices():
-            raise not_seen("MLX", device, self.devices())
+            raise self.not_seen(device)
         return mx.Device(_TYPES[device.backend], device.index)
 
     def owns(self, x: object) -> bool:
         return isinstance(x, mx.array)
 
-    def is_traced(self, x: Any) -> bool:
-        return False
-
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return self.devices()
-
-    def dtype_of(self, x: Any) -> DType:
-        return known_dtype(x.dtype)
-
-    def storage(self, x: Any) -> None:
-        """Nothing: MLX does not say where an array lies."""
-
-    def address(self, x: Any) -> None:
-        """Nothing: MLX does not say where an array lies."""
-
-    def view(
-        self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
-    ) -> Any:
-        raise _NO_VIEWS.error()
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         """An array of its own, finished: MLX writes zeros into it."""
@@ -89,7 +78,7 @@ class MlxEngine(Facets):
             raise _LACKS[dtype.name].error()
         if dtype not in _OURS:
             raise lacking("MLX", dtype)
-        refuse_beyond_limit(size_of(shape, _OURS[dtype]))
+        refuse_beyond_limit(prod(shape) * dtype.itemsize)
         made = mx.zeros(shape, _OURS[dtype], stream=target)
         mx.eval(made)
         return made
@@ -108,7 +97,7 @@ class MlxEngine(Facets):
         host = plain(host)  # MLX refuses negative strides
         if row.module == "numpy":
             made = mx.array(host, dtype=_OURS[row])
-        else:  # MLX reads no type that NumPy itself does not have
+        else:  # MLX reads no dtype that NumPy itself does not have
             made = mx.array(host.view(f"uint{row.bits}")).view(_OURS[row])
         mx.eval(made)
         return made
@@ -119,15 +108,8 @@ class MlxEngine(Facets):
             return np.array(x)
         return np.array(x.view(_OURS[DTYPES[f"uint{row.bits}"]])).view(row.numpy())
 
-    def adopt(self, x: Any) -> Any:
-        raise self.dlpack.error()
-
     def export(self, x: Any) -> Any:
         mx.eval(x)
-        return x
-
-    def move(self, x: Any, device: Device) -> Any:
-        self.native(device)
         return x
 
     def separate(self, stacked: Any) -> list[Any]:
@@ -140,9 +122,6 @@ class MlxEngine(Facets):
     def finish(self, arrays: Any) -> None:
         mx.eval(arrays)
 
-    def receive(self, arrays: Sequence[Any]) -> None:
-        """Return at once: what `finish` has computed may be used by any thread."""
-
     def synchronize(self, device: Device) -> None:
         mx.synchronize(mx.default_stream(self.native(device)))
 
@@ -151,7 +130,7 @@ class MlxEngine(Facets):
 
 
 def _missing(device: Device) -> tuple[str, ...]:
-    """The 64-bit types that there are none of on the device."""
+    """The 64-bit dtypes that MLX does not have on the device."""
     return ("complex128",) if device.backend == "cpu" else ("complex128", *_ONLY_CPU)
 
 
@@ -165,28 +144,12 @@ def _default(native: Any) -> Iterator[Any]:
         mx.set_default_device(before)
 
 
-ENGINE: Engine = MlxEngine()
-
-
-_limit: int | None = None
-_guideline: int | None = None
-"""MLX's own limit, from before ours."""
-
-
-class LimitReachedError(MemoryError):
-    """An array would have gone beyond what MLX may hold; `asked` is its size in bytes."""
-
-    def __init__(self, message: str, asked: int) -> None:
-        super().__init__(message)
-        self.asked = asked
-
-
-def limit() -> int | None:
+def memory_limit() -> int | None:
     """The most bytes that MLX may hold; `None` where nobody has set a limit."""
     return _limit
 
 
-def set_limit(limit: int | None) -> None:
+def set_memory_limit(limit: int | None) -> None:
     """Let MLX hold at most so many bytes; `None` lifts the limit."""
     global _limit, _guideline
     _limit = limit
@@ -215,13 +178,11 @@ def refuse_beyond_limit(size: int) -> None:
     )
 
 
-def size_of(shape: tuple[int, ...], dtype: Any) -> int:
-    """The bytes of an array."""
-    return prod(shape) * int(dtype.size)
-
-
 @cache
 def _machine() -> float:
     """The memory that this process can have; reading it takes longer than making a small array."""
-    most = cpu.look().devices[0].facts.obtainable_memory
+    most = reader.look().devices[0].facts.obtainable_memory
     return inf if most is None else most
+
+
+ENGINE: Engine = MlxEngine()

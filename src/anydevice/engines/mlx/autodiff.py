@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from anydevice.core.primitives import Autodiff
 from anydevice.core.trees import leaves, refilled
-from anydevice.engines.base import refuse_all_but_one_number
+from anydevice.engines.base import refuse_non_scalar
 from anydevice.engines.mlx.primitives import under_way
 
 
@@ -30,7 +30,7 @@ class MlxAutodiff:
             # MLX takes no tree that holds anything but arrays.
             def value_of(arrays: list[Any]) -> Any:
                 value = function(refilled(first, arrays), *others, **named)
-                refuse_all_but_one_number(value, isinstance(value, mx.array))
+                refuse_non_scalar(value, isinstance(value, mx.array))
                 return value
 
             depth = getattr(under_way, "gradients", 0)

@@ -9,8 +9,7 @@ import mlx.core as mx
 from anydevice.core.device import Device
 from anydevice.core.engine import Memory, MemoryUse
 from anydevice.engines.base import amount_asked
-from anydevice.engines.mlx import arrays as mlx_limits
-from anydevice.engines.mlx.arrays import ENGINE
+from anydevice.engines.mlx.arrays import ENGINE, LimitReachedError, memory_limit, set_memory_limit
 
 _SAID = re.compile(
     r"\[(?:metal::)?malloc\w*\] "
@@ -30,7 +29,7 @@ class MlxMemory:
             in_use=in_use,
             reserved=in_use + mx.get_cache_memory(),
             peak=max(in_use, mx.get_peak_memory()),
-            limit=mlx_limits.limit(),
+            limit=memory_limit(),
         )
 
     def reset_peak(self, device: Device) -> None:
@@ -44,20 +43,20 @@ class MlxMemory:
         makes them when it likes, and then gives back what it keeps for later, but goes on.
         """
         ENGINE.native(device)
-        mlx_limits.set_limit(limit)
+        set_memory_limit(limit)
 
     def release(self, device: Device) -> None:
         ENGINE.native(device)
         mx.clear_cache()
 
     def ran_out(self, error: BaseException) -> bool:
-        if isinstance(error, mlx_limits.LimitReachedError) or type(error) is MemoryError:
+        if isinstance(error, LimitReachedError) or type(error) is MemoryError:
             return True
         plain = type(error) in (RuntimeError, ValueError)
         return plain and _SAID.match(str(error)) is not None
 
     def asked(self, error: BaseException) -> int | None:
-        if isinstance(error, mlx_limits.LimitReachedError):
+        if isinstance(error, LimitReachedError):
             return error.asked
         return amount_asked(str(error))
 

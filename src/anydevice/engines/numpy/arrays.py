@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
-from anydevice.core.engine import Absent, Engine, Storage
-from anydevice.engines.base import Facets
-from anydevice.engines.host import known_dtype, private
-from anydevice.engines.lookup import not_seen
+from anydevice.core.engine import Engine, Storage
+from anydevice.engines.base import BaseEngine
+from anydevice.engines.host import private
 
 _CPU = Device("cpu")
 
 
-class NumpyEngine(Facets):
+class NumpyEngine(BaseEngine):
     """Arrays in the host's memory."""
 
     name = "numpy"
-    shares_memory = False
     has_views = True
     dlpack = None
 
@@ -32,20 +28,14 @@ class NumpyEngine(Facets):
     def native(self, device: Device) -> str:
         """NumPy's word for its only device, as the array API standard spells it."""
         if device != _CPU:
-            raise not_seen("NumPy", device, self.devices())
+            raise self.not_seen(device)
         return "cpu"
 
     def owns(self, x: object) -> bool:
         return isinstance(x, np.ndarray)
 
-    def is_traced(self, x: Any) -> bool:
-        return False
-
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         return (_CPU,)
-
-    def dtype_of(self, x: Any) -> DType:
-        return known_dtype(x.dtype)
 
     def storage(self, x: Any) -> Storage | None:
         start, size = _allocation(x)
@@ -79,15 +69,9 @@ class NumpyEngine(Facets):
         try:
             return np.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise Absent(
-                f"NumPy cannot take over this array: {error}", instead="copy it with to_numpy"
-            ).error() from error
+            raise self.not_adopted(error) from error
 
     def export(self, x: Any) -> Any:
-        return x
-
-    def move(self, x: Any, device: Device) -> Any:
-        self.native(device)
         return x
 
     def separate(self, stacked: Any) -> list[Any]:
@@ -95,19 +79,6 @@ class NumpyEngine(Facets):
 
     def matmul(self, a: Any, b: Any) -> Any:
         return np.matmul(a, b)
-
-    def finish(self, arrays: Any) -> None:
-        """Return at once: what NumPy returns is complete."""
-
-    def receive(self, arrays: Sequence[Any]) -> None:
-        """Return at once: NumPy has no streams."""
-
-    def synchronize(self, device: Device) -> None:
-        self.native(device)
-
-    def default_scope(self, device: Device) -> AbstractContextManager[Any]:
-        self.native(device)
-        return nullcontext()
 
 
 class _Memory:

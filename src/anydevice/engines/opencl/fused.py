@@ -1,7 +1,7 @@
 """Faster versions of composite ops on OpenCL, each one kernel of ours.
 
 `KERNELS` are the kernels themselves, to be verified; `FUSED` are the same, but each hands over to
-the definition where it was not verified for the type and the device of its first operand.
+the definition where it was not verified for the dtype and the device of its first operand.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Any
 
 from anydevice.engines import trust
 from anydevice.engines.opencl.arrays import ENGINE
-from anydevice.engines.opencl.kernels import attention as opencl_attention
-from anydevice.engines.opencl.kernels import rows as opencl_rope
-from anydevice.engines.opencl.kernels import rows as opencl_rows
+from anydevice.engines.opencl.kernels import rows
+from anydevice.engines.opencl.kernels.attention import attention
 from anydevice.engines.opencl.kernels.programs import dtype_of
 from anydevice.engines.opencl.primitives import computed
 
 
 def silu(x: Any) -> Any:
-    """`x · sigmoid(x)`, rounded once; `NotImplemented` for whole numbers."""
+    """`x · sigmoid(x)`, rounded once; `NotImplemented` for integers."""
     return computed("silu", x) if dtype_of(x).kind == "float" else NotImplemented
 
 
 def swiglu(gate: Any, up: Any) -> Any:
-    """`silu(gate) · up`, rounded once; `NotImplemented` for whole numbers and several types."""
+    """`silu(gate) · up`, rounded once; `NotImplemented` for integers and several dtypes."""
     if dtype_of(gate).kind != "float" or gate.dtype != up.dtype:
         return NotImplemented
     return computed("swiglu", gate, up)
@@ -34,13 +33,13 @@ def swiglu(gate: Any, up: Any) -> Any:
 
 KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "softmax": opencl_rows.softmax,
-        "rmsnorm": opencl_rows.rmsnorm,
-        "layernorm": opencl_rows.layernorm,
+        "softmax": rows.softmax,
+        "rmsnorm": rows.rmsnorm,
+        "layernorm": rows.layernorm,
         "silu": silu,
         "swiglu": swiglu,
-        "rope": opencl_rope.rope,
-        "attention": opencl_attention.attention,
+        "rope": rows.rope,
+        "attention": attention,
     }
 )
 """The kernels by the names of their ops, called with all arguments of the op, in their order."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyopencl as cl
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Memory, MemoryUse
-from anydevice.engines.opencl.arrays import ENGINE, LimitReachedError, limits, pools_of
+from anydevice.engines.opencl.arrays import ENGINE
+from anydevice.engines.opencl.buffers import LimitReachedError, limits, pools_of
 
 _CODES = frozenset(
     {
@@ -58,15 +57,11 @@ class OpenclMemory:
         """
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
             return True
-        return isinstance(error, cl.Error) and _code(error) in _CODES
+        return isinstance(error, cl.Error) and getattr(error, "code", None) in _CODES
 
     def asked(self, error: BaseException) -> int | None:
         """The size of an array that was beyond our limit; a driver's error names none."""
         return error.asked if isinstance(error, LimitReachedError) else None
-
-
-def _code(error: Any) -> int | None:
-    return getattr(error, "code", None)
 
 
 MEMORY: Memory = OpenclMemory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -13,14 +13,12 @@ from anydevice.core.dtypes import DType
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import plain as plain_host
-from anydevice.engines.opencl import arrays as views
-from anydevice.engines.opencl.kernels import indexing as opencl_places
-from anydevice.engines.opencl.kernels import products as opencl_products
-from anydevice.engines.opencl.kernels import reductions as opencl_reductions
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.kernels import indexing, products, reductions
 from anydevice.engines.opencl.kernels.elementwise import (
     expression,
     filled,
-    gives_truth,
+    gives_booleans,
     reading,
     run,
 )
@@ -37,28 +35,28 @@ from anydevice.engines.opencl.kernels.programs import (
 def computed(operation: str, *operands: Any) -> Any:
     """The result of an elementwise operation on arrays, or on an array and numbers.
 
-    Raises `UnsupportedError` where the operation is not defined for the type of the arrays, or
-    they have several types.
+    Raises `UnsupportedError` where the operation is not defined for the dtype of the arrays, or
+    they have several.
     """
     arrays = [x for x in operands if isinstance(x, cl_array.Array)]
     dtype, context = same_dtype(operation, *arrays), arrays[0].context
     number = number_of(dtype, context)
     text = expression(operation, number).replace("NUMBER", number.number)
-    shape = views.broadcast_shape(*(x.shape for x in arrays))
+    shape = buffers.broadcast_shape(*(x.shape for x in arrays))
     readings, extras = {}, []
     for name, x in zip("ab", operands, strict=False):
         if isinstance(x, cl_array.Array):
             readings[name] = reading(x, number, shape)
         else:
             extras.append((name, number, scalar(x, dtype, number)))
-    result = BOOL if gives_truth(operation) else dtype
-    out = views.new(shape, result, context)
+    result = BOOL if gives_booleans(operation) else dtype
+    out = buffers.new(shape, result, context)
     stored = number_of(result, context)
     return run(f"STORE(pr, ir, ({text}));", readings, out, stored, extras=extras)
 
 
 def same_dtype(operation: str, *arrays: Any) -> DType:
-    """The element type of arrays.
+    """The dtype of arrays.
 
     Raises `UnsupportedError` where they have several.
     """
@@ -67,9 +65,27 @@ def same_dtype(operation: str, *arrays: Any) -> DType:
         if x.dtype != first:
             raise Absent(
                 f"OpenCL computes no {operation} of {first} and {x.dtype}",
-                instead="convert one of the arrays to the type of the other",
+                instead="convert one of the arrays to the dtype of the other",
             ).error()
     return dtype_of(arrays[0])
+
+
+def _one(operation: str) -> Callable[..., Any]:
+    """The primitive of one array."""
+
+    def call(_: OpenclPrimitives, x: Any) -> Any:
+        return computed(operation, x)
+
+    return call
+
+
+def _two(operation: str) -> Callable[..., Any]:
+    """The primitive of two arrays, or of an array and a number."""
+
+    def call(_: OpenclPrimitives, a: Any, b: Any) -> Any:
+        return computed(operation, a, b)
+
+    return call
 
 
 class OpenclPrimitives:
@@ -81,11 +97,11 @@ class OpenclPrimitives:
 
     def arange(self, stop: int, dtype: DType, like: Any) -> Any:
         number = number_of(dtype, like.context)
-        out = views.new((max(0, stop),), dtype, like.context)
+        out = buffers.new((max(0, stop),), dtype, like.context)
         return run(f"STORE(pr, ir, ({number.number})item);", {}, out, number)
 
     def asarray(self, values: Any, like: Any) -> Any:
-        return views.from_host(plain_host(np.asarray(values)), like.context)
+        return buffers.from_host(plain_host(np.asarray(values)), like.context)
 
     def dtype(self, x: Any) -> DType:
         return dtype_of(x)
@@ -95,7 +111,7 @@ class OpenclPrimitives:
         if own == dtype:
             return x
         number, result = number_of(own, x.context), number_of(dtype, x.context)
-        out = views.new(x.shape, dtype, x.context)
+        out = buffers.new(x.shape, dtype, x.context)
         value = f"({result.number})a" if dtype != BOOL else "a"
         if number.number == "double" and dtype.bits == 16 and result.floating:
             value = "narrowed(a)"
@@ -109,113 +125,61 @@ class OpenclPrimitives:
             shape = tuple(missing if size == -1 else size for size in shape)
         if prod(shape) != x.size:
             raise ValueError(f"an array {x.shape} cannot be given the shape {shape}")
-        return opencl_places.reshaped(x, shape)
+        return indexing.reshaped(x, shape)
 
     def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
         order = tuple(axis % x.ndim for axis in axes)
         if sorted(order) != list(range(x.ndim)):
             raise ValueError(f"{tuple(axes)} is no order of the axes of an array {x.shape}")
-        shape, own = tuple(x.shape[axis] for axis in order), views.strides_of(x)
-        return views.view(x, shape, tuple(own[axis] for axis in order), views.offset_of(x))
+        shape, own = tuple(x.shape[axis] for axis in order), buffers.strides_of(x)
+        return buffers.view(x, shape, tuple(own[axis] for axis in order), buffers.offset_of(x))
 
     def broadcast_to(self, x: Any, shape: Shape) -> Any:
         shape = tuple(shape)
-        return views.view(x, shape, views.broadcast_strides(x, shape), views.offset_of(x))
+        return buffers.view(x, shape, buffers.broadcast_strides(x, shape), buffers.offset_of(x))
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         same_dtype("concat", *arrays)
-        return opencl_places.concat(arrays, axis)
+        return indexing.concat(arrays, axis)
 
     def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-        return opencl_places.part(x, axis, start, stop, step)
+        return indexing.part(x, axis, start, stop, step)
 
-    def abs(self, x: Any) -> Any:
-        return computed("abs", x)
+    abs = _one("abs")
+    negative = _one("negative")
+    sign = _one("sign")
+    floor = _one("floor")
+    exp = _one("exp")
+    log = _one("log")
+    sqrt = _one("sqrt")
+    rsqrt = _one("rsqrt")
+    sin = _one("sin")
+    cos = _one("cos")
+    tanh = _one("tanh")
+    sigmoid = _one("sigmoid")
+    erf = _one("erf")
+    isnan = _one("isnan")
+    logical_not = _one("logical_not")
 
-    def negative(self, x: Any) -> Any:
-        return computed("negative", x)
-
-    def sign(self, x: Any) -> Any:
-        return computed("sign", x)
-
-    def floor(self, x: Any) -> Any:
-        return computed("floor", x)
-
-    def exp(self, x: Any) -> Any:
-        return computed("exp", x)
-
-    def log(self, x: Any) -> Any:
-        return computed("log", x)
-
-    def sqrt(self, x: Any) -> Any:
-        return computed("sqrt", x)
-
-    def rsqrt(self, x: Any) -> Any:
-        return computed("rsqrt", x)
-
-    def sin(self, x: Any) -> Any:
-        return computed("sin", x)
-
-    def cos(self, x: Any) -> Any:
-        return computed("cos", x)
-
-    def tanh(self, x: Any) -> Any:
-        return computed("tanh", x)
-
-    def sigmoid(self, x: Any) -> Any:
-        return computed("sigmoid", x)
-
-    def erf(self, x: Any) -> Any:
-        return computed("erf", x)
-
-    def isnan(self, x: Any) -> Any:
-        return computed("isnan", x)
-
-    def logical_not(self, x: Any) -> Any:
-        return computed("logical_not", x)
-
-    def add(self, a: Any, b: Any) -> Any:
-        return computed("add", a, b)
-
-    def subtract(self, a: Any, b: Any) -> Any:
-        return computed("subtract", a, b)
-
-    def multiply(self, a: Any, b: Any) -> Any:
-        return computed("multiply", a, b)
-
-    def divide(self, a: Any, b: Any) -> Any:
-        return computed("divide", a, b)
-
-    def pow(self, a: Any, b: Any) -> Any:
-        return computed("pow", a, b)
-
-    def maximum(self, a: Any, b: Any) -> Any:
-        return computed("maximum", a, b)
-
-    def minimum(self, a: Any, b: Any) -> Any:
-        return computed("minimum", a, b)
-
-    def equal(self, a: Any, b: Any) -> Any:
-        return computed("equal", a, b)
-
-    def less(self, a: Any, b: Any) -> Any:
-        return computed("less", a, b)
-
-    def less_equal(self, a: Any, b: Any) -> Any:
-        return computed("less_equal", a, b)
-
-    def logical_and(self, a: Any, b: Any) -> Any:
-        return computed("logical_and", a, b)
-
-    def logical_or(self, a: Any, b: Any) -> Any:
-        return computed("logical_or", a, b)
+    add = _two("add")
+    subtract = _two("subtract")
+    multiply = _two("multiply")
+    divide = _two("divide")
+    pow = _two("pow")
+    maximum = _two("maximum")
+    minimum = _two("minimum")
+    equal = _two("equal")
+    less = _two("less")
+    less_equal = _two("less_equal")
+    logical_and = _two("logical_and")
+    logical_or = _two("logical_or")
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """The elements are copied as bits: any type will do."""
+        """The elements are copied as bits: any dtype will do."""
         arrays = [x for x in (a, b) if isinstance(x, cl_array.Array)]
         dtype, context = same_dtype("where", *arrays), arrays[0].context
         bits = bits_of(dtype)
-        shape = views.broadcast_shape(condition.shape, *(x.shape for x in arrays))
+        shape = buffers.broadcast_shape(condition.shape, *(x.shape for x in arrays))
         readings, extras = {}, []
         for name, x in zip("ab", (a, b), strict=True):
             if isinstance(x, cl_array.Array):
@@ -223,36 +187,36 @@ class OpenclPrimitives:
             else:
                 extras.append((name, bits, scalar_bits(x, dtype)))
         readings["c"] = reading(condition, number_of(dtype_of(condition), context), shape)
-        out = views.new(shape, dtype, context)
+        out = buffers.new(shape, dtype, context)
         return run("pr[ir] = c != 0 ? a : b;", readings, out, bits, extras=extras)
 
     def sum(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-        return opencl_reductions.reduce("sum", x, axis, keepdims)
+        return reductions.reduce("sum", x, axis, keepdims)
 
     def max(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-        return opencl_reductions.reduce("max", x, axis, keepdims)
+        return reductions.reduce("max", x, axis, keepdims)
 
     def min(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-        return opencl_reductions.reduce("min", x, axis, keepdims)
+        return reductions.reduce("min", x, axis, keepdims)
 
     def argmax(self, x: Any, axis: int) -> Any:
-        return opencl_reductions.argmax(x, axis)
+        return reductions.argmax(x, axis)
 
     def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
-        return opencl_reductions.top_k(x, k)
+        return reductions.top_k(x, k)
 
     def matmul(self, a: Any, b: Any) -> Any:
         same_dtype("matmul", a, b)
-        return opencl_products.matmul(a, b)
+        return products.matmul(a, b)
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
-        return opencl_places.take(x, indices, axis)
+        return indexing.take(x, indices, axis)
 
     def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
-        return opencl_places.take_along_axis(x, indices, axis)
+        return indexing.take_along_axis(x, indices, axis)
 
     def write(self, x: Any, new: Any, positions: Any) -> Any:
-        return opencl_places.write(x, new, positions)
+        return indexing.write(x, new, positions)
 
 
 PRIMITIVES: Primitives = OpenclPrimitives()

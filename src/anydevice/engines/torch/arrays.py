@@ -13,9 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Absent, Engine, Storage
-from anydevice.engines.base import Facets
+from anydevice.engines.base import BaseEngine
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain, private
-from anydevice.engines.lookup import not_seen
 from anydevice.engines.registry import BUILT_IN
 
 _LACKS = BUILT_IN["torch"].lacks
@@ -46,16 +45,15 @@ _BY_NUMPY = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
     torch.complex64,
     torch.complex128,
 }
-"""What PyTorch and NumPy share; the other types pass as whole numbers of the same size."""
+"""The dtypes that PyTorch and NumPy share; the others pass as integers of the same size."""
 _AS_BITS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 _natives: dict[Device, torch.device] = {}
 
 
-class TorchEngine(Facets):
+class TorchEngine(BaseEngine):
     """Tensors of PyTorch."""
 
     name = "torch"
-    shares_memory = False
     has_views = True
     dlpack = None
 
@@ -68,7 +66,7 @@ class TorchEngine(Facets):
         known = _natives.get(device)
         if known is None:
             if device not in self.devices():
-                raise not_seen("PyTorch", device, self.devices())
+                raise self.not_seen(device)
             kind = _TYPES[device.backend]
             known = torch.device(kind, device.index) if kind == "cuda" else torch.device(kind)
             _natives[device] = known
@@ -124,7 +122,7 @@ class TorchEngine(Facets):
             if target.type == "cuda":
                 return _unused(shape, _OURS[dtype], target)
             return torch.empty(shape, dtype=_OURS[dtype], device=target)
-        except TypeError as error:  # Metal has fewer types than the CPU
+        except TypeError as error:  # Metal has fewer dtypes than the CPU
             raise lacking(f"PyTorch on {device}", dtype) from error
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
@@ -149,7 +147,7 @@ class TorchEngine(Facets):
             tensor = torch.from_numpy(host.view(_AS_BITS[host.itemsize])).view(theirs)
         try:
             return tensor.to(target)
-        except TypeError as error:  # Metal has fewer types than the CPU
+        except TypeError as error:  # Metal has fewer dtypes than the CPU
             raise lacking(f"PyTorch on {device}", known_dtype(host.dtype)) from error
 
     def to_host(self, x: Any) -> Any:
@@ -169,9 +167,7 @@ class TorchEngine(Facets):
         try:
             return torch.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise Absent(
-                f"PyTorch cannot take over this array: {error}", instead="copy it with to_device"
-            ).error() from error
+            raise self.not_adopted(error) from error
 
     def export(self, x: Any) -> Any:
         return x.detach().resolve_conj().resolve_neg()

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
 from anydevice.core.trees import leaf_paths, leaves, refilled
-from anydevice.engines.base import refuse_all_but_one_number
+from anydevice.engines.base import refuse_non_scalar
 
 _under_way = local()
 
@@ -74,7 +74,7 @@ def _input(leaf: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def _gradients(value: Any, inputs: list[torch.Tensor], depth: int) -> list[torch.Tensor]:
-    refuse_all_but_one_number(value, isinstance(value, torch.Tensor))
+    refuse_non_scalar(value, isinstance(value, torch.Tensor))
     if not inputs:
         return []
     if not value.requires_grad:

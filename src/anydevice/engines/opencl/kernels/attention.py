@@ -9,13 +9,11 @@ import numpy as np
 
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
-from anydevice.engines.opencl import arrays as views
-from anydevice.engines.opencl.arrays import queue_of_context
-from anydevice.engines.opencl.kernels import programs as programs
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.buffers import Ints
+from anydevice.engines.opencl.kernels import programs
 from anydevice.engines.opencl.kernels.elementwise import extent, filled, index_types, is_wide, plain
 from anydevice.engines.opencl.kernels.programs import Number, accumulator_of, dtype_of, number_of
-
-Ints = tuple[int, ...]
 
 _FEW_QUERIES = 16
 _KEYS_OF_SEGMENT = 256
@@ -48,7 +46,7 @@ def attention(
 ) -> Any:
     """The values, weighted by the softmax of the scores; zeros for a query that sees no key.
 
-    `NotImplemented` for whole numbers, several types, and heads of more than 512 numbers.
+    `NotImplemented` for integers, several dtypes, and heads of more than 512 numbers.
     """
     context, size = q.context, q.shape[-1]
     number = number_of(dtype_of(q), context)
@@ -56,7 +54,7 @@ def attention(
         return NotImplemented
     if not 0 < size <= _LARGEST_SIZE or v.shape[-1] != size:
         return NotImplemented
-    out = views.new(q.shape, dtype_of(q), context)
+    out = buffers.new(q.shape, dtype_of(q), context)
     if not q.size:
         return out
     q, k, v = (_with_rows(x) for x in (q, k, v))
@@ -68,7 +66,7 @@ def attention(
 
 def _with_rows(x: Any) -> Any:
     """The array with the numbers of each head in one piece."""
-    return x if views.strides_of(x)[-1] == 1 or x.shape[-1] == 1 else plain(x)
+    return x if buffers.strides_of(x)[-1] == 1 or x.shape[-1] == 1 else plain(x)
 
 
 def _run(
@@ -78,8 +76,8 @@ def _run(
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
     context, number = q.context, number_of(dtype_of(q), q.context)
-    starts = [views.offset_of(x) for x in (q, k, v)]
-    steps = [views.strides_of(x)[:3] for x in (q, k, v)]
+    starts = [buffers.offset_of(x) for x in (q, k, v)]
+    steps = [buffers.strides_of(x)[:3] for x in (q, k, v)]
     far = max(
         extent(start, (*x.shape[:3], size), (*step, 1))
         for x, start, step in zip((q, k, v), starts, steps, strict=True)
@@ -91,30 +89,30 @@ def _run(
     kind = None
     if lengths is not None:
         kind = number_of(dtype_of(lengths), context)
-        arguments += (lengths.base_data, views.offset_of(lengths), *views.strides_of(lengths))
+        arguments += (lengths.base_data, buffers.offset_of(lengths), *buffers.strides_of(lengths))
     if mask is not None:
         across = _mask_strides(mask, (batch, heads, queries, keys))
-        arguments += (mask.base_data, views.offset_of(mask), *across)
-        far = max(far, extent(views.offset_of(mask), (batch, heads, queries, keys), across))
+        arguments += (mask.base_data, buffers.offset_of(mask), *across)
+        far = max(far, extent(buffers.offset_of(mask), (batch, heads, queries, keys), across))
     places = (size, *starts, *(step for each in steps for step in each))
     variant = Variant(
         number, size, heads // k.shape[1], mask is not None, kind,
         not any(place % 8 for place in places), is_wide(far),
     )  # fmt: skip
     arrays = [x for x in (q, k, v, lengths, mask) if x is not None]
-    _start(variant, out, keys, arguments, views.events_of(*arrays))
+    _start(variant, out, keys, arguments, buffers.events_of(*arrays))
 
 
 def _mask_strides(mask: Any, shape: Ints) -> Ints:
     if mask.ndim == 2:  # (batch, keys): all heads and queries alike
-        batch, keys = views.broadcast_strides(mask, (shape[0], shape[3]))
+        batch, keys = buffers.broadcast_strides(mask, (shape[0], shape[3]))
         return batch, 0, 0, keys
-    return views.broadcast_strides(mask, shape)
+    return buffers.broadcast_strides(mask, shape)
 
 
 def _start(variant: Variant, out: Any, keys: int, arguments: list[Any], events: Any) -> None:
     """Start the kernel that suits the device and the number of queries."""
-    context, queue = out.context, queue_of_context(out.context)
+    context, queue = out.context, buffers.queue_of_context(out.context)
     about, (batch, heads, queries, size) = programs.limits(context), out.shape
     rows = batch * heads * queries
     if not about.is_cpu and queries > _FEW_QUERIES and _tiles_fit(variant, about):
@@ -130,7 +128,7 @@ def _start(variant: Variant, out: Any, keys: int, arguments: list[Any], events: 
     wanted = -(-4 * about.processors // rows)
     segments = max(1, min(wanted, keys // _KEYS_OF_SEGMENT, 64))
     kept = DTYPES[accumulator_of(variant.number).name]
-    shares = views.new((rows * segments, size + 2) if segments > 1 else (1,), kept, context)
+    shares = buffers.new((rows * segments, size + 2) if segments > 1 else (1,), kept, context)
     by_query = _query_kernel(context, variant, programs.assumed)
     by_query(queue, rows * segments, segments, shares.base_data, *arguments, wait_for=events)
     if segments > 1:

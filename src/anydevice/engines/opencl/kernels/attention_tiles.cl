@@ -127,7 +127,7 @@ __kernel void attention_by_tile(ARGUMENTS)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const NUMBER share = scores[(sum_row + i) * (KEY_TILE + 1) + key];
-                // What nobody may see can be anything, also not a number.
+                // What nobody may see can be anything, also NaN.
                 if (share != 0)
 #pragma unroll
                     for (int j = 0; j < 8; j++)

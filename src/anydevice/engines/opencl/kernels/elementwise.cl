@@ -4,9 +4,9 @@
 // the axes; OFFSETS computes from `item` where each array's element is, READ reads the operands, and
 // BODY computes and writes. All of them are put before this text.
 
-#if WHOLE_POWERS
-// A power of whole numbers; one with a negative exponent is rounded towards zero.
-NUMBER whole_power(NUMBER base, NUMBER exponent)
+#if INTEGER_POWERS
+// A power of integers; one with a negative exponent is rounded towards zero.
+NUMBER integer_power(NUMBER base, NUMBER exponent)
 {
     if (exponent < 0)
         return base == 1 ? 1 : base == (NUMBER)-1 ? (exponent % 2 ? -1 : 1) : 0;

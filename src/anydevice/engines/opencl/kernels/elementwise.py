@@ -1,14 +1,8 @@
-"""Text of kernels that walks through arrays by sizes and strides.
+"""Kernels that compute each element of a result from elements of the operands.
 
-Sizes and strides are arguments of the kernels, so that a program serves every shape with the same
-number of axes. Only a last stride of 0 or 1 is part of the text: compilers make vectors of it.
-
-What each elementwise operation is in OpenCL C, for floating and for whole numbers.
-
-`a` and `b` are the operands, `NUMBER` is their type. An operation that has no text for whole
-numbers is not defined for them.
-
-Everything that computes each element of a result from elements of the operands.
+They walk through arrays by sizes and strides, which are arguments of the kernel: a program serves
+every shape with the same number of axes. Only a last stride of 0 or 1 is part of the text, since
+compilers make vectors of it.
 """
 
 from __future__ import annotations
@@ -23,15 +17,13 @@ import numpy as np
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Absent
 from anydevice.core.record import Record
-from anydevice.engines.opencl import arrays as views
-from anydevice.engines.opencl.arrays import queue_of_context
-from anydevice.engines.opencl.kernels import programs as programs
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.buffers import Ints
+from anydevice.engines.opencl.kernels import programs
 from anydevice.engines.opencl.kernels.programs import Number, bits_of, dtype_of
 
-Ints = tuple[int, ...]
-
-most = 2**31 - 1
-"""The largest index of 32 bits."""
+LARGEST_INDEX = 2**31 - 1
+"""Of 32 bits."""
 
 
 class Walk(Record):
@@ -52,30 +44,29 @@ class Walk(Record):
 def walk(
     shape: Ints, strides: tuple[Ints, ...], names: tuple[str, ...], item: str = "item"
 ) -> Walk:
-    """The walk through a shape that `views.collapsed` gave, an array a name."""
+    """The walk through a shape from `buffers.collapsed`, with one name for each array."""
     rank = len(shape)
-    tag = item
-    lines = [f"size_t rest_{tag} = {item};"]
+    lines = [f"size_t rest_{item} = {item};"]
     for axis in range(rank - 1, 0, -1):
         lines.append(
-            f"const INDEX {tag}{axis} = (UNSIGNED)rest_{tag} % (UNSIGNED){tag}_size{axis};"
+            f"const INDEX {item}{axis} = (UNSIGNED)rest_{item} % (UNSIGNED){item}_size{axis};"
         )
-        lines.append(f"rest_{tag} = (UNSIGNED)rest_{tag} / (UNSIGNED){tag}_size{axis};")
-    lines.append(f"const INDEX {tag}0 = rest_{tag};")
+        lines.append(f"rest_{item} = (UNSIGNED)rest_{item} / (UNSIGNED){item}_size{axis};")
+    lines.append(f"const INDEX {item}0 = rest_{item};")
     parameters: list[str] = []
     values: list[int] = []
     for name, steps in zip(names, strides, strict=True):
         terms: list[str] = []
         for axis, step in enumerate(steps):
             if axis == rank - 1 and step in (0, 1):
-                terms += [f"{tag}{axis}"] if step else []
+                terms += [f"{item}{axis}"] if step else []
                 continue
-            parameters.append(f", const INDEX {name}_{tag}_stride{axis}")
+            parameters.append(f", const INDEX {name}_{item}_stride{axis}")
             values.append(step)
-            terms.append(f"{tag}{axis} * {name}_{tag}_stride{axis}")
-        lines.append(f"const INDEX {tag}_at_{name} = {' + '.join(terms) or '0'};")
+            terms.append(f"{item}{axis} * {name}_{item}_stride{axis}")
+        lines.append(f"const INDEX {item}_at_{name} = {' + '.join(terms) or '0'};")
     return Walk(
-        sizes_text="".join(f", const INDEX {tag}_size{axis}" for axis in range(1, rank)),
+        sizes_text="".join(f", const INDEX {item}_size{axis}" for axis in range(1, rank)),
         strides_text="".join(parameters),
         offsets_text=" ".join(lines),
         sizes=tuple(shape[1:]),
@@ -85,7 +76,7 @@ def walk(
 
 def is_wide(*extents: int) -> bool:
     """Whether an index that goes so far needs 64 bits."""
-    return max(extents) > most
+    return max(extents) > LARGEST_INDEX
 
 
 def index_types(wide: bool) -> tuple[dict[str, object], Any]:
@@ -103,6 +94,9 @@ def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:
         + 1
     )
 
+
+# What each operation is in OpenCL C: `a` and `b` are the operands, `NUMBER` is their type. One that
+# has no text for integers is not defined for them.
 
 _SIGMOID = "(a >= 0 ? 1 / (1 + exp(-a)) : exp(a) / (1 + exp(a)))"
 
@@ -132,7 +126,7 @@ FLOATING: dict[str, str] = {
     "swiglu": f"(a * {_SIGMOID}) * b",
 }
 
-WHOLE: dict[str, str] = {
+INTEGER: dict[str, str] = {
     "abs": "(a < 0 ? -a : a)",
     "negative": "-a",
     "sign": "((a > 0) - (a < 0))",
@@ -141,12 +135,12 @@ WHOLE: dict[str, str] = {
     "add": "a + b",
     "subtract": "a - b",
     "multiply": "a * b",
-    "pow": "whole_power(a, b)",
+    "pow": "integer_power(a, b)",
     "maximum": "(a > b ? a : b)",
     "minimum": "(a < b ? a : b)",
 }
 
-TRUTH: dict[str, str] = {
+BOOLEAN: dict[str, str] = {
     "logical_not": "a == 0",
     "equal": "a == b",
     "less": "a < b",
@@ -154,16 +148,16 @@ TRUTH: dict[str, str] = {
     "logical_and": "a != 0 && b != 0",
     "logical_or": "a != 0 || b != 0",
 }
-"""Those that are the same for all numbers; like `isnan`, their results are truth values."""
+"""Those that are the same for all dtypes; like those of `isnan`, their results are booleans."""
 
 
 def expression(operation: str, number: Number) -> str:
-    """The text of an operation on numbers of a type.
+    """The text of an operation on elements of a dtype.
 
     Raises `UnsupportedError` where it is not defined for them.
     """
-    own = FLOATING if number.floating else WHOLE
-    text = TRUTH.get(operation) or own.get(operation)
+    own = FLOATING if number.floating else INTEGER
+    text = BOOLEAN.get(operation) or own.get(operation)
     if text is None:
         raise Absent(
             f"OpenCL has no {operation} of {number.name}", instead="convert the array to float32"
@@ -171,9 +165,9 @@ def expression(operation: str, number: Number) -> str:
     return text
 
 
-def gives_truth(operation: str) -> bool:
-    """Whether the results are truth values, whatever the operands are."""
-    return operation == "isnan" or operation in TRUTH
+def gives_booleans(operation: str) -> bool:
+    """Whether the results are booleans, whatever the operands are."""
+    return operation == "isnan" or operation in BOOLEAN
 
 
 _GROUP = 256
@@ -193,7 +187,7 @@ class Reading(Record):
 
 def reading(x: Any, number: Number, shape: Ints) -> Reading:
     """An array that is repeated to the shape of the result."""
-    return Reading(x, number, views.broadcast_strides(x, shape))
+    return Reading(x, number, buffers.broadcast_strides(x, shape))
 
 
 def run(
@@ -215,10 +209,10 @@ def run(
     count = prod(shape)
     if not count:
         return out
-    strides = views.strides_of(out) if strides is None else strides
-    sizes, steps = views.collapsed(shape, strides, *(each.strides for each in readings.values()))
+    strides = buffers.strides_of(out) if strides is None else strides
+    sizes, steps = buffers.collapsed(shape, strides, *(each.strides for each in readings.values()))
     arrays = [out, *(each.array for each in readings.values())]
-    starts = [views.offset_of(x) for x in arrays]
+    starts = [buffers.offset_of(x) for x in arrays]
     far = max(extent(s, sizes, t) for s, t in zip(starts, steps, strict=True))
     far = max(far, count, *(value for _, kind, value in extras if kind is None), 0)
     numbers = (number, *(each.number for each in readings.values()))
@@ -233,7 +227,9 @@ def run(
     for x, start in zip(arrays, starts, strict=True):
         arguments += (x.base_data, start)
     arguments += (*route.strides, *(value for _, _, value in extras))
-    kernel.over(queue_of_context(context), count, *arguments, wait_for=views.events_of(*arrays))
+    kernel.over(
+        buffers.queue_of_context(context), count, *arguments, wait_for=buffers.events_of(*arrays)
+    )
     return out
 
 
@@ -265,7 +261,7 @@ def _kernel(
     for name, kind in extras:
         operands += f", const {'INDEX' if kind is None else kind.number} {name}"
     defines |= {"PLACES": sizes_text, "OPERANDS": operands, "OFFSETS": places}
-    defines |= {"READ": read, "BODY": body, "WHOLE_POWERS": int("whole_power" in body)}
+    defines |= {"READ": read, "BODY": body, "INTEGER_POWERS": int("integer_power" in body)}
     sizes = [index] * (1 + sizes_text.count(","))
     steps = [index] * strides_text.count(",")
     scalars = [*sizes, *scalars, *steps, *(kind for _, kind in more)]
@@ -275,17 +271,17 @@ def _kernel(
 def copy(x: Any, out: Any) -> Any:
     """Copy the elements of an array, whatever they are, into another of the same shape."""
     number = bits_of(dtype_of(x))
-    return run("pr[ir] = a;", {"a": Reading(x, number, views.strides_of(x))}, out, number)
+    return run("pr[ir] = a;", {"a": Reading(x, number, buffers.strides_of(x))}, out, number)
 
 
 def plain(x: Any) -> Any:
     """The array with its elements in C order: itself where they are so already."""
-    if views.is_plain(x):
+    if buffers.is_plain(x):
         return x
-    return copy(x, views.new(x.shape, dtype_of(x), x.context))
+    return copy(x, buffers.new(x.shape, dtype_of(x), x.context))
 
 
 def filled(shape: Ints, value: Any, dtype: DType, number: Number, context: Any) -> Any:
     """A new array, every element `value`, a number of the type that `number` says."""
-    out = views.new(shape, dtype, context)
+    out = buffers.new(shape, dtype, context)
     return run("STORE(pr, ir, value);", {}, out, number, extras=[("value", number, value)])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from anydevice.core.engine import Absent
-from anydevice.engines.opencl import arrays as views
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.buffers import Ints
 from anydevice.engines.opencl.kernels.elementwise import Reading, copy, plain, run
 from anydevice.engines.opencl.kernels.programs import (
     Number,
@@ -16,8 +17,6 @@ from anydevice.engines.opencl.kernels.programs import (
     scalar_bits,
 )
 from anydevice.engines.opencl.kernels.reductions import axes_of
-
-Ints = tuple[int, ...]
 
 _TAKE = "const long at = (long)b; pr[ir] = at >= 0 && at < size ? pa[ia + at * step] : none;"
 _WRITE = "const long at = (long)b; if (at >= 0 && at < size) pr[ir + at * step] = a;"
@@ -32,9 +31,9 @@ def take(x: Any, indices: Any, axis: int) -> Any:
     (at,) = axes_of(axis, x.ndim)
     before, after = x.shape[:at], x.shape[at + 1 :]
     shape = before + indices.shape + after
-    own = views.strides_of(x)
+    own = buffers.strides_of(x)
     from_x = own[:at] + (0,) * indices.ndim + own[at + 1 :]
-    from_indices = (0,) * at + views.strides_of(indices) + (0,) * len(after)
+    from_indices = (0,) * at + buffers.strides_of(indices) + (0,) * len(after)
     return _taken(x, indices, at, shape, from_x, from_indices)
 
 
@@ -46,11 +45,11 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
     (at,) = axes_of(axis, x.ndim)
     if indices.ndim != x.ndim:
         raise ValueError(f"indices {indices.shape} have not the axes of an array {x.shape}")
-    around = views.broadcast_shape(_with(x.shape, at, 1), _with(indices.shape, at, 1))
+    around = buffers.broadcast_shape(_with(x.shape, at, 1), _with(indices.shape, at, 1))
     shape = _with(around, at, indices.shape[at])
-    from_x = views.broadcast_strides(x, _with(around, at, x.shape[at]))
+    from_x = buffers.broadcast_strides(x, _with(around, at, x.shape[at]))
     from_x = _with(from_x, at, 0)
-    return _taken(x, indices, at, shape, from_x, views.broadcast_strides(indices, shape))
+    return _taken(x, indices, at, shape, from_x, buffers.broadcast_strides(indices, shape))
 
 
 def _taken(
@@ -63,7 +62,7 @@ def _taken(
 ) -> Any:
     dtype = dtype_of(x)
     bits = bits_of(dtype)
-    out = views.new(shape, dtype, x.context)
+    out = buffers.new(shape, dtype, x.context)
     if not out.size:
         return out
     none = scalar_bits(float("nan") if dtype.kind in ("float", "complex") else 0, dtype)
@@ -71,18 +70,18 @@ def _taken(
         return run("pr[ir] = none;", {}, out, bits, extras=[("none", bits, none)])
     readings = {
         "a": Reading(x, bits, from_x),
-        "b": Reading(indices, _whole(indices), from_indices),
+        "b": Reading(indices, _integer(indices), from_indices),
     }
-    step, size = views.strides_of(x)[axis], x.shape[axis]
+    step, size = buffers.strides_of(x)[axis], x.shape[axis]
     extras = [("step", None, step), ("size", None, size), ("none", bits, none)]
     return run(_TAKE, readings, out, bits, extras=extras)
 
 
-def _whole(indices: Any) -> Number:
+def _integer(indices: Any) -> Number:
     dtype = dtype_of(indices)
     if dtype.kind not in ("int", "uint"):
         raise Absent(
-            f"{dtype} is no type for indices", instead="convert the indices to int32"
+            f"{dtype} is no dtype for indices", instead="convert the indices to int32"
         ).error()
     return number_of(dtype, indices.context)
 
@@ -100,20 +99,20 @@ def write(x: Any, new: Any, positions: Any) -> Any:
             f"rows {new.shape} at positions {positions.shape} cannot be written into an array "
             f"{x.shape}"
         )
-    bits = bits_of(dtype_of(x))
     if x.dtype != new.dtype:
         raise Absent(
             f"{new.dtype} cannot be written into an array of {x.dtype}",
             instead="convert the new rows first",
         ).error()
-    target = x if views.may_be_written(x) else copy(x, views.new(x.shape, dtype_of(x), x.context))
+    dtype, bits = dtype_of(x), bits_of(dtype_of(x))
+    target = x if buffers.may_be_written(x) else copy(x, buffers.new(x.shape, dtype, x.context))
     if not new.size or not x.size:
         return target
-    to_batch, to_head, step, to_element = views.strides_of(target)
-    at_batch, at_token = views.strides_of(positions)
+    to_batch, to_head, step, to_element = buffers.strides_of(target)
+    at_batch, at_token = buffers.strides_of(positions)
     readings = {
-        "a": Reading(new, bits, views.strides_of(new)),
-        "b": Reading(positions, _whole(positions), (at_batch, 0, at_token, 0)),
+        "a": Reading(new, bits, buffers.strides_of(new)),
+        "b": Reading(positions, _integer(positions), (at_batch, 0, at_token, 0)),
     }
     return run(
         _WRITE, readings, target, bits,
@@ -134,11 +133,11 @@ def concat(arrays: Sequence[Any], axis: int) -> Any:
         if x.ndim != first.ndim or (x.shape[:at], x.shape[at + 1 :]) != around:
             raise ValueError(f"arrays {first.shape} and {x.shape} cannot be joined at axis {axis}")
     length = sum(x.shape[at] for x in arrays)
-    out = views.new((*around[0], length, *around[1]), dtype_of(first), first.context)
-    place, strides = 0, views.strides_of(out)
+    out = buffers.new((*around[0], length, *around[1]), dtype_of(first), first.context)
+    place, strides = 0, buffers.strides_of(out)
     for x in arrays:
         if x.size:
-            copy(x, views.view(out, x.shape, strides, place * strides[at]))
+            copy(x, buffers.view(out, x.shape, strides, place * strides[at]))
         place += x.shape[at]
     return out
 
@@ -149,10 +148,10 @@ def part(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
     count = max(0, -(-(stop - start) // step))
     shape = _with(x.shape, at, count)
     if not x.size or not count:
-        return views.new(shape, dtype_of(x), x.context)
-    own = views.strides_of(x)
+        return buffers.new(shape, dtype_of(x), x.context)
+    own = buffers.strides_of(x)
     strides = _with(own, at, own[at] * step)
-    return views.view(x, shape, strides, views.offset_of(x) + start * own[at])
+    return buffers.view(x, shape, strides, buffers.offset_of(x) + start * own[at])
 
 
 def reshaped(x: Any, shape: Ints) -> Any:
@@ -160,9 +159,9 @@ def reshaped(x: Any, shape: Ints) -> Any:
     if shape == x.shape:
         return x
     if not x.size:
-        return views.new(shape, dtype_of(x), x.context)
-    strides = views.reshaped_strides(x, shape)
+        return buffers.new(shape, dtype_of(x), x.context)
+    strides = buffers.reshaped_strides(x, shape)
     if strides is None:
         x = plain(x)
-        strides = views.plain_strides(shape)
-    return views.view(x, shape, strides, views.offset_of(x))
+        strides = buffers.plain_strides(shape)
+    return buffers.view(x, shape, strides, buffers.offset_of(x))

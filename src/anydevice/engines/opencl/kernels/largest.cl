@@ -1,4 +1,4 @@
-// Where the largest are. What is not a number is larger than everything; of equals the first counts.
+// Where the largest are. NaN is larger than everything; of equals the first counts.
 
 bool is_nan(const NUMBER value)
 {

@@ -10,9 +10,9 @@ import numpy as np
 
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
-from anydevice.engines.opencl import arrays as views
-from anydevice.engines.opencl.arrays import queue_of_context
-from anydevice.engines.opencl.kernels import programs as programs
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.buffers import Ints
+from anydevice.engines.opencl.kernels import programs
 from anydevice.engines.opencl.kernels.elementwise import (
     Walk,
     extent,
@@ -23,8 +23,6 @@ from anydevice.engines.opencl.kernels.elementwise import (
     walk,
 )
 from anydevice.engines.opencl.kernels.programs import Number, accumulator_of, dtype_of, number_of
-
-Ints = tuple[int, ...]
 
 _FEW_ROWS = 8
 _RUN = 8
@@ -90,8 +88,8 @@ class Product(Record):
     @property
     def wide(self) -> bool:
         shape_a, shape_b = (self.rows, self.inner), (self.columns, self.inner)
-        far_a = extent(views.offset_of(self.a), self.stack + shape_a, self.a_stack + self.a_steps)
-        far_b = extent(views.offset_of(self.b), self.stack + shape_b, self.b_stack + self.b_steps)
+        far_a = extent(buffers.offset_of(self.a), self.stack + shape_a, self.a_stack + self.a_steps)
+        far_b = extent(buffers.offset_of(self.b), self.stack + shape_b, self.b_stack + self.b_steps)
         return is_wide(far_a, far_b, self.count * self.rows * self.columns)
 
 
@@ -104,11 +102,11 @@ def matmul(a: Any, b: Any) -> Any:
         raise ValueError(f"a matrix {a.shape} cannot be multiplied by a matrix {b.shape}")
     dtype = dtype_of(a)
     number = number_of(dtype, a.context)
-    stack = views.broadcast_shape(a.shape[:-2], b.shape[:-2])
+    stack = buffers.broadcast_shape(a.shape[:-2], b.shape[:-2])
     shape = (*stack, a.shape[-2], b.shape[-1])
     if not prod(shape) or not a.shape[-1]:
         return filled(shape, number.scalar(0), dtype, number, a.context)
-    out = views.new(shape, dtype, a.context)
+    out = buffers.new(shape, dtype, a.context)
     _run(_product(a, b, out, number, stack))
     return out
 
@@ -117,10 +115,10 @@ def _product(a: Any, b: Any, out: Any, number: Number, stack: Ints) -> Product:
     a = plain(a) if a.shape[-2] <= _FEW_ROWS else _with_neighbours(a)
     b = _with_neighbours(b)
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
-    (a_row, a_k), (b_k, b_column) = views.strides_of(a)[-2:], views.strides_of(b)[-2:]
-    full_a = views.broadcast_strides(a, (*stack, rows, inner))
-    full_b = views.broadcast_strides(b, (*stack, inner, columns))
-    sizes, (a_stack, b_stack) = views.collapsed(stack, full_a[:-2], full_b[:-2])
+    (a_row, a_k), (b_k, b_column) = buffers.strides_of(a)[-2:], buffers.strides_of(b)[-2:]
+    full_a = buffers.broadcast_strides(a, (*stack, rows, inner))
+    full_b = buffers.broadcast_strides(b, (*stack, inner, columns))
+    sizes, (a_stack, b_stack) = buffers.collapsed(stack, full_a[:-2], full_b[:-2])
     if len(sizes) == 1 and b_stack == (0,) and a_stack == (a_row * rows,):
         # One b for all: the stack is one matrix with more rows.
         rows, sizes, a_stack, b_stack = rows * sizes[0], (), (), ()
@@ -132,7 +130,7 @@ def _product(a: Any, b: Any, out: Any, number: Number, stack: Ints) -> Product:
 
 def _with_neighbours(x: Any) -> Any:
     """The array with neighbours in memory along one of its last axes, so that reading is fast."""
-    row, column = views.strides_of(x)[-2:]
+    row, column = buffers.strides_of(x)[-2:]
     rows, columns = x.shape[-2:]
     return x if 1 in (row, column) or columns == 1 or rows == 1 else plain(x)
 
@@ -167,7 +165,7 @@ def _fitting(product: Product, about: programs.Limits) -> list[Tiles]:
 
 
 def _events(product: Product) -> Any:
-    return views.events_of(product.a, product.b)
+    return buffers.events_of(product.a, product.b)
 
 
 def _stack_defines(route: Walk) -> dict[str, object]:
@@ -191,9 +189,9 @@ def _tiled(product: Product, tiles: Tiles) -> bool:
         return False
     groups = -(-rows // tiles.rows) * -(-columns // tiles.columns) * product.count
     kernel(
-        queue_of_context(product.a.context), groups, rows, columns, inner,
-        product.a.base_data, views.offset_of(product.a), *product.a_steps,
-        product.b.base_data, views.offset_of(product.b), *product.b_steps,
+        buffers.queue_of_context(product.a.context), groups, rows, columns, inner,
+        product.a.base_data, buffers.offset_of(product.a), *product.a_steps,
+        product.b.base_data, buffers.offset_of(product.b), *product.b_steps,
         product.out.base_data, *route.sizes, *route.strides, wait_for=_events(product),
     )  # fmt: skip
     return True
@@ -233,7 +231,7 @@ def _panels(product: Product) -> None:
     kernel = _panel_kernel(context, number, high, wide)
     items = -(-rows // (high * _RUN)) * -(-columns // 16) * product.count
     kernel(
-        queue_of_context(context), items, rows, columns, inner,
+        buffers.queue_of_context(context), items, rows, columns, inner,
         a.base_data, b.base_data, product.out.base_data,
     )  # fmt: skip
 
@@ -251,15 +249,15 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
     context, number, inner = x.context, product.number, product.inner
     panels = -(-across // width)
     kept = accumulator_of(number)
-    packed = views.new((product.count, panels, inner, width), DTYPES[kept.name], context)
+    packed = buffers.new((product.count, panels, inner, width), DTYPES[kept.name], context)
     count = product.count * panels * inner
     route = walk(product.stack, (stack,), ("x",), "batch")
     wide = product.wide or is_wide(packed.size)
     kernel = _pack_kernel(context, number, route, width, wide, programs.assumed)
     kernel.over(
-        queue_of_context(context), count, count, panels, across, inner,
-        x.base_data, views.offset_of(x), *steps, packed.base_data, *route.sizes, *route.strides,
-        wait_for=views.events_of(x),
+        buffers.queue_of_context(context), count, count, panels, across, inner,
+        x.base_data, buffers.offset_of(x), *steps, packed.base_data, *route.sizes, *route.strides,
+        wait_for=buffers.events_of(x),
     )  # fmt: skip
     return packed
 
@@ -279,7 +277,7 @@ def _pack_kernel(
 def _few_rows(product: Product, about: programs.Limits) -> None:
     """Compute a few rows, reading b once."""
     context, (a_row, _), (b_column, b_k) = product.a.context, product.a_steps, product.b_steps
-    starts = views.offset_of(product.a), views.offset_of(product.b)
+    starts = buffers.offset_of(product.a), buffers.offset_of(product.b)
     columns, inner = product.columns, product.inner
     along_k = b_k == 1 or b_column != 1 != columns
     begins = (*starts, a_row, b_column, *product.a_stack, *product.b_stack)
@@ -295,7 +293,7 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
     )  # fmt: skip
     across = 1 if along_k else min(kernel.group, _most_across(context))
     kernel(
-        queue_of_context(context), product.count * -(-columns // across), columns, inner,
+        buffers.queue_of_context(context), product.count * -(-columns // across), columns, inner,
         product.a.base_data, starts[0], a_row, product.b.base_data, starts[1],
         b_column if along_k else b_k, product.out.base_data, *route.sizes, *route.strides,
         wait_for=_events(product),

@@ -1,9 +1,8 @@
-"""Programs for OpenCL devices: put together from our sources, built once, started safely.
+"""Programs for OpenCL devices, and how OpenCL C computes with each dtype.
 
-A program is built when it is first needed. The process keeps it by its context and its text; the
-drivers of PoCL and NVIDIA, and PyOpenCL for all others, keep the binary for later processes.
-
-How OpenCL C computes with each element type, and what a device has none of.
+A program is put together from our sources and built when it is first needed. The process keeps it
+by its context and its text; the drivers of PoCL and NVIDIA, and PyOpenCL for all others, keep the
+binary for later processes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from anydevice.engines.host import known_dtype
 
 
 class Assumed(Record):
-    """What is taken for granted of every device, against what it says itself.
+    """What is assumed of every device, whatever it says itself.
 
     With it, tests run on a CPU what is written for GPUs and for devices with small groups.
     """
@@ -141,7 +140,7 @@ def program(context: Any, source: str) -> Any:
 
 
 class Number(Record):
-    """An element type in a kernel: kept in memory as `element`, computed with as `number`.
+    """A dtype in a kernel: kept in memory as `element`, computed with as `number`.
 
     `name` says which of the functions of `kernels/numbers.cl` read and write it.
     """
@@ -157,7 +156,7 @@ class Number(Record):
         return self.number in ("float", "double")
 
     def defines(self, prefix: str = "") -> dict[str, object]:
-        """What the kernels call the type: NAME, ELEMENT, NUMBER, LOAD and STORE."""
+        """What the kernels call the dtype: NAME, ELEMENT, NUMBER, LOAD and STORE."""
         return {
             f"{prefix}NAME": self.name,
             f"{prefix}ELEMENT": self.element,
@@ -190,10 +189,10 @@ _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 def number_of(dtype: DType, context: Any) -> Number:
-    """How the device of a context computes with a type.
+    """How the device of a context computes with a dtype.
 
-    Raises `UnsupportedError` for `float64` where the device has none, and for the types that no
-    kernel computes with: complex numbers and those of 8 bits and less.
+    Raises `UnsupportedError` for `float64` where the device has none, and for the dtypes that
+    no kernel computes with: complex numbers and those of 8 bits and less.
     """
     number = _NUMBERS.get(dtype.name)
     if number is None:
@@ -209,12 +208,12 @@ def number_of(dtype: DType, context: Any) -> Number:
 
 
 def accumulator_of(number: Number) -> Number:
-    """The type that sums of a type are kept in until they are complete."""
+    """The dtype in which sums are kept until they are complete."""
     return _NUMBERS["float32"] if number.number == "float" else number
 
 
 def bits_of(dtype: DType) -> Number:
-    """The type to copy elements as, whatever they are."""
+    """The integers to copy elements as, whatever they are."""
     if dtype.itemsize not in _BITS:
         raise Absent(
             f"OpenCL rearranges no {dtype}", instead="convert the array before it is placed"
@@ -223,17 +222,17 @@ def bits_of(dtype: DType) -> Number:
 
 
 def scalar(value: float | int | bool, dtype: DType, number: Number) -> Any:
-    """A Python number as an argument of a kernel, rounded to the type of the arrays beside it."""
+    """A Python number as an argument of a kernel, rounded to the dtype of the arrays beside it."""
     return np.array(value).astype(dtype.numpy()).astype(number.scalar)[()]
 
 
 def scalar_bits(value: float | int | bool, dtype: DType) -> Any:
-    """The bits of a Python number in a type, as an argument of a kernel that copies."""
+    """The bits of a Python number in a dtype, as an argument of a kernel that copies."""
     return np.array(value).astype(dtype.numpy()).view(bits_of(dtype).scalar)[()]
 
 
 def dtype_of(x: Any) -> DType:
-    """The type of an array's elements."""
+    """The dtype of an array."""
     return known_dtype(x.dtype)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from anydevice.core.dtypes import DTYPES
-from anydevice.engines.opencl import arrays as views
-from anydevice.engines.opencl.arrays import queue_of_context
-from anydevice.engines.opencl.kernels import programs as programs
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.buffers import Ints
+from anydevice.engines.opencl.kernels import programs
 from anydevice.engines.opencl.kernels.elementwise import (
     Walk,
     extent,
@@ -29,8 +29,6 @@ from anydevice.engines.opencl.kernels.programs import (
     number_of,
 )
 
-Ints = tuple[int, ...]
-
 _JOINED = {
     "sum": "((a) + (b))",
     "max": "((a) > (b) || (a) != (a) ? (a) : (b))",
@@ -42,7 +40,7 @@ _SEGMENT = 8192
 
 
 def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
-    """The axes as whole numbers from 0 up, each once.
+    """The axes as integers from 0 up, each once.
 
     Raises `ValueError` where there is none of that number.
     """
@@ -73,9 +71,9 @@ def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool) -> An
         raise ValueError(f"the {kind} of no elements: axes {axes} of an array {x.shape}")
     if not prod(gone):
         return filled(shape, number.scalar(0), dtype, number, x.context)
-    out = views.new(shape, dtype, x.context)
+    out = buffers.new(shape, dtype, x.context)
     if prod(kept):
-        own = views.strides_of(x)
+        own = buffers.strides_of(x)
         strides = tuple(step for at, step in enumerate(own) if at not in axes)
         _run(kind, x, kept, strides, gone, tuple(own[at] for at in axes), number, out)
     return out
@@ -85,8 +83,8 @@ def _run(
     kind: str, x: Any, kept: Ints, strides: Ints, gone: Ints, steps: Ints, number: Number, out: Any
 ) -> None:
     """One pass, or two where there are fewer results than the device has room to compute."""
-    kept, (strides,) = views.collapsed(kept, strides)
-    gone, (steps,) = views.collapsed(gone, steps)
+    kept, (strides,) = buffers.collapsed(kept, strides)
+    gone, (steps,) = buffers.collapsed(gone, steps)
     outputs, count = prod(kept), prod(gone)
     about = programs.limits(x.context)
     side_by_side = bool(strides and steps and abs(strides[-1]) < abs(steps[-1]))
@@ -99,8 +97,8 @@ def _run(
     result, stored = out, number_of(dtype_of(out), x.context)
     if segments > 1:
         stored = accumulator_of(number)
-        result = views.new((outputs, segments), DTYPES[stored.name], x.context)
-    start = views.offset_of(x)
+        result = buffers.new((outputs, segments), DTYPES[stored.name], x.context)
+    start = buffers.offset_of(x)
     far = extent(start, kept + gone, strides + steps)
     kernel, routes = _kernel(
         kind, x.context, number, stored, kept, strides, gone, steps, together,
@@ -109,7 +107,7 @@ def _run(
     units = outputs * segments
     arguments = (units, segments, count, chunk, x.base_data, start, result.base_data)
     sizes = (*routes[0].sizes, *routes[1].sizes, *routes[0].strides, *routes[1].strides)
-    queue, events = queue_of_context(x.context), views.events_of(x)
+    queue, events = buffers.queue_of_context(x.context), buffers.events_of(x)
     launch = kernel if together else kernel.over
     launch(queue, units, *arguments, *sizes, wait_for=events)
     if segments > 1:
@@ -169,22 +167,22 @@ def argmax(x: Any, axis: int) -> Any:
     Raises `ValueError` where there is none, because the axis has no elements.
     """
     (at,) = axes_of(axis, x.ndim)
-    kept, own = x.shape[:at] + x.shape[at + 1 :], views.strides_of(x)
-    out = views.new(kept, INT32, x.context)
+    kept, own = x.shape[:at] + x.shape[at + 1 :], buffers.strides_of(x)
+    out = buffers.new(kept, INT32, x.context)
     if not out.size:
         return out
     if not x.size:
         raise ValueError(f"the largest of no elements: axis {axis} of an array {x.shape}")
     number = number_of(dtype_of(x), x.context)
-    if views.is_plain(x) and at == x.ndim - 1 and not programs.limits(x.context).is_cpu:
+    if buffers.is_plain(x) and at == x.ndim - 1 and not programs.limits(x.context).is_cpu:
         _top(x, 1, number, None, out)
         return out
-    shape, (strides,) = views.collapsed(kept, own[:at] + own[at + 1 :])
-    start, count, step = views.offset_of(x), x.shape[at], own[at]
+    shape, (strides,) = buffers.collapsed(kept, own[:at] + own[at + 1 :])
+    start, count, step = buffers.offset_of(x), x.shape[at], own[at]
     far = extent(start, (*shape, count), (*strides, step))
     route = walk(shape, (strides,), ("x",), "output")
     kernel = _argmax(x.context, number, route, is_wide(far), programs.assumed)
-    queue, events = queue_of_context(x.context), views.events_of(x)
+    queue, events = buffers.queue_of_context(x.context), buffers.events_of(x)
     arguments = (out.size, count, step, x.base_data, start, out.base_data)
     kernel.over(queue, out.size, *arguments, *route.sizes, *route.strides, wait_for=events)
     return out
@@ -216,7 +214,7 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
     dtype = dtype_of(x)
     number = number_of(dtype, x.context)
     shape = (*x.shape[:-1], k)
-    values, places = views.new(shape, dtype, x.context), views.new(shape, INT32, x.context)
+    values, places = buffers.new(shape, dtype, x.context), buffers.new(shape, INT32, x.context)
     if values.size:
         _top(plain(x), k, number, values, places)
     return values, places
@@ -224,14 +222,14 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
 
 def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
     about = programs.limits(x.context)
-    count, start = x.shape[-1], views.offset_of(x)
+    count, start = x.shape[-1], buffers.offset_of(x)
     wide = is_wide(start + x.size)
     lanes = 16 if about.is_cpu else min(_LANES, 2 ** max(5, (count - 1).bit_length()))
     kernel = _top_kernel(x.context, number, lanes, values is not None, wide, programs.assumed)
     results = (places.base_data if values is None else values.base_data, places.base_data)
     kernel(
-        queue_of_context(x.context), x.size // count, count, k, x.base_data, start, *results,
-        wait_for=views.events_of(x),
+        buffers.queue_of_context(x.context), x.size // count, count, k,
+        x.base_data, start, *results, wait_for=buffers.events_of(x),
     )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ OF_A_GROUP void softmax(
             sum = mine == -INFINITY ? sum : sum * exp(mine - top);
             mine = top;
         }
-        // Before any number, minus infinities add nothing; what is not a number stays so.
+        // Before any number, minus infinities add nothing; NaN stays NaN.
         sum += mine == -INFINITY ? (SUM_OF(value) == -INFINITY ? (NUMBER)0 : (NUMBER)NAN)
                                  : SUM_OF(exp(value - mine));
     }

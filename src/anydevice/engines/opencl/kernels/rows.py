@@ -1,7 +1,4 @@
-"""Softmax and the two norms on OpenCL: one group of work items reads a row once.
-
-Rotary positions on OpenCL.
-"""
+"""Softmax, the two norms and rotary positions on OpenCL: each row is read once."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.engines.opencl import arrays as views
-from anydevice.engines.opencl.arrays import queue_of_context
-from anydevice.engines.opencl.kernels import programs as programs
+from anydevice.engines.opencl import buffers
+from anydevice.engines.opencl.kernels import programs
 from anydevice.engines.opencl.kernels.elementwise import extent, index_types, is_wide, plain
 from anydevice.engines.opencl.kernels.programs import Number, dtype_of, number_of
 
@@ -46,10 +42,10 @@ def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None
     if not number.floating or any(each.dtype != x.dtype for each in given):
         return NotImplemented
     x, given = plain(x), [plain(each) for each in given]
-    out = views.new(x.shape, dtype_of(x), x.context)
+    out = buffers.new(x.shape, dtype_of(x), x.context)
     if not x.size:
         return out
-    columns, starts = x.shape[-1], [views.offset_of(each) for each in (x, *given)]
+    columns, starts = x.shape[-1], [buffers.offset_of(each) for each in (x, *given)]
     about = programs.limits(x.context)
     widest = 4 if number.element in ("float", "double") and not about.is_cpu else 8
     aligned = not any(place % widest for place in (columns, *starts))
@@ -60,10 +56,10 @@ def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None
     for each in factors:
         # A kernel that uses no weight gets some memory all the same: not every driver takes none.
         source = x if each is None else plain(each)
-        arguments += (source.base_data, views.offset_of(source))
+        arguments += (source.base_data, buffers.offset_of(source))
     arguments += [] if eps is None else [eps]
-    events = views.events_of(x, *given)
-    kernel(queue_of_context(x.context), x.size // columns, *arguments, wait_for=events)
+    events = buffers.events_of(x, *given)
+    kernel(buffers.queue_of_context(x.context), x.size // columns, *arguments, wait_for=events)
     return out
 
 
@@ -101,7 +97,7 @@ def _kernel(
 def rope(
     x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None
 ) -> Any:
-    """Each pair of numbers turned by its angle.
+    """Rotary positions: each pair of numbers turned by its angle.
 
     `NotImplemented` where the frequencies are scaled other than by one factor.
     """
@@ -109,21 +105,21 @@ def rope(
     number = number_of(dtype_of(x), x.context)
     if factor is None or not number.floating or x.shape[-1] % 2:
         return NotImplemented
-    out = views.new(x.shape, dtype_of(x), x.context)
+    out = buffers.new(x.shape, dtype_of(x), x.context)
     if not x.size:
         return out
     _, heads, tokens, size = x.shape
-    steps, place = views.strides_of(x), views.strides_of(positions)
-    start, place_start = views.offset_of(x), views.offset_of(positions)
+    steps, place = buffers.strides_of(x), buffers.strides_of(positions)
+    start, place_start = buffers.offset_of(x), buffers.offset_of(positions)
     wide = is_wide(extent(start, x.shape, steps), x.size)
-    whole = number_of(dtype_of(positions), x.context)
-    kernel = _rope_kernel(x.context, number, whole, interleaved, wide, programs.assumed)
+    integer = number_of(dtype_of(positions), x.context)
+    kernel = _rope_kernel(x.context, number, integer, interleaved, wide, programs.assumed)
     kernel.over(
-        queue_of_context(x.context), x.size // 2, x.size // 2, heads, tokens, size // 2,
+        buffers.queue_of_context(x.context), x.size // 2, x.size // 2, heads, tokens, size // 2,
         x.base_data, start, *steps, positions.base_data, place_start,
         *(place if positions.ndim == 2 else (0, *place)),
         _frequencies(x.context, size, float(theta), factor).base_data, out.base_data,
-        wait_for=views.events_of(x, positions),
+        wait_for=buffers.events_of(x, positions),
     )  # fmt: skip
     return out
 
@@ -141,20 +137,20 @@ def _factor(scaling: Mapping[str, Any] | None) -> float | None:
 @lru_cache(maxsize=32)
 def _frequencies(context: Any, size: int, theta: float, factor: float) -> Any:
     exponents = np.arange(0, size, 2, dtype=np.float64) / size
-    return views.from_host((theta**-exponents / factor).astype(np.float32), context)
+    return buffers.from_host((theta**-exponents / factor).astype(np.float32), context)
 
 
 @lru_cache(maxsize=64)
 def _rope_kernel(
     context: Any,
     number: Number,
-    whole: Number,
+    integer: Number,
     interleaved: bool,
     wide: bool,
     assumed: programs.Assumed,
 ) -> programs.Kernel:
     types, index = index_types(wide)
-    defines = {**types, **number.defines(), **whole.defines("PLACE_")}
+    defines = {**types, **number.defines(), **integer.defines("PLACE_")}
     defines |= {"INTERLEAVED": int(interleaved)}
     scalars = [*[index] * 4, None, *[index] * 5, None, *[index] * 3, None, None]
     return programs.kernel(context, "rope.cl", "rope", defines, scalars, 256)
