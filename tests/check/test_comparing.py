@@ -82,7 +82,7 @@ def test_any_of_several_references_may_be_met_element_by_element() -> None:
     assert (wrong.want, wrong.at) == (5.0, (1,))
 
 
-def test_whole_numbers_and_conditions_are_compared_for_equality() -> None:
+def test_integers_and_conditions_are_compared_for_equality() -> None:
     whole = np.array([1, 2], np.int32)
     assert compare(whole, [np.array([1, 2])], 0.0, "float32", "int32") is None
     assert compare(whole, [np.array([1, 3])], 9.0, "float32", "int32") is not None

@@ -64,7 +64,7 @@ def test_a_gradient_with_a_wrong_factor_is_caught(replace: Replace) -> None:
     assert cell.largest_error is not None
 
 
-def test_whole_numbers_have_no_gradient() -> None:
+def test_integers_have_no_gradient() -> None:
     slope = gradients.prepare(TABLE["embedding"], "float32")
     assert len(slope.wants) == 1
     assert len(gradients.prepare(TABLE["concat"], "float32").wants) == 2

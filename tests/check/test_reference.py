@@ -196,7 +196,7 @@ def test_what_is_out_of_range() -> None:
     assert cache.ravel().tolist() == [0, 1]
 
 
-def test_the_largest_with_what_is_not_a_number_first() -> None:
+def test_the_largest_with_nan_first() -> None:
     x = np.array([[1.0, np.nan, 3.0, -np.inf], [2.0, 2.0, 1.0, 0.0]])
     values, places = reference.call("top_k", x, 3)
     np.testing.assert_array_equal(values, [[np.nan, 3, 1], [2, 2, 1]])

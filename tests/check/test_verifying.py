@@ -13,7 +13,6 @@ import torch
 import anydevice.ops
 from anydevice import testing
 from anydevice.check import trials
-from anydevice.check import trusted_kernels as trusting
 from anydevice.check.case import FLOATS
 from anydevice.check.cases import TABLE
 from anydevice.check.verdicts import Cell, Verdicts
@@ -22,6 +21,7 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.engines import registry, trust
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, VerificationError
+from anydevice.ops import trusted_kernels
 
 Replace = Callable[..., None]
 
@@ -196,7 +196,7 @@ def test_a_kernel_is_judged_by_its_gradient_too(
         return torch.nn.functional.silu(x.detach())  # right, but without a gradient
 
     replace("torch", silu=kernel)
-    monkeypatch.setattr(trusting, "kernels_of", lambda engine, device: ("silu",))
+    monkeypatch.setattr(trusted_kernels, "kernels_of", lambda engine, device: ("silu",))
     verdicts = verify(["silu"], None, ["torch"], ["float32"])
     assert {cell.of: cell.state for cell in verdicts} == {
         "value": "right",
@@ -233,7 +233,7 @@ def test_progress_is_told_before_each_step() -> None:
 def test_names_that_nothing_has() -> None:
     with pytest.raises(ConfigurationError, match="there is no op 'dance'"):
         verify(["dance"])
-    with pytest.raises(ConfigurationError, match="there is no element type 'float31'"):
+    with pytest.raises(ConfigurationError, match="there is no dtype 'float31'"):
         verify(["add"], dtypes=["float31"])
     with pytest.raises(ConfigurationError, match="numpie"):
         verify(["add"], engines=["numpie"])

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from anydevice import testing
-from anydevice.check import trusted_kernels as trusting
-from anydevice.check import verifying as warming
 from anydevice.check.verifying import warm_up
 from anydevice.discovery._discover import discover
 from anydevice.engines import registry, trust
 from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.ops import trusted_kernels
 
 CARD = "opencl:0"
 
 
 @pytest.fixture(autouse=True)
 def clean(home: Path) -> Iterator[None]:
-    trusting.forget()
+    trusted_kernels.forget()
     yield
-    trusting.forget()
+    trusted_kernels.forget()
 
 
 @pytest.fixture
@@ -35,7 +35,8 @@ def two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(f"OpenCL cannot run here: {error}")
     if not any(str(device) == CARD for device in discover().devices):
         pytest.skip("this machine has no OpenCL device")
-    monkeypatch.setattr(warming, "kernels_of", lambda engine, device: ("silu", "swiglu"))
+    kernels = ("silu", "swiglu")
+    monkeypatch.setattr(trusted_kernels, "kernels_of", lambda engine, device: kernels)
 
 
 def told() -> tuple[list[str], Any]:
@@ -51,10 +52,10 @@ def test_only_what_is_not_trusted_yet_is_checked() -> None:
     both = (("silu", "float32", CARD), ("swiglu", "float32", CARD))
     assert (kept.trusted, kept.refused, kept.problem) == (both, (), None)
     assert warm_up(CARD, dtypes=["float32"], progress=progress).trusted == both
-    trusting.forget()  # as in another process
+    trusted_kernels.forget()  # as in another process
     assert warm_up(CARD, dtypes=["float32"], progress=progress).trusted == both
     assert len(steps) == 2, "they were trusted already"
-    trusting._replace({both[0]})
+    trusted_kernels._replace({both[0]})
     warm_up(CARD, dtypes=["float32"], progress=progress)
     assert steps[2:] == ["our kernel for swiglu in float32"]
     assert trust.is_trusted(*both[1])
@@ -70,8 +71,7 @@ def test_without_kernels_there_is_nothing_to_do() -> None:
 @pytest.fixture
 def made_up_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("torch", reason="it serves the made-up card")
-    monkeypatch.setattr(warming, "kernels_of", lambda engine, device: ("silu",))
-    monkeypatch.setattr(trusting, "kernels_of", lambda engine, device: ("silu",))
+    monkeypatch.setattr(trusted_kernels, "kernels_of", lambda engine, device: ("silu",))
     with testing.fake_machine(cuda=1, engines=("torch",)):
         yield
 
@@ -97,10 +97,11 @@ def test_usual_sizes_are_compiled_ahead_on_the_place_of_the_device(
 
 @pytest.mark.usefixtures("made_up_card")
 def test_what_cannot_be_compiled_ahead_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(warming._COMPILING, "torch", "anydevice.nowhere:warm_up")
+    def fails(device: str, dtypes: tuple[str, ...]) -> None:
+        raise RuntimeError("no compiler\nhere")
+
+    module = SimpleNamespace(warm_up=fails)
+    monkeypatch.setattr(trusted_kernels, "kernel_module", lambda engine: module)
     kept = warm_up("cuda:0", dtypes=["float32"])
     assert kept.trusted == (("silu", "float32", "cuda:0"),)
-    assert kept.problem is not None
-    assert kept.problem.startswith(
-        "the kernels could not be compiled ahead of their use: No module"
-    )
+    assert kept.problem == "the kernels could not be compiled ahead of their use: no compiler"

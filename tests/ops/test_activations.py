@@ -73,8 +73,8 @@ def test_narrow_numbers_are_rounded_once() -> None:
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"gate is \(2, 3\), up is \(3,\)"):
         ops.swiglu(np.ones((2, 3)), np.ones(3))
-    with pytest.raises(ConfigurationError, match="one element type"):
+    with pytest.raises(ConfigurationError, match="one dtype"):
         ops.swiglu(np.ones(3), np.ones(3, np.float32))
     for op in (ops.silu, ops.gelu):
-        with pytest.raises(ConfigurationError, match="floating numbers"):
+        with pytest.raises(ConfigurationError, match="floating-point numbers"):
             op(np.arange(3))

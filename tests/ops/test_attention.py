@@ -166,7 +166,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "q and k agree in batch and size": ({"q": np.ones((1, 4, 3, 4))}, r"q is \(1, 4, 3, 4\)"),
     "multiple": ({"q": np.ones((2, 5, 3, 4))}, r"k is \(2, 2, 5, 4\)"),
     "lengths is": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),
-    "whole numbers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
+    "integers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
     "window": ({"window": 3}, "needs causal=True"),
     "from 1 on": ({"window": 0, "causal": True}, "it is 0"),
     "of two axes is (batch, keys), here (2, 5), but it is (3, 5)": (
@@ -175,9 +175,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "broadcasts to": ({"mask": np.ones((2, 3, 3, 5), bool)}, r"\(2, 4, 3, 5\)"),
     "batch, heads, queries, keys": ({"mask": np.ones((1, 2, 4, 3, 5), bool)}, r"\(1, 2, 4, 3, 5\)"),
-    "truth values": ({"mask": np.ones((2, 5))}, "array of float64"),
-    "one element type": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
-    "floating numbers": ({"q": np.ones((2, 4, 3, 4), int)}, "array of int64"),
+    "booleans": ({"mask": np.ones((2, 5))}, "array of float64"),
+    "one dtype": ({"k": np.ones((2, 2, 5, 4), np.float32)}, "k is float32"),
+    "floating-point numbers": ({"q": np.ones((2, 4, 3, 4), int)}, "array of int64"),
 }
 
 

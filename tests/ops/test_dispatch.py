@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from anydevice import ops
-from anydevice.engines import lookup as ownership
-from anydevice.engines import registry
+from anydevice.engines import lookup, registry
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.ops import dispatch
 
@@ -84,10 +83,6 @@ def test_a_version_of_the_engines_own_may_hand_over(monkeypatch: pytest.MonkeyPa
     assert [eps for _, _, eps in asked] == [0.0, 0.5]
 
 
-def test_without_a_version_of_its_own_the_definition_itself_is_called() -> None:
-    assert dispatch.version(np.ones(1), "no such op", len) is len
-
-
 @pytest.mark.usefixtures("nothing_met")
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_])
 def test_versions_by_what_an_op_takes(dtype: Any) -> None:
@@ -95,17 +90,17 @@ def test_versions_by_what_an_op_takes(dtype: Any) -> None:
     for _ in range(2):  # the first time, the type is not known yet
         assert dispatch.own_version(x, "no such op", len) is len
         if kind == "float32":
-            assert dispatch.floating_version(x, "no such op", len) is len
-            assert dispatch.floats(x) is dispatch.primitives(x)
+            assert dispatch.float_version(x, "no such op", len) is len
+            assert dispatch.known_float(x) is dispatch.primitives(x)
         else:
-            assert dispatch.floats(x) is None
+            assert dispatch.known_float(x) is None
             with pytest.raises(ConfigurationError, match=f"^log: this is an array of {kind}, and"):
-                dispatch.floating_version(x, "log", len)
+                dispatch.float_version(x, "log", len)
         if kind == "bool":
             with pytest.raises(ConfigurationError, match=r"^negate: .*bool, and it takes numbers"):
-                dispatch.numeric_version(x, "negate", len)
+                dispatch.number_version(x, "negate", len)
         else:
-            assert dispatch.numeric_version(x, "no such op", len) is len
+            assert dispatch.number_version(x, "no such op", len) is len
 
 
 def test_an_op_that_is_a_primitive_is_called_as_one() -> None:
@@ -115,7 +110,7 @@ def test_an_op_that_is_a_primitive_is_called_as_one() -> None:
         assert dispatch.own_version(x, name, len) == getattr(xp, name)
 
 
-def test_an_element_type_that_only_its_library_has_is_named() -> None:
+def test_a_dtype_that_only_its_library_has_is_named() -> None:
     with pytest.raises(UnsupportedError, match="datetime64"):
         ops.exp(np.array(["2020-01-01"], "datetime64[D]"))
 
@@ -176,7 +171,7 @@ def test_the_compiler_of_torch_sees_one_graph_from_the_first_call_on() -> None:
     compiled = torch.compile(a_model, fullgraph=True, backend=counter)
     x, weight, positions = (torch.from_numpy(each) for each in model_inputs())
     weight = torch.nn.Parameter(weight)
-    ownership._owners.clear()
+    lookup._owners.clear()
     result = compiled(x, weight, positions, 1e4)  # no type of torch has been met before
     torch.testing.assert_close(result, a_model(x, weight, positions, 1e4))
     ops.negative(np.ones(1))  # meeting another type later compiles nothing anew
@@ -210,7 +205,7 @@ def test_the_compiler_of_torch_meets_types_of_elements_on_its_way() -> None:
     torch.compiler.reset()
     compiled = torch.compile(in_several_types, fullgraph=True, backend=counter)
     x, weight = torch.rand(3, 8), torch.nn.Parameter(torch.rand(8))
-    ownership._owners.clear()
+    lookup._owners.clear()
     result = compiled(x, weight)
     assert result == in_several_types(x, weight)
     ops.exp(torch.rand(2, dtype=torch.float64))
@@ -224,7 +219,7 @@ def test_jax_can_trace_and_differentiate_ops_from_the_first_call_on() -> None:
     import jax.numpy as jnp
 
     x, weight, positions = (jnp.asarray(each) for each in model_inputs())
-    ownership._owners.clear()
+    lookup._owners.clear()
     compiled = jax.jit(a_model, static_argnums=3)
     result = compiled(x, weight, positions, 1e4)
     np.testing.assert_allclose(result, a_model(x, weight, positions, 1e4), rtol=1e-5)

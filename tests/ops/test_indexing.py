@@ -102,14 +102,14 @@ CACHE = np.zeros((2, 1, 4, 3))
 NEW = np.zeros((2, 1, 2, 3))
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "weight": (lambda: ops.embedding(WEIGHT[0], np.array([0])), r"weight is \(3,\)"),
-    "ids": (lambda: ops.embedding(WEIGHT, np.array([0.0])), "whole numbers in ids; use astype"),
+    "ids": (lambda: ops.embedding(WEIGHT, np.array([0.0])), "integers in ids; use astype"),
     "axis": (lambda: ops.take(WEIGHT, np.array([0]), 2), "axis 2 is one of x"),
-    "indices": (lambda: ops.take(WEIGHT, np.array([True])), "whole numbers in indices"),
+    "indices": (lambda: ops.take(WEIGHT, np.array([True])), "integers in indices"),
     "new": (lambda: ops.cache_write(CACHE, NEW[:1], np.arange(2)), r"new is \(1, 1, 2, 3\)"),
     "size": (lambda: ops.cache_write(CACHE, NEW[..., :2], np.arange(2)), r"\(2, 1, 2, 2\)"),
     "axes": (lambda: ops.cache_write(CACHE[0], NEW, np.arange(2)), r"cache is \(1, 4, 3\)"),
     "places": (lambda: ops.cache_write(CACHE, NEW, np.arange(3)), r"positions is \(3,\)"),
-    "floats": (lambda: ops.cache_write(CACHE, NEW, np.arange(2.0)), "whole numbers in positions"),
+    "floats": (lambda: ops.cache_write(CACHE, NEW, np.arange(2.0)), "integers in positions"),
     "types": (lambda: ops.cache_write(CACHE, NEW.astype("f"), np.arange(2)), "new is float32"),
     "targets": (
         lambda: ops.cross_entropy(WEIGHT, np.arange(3)),
@@ -117,10 +117,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "classes": (lambda: ops.cross_entropy(WEIGHT[:, :0], np.arange(4)), r"logits is \(4, 0\)"),
     "no classes": (lambda: ops.cross_entropy(np.array(1.0), np.array(0)), r"logits is \(\)"),
-    "chances": (lambda: ops.cross_entropy(WEIGHT, WEIGHT), "whole numbers in targets"),
-    "logits": (lambda: ops.cross_entropy(np.ones((4, 3), int), np.arange(4)), "floating numbers"),
+    "chances": (lambda: ops.cross_entropy(WEIGHT, WEIGHT), "integers in targets"),
+    "logits": (
+        lambda: ops.cross_entropy(np.ones((4, 3), int), np.arange(4)),
+        "floating-point numbers",
+    ),
     "shapes": (lambda: ops.mean_squared_error(WEIGHT, WEIGHT[:1]), r"x is \(4, 3\), y is \(1, 3\)"),
-    "whole": (lambda: ops.mean_squared_error(np.arange(3), np.arange(3)), "floating numbers"),
+    "whole": (lambda: ops.mean_squared_error(np.arange(3), np.arange(3)), "floating-point numbers"),
 }
 
 

@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "axis twice": (lambda: ops.permute(X, (0, 0, 1)), r"permute: \(0, 0, 1\) names each axis"),
     "axis missing": (lambda: ops.permute(X, (0, 1)), "names each axis"),
     "no axis": (lambda: ops.permute(X, (0, 1, 3)), r"axis 3 is one of x, but x is \(2, 3, 4\)"),
-    "a truth for an axis": (lambda: ops.permute(X[0], (True, False)), "axis is a whole number"),
+    "a truth for an axis": (lambda: ops.permute(X[0], (True, False)), "axis is an integer"),
     "a truth for a size": (lambda: ops.broadcast_to(X, (True, 2, 3, 4)), "True is in it"),
     "below nothing": (lambda: ops.broadcast_to(X, (-1, 2, 3, 4)), r"repeated to \(-1, 2, 3, 4\)"),
     "nothing": (lambda: ops.concat([]), "there are no arrays"),

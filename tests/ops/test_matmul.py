@@ -61,7 +61,7 @@ def test_linear_of_no_inputs_is_the_bias() -> None:
     assert ops.linear(np.ones((2, 0)), np.ones((3, 0)), np.arange(3.0)).tolist() == [[0, 1, 2]] * 2
 
 
-def test_whole_numbers_stay_whole() -> None:
+def test_integers_stay_whole() -> None:
     ones = np.ones((2, 2), np.int32)
     assert ops.matmul(ones, ones).dtype == np.int32
     assert ops.linear(ones, ones, ones[0]).dtype == np.int32
@@ -140,15 +140,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "axes": (lambda: ops.conv2d(IMAGE[0], FILTERS), r"x is \(3, 4, 5\)"),
     "filters": (lambda: ops.conv2d(IMAGE, FILTERS, np.ones(3)), r"bias is \(filters,\)"),
     "large": (lambda: ops.conv2d(IMAGE, np.ones((1, 3, 5, 5))), "not larger than x"),
-    "stride": (lambda: ops.conv2d(IMAGE, FILTERS, stride=0), "stride is a whole number from 1 on"),
+    "stride": (lambda: ops.conv2d(IMAGE, FILTERS, stride=0), "stride is an integer from 1 on"),
     "padding": (lambda: ops.conv2d(IMAGE, FILTERS, padding=(1, -1)), r"but it is \(1, -1\)"),
-    "three": (lambda: ops.max_pool2d(IMAGE, (1, 2, 3)), "size is a whole number"),  # type: ignore[arg-type]
+    "three": (lambda: ops.max_pool2d(IMAGE, (1, 2, 3)), "size is an integer"),  # type: ignore[arg-type]
     "window": (
         lambda: ops.max_pool2d(IMAGE, 5),
         r"the windows, which are \(5, 5\), are not larger",
     ),
     "image": (lambda: ops.avg_pool2d(IMAGE[0], 2), r"x is \(3, 4, 5\)"),
-    "whole": (lambda: ops.avg_pool2d(IMAGE.astype(int), 2), "floating numbers"),
+    "whole": (lambda: ops.avg_pool2d(IMAGE.astype(int), 2), "floating-point numbers"),
 }
 
 

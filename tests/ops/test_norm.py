@@ -106,5 +106,5 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"softmax: axis 3 is one of x"):
         ops.softmax(X, 3)
     for op in (ops.softmax, ops.log_softmax):
-        with pytest.raises(ConfigurationError, match="floating numbers"):
+        with pytest.raises(ConfigurationError, match="floating-point numbers"):
             op(np.arange(3))

@@ -57,7 +57,7 @@ def test_of_nothing() -> None:
         ops.max(empty)
 
 
-def test_what_is_not_a_number_wins() -> None:
+def test_nan_wins() -> None:
     x = np.array([[1.0, math.nan, 9.0], [-math.inf, 2.0, math.inf]])
     assert ops.max(x, 1).tolist() == pytest.approx([math.nan, math.inf], nan_ok=True)
     assert ops.min(x, 1).tolist() == pytest.approx([math.nan, -math.inf], nan_ok=True)

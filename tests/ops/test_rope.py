@@ -159,8 +159,8 @@ def test_a_scaling_that_cannot_be_followed_is_refused(scaling: dict[str, Any], s
         (np.ones((1, 1, 4)), np.arange(1), r"but x is \(1, 1, 4\)"),
         (np.ones((1, 1, 2, 4)), np.arange(3), r"positions is \(3,\)"),
         (np.ones((2, 1, 2, 4)), np.zeros((1, 2), int), r"positions is \(1, 2\)"),
-        (np.ones((1, 1, 2, 4)), np.arange(2.0), "whole numbers in positions"),
-        (np.ones((1, 1, 2, 4), int), np.arange(2), "floating numbers"),
+        (np.ones((1, 1, 2, 4)), np.arange(2.0), "integers in positions"),
+        (np.ones((1, 1, 2, 4), int), np.arange(2), "floating-point numbers"),
     ],
 )
 def test_what_does_not_fit_is_named(x: Array, positions: Array, said: str) -> None:

@@ -1,6 +1,6 @@
 """How far an op may be off: what its computing adds to the one rounding of its result.
 
-Each function gives, for every element of the result, an error in units of the type that is
+Each function gives, for every element of the result, an error in units of the dtype that is
 computed in: float64 for float64, float32 for all else. It is the magnitude of what was added up,
 times a growth that holds for every order of adding. See `check/comparing.py` for the rule.
 """
@@ -20,7 +20,7 @@ Array = Any
 Budget = Callable[..., Any]
 """From the float64 result, `coarse`, and the op's arguments to the allowed error of each element.
 
-`coarse` is how many units of the computing type the result's own unit is: 1 for float32, 65536
+`coarse` is how many units of the computing dtype the result's own unit is: 1 for float32, 65536
 for bfloat16. Results that are lists or tuples have budgets of the same form.
 """
 
@@ -164,7 +164,7 @@ def of_attention(
     window: int | None = None,
     lengths: Array | None = None,
 ) -> Array:
-    """Weights may be rounded to the type of the values before they are multiplied with them."""
+    """Weights may be rounded to the dtype of the values before they are multiplied with them."""
     factor = abs(q.shape[-1] ** -0.5 if scale is None else scale)
     group = q.shape[1] // k.shape[1]
     keys = np.repeat(np.abs(k), group, 1)

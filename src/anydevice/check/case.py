@@ -1,9 +1,8 @@
-"""Arguments for ops, drawn from a seed: the same numbers on every machine.
+"""A row of the table of cases, and the arguments that its cases draw from a seed.
 
-Floating numbers come rounded to the element type under test, so that an engine and the reference
-start from the same ones. Indices are int32 and conditions bool, whatever the type.
-
-What a row of the table of cases is made of, and what most rows have in common.
+Arguments are the same on every machine. Floating-point numbers are rounded to the dtype under test,
+so that an engine and the reference start from the same ones. Indices are int32 and conditions bool,
+whatever the dtype.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ def call(*arguments: Any, **options: Any) -> Call:
 
 
 class Draw:
-    """A source of arguments for one case of one op in one element type.
+    """A source of arguments for one case of one op in one dtype.
 
     >>> from anydevice.core.dtypes import DTYPES
     >>> draw = Draw(DTYPES["float16"], "rmsnorm", 0)
-    >>> draw.normal(2, 3).dtype, draw.whole(0, 9, 4).dtype
+    >>> draw.normal(2, 3).dtype, draw.integers(0, 9, 4).dtype
     (dtype('float16'), dtype('int32'))
     """
 
@@ -75,7 +74,7 @@ class Draw:
         self._random = np.random.default_rng([zlib.crc32(name.encode()), seed])
 
     def normal(self, *shape: int, spread: float = 1.0, middle: float = 0.0) -> Array:
-        """Of either sign, most of them smaller than `spread`; whole ones in a whole type."""
+        """Of either sign, most of them smaller than `spread`; integers for an integer dtype."""
         if self.dtype.kind == "bool":
             return self.chance(*shape)
         if self.dtype.kind == "int":
@@ -107,7 +106,7 @@ class Draw:
         return self._filled(signs * 10**powers, shape)
 
     def special(self, *others: float) -> Array:
-        """What is not a number, what has no end, zeros, ones, the largest, and `others`."""
+        """NaN, infinities, zeros, ones, the largest, and `others`."""
         largest = LARGEST[self.dtype.name]
         values = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, largest, -largest, *others]
         return np.array(values).astype(self.dtype.numpy())
@@ -118,8 +117,8 @@ class Draw:
         parts = self._random.choice([-0.5, -0.25, 0.0, 0.125, 0.5, 1.0, 2.0], self._count(shape))
         return self._filled(parts * smallest, shape)
 
-    def whole(self, low: int, high: int, *shape: int) -> Array:
-        """Whole numbers from `low` up to and without `high`."""
+    def integers(self, low: int, high: int, *shape: int) -> Array:
+        """Integers from `low` up to and without `high`."""
         return np.asarray(self._random.integers(low, high, shape), np.int32)
 
     def chance(self, *shape: int, of: float = 0.5) -> Array:
@@ -175,7 +174,7 @@ class Benchmark(Record):
 
 
 def same(dtype: str, call: Call) -> tuple[str, ...]:
-    """Results are of the type of the arguments."""
+    """Results have the dtype of the arguments."""
     return (dtype,)
 
 
@@ -184,8 +183,8 @@ def condition(dtype: str, call: Call) -> tuple[str, ...]:
     return ("bool",)
 
 
-def place(dtype: str, call: Call) -> tuple[str, ...]:
-    """Results point somewhere: int32."""
+def index(dtype: str, call: Call) -> tuple[str, ...]:
+    """Results are indices: int32."""
     return ("int32",)
 
 
@@ -216,11 +215,11 @@ def per_element(operations: int) -> Callable[[Call], int]:
 class Row(Record):
     """One op: its cases, and how its results are judged and its work is counted.
 
-    `gives` names the element types of its results; the last one counts for all that follow.
-    `inside` is the type that is computed in, where that is not float64 for float64 and float32
-    for all else. `settled` brings results into a form in which they can be compared, where
-    several are right. `gradient` draws small arguments for comparing gradients by all floating
-    ones. `moved` and `operations` count what a call needs at least: bytes to and from memory,
+    `gives` names the dtypes of its results; the last one counts for all that follow.
+    `inside` is the dtype that is computed in, where that is not float64 for float64 and float32
+    for all else. `comparable` brings results into a form in which they can be compared,
+    where several are right. `gradient` draws small arguments for comparing gradients by all
+    floating-point ones. `moved` and `operations` count what a call needs at least: bytes to and from memory,
     given those of the results, and floating operations.
     """
 
@@ -230,16 +229,16 @@ class Row(Record):
     budget: Budget = exact
     gives: Gives = same
     inside: str | None = None
-    settled: Callable[[Any, Call], Any] | None = None
+    comparable: Callable[[Any, Call], Any] | None = None
     gradient: Make | None = None
     benchmarks: tuple[Benchmark, ...] = ()
     moved: Callable[[Call, int], int] = all_bytes
     operations: Callable[[Call], int] = per_element(1)
 
     def draw(self, case: Case | Benchmark, dtype: str, seed: int = 0) -> Call:
-        """The arguments of a case, rounded to an element type; the same for the same seed."""
+        """The arguments of a case, rounded to a dtype; the same for the same seed."""
         return case.make(Draw(DTYPES[dtype], f"{self.op} {case.name}", seed))
 
     def cases_for(self, dtype: str) -> tuple[Case, ...]:
-        """The cases that an element type has."""
+        """The cases that a dtype has."""
         return tuple(case for case in self.cases if dtype in (case.dtypes or self.dtypes))

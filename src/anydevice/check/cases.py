@@ -1,24 +1,20 @@
-"""The one table of cases: for every op, what it is checked with, judged by and timed with.
+"""The table of cases: for every op, what it is checked with, judged by and timed with.
 
 `anydevice verify`, `anydevice bench` and the tests all read it; an op without a row fails the
 suite. A row (`check/case.py`) has
 
-- cases: shapes of real models and nasty ones, each drawn from a seed (`check/case.py`), rounded
-  to the element type before the reference sees it;
+- cases: shapes of real models and awkward ones, each drawn from a seed and rounded to the dtype
+  before the reference sees it;
 - a budget, from which with the rule of `check/comparing.py` the tolerance of each element follows;
 - benchmarks, at the sizes of a 7B model for a GPU and smaller ones for a CPU, with the bytes that
   a call must move and the operations that it must do.
 
-What is out of range is decided here as well: picking gives what is not a number (0 for whole
-numbers and conditions), writing leaves it out, a loss is not a number. Magnitudes go up to those
-whose squares float32 still holds: ops on 16-bit numbers compute in it.
+It also decides what is out of range: reading there gives NaN (0 for integers and booleans), writing
+leaves it out, a loss is NaN. Magnitudes go up to those whose squares float32 still holds: ops on
+16-bit numbers compute in it.
 
 >>> [case.name for case in TABLE["swiglu"].cases][:2]
 ['two rows of 14336', 'one row, odd width']
-
-Cases of the optimizers' updates.
-
-What is asked of the table of cases: names as people pass them, and whether it has any.
 """
 
 from __future__ import annotations
@@ -33,9 +29,15 @@ from anydevice.check import budgets
 from anydevice.check.case import Benchmark, Call, Case, Draw, Make, Row, call, per_element
 from anydevice.check.cases_elementwise import ELEMENTWISE
 from anydevice.check.cases_layers import ATTENTION, LAYERS
-from anydevice.check.cases_manipulation import PLACES
+from anydevice.check.cases_manipulation import MANIPULATION
 from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError
+
+_Name = TypeVar("_Name", str, str | Device)
+
+_NAMED = 4
+"""So many ops are named in a sentence; more are counted."""
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((33, 17), (129,), (1,), (0,), (2, 3, 5))
 
@@ -128,7 +130,7 @@ UPDATES: tuple[Row, ...] = (
 
 
 TABLE: Mapping[str, Row] = {
-    row.op: row for row in (*LAYERS, *ATTENTION, *PLACES, *ELEMENTWISE, *UPDATES)
+    row.op: row for row in (*LAYERS, *ATTENTION, *MANIPULATION, *ELEMENTWISE, *UPDATES)
 }
 
 
@@ -144,10 +146,35 @@ def row_of(op: str) -> Row:
     return TABLE[op]
 
 
-_Name = TypeVar("_Name", str, str | Device)
+def select(
+    ops: str | Sequence[str] | None,
+    dtypes: str | Sequence[str] | None,
+    table: Sequence[Row] | None = None,
+) -> tuple[list[Row], list[str] | None]:
+    """The rows and dtypes that were asked for; all rows of the table where none are named.
 
-_NAMED = 4
-"""So many ops are named in a sentence; more are counted."""
+    Raises `ConfigurationError` for a name that nothing has, and with what there is, where no row
+    has any of the dtypes.
+
+    >>> rows, dtypes = select("argmax", "float32")
+    >>> [row.op for row in rows], dtypes
+    (['argmax'], ['float32'])
+    """
+    named, asked = one_or_more(ops), one_or_more(dtypes)
+    rows = list(table or TABLE.values()) if named is None else [row_of(op) for op in named]
+    kinds = None if asked is None else [as_dtype(dtype).name for dtype in asked]
+    if any(kinds is None or dtype in kinds for row in rows for dtype in row.dtypes):
+        return rows, kinds
+    had = ", ".join(dict.fromkeys(dtype for row in rows for dtype in row.dtypes))
+    if not had or not kinds:
+        raise ConfigurationError(
+            "no op or no dtype is named, so that there is nothing to do; leave the argument out "
+            "for all of them",
+            "ops" if not had else "dtypes",
+        )
+    names = ", ".join(row.op for row in rows) if len(rows) <= _NAMED else f"these {len(rows)} ops"
+    lack, have = ("has", "it has") if len(rows) == 1 else ("have", "they have")
+    raise ConfigurationError(f"{names} {lack} no case in {', '.join(kinds)}; {have} {had}", "dtype")
 
 
 def one_or_more(names: _Name | Sequence[_Name] | None) -> list[_Name] | None:
@@ -159,27 +186,3 @@ def one_or_more(names: _Name | Sequence[_Name] | None) -> list[_Name] | None:
     if names is None:
         return None
     return [names] if isinstance(names, str | Device) else list(names)
-
-
-def insist_on_cases(rows: Sequence[Row], dtypes: Sequence[str] | None) -> None:
-    """Raise `ConfigurationError` with what there is, where no row has any of the element types.
-
-    >>> from anydevice.check.cases import row_of
-    >>> insist_on_cases([row_of("argmax")], ["float32"])
-    """
-    if any(dtypes is None or dtype in dtypes for row in rows for dtype in row.dtypes):
-        return
-    had = ", ".join(dict.fromkeys(dtype for row in rows for dtype in row.dtypes))
-    ops = ", ".join(row.op for row in rows) if len(rows) <= _NAMED else f"these {len(rows)} ops"
-    alone = len(rows) == 1
-    if not had or not dtypes:
-        raise ConfigurationError(
-            "no op or no element type is named, so that there is nothing to do; leave the argument "
-            "out for all of them",
-            "ops" if not had else "dtypes",
-        )
-    raise ConfigurationError(
-        f"{ops} {'has' if alone else 'have'} no case in {', '.join(dtypes)}; "
-        f"{'it has' if alone else 'they have'} {had}",
-        "dtype",
-    )

@@ -1,7 +1,4 @@
-"""Cases of the ops that models are made of: products, norms, attention and losses.
-
-Cases of attention, its positions and its cache.
-"""
+"""Cases of the ops that models are made of: products, norms, losses, images, attention."""
 
 from __future__ import annotations
 
@@ -229,7 +226,7 @@ _LAYERNORM = Row(
 
 def _classes(*shape: int, kind: str = "normal") -> Make:
     def make(draw: Draw) -> Call:
-        return call(getattr(draw, kind)(*shape), draw.whole(0, shape[-1], *shape[:-1]))
+        return call(getattr(draw, kind)(*shape), draw.integers(0, shape[-1], *shape[:-1]))
 
     return make
 
@@ -389,7 +386,7 @@ def _turned(
 
 
 def _each_its_own(draw: Draw) -> Call:
-    return call(draw.normal(3, 2, 5, 16), draw.whole(0, 300, 3, 5))
+    return call(draw.normal(3, 2, 5, 16), draw.integers(0, 300, 3, 5))
 
 
 _MORE_YARN = {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.3}

@@ -19,7 +19,7 @@ from anydevice.check.case import (
     Make,
     Row,
     call,
-    place,
+    index,
 )
 from anydevice.check.cases_layers import HIDDEN, VOCABULARY
 
@@ -90,7 +90,7 @@ _ARGMAX = Row(
         Case("nan and infinities", _with_nan, FLOATS),
     ),
     NUMBERS,
-    gives=place,
+    gives=index,
     benchmarks=(
         Benchmark("16 rows of 32000", "gpu", _along(16, VOCABULARY)),
         Benchmark("16 rows of 32000", "cpu", _along(16, VOCABULARY)),
@@ -108,14 +108,14 @@ def _largest_with_nan(draw: Draw) -> Call:
     return call(x, 3)
 
 
-def _numbers_at_places(result: Any, made: Call) -> Any:
-    """Of equal numbers any place is right: compare what lies there, and that no two are one."""
-    values, places = result
+def _values_at_indices(result: Any, made: Call) -> Any:
+    """Of equal numbers any index is right: compare what lies there, and that no two are one."""
+    values, indices = result
     x = np.asarray(made.arguments[0])
-    inside = np.clip(np.asarray(places), 0, max(0, x.shape[-1] - 1)).astype(np.int64)
-    ordered = np.sort(np.asarray(places, np.int64), axis=-1)
+    inside = np.clip(np.asarray(indices), 0, max(0, x.shape[-1] - 1)).astype(np.int64)
+    ordered = np.sort(np.asarray(indices, np.int64), axis=-1)
     distinct = (np.diff(ordered, axis=-1) > 0).all(-1)
-    return values, np.take_along_axis(x, inside, -1).astype(x.dtype), distinct, places * 0
+    return values, np.take_along_axis(x, inside, -1).astype(x.dtype), distinct, indices * 0
 
 
 def _top_k_types(dtype: str, made: Call) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ _TOP_K = Row(
     ),
     NUMBERS,
     gives=_top_k_types,
-    settled=_numbers_at_places,
+    comparable=_values_at_indices,
     benchmarks=(
         Benchmark("50 of 16 × 32000", "gpu", _largest(16, VOCABULARY, k=50)),
         Benchmark("50 of 16 × 32000", "cpu", _largest(16, VOCABULARY, k=50)),
@@ -144,7 +144,7 @@ _TOP_K = Row(
 
 
 def _picked(rows: int, width: int, *ids: int) -> Make:
-    return lambda draw: call(draw.normal(rows, width), draw.whole(0, rows, *ids))
+    return lambda draw: call(draw.normal(rows, width), draw.integers(0, rows, *ids))
 
 
 def _picked_outside(draw: Draw) -> Call:
@@ -152,7 +152,7 @@ def _picked_outside(draw: Draw) -> Call:
 
 
 def _with_long_ids(draw: Draw) -> Call:
-    return call(draw.normal(9, 5), draw.whole(0, 9, 4).astype(np.int64))
+    return call(draw.normal(9, 5), draw.integers(0, 9, 4).astype(np.int64))
 
 
 def _rows_twice(made: Call, result_bytes: int) -> int:
@@ -182,7 +182,7 @@ _EMBEDDING = Row(
 
 def _taken(shape: tuple[int, ...], axis: int, *ids: int) -> Make:
     def make(draw: Draw) -> Call:
-        return call(draw.normal(*shape), draw.whole(0, shape[axis], *ids), axis)
+        return call(draw.normal(*shape), draw.integers(0, shape[axis], *ids), axis)
 
     return make
 
@@ -262,7 +262,7 @@ _ASTYPE = Row(
     operations=lambda made: 0,
 )
 
-PLACES: tuple[Row, ...] = (
+MANIPULATION: tuple[Row, ...] = (
     _sums("sum", budgets.of_sum, NUMBERS),
     _sums("mean", budgets.of_mean, FLOATS),
     _extremes("max"),

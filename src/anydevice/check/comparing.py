@@ -1,16 +1,16 @@
-"""Is a result right? One rule for every op, element type and engine.
+"""Is a result right? One rule for every op, dtype and engine.
 
 A result may differ from the float64 reference by the sum of
 
-- one rounding to its own element type: half the distance between two numbers of that type, there;
-- the op's budget (`check/budgets.py`) in rounding units of the type that is computed in, which is
+- one rounding to its own dtype: half the distance between two numbers of that dtype, there;
+- the op's budget (`check/budgets.py`) in rounding units of the dtype that is computed in, which is
   float64 for float64 and float32 for everything else;
-- where the type is not float16, four times the smallest normal number: engines may flush what is
+- where the dtype is not float16, four times the smallest normal number: engines may flush what is
   below it, on the way to a result as well.
 
-So a 16-bit sum that is added up in 16 bits is wrong, though each step is as good as the type
-allows: its result is off by many units where one is allowed. Whole numbers and conditions are
-compared for equality, infinities and what is not a number by place, zeros without their sign.
+So a 16-bit sum that is added up in 16 bits is wrong, though each step is as good as the dtype
+allows: its result is off by many units where one is allowed. Integers and booleans are compared
+for equality, infinities and NaN by place, zeros without their sign.
 
 Denormal numbers: XLA on the CPU takes them for zero in arguments and results, GPUs may. Either is
 right here, element by element, except in float16, where they are a tenth of all that softmax gives.
@@ -35,7 +35,7 @@ ROUNDING_UNIT = {
     "float32": 2.0**-24,
     "float64": 2.0**-53,
 }
-"""The largest relative error of rounding a number to the type."""
+"""The largest relative error of rounding a number to the dtype."""
 
 
 class Difference(Record):
@@ -61,7 +61,7 @@ class Difference(Record):
 
 
 def computing_unit(dtype: str) -> float:
-    """The rounding unit of the type that an op on `dtype` computes in."""
+    """The rounding unit of the dtype that an op on `dtype` computes in."""
     return ROUNDING_UNIT["float64" if dtype == "float64" else "float32"]
 
 
@@ -81,7 +81,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 def compare(
     got: Array, wants: Sequence[Array], budget: Array, dtype: str, result: str
 ) -> Difference | None:
-    """What is wrong with `got`, an array of type `result`, of an op on `dtype`; else `None`.
+    """What is wrong with `got`, an array of dtype `result`, of an op on `dtype`; else `None`.
 
     `wants` are the references of which any may be met, each of the shape of `got`.
 

@@ -6,7 +6,6 @@ its own. Steps of 1e-5 in float64 give ten digits, more than any type under test
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from anydevice import ops
 from anydevice.check import reference
 from anydevice.check.case import Call, Draw, Row
 from anydevice.check.comparing import Difference, compare, computing_unit, leaves
-from anydevice.check.trials import mapped, place_plainly, widened
+from anydevice.check.runners import scope_of
+from anydevice.check.trials import mapped, place, widened
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
@@ -57,7 +57,7 @@ def prepare(row: Row, dtype: str, seed: int = 0) -> Slope:
     wide = mapped(made, widened)
     shape = np.shape(next(leaves(reference.call(row.op, *wide.arguments, **wide.options))))
     # Quarters, which every type holds exactly.
-    weights = np.where(draw.chance(*shape), 1.0, -1.0) + draw.whole(-2, 3, *shape) / 4
+    weights = np.where(draw.chance(*shape), 1.0, -1.0) + draw.integers(-2, 3, *shape) / 4
 
     def value() -> float:
         result = next(leaves(reference.call(row.op, *wide.arguments, **wide.options)))
@@ -77,7 +77,7 @@ def run(slope: Slope, engine: Engine, device: Device) -> str | Difference | None
         raise autodiff.error()
     kind = slope.row.gives(slope.dtype, slope.call)[0]
     weights = engine.place(slope.weights.astype(DTYPES[kind].numpy()), device)
-    placed = mapped(slope.call, lambda x: place_plainly(x, engine, device))
+    placed = mapped(slope.call, lambda x: place(x, engine, device))
     by = [_holds_numbers(value) for value in slope.call.arguments]
     first = [value for value, counts in zip(placed.arguments, by, strict=True) if counts]
 
@@ -94,7 +94,7 @@ def run(slope: Slope, engine: Engine, device: Device) -> str | Difference | None
     compiler = engine.compiler
     if engine.name in _COMPILES_EACH_STEP and not isinstance(compiler, Absent):
         differentiated = compiler.compile(differentiated)
-    with engine.default_scope(device) if engine.shares_memory else nullcontext():
+    with scope_of(engine, device):
         _, gradients = differentiated(first)
     return _judged(slope, [engine.to_host(each) for each in leaves(gradients)])
 
@@ -132,6 +132,6 @@ def _floating(wide: Call) -> list[Array]:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Whether an argument is an array of floating numbers, or a list of such."""
+    """Whether an argument is a floating-point array, or a list of such."""
     first = value[0] if isinstance(value, list) else value
     return isinstance(first, np.ndarray) and first.dtype.kind not in "biu"

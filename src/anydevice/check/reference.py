@@ -1,16 +1,9 @@
-"""The reference of the ops that models are made of: products, norms, positions, attention, losses.
+"""Correct results of each op, in float64 NumPy: the one reference for every engine.
 
-Float64 NumPy, written from the definitions; see `check/reference.py`.
-
-The reference of the optimizers' updates: float64 NumPy, written from their papers' definitions.
-
-Each takes lists of arrays and gives lists; see `check/reference.py`.
-
-What each op must give, in float64 NumPy: the one reference for every engine.
-
-It is written from the ops' definitions and calls none of them. Arrays come in as float64, int64 or
-bool; no function changes what it is given. What an infinite or undefined number leads to follows
-from the arithmetic of IEEE 754, so these functions run with NumPy's warnings off:
+It is written from the ops' definitions and calls none of them; optimizers follow their papers.
+Arrays come in as float64, int64 or bool; no function changes what it is given. What infinities and
+NaN lead to follows from the arithmetic of IEEE 754, so these functions run with NumPy's warnings
+off:
 
 >>> import numpy
 >>> call("softmax", numpy.array([0.0, numpy.inf]))
@@ -29,7 +22,110 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError
 
 Array = Any
+Arrays = Sequence[Array]
+Axis = int | Sequence[int] | None
 Pair = int | tuple[int, int]
+
+_ERF = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def call(op: str, *arguments: Any, **options: Any) -> Any:
+    """What the op must give for these float64, int64 and bool arrays.
+
+    Raises `ConfigurationError` for a name that no op has.
+    """
+    if op not in REFERENCES:
+        raise ConfigurationError(
+            f"there is no op {op!r}; the ops are {', '.join(sorted(REFERENCES))}", "op"
+        )
+    with np.errstate(all="ignore"):
+        return REFERENCES[op](*arguments, **options)
+
+
+# One array
+
+
+def _rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _silu(x: Array) -> Array:
+    return x * _sigmoid(x)
+
+
+def _gelu(x: Array, approximate: bool = False) -> Array:
+    if approximate:
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+        return 0.5 * x * (1 + np.tanh(inner))
+    return 0.5 * x * (1 + _ERF(x / math.sqrt(2)))
+
+
+def _swiglu(gate: Array, up: Array) -> Array:
+    return _silu(gate) * up
+
+
+# Along axes
+
+
+def _axes(axis: Axis) -> int | tuple[int, ...] | None:
+    return axis if axis is None or isinstance(axis, int) else tuple(axis)
+
+
+def _along(function: Callable[..., Array]) -> Callable[..., Array]:
+    def reduce(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        return function(x, axis=_axes(axis), keepdims=keepdims)
+
+    return reduce
+
+
+def _argmax(x: Array, axis: int = -1) -> Array:
+    return np.argmax(x, axis)  # the first of equal ones, and NaN before all
+
+
+def _top_k(x: Array, k: int) -> tuple[Array, Array]:
+    # By size, NaN first; equal ones stay in their order.
+    order = np.argsort(-x, axis=-1, kind="stable")
+    undefined = np.take_along_axis(np.isnan(x), order, -1)
+    first = np.argsort(~undefined, axis=-1, kind="stable")
+    chosen = np.take_along_axis(order, first, -1)[..., :k]
+    return np.take_along_axis(x, chosen, -1), chosen
+
+
+# Shapes and dtypes
+
+
+def _take(x: Array, indices: Array, axis: int = 0) -> Array:
+    axis %= x.ndim
+    size = x.shape[axis]
+    inside = (indices >= 0) & (indices < size)
+    missing = np.nan if x.dtype.kind == "f" else 0
+    before, after = (1,) * axis, (1,) * (x.ndim - axis - 1)
+    shape = x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
+    if size == 0:
+        return np.full(shape, missing, x.dtype)
+    taken = np.take(x, np.where(inside, indices, 0), axis)
+    return np.where(inside.reshape(before + indices.shape + after), taken, missing).astype(x.dtype)
+
+
+def _part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
+    return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
+
+
+def _astype(x: Array, dtype: Any) -> Array:
+    """The same numbers; those that become integers lose what is behind the point."""
+    row = as_dtype(dtype)
+    if row.kind == "bool":
+        return x != 0
+    if row.kind in ("int", "uint"):
+        return np.trunc(x).astype(np.int64)
+    return np.asarray(x, np.float64)
+
+
+# Layers
 
 
 def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -211,7 +307,7 @@ def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
     return written
 
 
-# Places and losses
+# Indices and losses
 
 
 def _embedding(weight: Array, ids: Array) -> Array:
@@ -275,28 +371,6 @@ def _max_pool2d(x: Array, size: Pair, stride: Pair | None = None) -> Array:
 def _avg_pool2d(x: Array, size: Pair, stride: Pair | None = None) -> Array:
     places = _windows(x, _both(size), _both(size if stride is None else stride))
     return np.mean([place for row in places for place in row], axis=0)
-
-
-LAYERS: Mapping[str, Callable[..., Any]] = {
-    "matmul": np.matmul,
-    "linear": _linear,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "rmsnorm": _rmsnorm,
-    "layernorm": _layernorm,
-    "rope": _rope,
-    "attention": _attention,
-    "cache_write": _cache_write,
-    "embedding": _embedding,
-    "cross_entropy": _cross_entropy,
-    "mean_squared_error": _mean_squared_error,
-    "conv2d": _conv2d,
-    "max_pool2d": _max_pool2d,
-    "avg_pool2d": _avg_pool2d,
-}
-
-
-Arrays = Sequence[Array]
 
 
 def _sgd(
@@ -364,114 +438,6 @@ def _lion(
     return moved, new_means
 
 
-UPDATES: Mapping[str, Callable[..., Any]] = {
-    "update_sgd": _sgd,
-    "update_adam": _adam,
-    "update_lion": _lion,
-}
-
-
-Axis = int | Sequence[int] | None
-
-_ERF = np.vectorize(math.erf, otypes=[np.float64])
-
-
-def call(op: str, *arguments: Any, **options: Any) -> Any:
-    """What the op must give for these float64, int64 and bool arrays.
-
-    Raises `ConfigurationError` for a name that no op has.
-    """
-    if op not in REFERENCES:
-        raise ConfigurationError(
-            f"there is no op {op!r}; the ops are {', '.join(sorted(REFERENCES))}", "op"
-        )
-    with np.errstate(all="ignore"):
-        return REFERENCES[op](*arguments, **options)
-
-
-# One array
-
-
-def _rsqrt(x: Array) -> Array:
-    return 1 / np.sqrt(x)
-
-
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
-def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
-
-
-def _gelu(x: Array, approximate: bool = False) -> Array:
-    if approximate:
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-        return 0.5 * x * (1 + np.tanh(inner))
-    return 0.5 * x * (1 + _ERF(x / math.sqrt(2)))
-
-
-def _swiglu(gate: Array, up: Array) -> Array:
-    return _silu(gate) * up
-
-
-# Along axes
-
-
-def _axes(axis: Axis) -> int | tuple[int, ...] | None:
-    return axis if axis is None or isinstance(axis, int) else tuple(axis)
-
-
-def _along(function: Callable[..., Array]) -> Callable[..., Array]:
-    def reduce(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return function(x, axis=_axes(axis), keepdims=keepdims)
-
-    return reduce
-
-
-def _argmax(x: Array, axis: int = -1) -> Array:
-    return np.argmax(x, axis)  # the first of equal ones, and what is not a number before all
-
-
-def _top_k(x: Array, k: int) -> tuple[Array, Array]:
-    # By size, what is not a number first; equal ones stay in their order.
-    order = np.argsort(-x, axis=-1, kind="stable")
-    undefined = np.take_along_axis(np.isnan(x), order, -1)
-    first = np.argsort(~undefined, axis=-1, kind="stable")
-    chosen = np.take_along_axis(order, first, -1)[..., :k]
-    return np.take_along_axis(x, chosen, -1), chosen
-
-
-# Shapes and types
-
-
-def _take(x: Array, indices: Array, axis: int = 0) -> Array:
-    axis %= x.ndim
-    size = x.shape[axis]
-    inside = (indices >= 0) & (indices < size)
-    missing = np.nan if x.dtype.kind == "f" else 0
-    before, after = (1,) * axis, (1,) * (x.ndim - axis - 1)
-    shape = x.shape[:axis] + indices.shape + x.shape[axis + 1 :]
-    if size == 0:
-        return np.full(shape, missing, x.dtype)
-    taken = np.take(x, np.where(inside, indices, 0), axis)
-    return np.where(inside.reshape(before + indices.shape + after), taken, missing).astype(x.dtype)
-
-
-def _part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
-    return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
-
-
-def _astype(x: Array, dtype: Any) -> Array:
-    """The same numbers; those that become whole ones lose what is behind the point."""
-    row = as_dtype(dtype)
-    if row.kind == "bool":
-        return x != 0
-    if row.kind in ("int", "uint"):
-        return np.trunc(x).astype(np.int64)
-    return np.asarray(x, np.float64)
-
-
 REFERENCES: Mapping[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -518,7 +484,23 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "part": _part,
     "broadcast_to": np.broadcast_to,
     "astype": _astype,
-    **LAYERS,
-    **UPDATES,
+    "matmul": np.matmul,
+    "linear": _linear,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "rmsnorm": _rmsnorm,
+    "layernorm": _layernorm,
+    "rope": _rope,
+    "attention": _attention,
+    "cache_write": _cache_write,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "mean_squared_error": _mean_squared_error,
+    "conv2d": _conv2d,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "update_sgd": _sgd,
+    "update_adam": _adam,
+    "update_lion": _lion,
 }
 """Every public op by name, with the arguments that it takes."""

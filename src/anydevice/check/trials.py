@@ -6,7 +6,6 @@ The reference is computed once and compared with every engine's result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from anydevice import ops
 from anydevice.check import reference
 from anydevice.check.case import SMALLEST_NORMAL, Call, Case, Row
 from anydevice.check.comparing import ROUNDING_UNIT, Difference, compare, computing_unit, leaves
+from anydevice.check.runners import scope_of
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record
@@ -23,7 +23,7 @@ Array = Any
 
 
 class Trial(Record):
-    """The arguments of a case in one element type, and what an engine is measured by.
+    """The arguments of a case in one dtype, and what an engine is measured by.
 
     `wants` has one list of results for each reference that may be met; `budgets` and `types` have
     one entry for each result.
@@ -45,10 +45,10 @@ def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
     wants = [want]
     if case.denormal:
         wants.append(_reference(row, mapped(made, lambda x: _flushed(x, dtype))))
-    settled = [list(leaves(_settle(row, each, made))) for each in wants]
+    comparable = [list(leaves(_comparable(row, each, made))) for each in wants]
     types = list(row.gives(dtype, made))
-    types += types[-1:] * (len(settled[0]) - len(types))
-    return Trial(row, case, dtype, made, tuple(settled), _budgets(row, want, made, dtype), types)
+    types += types[-1:] * (len(comparable[0]) - len(types))
+    return Trial(row, case, dtype, made, tuple(comparable), _budgets(row, want, made, dtype), types)
 
 
 def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None:
@@ -56,42 +56,41 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
 
     Whatever the engine raises is raised.
     """
-    put = _place_apart if trial.case.strided else place_plainly
-    # MLX decides by the operation where it works; the others by where their arrays are.
-    with engine.default_scope(device) if engine.shares_memory else nullcontext():
+    put = _place_strided if trial.case.strided else place
+    with scope_of(engine, device):
         placed = mapped(trial.call, lambda x: put(x, engine, device))
         result = getattr(ops, trial.row.op)(*placed.arguments, **placed.options)
     for array in leaves(result):
-        misplaced = _out_of_place(array, engine, device)
-        if misplaced:
-            return misplaced
-    got = list(leaves(_settle(trial.row, _read(result, engine), trial.call)))
+        problem = _misplaced(array, engine, device)
+        if problem:
+            return problem
+    got = list(leaves(_comparable(trial.row, _read(result, engine), trial.call)))
     if len(got) != len(trial.types):
         return f"gave {len(got)} arrays instead of {len(trial.types)}"
-    for place, array in enumerate(got):
-        wrong = _judged(trial, place, array)
+    for number, array in enumerate(got):
+        wrong = _judged(trial, number, array)
         if wrong is not None:
             return wrong
     return None
 
 
-def place_plainly(x: Array, engine: Engine, device: Device) -> Any:
-    """A copy of an array on the device; whole numbers may become shorter ones."""
+def place(x: Array, engine: Engine, device: Device) -> Any:
+    """A copy of an array on the device; integers may become shorter ones."""
     return engine.place(x, device, narrow=x.dtype.kind in "iu")
 
 
-def _place_apart(x: Array, engine: Engine, device: Device) -> Any:
+def _place_strided(x: Array, engine: Engine, device: Device) -> Any:
     """The same, with elements that do not follow each other in memory, where it has two axes.
 
     The last axis stays as it is where there are three, as in heads that are cut from one product.
     """
     if x.ndim < 2:
-        return place_plainly(x, engine, device)
+        return place(x, engine, device)
     axes = list(range(x.ndim))
     one = -3 if x.ndim > 2 else -1
     axes[one], axes[-2] = axes[-2], axes[one]
     turned = np.ascontiguousarray(np.transpose(x, axes))
-    return ops.permute(place_plainly(turned, engine, device), axes)
+    return ops.permute(place(turned, engine, device), axes)
 
 
 def widened(x: Array) -> Array:
@@ -111,19 +110,19 @@ def _budgets(row: Row, want: Any, made: Call, dtype: str) -> list[Array]:
         return list(leaves(row.budget(want, coarse, *wide.arguments, **wide.options)))
 
 
-def _judged(trial: Trial, place: int, got: Array) -> str | Difference | None:
-    kind, shape = trial.types[place], np.shape(trial.wants[0][place])
+def _judged(trial: Trial, number: int, got: Array) -> str | Difference | None:
+    kind, shape = trial.types[number], np.shape(trial.wants[0][number])
     if got.dtype.name != kind:
         return f"gave {got.dtype.name} instead of {kind}"
     if got.shape != shape:
         return f"gave the shape {got.shape} instead of {shape}"
-    # What a row settles on beside its results is exact.
-    budget = trial.budgets[place] if place < len(trial.budgets) else 0.0
-    wants = [want[place] for want in trial.wants]
+    # What `comparable` adds beside the results is exact.
+    budget = trial.budgets[number] if number < len(trial.budgets) else 0.0
+    wants = [want[number] for want in trial.wants]
     return compare(got, wants, budget, trial.row.inside or trial.dtype, kind)
 
 
-def _out_of_place(x: Any, engine: Engine, device: Device) -> str | None:
+def _misplaced(x: Any, engine: Engine, device: Device) -> str | None:
     if not engine.owns(x):
         return f"gave a {type(x).__module__}.{type(x).__name__}, which is no array of {engine.name}"
     here = engine.devices_of(x)
@@ -132,8 +131,8 @@ def _out_of_place(x: Any, engine: Engine, device: Device) -> str | None:
     return None
 
 
-def _settle(row: Row, result: Any, made: Call) -> Any:
-    return result if row.settled is None else row.settled(result, made)
+def _comparable(row: Row, result: Any, made: Call) -> Any:
+    return result if row.comparable is None else row.comparable(result, made)
 
 
 def _read(result: Any, engine: Engine) -> Any:

@@ -1,4 +1,4 @@
-"""What checking the ops came to: one cell for each op, element type, device and engine."""
+"""Results of verifying ops: one cell for each op, dtype, device and engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from anydevice.core.record import Record, as_dict
-from anydevice.errors import VerificationError
+from anydevice.engines.trust import Entry
+from anydevice.errors import ConfigurationError, VerificationError
+from anydevice.ops.trusted_kernels import change_trusted
 
 State = Literal["right", "wrong", "unsupported"]
 Of = Literal["value", "gradient", "kernel"]
@@ -21,7 +23,7 @@ IN_WORDS: dict[Of, str] = {
 
 
 class Cell(Record):
-    """One op in one element type, on one device, through one engine; true if it was right.
+    """One op in one dtype, on one device, through one engine; true if it was right.
 
     `of` says what was compared, in how many `cases`. Where it is wrong, `case` names the worst
     one, `reason` says what happened and `largest_error` how far off it was, if numbers were
@@ -102,3 +104,40 @@ class Verdicts(Record):
             "counts": self.counts(),
             "cells": [as_dict(cell) for cell in self.cells],
         }
+
+
+class Kept(Record):
+    """The kernels of our own that are trusted now, and those that were found wrong.
+
+    `problem` says why they could not be kept for later processes; `None` where all is well.
+    """
+
+    trusted: tuple[Entry, ...]
+    refused: tuple[Entry, ...]
+    problem: str | None = None
+
+
+def save(verdicts: Verdicts) -> Kept:
+    """Trust the kernels that were right everywhere, now and in later processes; forget the wrong.
+
+    Raises `ConfigurationError` for the verdicts of a quick run, which are too little to go by.
+    """
+    if verdicts.quick:
+        raise ConfigurationError("a quick run is too little to trust kernels by; run all", "quick")
+    judged = [cell for cell in verdicts if cell.of == "kernel" and cell.state != "unsupported"]
+    refused = {_entry(cell) for cell in judged if not cell}
+    right = {_entry(cell) for cell in judged} - refused
+    problem = change_trusted(right, refused)
+    return Kept(tuple(sorted(right)), tuple(sorted(refused)), problem)
+
+
+def refuse_wrong(verdicts: Verdicts) -> tuple[Entry, ...]:
+    """Trust no kernel that was found wrong, now and in later processes; which those are."""
+    refused = {_entry(cell) for cell in verdicts.wrong if cell.of == "kernel"}
+    if refused:
+        change_trusted(set(), refused)
+    return tuple(sorted(refused))
+
+
+def _entry(cell: Cell) -> Entry:
+    return cell.op, cell.dtype, cell.device

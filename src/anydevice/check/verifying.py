@@ -1,6 +1,6 @@
-"""Every op, element type, device and engine of this machine, compared with one reference.
+"""Every op, dtype, device and engine of this machine, compared with one reference.
 
-Making ready what would otherwise take its time, or not be used at all, on the first call.
+`warm_up` does so for our own kernels alone, and compiles them ahead of their first use.
 """
 
 from __future__ import annotations
@@ -13,49 +13,37 @@ from math import inf, isfinite
 from threading import RLock
 
 from anydevice.check import gradients, trials
-from anydevice.check import trusted_kernels as trusting
 from anydevice.check.case import Row
-from anydevice.check.cases import TABLE, insist_on_cases, one_or_more, row_of
+from anydevice.check.cases import one_or_more, row_of, select
 from anydevice.check.comparing import ROUNDING_UNIT, Difference
-from anydevice.check.trusted_kernels import Entry, Kept, kernels_of, load_into_table, save
-from anydevice.check.verdicts import IN_WORDS, Cell, Of, Verdicts
+from anydevice.check.runners import Progress, Runner, find_runners, runner
+from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, refuse_wrong, save
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Absent, Engine
-from anydevice.core.hooks import load
 from anydevice.core.record import Record, replace
-from anydevice.discovery._discover import discover
-from anydevice.discovery.examination import pairs_among
-from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
+from anydevice.engines.trust import Entry
 from anydevice.errors import DeviceNotFoundError, UnsupportedError
-from anydevice.memory.out_of_memory import refuse
+from anydevice.memory.out_of_memory import in_a_line, refuse
+from anydevice.ops import trusted_kernels
 
-Progress = Callable[[int, int, str], None]
-"""Called before each step with how many are done, how many there are, and what comes now."""
+DTYPES = ("bfloat16", "float16", "float32")
+"""The dtypes whose kernels `warm_up` makes ready unasked."""
 
 _judging = RLock()
-"""Two threads that verify take turns: what Python warns of can be silenced for all of them only."""
+"""Two threads that verify take turns: Python's warnings can be silenced only for all threads."""
 
 Check = Callable[[Engine, Device], str | Difference | None]
 
 
-class _Place(Record):
-    """A device as people name it, where its data lies, and the engine that is asked."""
-
-    name: str
-    device: Device
-    engine: str
-
-
 class _Step(Record):
-    """One op in one element type, in every place where it is to be compared."""
+    """One op in one dtype, with every engine and device on which it is compared."""
 
     row: Row
     dtype: str
     of: Of
-    places: tuple[_Place, ...]
+    runners: tuple[Runner, ...]
 
     def __str__(self) -> str:
         return f"{IN_WORDS[self.of]}{self.row.op} in {self.dtype}"
@@ -86,35 +74,9 @@ def verify(
     [('add', 'float32', 'numpy', 'right')]
     """
     began = time.perf_counter()
-    named, asked = one_or_more(ops), one_or_more(dtypes)
-    rows = [row_of(op) for op in named] if named is not None else list(TABLE.values())
-    kinds = None if asked is None else [as_dtype(dtype).name for dtype in asked]
-    insist_on_cases(rows, kinds)
-    places = _places([str(each) for each in one_or_more(devices) or ()], one_or_more(engines))
-    return _verdicts(list(_steps(rows, kinds, places, quick=quick)), began, progress, quick=quick)
-
-
-def verify_kernels(
-    pairs: Sequence[tuple[str, str]],
-    device: Device,
-    engine: str,
-    *,
-    progress: Progress | None = None,
-) -> Verdicts:
-    """The cells of these kernels of our own alone, each an op and an element type, on one device.
-
-    Pairs for which there are no cases, or no kernel, are left out. One that is found wrong is not
-    used any more, as with `verify`.
-    """
-    began = time.perf_counter()
-    place = _Place(str(device), place_of(device.served_by(engine)), engine)
-    steps = [
-        step
-        for op, dtype in pairs
-        for step in _steps([row_of(op)], [dtype], [place], quick=True)
-        if step.of == "kernel"
-    ]
-    return _verdicts(steps, began, progress, quick=False)
+    rows, kinds = select(ops, dtypes)
+    runners = find_runners(one_or_more(devices) or (), one_or_more(engines))
+    return _verdicts(list(_steps(rows, kinds, runners, quick=quick)), began, progress, quick=quick)
 
 
 def _verdicts(
@@ -126,14 +88,14 @@ def _verdicts(
             progress(number, len(steps), str(step))
         cells += _cells(step, quick=quick)
     verdicts = Verdicts(tuple(cells), round(time.perf_counter() - began, 3), quick)
-    trusting.refuse(verdicts)
+    refuse_wrong(verdicts)
     return verdicts
 
 
 def _steps(
     rows: Sequence[Row],
     kinds: Sequence[str] | None,
-    places: Sequence[_Place],
+    runners: Sequence[Runner],
     *,
     quick: bool,
 ) -> Iterator[_Step]:
@@ -141,30 +103,27 @@ def _steps(
         (row, dtype) for row in rows for dtype in row.dtypes if kinds is None or dtype in kinds
     ]
     for row, dtype in pairs:
-        yield _Step(row, dtype, "value", tuple(places))
+        yield _Step(row, dtype, "value", tuple(runners))
     for row, dtype in pairs:
-        ours = (p for p in places if row.op in trusting.kernels_of(p.engine, p.device))
-        having = tuple(ours) if dtype in ROUNDING_UNIT else ()
-        if having:
-            yield _Step(row, dtype, "kernel", having)
+        ours = tuple(
+            each
+            for each in runners
+            if row.op in trusted_kernels.kernels_of(each.engine, each.place)
+        )
+        if ours and dtype in ROUNDING_UNIT:
+            yield _Step(row, dtype, "kernel", ours)
     for row, dtype in () if quick else pairs:
         if row.gradient and dtype in ROUNDING_UNIT:
-            yield _Step(row, dtype, "gradient", tuple(places))
-
-
-def _places(devices: Sequence[str], engines: Sequence[str] | None) -> list[_Place]:
-    pairs = pairs_among(discover(), devices, engines)
-    return [
-        _Place(str(device), place_of(device.served_by(engine)), engine) for device, engine in pairs
-    ]
+            yield _Step(row, dtype, "gradient", tuple(runners))
 
 
 def _cells(step: _Step, *, quick: bool) -> Iterator[Cell]:
     checks = list(_checks(step, quick=quick))
     kernels = (step.row.op,) if step.of == "kernel" else ()
-    for place in step.places:
-        with _judging, trusting.on_trial(kernels, step.dtype, str(place.device)) as condemn:
-            cell = _cell(step, place, checks)
+    for each in step.runners:
+        place = str(each.place)
+        with _judging, trusted_kernels.on_trial(kernels, step.dtype, place) as condemn:
+            cell = _cell(step, each, checks)
             if not cell:
                 condemn()
         yield cell
@@ -189,33 +148,32 @@ def _gradient_if_any(
     return gradients.run(slope, engine, device)
 
 
-def _cell(step: _Step, place: _Place, checks: Sequence[tuple[str, Check]]) -> Cell:
+def _cell(step: _Step, here: Runner, checks: Sequence[tuple[str, Check]]) -> Cell:
     wrong: list[tuple[str, str | Difference]] = []
     lacking: list[tuple[str, str]] = []
     for name, check in checks:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that numbers overflow is what some cases are for
-                found = check(registry.load(place.engine), place.device)
+                found = check(here.load(), here.place)
         except UnsupportedError as error:
             lacking.append((name, str(error)))
         except Exception as error:  # an engine fails in any way it likes: that is a finding
-            refuse(error, place.device)  # but for want of memory, which says nothing of the op
-            found = f"{type(error).__name__}: {_first_line(error)}"
-            wrong.append((name, found))
+            refuse(error, here.place)  # but for want of memory, which says nothing of the op
+            wrong.append((name, in_a_line(error)))
         else:
             wrong += [(name, found)] if found is not None else []
-    return _concluded(step, place, len(checks), wrong, lacking)
+    return _concluded(step, here, len(checks), wrong, lacking)
 
 
 def _concluded(
     step: _Step,
-    place: _Place,
+    here: Runner,
     count: int,
     wrong: list[tuple[str, str | Difference]],
     lacking: list[tuple[str, str]],
 ) -> Cell:
-    where = (step.row.op, step.of, step.dtype, place.name, place.engine)
+    where = (step.row.op, step.of, step.dtype, str(here.device), here.engine)
     ran = count - len(lacking)
     if wrong:
         case, found = max(wrong, key=_severity)
@@ -236,16 +194,6 @@ def _severity(found: tuple[str, str | Difference]) -> float:
     return difference.excess
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
-
-
-DTYPES = ("bfloat16", "float16", "float32")
-
-_COMPILING = {"torch": "anydevice.engines.torch.triton.fused:warm_up"}
-"""Where an engine compiles its kernels for the sizes of usual models, ahead of their use."""
-
-
 def warm_up(
     device: Device | str | None = None,
     *,
@@ -264,47 +212,45 @@ def warm_up(
     ()
 
     Raises `DeviceNotFoundError` where the device is not usable, and `ConfigurationError` for an
-    element type that there is not.
+    dtype that there is not.
     """
     chosen = choose_device(device)
     if chosen.engine is None:
         raise DeviceNotFoundError(f"no installed library drives {chosen}: {chosen.why_not}")
     kinds = [as_dtype(dtype).name for dtype in dtypes]
-    names = kernels_of(chosen.engine, chosen)
+    names = trusted_kernels.kernels_of(chosen.engine, chosen)
     if not names:
         return Kept((), ())
-    kept = _checked(chosen, chosen.engine, names, kinds, progress)
-    problem = _compiled_ahead(chosen, chosen.engine, kept.trusted)
+    here = runner(chosen, chosen.engine)
+    kept = _verified(here, {(n, kind, str(chosen)) for n in names for kind in kinds}, progress)
+    problem = _compiled_ahead(here, kept.trusted)
     return kept if problem is None else replace(kept, problem=kept.problem or problem)
 
 
-def _checked(
-    device: Device,
-    engine: str,
-    names: Sequence[str],
-    kinds: Sequence[str],
-    progress: Progress | None,
-) -> Kept:
-    """Verify what is not trusted yet; all that is trusted then, of these kernels and types."""
-    asked = {(name, kind, str(device)) for name in names for kind in kinds}
-    missing = asked.difference(load_into_table())
-    refused: tuple[Entry, ...] = ()
-    problem = None
+def _verified(here: Runner, asked: set[Entry], progress: Progress | None) -> Kept:
+    """Verify the kernels that are not trusted yet; all of those asked for that are trusted then."""
+    missing = sorted(asked.difference(trusted_kernels.load_trusted()))
+    steps = [
+        step
+        for op, dtype, _ in missing
+        for step in _steps([row_of(op)], [dtype], [here], quick=True)
+        if step.of == "kernel"
+    ]
+    found = Kept((), ())
     if missing:
-        pairs = sorted((name, kind) for name, kind, _ in missing)
-        kept = save(verify_kernels(pairs, device, engine, progress=progress))
-        refused, problem = kept.refused, kept.problem
-    return Kept(tuple(sorted(asked.intersection(load_into_table()))), refused, problem)
+        found = save(_verdicts(steps, time.perf_counter(), progress, quick=False))
+    trusted = asked.intersection(trusted_kernels.load_trusted())
+    return replace(found, trusted=tuple(sorted(trusted)))
 
 
-def _compiled_ahead(device: Device, engine: str, trusted: Sequence[Entry]) -> str | None:
-    """Compile for the sizes of usual models; why that did not work, where it did not."""
+def _compiled_ahead(here: Runner, trusted: Sequence[Entry]) -> str | None:
+    """Compile kernels for the sizes of usual models; why that did not work, where it did not."""
     kinds = tuple(dict.fromkeys(kind for _, kind, _ in trusted))
-    if engine not in _COMPILING or not kinds:
+    compile_ahead = getattr(trusted_kernels.kernel_module(here.engine), "warm_up", None)
+    if compile_ahead is None or not kinds:
         return None
-    place = registry.load(engine).native(place_of(device.served_by(engine)))
     try:
-        load(_COMPILING[engine])(str(place), kinds)
+        compile_ahead(str(here.load().native(here.place)), kinds)
     except Exception as error:  # the compiler of a kernel fails in any way it likes
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         return f"the kernels could not be compiled ahead of their use: {first_line}"

@@ -6,13 +6,12 @@
 [[0.5, 0.5]]
 
 An op takes arrays of any engine and returns arrays of the same, on the same device. Importing this
-module imports no array library. Wrong shapes and types are a `ConfigurationError` that names them,
+module imports no array library. Wrong shapes and dtypes are a `ConfigurationError` that names them,
 and a library that runs out of memory is an `OutOfMemoryError` that says what to try.
 """
 
 from __future__ import annotations
 
-from anydevice.ops import _elementwise as _elements
 from anydevice.ops._attention import attention
 from anydevice.ops._conv import avg_pool2d, conv2d, max_pool2d
 from anydevice.ops._elementwise import (
@@ -73,7 +72,6 @@ from anydevice.ops._reduce import (
     top_k,
 )
 from anydevice.ops._rope import rope
-from anydevice.ops.dispatch import public as _public
 
 __all__ = [
     "abs",
@@ -141,8 +139,5 @@ __all__ = [
     "where",
 ]
 
-_COMPILED = {*_elements.NAMES, "matmul", "relu", "silu", "softmax", "log_softmax"}
-"""Ops that a library that compiles runs as one program, with their checks. It may have programs of
-its own for others, which run behind the checks."""
-
-globals().update({name: _public(globals()[name], __name__, name in _COMPILED) for name in __all__})
+for _name in __all__:
+    globals()[_name].__module__ = __name__

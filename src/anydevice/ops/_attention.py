@@ -9,17 +9,17 @@ from anydevice.core.primitives import Primitives
 from anydevice.errors import ConfigurationError
 from anydevice.ops.arguments import (
     INT32,
+    bool_primitives,
     in_words,
     is_finite,
-    plain_numbers,
-    same_type,
-    truths,
-    whole,
+    python_number,
+    require_integers,
+    require_one_dtype,
     widened,
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, primitives, version_for_dtype
+from anydevice.ops.dispatch import Array, primitives, run, version_for_dtype
 
 _SCORES_AT_ONCE = 1 << 26
 """Scores that are in memory at a time, at least for one query: 256 MiB of float32."""
@@ -39,20 +39,20 @@ def attention(
     """`softmax(scale × q · kᵀ) · v` over the keys that each query may see.
 
     q is (batch, heads, queries, size), k and v (batch, kv heads, keys, size); the result has the
-    shape and type of q. `heads` is a multiple of `kv heads`, and query head h uses key head
+    shape and dtype of q. `heads` is a multiple of `kv heads`, and query head h uses key head
     h // (heads // kv heads). `scale` is size ** -0.5 where not given. Products add up in float32,
     and the softmax is float32, or float64 for such arrays.
 
     A query may see all keys, unless one of these says otherwise; one that sees none gives zeros:
 
-    - `lengths` (batch,), whole numbers on the device: only the first `lengths[b]` keys are valid,
+    - `lengths` (batch,), integers on the device: only the first `lengths[b]` keys are valid,
       as in a cache that is not full yet. The others must be there but do not matter, as long as
       they are finite. A length below 0 counts as 0, and one beyond the keys as all of them.
     - `causal`: the last query stands at the last valid key, and each query sees the keys up to its
       own. Query i sees key j if j <= valid - queries + i.
     - `window`, with `causal`: it sees only so many keys, its own included; one that is wider than
       the keys are many is as none.
-    - `mask`, truth values, true where a key may be seen: (batch, keys), or of three or four axes
+    - `mask`, booleans, true where a key may be seen: (batch, keys), or of three or four axes
       whatever broadcasts to (batch, heads, queries, keys). Two axes are never (queries, keys); give
       such a mask as `mask[None, None]`.
 
@@ -65,39 +65,36 @@ def attention(
     kind, dtype = type(q), getattr(q, "dtype", None)
     own = version_for_dtype(q, dtype, "attention", _attention)
     if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
-        same_type("attention", q, k=k, v=v)
+        require_one_dtype("attention", q, k=k, v=v)
     asked, held, values = q.shape, k.shape, v.shape
     fits = len(asked) == len(held) == 4 and held == values
     fits = fits and asked[0] == held[0] and asked[3] == held[3] and held[1]
     if not fits or asked[1] % held[1]:
         raise _misfit(q, k, v)
     if type(causal) is not bool or scale is not None or window is not None:
-        causal, scale, window = plain_numbers(causal, scale, window)
+        causal, scale, window = map(python_number, (causal, scale, window))
         _refuse_options(causal, scale, window)
         if window is not None and window >= held[2]:
             window = None
     if mask is not None:
-        truths("attention", mask, "mask", q, "q")
+        bool_primitives("attention", mask, "mask", q, "q")
         _refuse_mask(q, k, mask)
     if lengths is not None:
-        whole("attention", "lengths", lengths, q, "q")
+        require_integers("attention", "lengths", lengths, q, "q")
         if tuple(lengths.shape) != (asked[0],):
             raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
-    result = own(q, k, v, causal, scale, mask, window, lengths)
-    if result is NotImplemented:
-        return _attention(q, k, v, causal, scale, mask, window, lengths)
-    return result
+    return run(own, _attention, q, k, v, causal, scale, mask, window, lengths)
 
 
 def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
     if type(causal) is not bool:
         raise wrong("attention", f"causal is True or False, but it is {in_words(causal)}")
     if scale is not None and not is_finite(scale):
-        told = f"scale is a finite number, but it is {in_words(scale)}"
-        raise wrong("attention", f"{told}; multiply q by what is only known on the device")
+        rule = f"scale is a finite number, but it is {in_words(scale)}"
+        raise wrong("attention", f"{rule}; multiply q by what is only known on the device")
     if window is not None and (type(window) is not int or window < 1 or not causal):
-        told = "window is a whole number from 1 on and needs causal=True"
-        raise wrong("attention", f"{told}, but it is {in_words(window)} and causal is {causal}")
+        rule = "window is an integer from 1 on and needs causal=True"
+        raise wrong("attention", f"{rule}, but it is {in_words(window)} and causal is {causal}")
 
 
 def _misfit(q: Array, k: Array, v: Array) -> ConfigurationError:
@@ -179,7 +176,7 @@ def _weighted(xp: Primitives, q: Array, k: Array, v: Array, seen: Array | None) 
         apart = xp.reshape(scores, (batch, kv_heads, groups, queries, keys))
         scores = xp.reshape(xp.where(seen, apart, -math.inf), (*together, keys))
     largest = xp.max(scores, -1, True)
-    if seen is not None:  # where nothing is seen, -inf - -inf would not be a number
+    if seen is not None:  # where nothing is seen, -inf - -inf would be NaN
         largest = xp.where(xp.equal(largest, -math.inf), 0.0, largest)
     weights = xp.exp(xp.subtract(scores, largest))
     total = xp.sum(weights, -1, True)

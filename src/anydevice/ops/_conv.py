@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from anydevice.core.primitives import Primitives
 from anydevice.ops._matmul import biased
-from anydevice.ops.arguments import pair_of, same_type, widened, wrong_shapes
+from anydevice.ops.arguments import pair_of, require_one_dtype, widened, wrong_shapes
 from anydevice.ops.dispatch import (
     Array,
-    floating_version,
+    float_version,
     own_version,
     primitives,
+    run,
     version_for_dtype,
 )
 
@@ -26,7 +27,7 @@ def conv2d(
     stride: int | Pair = 1,
     padding: int | Pair = 0,
 ) -> Array:
-    """The sums of products of each window of an image with each filter, of the type of x.
+    """The sums of products of each window of an image with each filter, of the dtype of x.
 
     x is (batch, channels, height, width), weight (filters, channels, kernel height, kernel width),
     bias (filters,) or `None`; `padding` zeros are put on each side. The result is
@@ -41,7 +42,7 @@ def conv2d(
     own = version_for_dtype(x, dtype, "conv2d", _conv2d)
     alike = type(weight) is type(x) and weight.dtype == dtype
     if not alike:
-        same_type("conv2d", x, weight=weight)
+        require_one_dtype("conv2d", x, weight=weight)
     image, filters = x.shape, weight.shape
     if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
         raise wrong_shapes(
@@ -51,7 +52,7 @@ def conv2d(
             weight=weight,
         )
     if bias is not None:
-        same_type("conv2d", x, bias=bias)
+        require_one_dtype("conv2d", x, bias=bias)
         if bias.shape != filters[:1]:
             raise wrong_shapes("conv2d", "bias is (filters,)", weight=weight, bias=bias)
     steps, zeros = _ONE_STEP, _NO_ZEROS
@@ -63,12 +64,11 @@ def conv2d(
     if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
         rule = f"the filters are at least (1, 1) and not larger than x with its padding of {zeros}"
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
-    result = own(x, weight, bias, steps, zeros)
-    return _conv2d(x, weight, bias, steps, zeros) if result is NotImplemented else result
+    return run(own, _conv2d, x, weight, bias, steps, zeros)
 
 
 def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
-    """The largest of each window of an image; what is not a number wins.
+    """The largest of each window of an image; NaN wins.
 
     x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart,
     which is `size` where not given. The result is (batch, channels, out height, out width), where
@@ -80,8 +80,7 @@ def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     """
     own = own_version(x, "max_pool2d", _max_pool2d)
     window, steps = _windows_of("max_pool2d", x, size, stride)
-    result = own(x, window, steps)
-    return _max_pool2d(x, window, steps) if result is NotImplemented else result
+    return run(own, _max_pool2d, x, window, steps)
 
 
 def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
@@ -91,10 +90,9 @@ def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     >>> avg_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    own = floating_version(x, "avg_pool2d", _avg_pool2d)
+    own = float_version(x, "avg_pool2d", _avg_pool2d)
     window, steps = _windows_of("avg_pool2d", x, size, stride)
-    result = own(x, window, steps)
-    return _avg_pool2d(x, window, steps) if result is NotImplemented else result
+    return run(own, _avg_pool2d, x, window, steps)
 
 
 def _windows_of(

@@ -1,12 +1,9 @@
-"""Ops on single elements: of one array, of two, or of an array and a number.
+"""Ops on single elements: of one array, of two, or of an array and a number; NaN stays NaN.
 
-Two arrays are of one library and one element type, and their shapes broadcast; that they must be of
-one library holds in compiled functions too, for constants of NumPy's. A number beside an array
-takes over the array's type, whichever of them comes first, and is refused where it is none of that
-type: a fraction beside whole numbers, -1 beside uint8. A number of NumPy's is a number like any
-other. What is not a number stays so.
-
-The functions between the layers of a network, element by element.
+Two arrays are of one library and one dtype, and their shapes broadcast. That they must be of one
+library holds in compiled functions too, for NumPy constants. A number beside an array takes over
+the array's dtype, whichever of them comes first, and is refused where that dtype cannot hold it: a
+fraction beside integers, -1 beside uint8. A NumPy scalar is a number like any other.
 """
 
 from __future__ import annotations
@@ -16,388 +13,396 @@ import math
 from anydevice.core.primitives import Primitives
 from anydevice.ops.arguments import (
     NUMBERS,
+    bool_operands,
+    bool_primitives,
     broadcasts,
-    paired,
-    paired_truths,
-    same_library,
-    same_type,
-    truths,
+    operands,
+    require_one_dtype,
+    require_one_library,
     widened,
     wrong,
     wrong_shapes,
 )
 from anydevice.ops.dispatch import (
     Array,
-    floating,
-    floating_version,
-    numeric,
-    numeric_version,
+    compiled,
+    float_primitives,
+    float_version,
+    known_bool,
+    number_primitives,
+    number_version,
     primitives,
-    truth_values,
+    run,
 )
 
-NAMES = (
-    *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum"),
-    *("equal", "less", "less_equal", "logical_and", "logical_or", "logical_not", "where"),
-    *("negative", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt"),
-    *("sin", "cos", "tanh", "sigmoid", "erf", "isnan"),
-)
-"""The ops of this file: their arguments are arrays, or numbers beside them."""
 
-
+@compiled
 def add(a: Array, b: Array) -> Array:
-    """`a + b`, of the broadcast shape and their type.
+    """`a + b`, of the broadcast shape and their dtype.
 
     >>> import numpy
     >>> add(numpy.ones((2, 1)), numpy.arange(3.0)).tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
-    xp, a, b = paired("add", a, b)
+    xp, a, b = operands("add", a, b)
     return xp.add(a, b)
 
 
+@compiled
 def subtract(a: Array, b: Array) -> Array:
-    """`a - b`, of the broadcast shape and their type.
+    """`a - b`, of the broadcast shape and their dtype.
 
     >>> import numpy
     >>> subtract(numpy.arange(3), 1).tolist(), subtract(1, numpy.arange(3)).tolist()
     ([-1, 0, 1], [1, 0, -1])
     """
-    xp, a, b = paired("subtract", a, b)
+    xp, a, b = operands("subtract", a, b)
     return xp.subtract(a, b)
 
 
+@compiled
 def multiply(a: Array, b: Array) -> Array:
-    """`a × b` element by element, of the broadcast shape and their type.
+    """`a × b` element by element, of the broadcast shape and their dtype.
 
     >>> import numpy
     >>> multiply(numpy.arange(3), numpy.arange(3)).tolist()
     [0, 1, 4]
     """
-    xp, a, b = paired("multiply", a, b)
+    xp, a, b = operands("multiply", a, b)
     return xp.multiply(a, b)
 
 
+@compiled
 def divide(a: Array, b: Array) -> Array:
-    """`a / b` for floating numbers, of the broadcast shape and their type.
+    """`a / b` for floating-point arrays, of the broadcast shape and their dtype.
 
-    Dividing by zero gives an infinity, and 0 / 0 what is not a number.
+    Dividing by zero gives an infinity, and 0 / 0 NaN.
 
     >>> import numpy
     >>> divide(numpy.array([1.0, -1.0, 0.0]), 0).tolist()
     [inf, -inf, nan]
     """
-    xp, a, b = paired("divide", a, b)
+    xp, a, b = operands("divide", a, b)
     return xp.divide(a, b)
 
 
+@compiled
 def power(a: Array, b: Array) -> Array:
-    """`a` to the power of b, of the broadcast shape and their type.
+    """`a` to the power of b, of the broadcast shape and their dtype.
 
-    Whole numbers have no negative powers: a negative number b is refused beside them, and in an
-    array it gives what the library makes of it.
+    Integers have no negative powers: a negative number b is refused beside them, and in an array
+    it gives what the library makes of it.
 
     >>> import numpy
     >>> power(numpy.array([1.0, 2.0, 3.0]), 2).tolist()
     [1.0, 4.0, 9.0]
     """
-    xp, a, b = paired("power", a, b)
+    xp, a, b = operands("power", a, b)
     if type(b) is int and b < 0:
         _refuse_negative_power(xp, a, b)
     return xp.pow(a, b)
 
 
+@compiled
 def maximum(a: Array, b: Array) -> Array:
-    """The larger of a and b, of the broadcast shape; what is not a number wins.
+    """The larger of a and b, of the broadcast shape; NaN wins.
 
     >>> import numpy
     >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
     [0.0, 2.0, nan]
     """
-    xp, a, b = paired("maximum", a, b)
+    xp, a, b = operands("maximum", a, b)
     return xp.maximum(a, b)
 
 
+@compiled
 def minimum(a: Array, b: Array) -> Array:
-    """The smaller of a and b, of the broadcast shape; what is not a number wins.
+    """The smaller of a and b, of the broadcast shape; NaN wins.
 
     >>> import numpy
     >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
     [-1.0, 0.0, nan]
     """
-    xp, a, b = paired("minimum", a, b)
+    xp, a, b = operands("minimum", a, b)
     return xp.minimum(a, b)
 
 
+@compiled
 def equal(a: Array, b: Array) -> Array:
-    """Where a is b: truth values of the broadcast shape.
+    """Where a equals b: booleans of the broadcast shape.
 
     >>> import numpy
     >>> equal(numpy.arange(3), 1).tolist()
     [False, True, False]
     """
-    xp, a, b = paired("equal", a, b)
+    xp, a, b = operands("equal", a, b)
     return xp.equal(a, b)
 
 
+@compiled
 def less(a: Array, b: Array) -> Array:
-    """Where a is smaller than b: truth values of the broadcast shape.
+    """Where a is smaller than b: booleans of the broadcast shape.
 
     >>> import numpy
     >>> less(numpy.arange(3), 1).tolist()
     [True, False, False]
     """
-    xp, a, b = paired("less", a, b)
+    xp, a, b = operands("less", a, b)
     return xp.less(a, b)
 
 
+@compiled
 def less_equal(a: Array, b: Array) -> Array:
-    """Where a is smaller than b, or is b: truth values of the broadcast shape.
+    """Where a is smaller than b or equals it: booleans of the broadcast shape.
 
     >>> import numpy
     >>> less_equal(numpy.arange(3), 1).tolist()
     [True, True, False]
     """
-    xp, a, b = paired("less_equal", a, b)
+    xp, a, b = operands("less_equal", a, b)
     return xp.less_equal(a, b)
 
 
+@compiled
 def logical_and(a: Array, b: Array) -> Array:
-    """Where both truth values hold, of the broadcast shape.
+    """Where both booleans are true, of the broadcast shape.
 
     >>> import numpy
     >>> logical_and(numpy.array([True, False]), numpy.array([True, True])).tolist()
     [True, False]
     """
-    xp, a, b = paired_truths("logical_and", a, b)
+    xp, a, b = bool_operands("logical_and", a, b)
     return xp.logical_and(a, b)
 
 
+@compiled
 def logical_or(a: Array, b: Array) -> Array:
-    """Where at least one of two truth values holds, of the broadcast shape.
+    """Where at least one of two booleans is true, of the broadcast shape.
 
     >>> import numpy
     >>> logical_or(numpy.array([True, False]), numpy.array([False, False])).tolist()
     [True, False]
     """
-    xp, a, b = paired_truths("logical_or", a, b)
+    xp, a, b = bool_operands("logical_or", a, b)
     return xp.logical_or(a, b)
 
 
+@compiled
 def where(condition: Array, a: Array, b: Array) -> Array:
-    """`a` where the truth value holds, b elsewhere; all three shapes broadcast.
+    """`a` where the condition is true, b elsewhere; all three shapes broadcast.
 
-    One of a and b may be a number, which takes over the type of the other.
+    One of a and b may be a number, which takes over the dtype of the other.
 
     >>> import numpy
     >>> where(numpy.array([True, False]), numpy.array([1.0, 2.0]), 0).tolist()
     [1.0, 0.0]
     """
-    xp = truth_values(condition)
+    xp = known_bool(condition)
     if xp is not None and type(condition) is type(a) is type(b) and a.dtype == b.dtype:
         shape = condition.shape
         if shape == a.shape and shape == b.shape:
             return xp.where(condition, a, b)
-    xp = truths("where", condition, "condition")
-    _, a, b = paired("where", a, b)
+    xp = bool_primitives("where", condition, "condition")
+    _, a, b = operands("where", a, b)
     _refuse_misfit(condition, "a", a)
     _refuse_misfit(condition, "b", b)
     return xp.where(condition, a, b)
 
 
+@compiled
 def negative(x: Array) -> Array:
-    """`-x`, of the same shape and type.
+    """`-x`, of the same shape and dtype.
 
     >>> import numpy
     >>> negative(numpy.array([1, -2])).tolist()
     [-1, 2]
     """
-    return numeric("negative", x).negative(x)
+    return number_primitives("negative", x).negative(x)
 
 
+@compiled
 def abs(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
-    """The magnitude of x, of the same shape and type.
+    """The magnitude of x, of the same shape and dtype.
 
     >>> import numpy
     >>> abs(numpy.array([1, -2])).tolist()
     [1, 2]
     """
-    return numeric("abs", x).abs(x)
+    return number_primitives("abs", x).abs(x)
 
 
+@compiled
 def sign(x: Array) -> Array:
-    """-1, 0 or 1, of the same shape and type.
+    """-1, 0 or 1, of the same shape and dtype.
 
     >>> import numpy
     >>> sign(numpy.array([-3.0, 0.0, 0.5])).tolist()
     [-1.0, 0.0, 1.0]
     """
-    return numeric("sign", x).sign(x)
+    return number_primitives("sign", x).sign(x)
 
 
+@compiled
 def floor(x: Array) -> Array:
-    """The largest whole number that is not above x, of the same shape and type.
+    """The largest integer that is not above x, of the same shape and dtype.
 
     >>> import numpy
     >>> floor(numpy.array([-0.5, 1.5])).tolist()
     [-1.0, 1.0]
     """
-    return numeric("floor", x).floor(x)
+    return number_primitives("floor", x).floor(x)
 
 
+@compiled
 def exp(x: Array) -> Array:
-    """The exponential function of x, for floating numbers; of the same shape and type.
+    """The exponential function of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> exp(numpy.array([0.0, -numpy.inf])).tolist()
     [1.0, 0.0]
     """
-    return floating("exp", x).exp(x)
+    return float_primitives("exp", x).exp(x)
 
 
+@compiled
 def log(x: Array) -> Array:
-    """The natural logarithm of floating numbers, of the same shape and type.
+    """The natural logarithm of a floating-point array, of the same shape and dtype.
 
-    That of 0 is minus infinity, that of a negative number is not a number.
+    That of 0 is minus infinity, that of a negative number NaN.
 
     >>> import numpy
     >>> log(numpy.array([1.0, 0.0])).tolist()
     [0.0, -inf]
     """
-    return floating("log", x).log(x)
+    return float_primitives("log", x).log(x)
 
 
+@compiled
 def sqrt(x: Array) -> Array:
-    """The square root of floating numbers, of the same shape and type.
+    """The square root of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> sqrt(numpy.array([4.0, -1.0])).tolist()
     [2.0, nan]
     """
-    return floating("sqrt", x).sqrt(x)
+    return float_primitives("sqrt", x).sqrt(x)
 
 
+@compiled
 def rsqrt(x: Array) -> Array:
-    """One over the square root of floating numbers, of the same shape and type.
+    """One over the square root of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> rsqrt(numpy.array([4.0, 0.0])).tolist()
     [0.5, inf]
     """
-    return floating("rsqrt", x).rsqrt(x)
+    return float_primitives("rsqrt", x).rsqrt(x)
 
 
+@compiled
 def sin(x: Array) -> Array:
-    """The sine of floating numbers, of the same shape and type.
+    """The sine of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> sin(numpy.zeros(2)).tolist()
     [0.0, 0.0]
     """
-    return floating("sin", x).sin(x)
+    return float_primitives("sin", x).sin(x)
 
 
+@compiled
 def cos(x: Array) -> Array:
-    """The cosine of floating numbers, of the same shape and type.
+    """The cosine of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> cos(numpy.zeros(2)).tolist()
     [1.0, 1.0]
     """
-    return floating("cos", x).cos(x)
+    return float_primitives("cos", x).cos(x)
 
 
+@compiled
 def tanh(x: Array) -> Array:
-    """The hyperbolic tangent of floating numbers, of the same shape and type.
+    """The hyperbolic tangent of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> tanh(numpy.array([0.0, numpy.inf])).tolist()
     [0.0, 1.0]
     """
-    return floating("tanh", x).tanh(x)
+    return float_primitives("tanh", x).tanh(x)
 
 
+@compiled
 def sigmoid(x: Array) -> Array:
-    """`1 / (1 + exp(-x))` of floating numbers, of the same shape and type; it never overflows.
+    """`1 / (1 + exp(-x))` of a floating-point array; same shape and dtype, no overflow.
 
     >>> import numpy
     >>> sigmoid(numpy.array([0.0, -numpy.inf, 1000.0])).tolist()
     [0.5, 0.0, 1.0]
     """
-    return floating("sigmoid", x).sigmoid(x)
+    return float_primitives("sigmoid", x).sigmoid(x)
 
 
+@compiled
 def erf(x: Array) -> Array:
-    """The error function of floating numbers, of the same shape and type.
+    """The error function of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> erf(numpy.array([0.0, numpy.inf])).tolist()
     [0.0, 1.0]
     """
-    return floating("erf", x).erf(x)
+    return float_primitives("erf", x).erf(x)
 
 
+@compiled
 def isnan(x: Array) -> Array:
-    """Where x is not a number: truth values of the same shape.
+    """Where x is NaN: booleans of the same shape.
 
     >>> import numpy
     >>> isnan(numpy.array([1.0, numpy.nan])).tolist()
     [False, True]
     """
-    return floating("isnan", x).isnan(x)
+    return float_primitives("isnan", x).isnan(x)
 
 
+@compiled
 def logical_not(x: Array) -> Array:
-    """Where the truth value does not hold, of the same shape.
+    """Where the boolean is false, of the same shape.
 
     >>> import numpy
     >>> logical_not(numpy.array([True, False])).tolist()
     [False, True]
     """
-    xp = truth_values(x)
-    return (truths("logical_not", x) if xp is None else xp).logical_not(x)
+    xp = known_bool(x)
+    return (bool_primitives("logical_not", x) if xp is None else xp).logical_not(x)
 
 
-def _refuse_misfit(condition: Array, name: str, x: Array) -> None:
-    if type(x) in NUMBERS:
-        return
-    same_library("where", "condition", condition, name, x)
-    if not broadcasts(condition.shape, x.shape):
-        rule = "the shapes broadcast"
-        raise wrong_shapes("where", rule, condition=condition, **{name: x})
-
-
-def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
-    dtype = xp.dtype(a)
-    if dtype.kind == "int" or dtype.kind == "uint":
-        rule = f"whole numbers have no power {b}, and a is {dtype}; use astype(a, 'float32')"
-        raise wrong("power", rule)
-
-
+@compiled
 def relu(x: Array) -> Array:
-    """The larger of x and 0, of the same shape and type; what is not a number stays so.
+    """The larger of x and 0, of the same shape and dtype; NaN stays NaN.
 
     >>> import numpy
     >>> relu(numpy.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    result = numeric_version(x, "relu", _relu)(x)
+    result = number_version(x, "relu", _relu)(x)
     return _relu(x) if result is NotImplemented else result
 
 
+@compiled
 def silu(x: Array) -> Array:
-    """`x × sigmoid(x)` of floating numbers, of the same shape and type.
+    """`x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
 
     >>> import numpy
     >>> silu(numpy.array([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    result = floating_version(x, "silu", _silu)(x)
+    result = float_version(x, "silu", _silu)(x)
     return _silu(x) if result is NotImplemented else result
 
 
 def gelu(x: Array, approximate: bool = False) -> Array:
-    """`x` times the share of the normal distribution below x, of the same shape and type.
+    """`x` times the share of the normal distribution below x, of the same shape and dtype.
 
     `approximate` takes the usual formula with a hyperbolic tangent, which is off by less than
     0.0005; models that were trained with it want it.
@@ -408,24 +413,38 @@ def gelu(x: Array, approximate: bool = False) -> Array:
     >>> gelu(numpy.array([0.0, 1.0]), approximate=True).round(4).tolist()
     [0.0, 0.8412]
     """
-    result = floating_version(x, "gelu", _gelu)(x, approximate)
-    return _gelu(x, approximate) if result is NotImplemented else result
+    return run(float_version(x, "gelu", _gelu), _gelu, x, approximate)
 
 
 def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) × up for two arrays of one shape; of that shape and their type.
+    """silu(gate) × up for two arrays of one shape; of that shape and their dtype.
 
     >>> import numpy
     >>> swiglu(numpy.array([0.0, 100.0]), numpy.array([5.0, 2.0])).tolist()
     [0.0, 200.0]
     """
-    own = floating_version(gate, "swiglu", _swiglu)
+    own = float_version(gate, "swiglu", _swiglu)
     if type(up) is not type(gate) or up.dtype != gate.dtype:
-        same_type("swiglu", gate, up=up)
+        require_one_dtype("swiglu", gate, up=up)
     if gate.shape != up.shape:
         raise wrong_shapes("swiglu", "gate and up have one shape", gate=gate, up=up)
-    result = own(gate, up)
-    return _swiglu(gate, up) if result is NotImplemented else result
+    return run(own, _swiglu, gate, up)
+
+
+def _refuse_misfit(condition: Array, name: str, x: Array) -> None:
+    if type(x) in NUMBERS:
+        return
+    require_one_library("where", "condition", condition, name, x)
+    if not broadcasts(condition.shape, x.shape):
+        rule = "the shapes broadcast"
+        raise wrong_shapes("where", rule, condition=condition, **{name: x})
+
+
+def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
+    dtype = xp.dtype(a)
+    if dtype.kind == "int" or dtype.kind == "uint":
+        rule = f"integers have no power {b}, and a is {dtype}; use astype(a, 'float32')"
+        raise wrong("power", rule)
 
 
 def _relu(x: Array) -> Array:

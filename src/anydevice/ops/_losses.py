@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from anydevice.ops.arguments import same_type, size_of, whole, widened, wrong_shapes
-from anydevice.ops.dispatch import Array, floating_version, primitives
+from math import prod
+
+from anydevice.ops.arguments import require_integers, require_one_dtype, widened, wrong_shapes
+from anydevice.ops.dispatch import Array, float_version, primitives, run
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
     """The mean over all targets of -log(softmax(logits)[target]); one number.
 
-    logits is (…, classes), before any softmax, and targets (…) holds whole numbers. The result is
-    float32, or float64 for such logits. A target outside of the classes makes it what is not a
-    number.
+    logits is (…, classes), before any softmax, and targets (…) holds integers. The result is
+    float32, or float64 for such logits. A target outside of the classes makes it NaN.
 
     >>> import numpy
     >>> cross_entropy(numpy.array([[0.0, 0.0], [9.0, 9.0]]), numpy.array([0, 1])).round(4).tolist()
     0.6931
     """
-    own = floating_version(logits, "cross_entropy", _cross_entropy)
-    whole("cross_entropy", "targets", targets, logits, "logits")
+    own = float_version(logits, "cross_entropy", _cross_entropy)
+    require_integers("cross_entropy", "targets", targets, logits, "logits")
     shape = tuple(logits.shape)
     if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
         raise wrong_shapes(
@@ -27,8 +28,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
             logits=logits,
             targets=targets,
         )
-    result = own(logits, targets)
-    return _cross_entropy(logits, targets) if result is NotImplemented else result
+    return run(own, _cross_entropy, logits, targets)
 
 
 def mean_squared_error(x: Array, y: Array) -> Array:
@@ -40,18 +40,17 @@ def mean_squared_error(x: Array, y: Array) -> Array:
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
-    own = floating_version(x, "mean_squared_error", _mean_squared_error)
+    own = float_version(x, "mean_squared_error", _mean_squared_error)
     if type(y) is not type(x) or y.dtype != x.dtype:
-        same_type("mean_squared_error", x, y=y)
+        require_one_dtype("mean_squared_error", x, y=y)
     if x.shape != y.shape:
         raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
-    result = own(x, y)
-    return _mean_squared_error(x, y) if result is NotImplemented else result
+    return run(own, _mean_squared_error, x, y)
 
 
 def _cross_entropy(logits: Array, targets: Array) -> Array:
     xp = primitives(logits)
-    count, classes = size_of(tuple(targets.shape)), logits.shape[-1]
+    count, classes = prod(tuple(targets.shape)), logits.shape[-1]
     rows = widened(xp, xp.reshape(logits, (count, classes)))
     rows = xp.subtract(rows, xp.max(rows, 1, True))
     total = xp.log(xp.sum(xp.exp(rows), 1, True))
@@ -64,4 +63,4 @@ def _mean_squared_error(x: Array, y: Array) -> Array:
     off = xp.subtract(widened(xp, x), widened(xp, y))
     total = xp.multiply(off, off)
     axes = tuple(range(len(x.shape)))
-    return xp.divide(xp.sum(total, axes), float(size_of(x.shape))) if axes else total
+    return xp.divide(xp.sum(total, axes), float(prod(x.shape))) if axes else total

@@ -1,7 +1,4 @@
-"""Ops that change shapes, order and element types, and compute nothing.
-
-Ops that read and write at places given by arrays of whole numbers.
-"""
+"""Ops that rearrange, convert, read and write elements, and compute nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from anydevice.core.primitives import Shape
 from anydevice.ops.arguments import (
     axis_of,
     in_words,
-    same_type,
+    integer,
+    require_integers,
+    require_one_dtype,
     shape_of,
-    whole,
-    whole_number,
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, own_version, primitives
+from anydevice.ops.dispatch import Array, own_version, primitives, run, run_primitive
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
@@ -39,7 +36,7 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
         shape = shape_of("reshape", shape)
     if count != prod(x.shape) or (shape and min(shape) < 0):
         _refuse_misfit(x, shape)
-    return xp.reshape(x, shape)
+    return run_primitive(xp.reshape, x, shape)
 
 
 def permute(x: Array, axes: Sequence[int]) -> Array:
@@ -52,7 +49,7 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
     xp = primitives(x, "permute")
     if type(axes) is not tuple or not _in_order(axes, x.ndim):
         axes = _from_the_front(x, axes)
-    return xp.permute_dims(x, axes)
+    return run_primitive(xp.permute_dims, x, axes)
 
 
 def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
@@ -74,10 +71,10 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     for other in arrays[1:]:
         alike = type(other) is kind and other.dtype == dtype
         if not alike:
-            same_type("concat", first, another=other)
+            require_one_dtype("concat", first, another=other)
         if other.shape != shape:
             _refuse_unlike(first, other, at)
-    return xp.concat(arrays, at)
+    return run_primitive(xp.concat, arrays, at)
 
 
 def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
@@ -90,12 +87,12 @@ def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     xp = primitives(x, "part")
     at = axis_of("part", x, axis)
     if not type(start) is type(stop) is type(step) is int:
-        start, stop = whole_number("part", "start", start), whole_number("part", "stop", stop)
-        step = whole_number("part", "step", step)
+        start, stop = integer("part", "start", start), integer("part", "stop", stop)
+        step = integer("part", "step", step)
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
         rule = f"{start}:{stop}:{step} is a range of axis {axis}, counted from the front"
         raise wrong_shapes("part", rule, x=x)
-    return xp.part(x, at, start, stop, step)
+    return run_primitive(xp.part, x, at, start, stop, step)
 
 
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
@@ -108,26 +105,85 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     xp = primitives(x, "broadcast_to")
     own = x.shape
     if _ends_with(shape, own):
-        return xp.broadcast_to(x, shape)
+        return run_primitive(xp.broadcast_to, x, shape)
     asked = shape_of("broadcast_to", shape)
     pairs = zip(own[::-1], asked[::-1], strict=False)
     fits = all(size == wanted or size == 1 for size, wanted in pairs)
     if len(own) > len(asked) or not fits or (asked and min(asked) < 0):
         raise wrong_shapes("broadcast_to", f"x can be repeated to {asked}", x=x)
-    return xp.broadcast_to(x, asked)
+    return run_primitive(xp.broadcast_to, x, asked)
 
 
 def astype(x: Array, dtype: str | DType | object) -> Array:
-    """The same numbers as another element type; x itself where it is of that type.
+    """The same numbers in another dtype; x itself where it has that dtype.
 
-    `dtype` is a name, such as `"bfloat16"`, or any library's own object for a type. Floating
-    numbers are rounded to the nearest; as whole numbers they lose what is behind the point.
+    `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
+    rounded to the nearest; as integers they lose what is behind the point.
 
     >>> import numpy
     >>> astype(numpy.array([1.5, 2.5]), "int32").tolist()
     [1, 2]
     """
-    return primitives(x, "astype").astype(x, as_dtype(dtype))
+    return run_primitive(primitives(x, "astype").astype, x, as_dtype(dtype))
+
+
+def embedding(weight: Array, ids: Array) -> Array:
+    """The row of `weight` for each id: weight (rows, size), ids of any shape, result (…, size).
+
+    An id that is negative or too large gives a row of NaN.
+
+    >>> import numpy
+    >>> embedding(numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[1, 0], [0, 7]])).tolist()
+    [[[3.0, 4.0], [1.0, 2.0]], [[1.0, 2.0], [nan, nan]]]
+    """
+    own = own_version(weight, "embedding", _embedding)
+    require_integers("embedding", "ids", ids, weight, "weight")
+    if len(weight.shape) != 2:
+        raise wrong_shapes("embedding", "weight is (rows, size)", weight=weight)
+    return run(own, _embedding, weight, ids)
+
+
+def take(x: Array, indices: Array, axis: int = 0) -> Array:
+    """The slices of x at these places of an axis: the shape of `indices` stands in its place.
+
+    An index that is negative or too large gives NaN, or 0 where x is not floating-point.
+
+    >>> import numpy
+    >>> take(numpy.array([5, 6, 7]), numpy.array([2, 0, 3])).tolist()
+    [7, 5, 0]
+    """
+    xp = primitives(x, "take")
+    require_integers("take", "indices", indices, x)
+    return run_primitive(xp.take, x, indices, axis_of("take", x, axis))
+
+
+def cache_write(cache: Array, new: Array, positions: Array) -> Array:
+    """The cache with new rows in it; `cache` itself must not be used afterwards.
+
+    cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
+    (batch, tokens), says which key each token is. Positions outside of the cache are left out.
+
+    >>> import numpy
+    >>> cache = numpy.zeros((1, 1, 4, 1))
+    >>> cache_write(cache, numpy.array([[[[5.0], [6.0]]]]), numpy.array([2, 9])).ravel().tolist()
+    [0.0, 0.0, 5.0, 0.0]
+    """
+    own = own_version(cache, "cache_write", _cache_write)
+    require_one_dtype("cache_write", cache, new=new)
+    require_integers("cache_write", "positions", positions, cache, "cache")
+    kept, given = tuple(cache.shape), tuple(new.shape)
+    if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
+        raise wrong_shapes(
+            "cache_write",
+            "cache is (batch, heads, keys, size) and new (batch, heads, tokens, size)",
+            cache=cache,
+            new=new,
+        )
+    if tuple(positions.shape) not in ((given[2],), (given[0], given[2])):
+        raise wrong_shapes(
+            "cache_write", "positions is (tokens,) or (batch, tokens)", new=new, positions=positions
+        )
+    return run(own, _cache_write, cache, new, positions)
 
 
 def _in_order(axes: Sequence[int], count: int) -> bool:
@@ -143,7 +199,7 @@ def _in_order(axes: Sequence[int], count: int) -> bool:
 def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
     """The axes counted from the front; refused where they are not each axis of x once."""
     if not isinstance(axes, (tuple, list)):
-        raise wrong("permute", f"axes are a tuple of whole numbers, but here {in_words(axes)}")
+        raise wrong("permute", f"axes are a tuple of integers, but here {in_words(axes)}")
     order = tuple([axis_of("permute", x, axis) for axis in axes])
     if not len(order) == len(set(order)) == x.ndim:
         raise wrong_shapes("permute", f"{tuple(axes)} names each axis of x once", x=x)
@@ -173,68 +229,6 @@ def _refuse_misfit(x: Array, shape: Shape) -> None:
     one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
     if not one_left or prod(x.shape) % rest:
         raise wrong_shapes("reshape", f"{shape} has as many elements as x", x=x)
-
-
-def embedding(weight: Array, ids: Array) -> Array:
-    """The row of `weight` for each id: weight (rows, size), ids of any shape, result (…, size).
-
-    An id that is negative or too large gives a row of what is not a number.
-
-    >>> import numpy
-    >>> embedding(numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[1, 0], [0, 7]])).tolist()
-    [[[3.0, 4.0], [1.0, 2.0]], [[1.0, 2.0], [nan, nan]]]
-    """
-    own = own_version(weight, "embedding", _embedding)
-    whole("embedding", "ids", ids, weight, "weight")
-    if len(weight.shape) != 2:
-        raise wrong_shapes("embedding", "weight is (rows, size)", weight=weight)
-    result = own(weight, ids)
-    return _embedding(weight, ids) if result is NotImplemented else result
-
-
-def take(x: Array, indices: Array, axis: int = 0) -> Array:
-    """The slices of x at these places of an axis: the shape of `indices` stands in its place.
-
-    An index that is negative or too large gives what is not a number, or 0 where x does not hold
-    floating numbers.
-
-    >>> import numpy
-    >>> take(numpy.array([5, 6, 7]), numpy.array([2, 0, 3])).tolist()
-    [7, 5, 0]
-    """
-    xp = primitives(x, "take")
-    whole("take", "indices", indices, x)
-    return xp.take(x, indices, axis_of("take", x, axis))
-
-
-def cache_write(cache: Array, new: Array, positions: Array) -> Array:
-    """The cache with new rows in it; `cache` itself must not be used afterwards.
-
-    cache is (batch, heads, keys, size), new (batch, heads, tokens, size); positions, (tokens,) or
-    (batch, tokens), says which key each token is. Positions outside of the cache are left out.
-
-    >>> import numpy
-    >>> cache = numpy.zeros((1, 1, 4, 1))
-    >>> cache_write(cache, numpy.array([[[[5.0], [6.0]]]]), numpy.array([2, 9])).ravel().tolist()
-    [0.0, 0.0, 5.0, 0.0]
-    """
-    own = own_version(cache, "cache_write", _cache_write)
-    same_type("cache_write", cache, new=new)
-    whole("cache_write", "positions", positions, cache, "cache")
-    kept, given = tuple(cache.shape), tuple(new.shape)
-    if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
-        raise wrong_shapes(
-            "cache_write",
-            "cache is (batch, heads, keys, size) and new (batch, heads, tokens, size)",
-            cache=cache,
-            new=new,
-        )
-    if tuple(positions.shape) not in ((given[2],), (given[0], given[2])):
-        raise wrong_shapes(
-            "cache_write", "positions is (tokens,) or (batch, tokens)", new=new, positions=positions
-        )
-    result = own(cache, new, positions)
-    return _cache_write(cache, new, positions) if result is NotImplemented else result
 
 
 def _embedding(weight: Array, ids: Array) -> Array:

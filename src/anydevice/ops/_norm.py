@@ -6,33 +6,36 @@ from anydevice.core.primitives import Primitives
 from anydevice.ops.arguments import (
     axis_of,
     in_words,
-    plain_number,
-    same_library,
+    python_number,
+    require_one_library,
     widened,
     wrong,
     wrong_shapes,
 )
 from anydevice.ops.dispatch import (
     Array,
-    floating,
-    floating_version,
-    for_several_types,
+    compiled,
+    float_primitives,
+    float_version,
     primitives,
+    run,
     version_for_dtype,
+    version_for_mixed_dtypes,
 )
 
 
+@compiled
 def softmax(x: Array, axis: int = -1) -> Array:
-    """`exp(x)` divided by its sum along an axis, of the same shape and type.
+    """`exp(x)` divided by its sum along an axis, of the same shape and dtype.
 
-    Computed in float32 for numbers of 16 bits, and without overflow. A row that is minus infinity
-    throughout, or has an infinity in it, gives what is not a number.
+    Computed in float32 for 16-bit numbers, and without overflow. A row that is minus infinity
+    throughout, or has an infinity in it, gives NaN.
 
     >>> import numpy
     >>> softmax(numpy.array([[0.0, 0.0], [1000.0, -1000.0]])).tolist()
     [[0.5, 0.5], [1.0, 0.0]]
     """
-    own = floating_version(x, "softmax", _softmax)
+    own = float_version(x, "softmax", _softmax)
     count = x.ndim
     known = type(axis) is int and -count <= axis < count
     at = axis % count if known else axis_of("softmax", x, axis)
@@ -40,6 +43,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
     return _softmax(x, at) if result is NotImplemented else result
 
 
+@compiled
 def log_softmax(x: Array, axis: int = -1) -> Array:
     """The logarithm of `softmax`, exact where softmax itself would be rounded to 0.
 
@@ -47,7 +51,7 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     >>> log_softmax(numpy.array([1000.0, 0.0])).tolist()
     [0.0, -1000.0]
     """
-    own = floating_version(x, "log_softmax", _log_softmax)
+    own = float_version(x, "log_softmax", _log_softmax)
     count = x.ndim
     known = type(axis) is int and -count <= axis < count
     at = axis % count if known else axis_of("log_softmax", x, axis)
@@ -56,9 +60,9 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
 
 
 def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
-    """`x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and type of x.
+    """`x / sqrt(mean(x²) + eps) × weight` along the last axis, of the shape and dtype of x.
 
-    x is (…, size) and weight (size,). Computed in float32 for numbers of 16 bits and rounded once.
+    x is (…, size) and weight (size,). Computed in float32 for 16-bit numbers and rounded once.
 
     >>> import numpy
     >>> rmsnorm(numpy.array([[3.0, 4.0]]), numpy.ones(2), eps=0.0).round(3).tolist()
@@ -70,18 +74,17 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
     alike = type(weight) is type(x) and weight.shape == size and weight.dtype == dtype and size
     if not alike:
         _refuse_misfit("rmsnorm", x, "weight", weight)
-        own = for_several_types(own, _rmsnorm)
+        own = version_for_mixed_dtypes(own, _rmsnorm)
     if type(eps) is not float:
         eps = _small_number("rmsnorm", eps)
-    result = own(x, weight, eps)
-    return _rmsnorm(x, weight, eps) if result is NotImplemented else result
+    return run(own, _rmsnorm, x, weight, eps)
 
 
 def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:
     """`(x - mean) / sqrt(variance + eps) × weight + bias` along the last axis.
 
-    x is (…, size), weight and bias (size,) or `None`; the result has the shape and type of x.
-    Computed in float32 for numbers of 16 bits and rounded once.
+    x is (…, size), weight and bias (size,) or `None`; the result has the shape and dtype of x.
+    Computed in float32 for 16-bit numbers and rounded once.
 
     >>> import numpy
     >>> layernorm(numpy.array([[1.0, 3.0]]), None, None, eps=0.0).tolist()
@@ -94,23 +97,22 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
         alike = type(weight) is kind and weight.shape == size and weight.dtype == dtype and size
         if not alike:
             _refuse_misfit("layernorm", x, "weight", weight)
-            own = for_several_types(own, _layernorm)
+            own = version_for_mixed_dtypes(own, _layernorm)
     if bias is not None:
         alike = type(bias) is kind and bias.shape == size and bias.dtype == dtype and size
         if not alike:
             _refuse_misfit("layernorm", x, "bias", bias)
-            own = for_several_types(own, _layernorm)
+            own = version_for_mixed_dtypes(own, _layernorm)
     if type(eps) is not float:
         eps = _small_number("layernorm", eps)
-    result = own(x, weight, bias, eps)
-    return _layernorm(x, weight, bias, eps) if result is NotImplemented else result
+    return run(own, _layernorm, x, weight, bias, eps)
 
 
 def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
-    """Refuse a vector that does not go with x; floating numbers of another type do."""
-    same_library(op, "x", x, name, vector)
+    """Refuse a vector that does not go with x; another floating-point dtype is allowed."""
+    require_one_library(op, "x", x, name, vector)
     if vector.dtype != x.dtype:
-        floating(op, vector)
+        float_primitives(op, vector)
     size, sizes = vector.shape, x.shape
     if len(size) != 1 or not sizes or size[0] != sizes[-1]:
         rule = f"{name} is as long as the last axis of x"
@@ -118,7 +120,7 @@ def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
 
 
 def _small_number(op: str, eps: float) -> float:
-    number = plain_number(eps)
+    number = python_number(eps)
     if type(number) is not float and type(number) is not int:
         raise wrong(op, f"eps is a number, but it is {in_words(number)}")
     return float(number)

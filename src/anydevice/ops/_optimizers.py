@@ -1,9 +1,9 @@
 """The steps of optimizers, over lists of arrays: pure functions that return new lists.
 
-What is computed in: float64 for parameters of that type, float32 for all others. Every result has
-the type of what it replaces, so that the means of 16-bit parameters may be kept in float32. A rate,
-and the count of steps, may be a number or an array without axes, so that code which is compiled is
-not compiled anew when it changes.
+They compute in float64 for parameters of that dtype, in float32 for all others. Every result has the
+dtype of what it replaces, so that the means of 16-bit parameters may be kept in float32. A rate, and
+the count of steps, may be a number or an array without axes, so that compiled code is not compiled
+anew when it changes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from anydevice.core.primitives import Primitives
 from anydevice.ops.arguments import (
     NUMBERS,
+    finite_numbers,
     in_words,
     number_or_array,
-    numbers_that,
     wide,
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, primitives, version
+from anydevice.ops.dispatch import Array, own_version, primitives, run
 
 Arrays = Sequence[Array]
 
@@ -53,9 +53,9 @@ def update_sgd(
     others = {} if velocities is None else {"velocities": velocities}
     if not _alike("update_sgd", parameters, gradients=gradients, **others):
         return [], None if velocities is None else []
-    own = version(parameters[0], "update_sgd", _update_sgd)
-    new: tuple[list[Array], list[Array] | None] = own(
-        parameters, gradients, velocities, rate, momentum, decay, nesterov
+    own = own_version(parameters[0], "update_sgd", _update_sgd)
+    new: tuple[list[Array], list[Array] | None] = run(
+        own, _update_sgd, parameters, gradients, velocities, rate, momentum, decay, nesterov
     )
     return new
 
@@ -90,9 +90,21 @@ def update_adam(
     eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
-    own = version(parameters[0], "update_adam", _update_adam)
-    new: tuple[list[Array], list[Array], list[Array]] = own(
-        parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
+    own = own_version(parameters[0], "update_adam", _update_adam)
+    new: tuple[list[Array], list[Array], list[Array]] = run(
+        own,
+        _update_adam,
+        parameters,
+        gradients,
+        means,
+        squares,
+        step,
+        rate,
+        beta1,
+        beta2,
+        eps,
+        decay,
+        decoupled,
     )
     return new
 
@@ -121,9 +133,9 @@ def update_lion(
     (decay,) = _not_negative("update_lion", decay=decay)
     if not _alike("update_lion", parameters, gradients=gradients, means=means):
         return [], []
-    own = version(parameters[0], "update_lion", _update_lion)
-    new: tuple[list[Array], list[Array]] = own(
-        parameters, gradients, means, rate, beta1, beta2, decay
+    own = own_version(parameters[0], "update_lion", _update_lion)
+    new: tuple[list[Array], list[Array]] = run(
+        own, _update_lion, parameters, gradients, means, rate, beta1, beta2, decay
     )
     return new
 
@@ -136,16 +148,18 @@ def _step(op: str, step: Any) -> Any:
     """Which step it is; of one that only the device knows, nobody looks whether it is 1 or more."""
     number = number_or_array(op, "step", step, ("int", "uint", "float"))
     if type(number) in NUMBERS and (type(number) is not int or number < 1):
-        raise wrong(op, f"step is a whole number that counts from 1, but it is {number!r}")
+        raise wrong(op, f"step is an integer that counts from 1, but it is {number!r}")
     return number
 
 
 def _shares(op: str, **shares: Any) -> tuple[Any, ...]:
-    return numbers_that(op, "is from 0 up to and without 1", lambda share: 0 <= share < 1, **shares)
+    return finite_numbers(
+        op, "is from 0 up to and without 1", lambda share: 0 <= share < 1, **shares
+    )
 
 
 def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:
-    return numbers_that(op, "is 0 or more", lambda number: number >= 0, **numbers)
+    return finite_numbers(op, "is 0 or more", lambda number: number >= 0, **numbers)
 
 
 def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from anydevice.ops.arguments import (
     INT32,
     axes_of,
     axis_of,
-    size_of,
-    whole_number,
+    integer,
     wide,
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, floats, own_version, primitives
+from anydevice.ops.dispatch import Array, known_float, own_version, primitives, run, run_primitive
 
 Axes = int | Sequence[int] | None
 
 
 def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The sums along one or several axes, or over all; of the type of x.
+    """The sums along one or several axes, or over all; of the dtype of x.
 
-    Numbers of 16 bits are added up in float32, and truth values are counted as int32.
+    16-bit numbers are added up in float32, and booleans are counted as int32.
     `keepdims` leaves each axis that is summed over with the size 1.
 
     >>> import numpy
     >>> sum(numpy.ones((2, 3)), axis=1).tolist(), sum(numpy.ones((2, 3))).tolist()
     ([3.0, 3.0], 6.0)
     """
-    xp = floats(x)
+    xp = known_float(x)
     if xp is None:
         xp = primitives(x, "sum")
         if xp.dtype(x).kind == "bool":
-            x = xp.astype(x, INT32)
+            x = run_primitive(xp.astype, x, INT32)
     if type(axis) is int:
-        return xp.sum(x, axis_of("sum", x, axis), keepdims)
+        return run_primitive(xp.sum, x, axis_of("sum", x, axis), keepdims)
     axes = axes_of("sum", x, axis)
-    return xp.sum(x, axes, keepdims) if axes else x
+    return run_primitive(xp.sum, x, axes, keepdims) if axes else x
 
 
 def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """The means along one or several axes, or over all.
 
-    Of the type of x for floating numbers, computed in float32 for those of 16 bits; float32 for
-    whole numbers. The mean of nothing is not a number.
+    Of the dtype of x for floating-point arrays, computed in float32 for those of 16 bits; float32
+    for integers. The mean of nothing is NaN.
 
     >>> import numpy
     >>> mean(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=-1).tolist()
@@ -52,12 +52,11 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """
     own = own_version(x, "mean", _mean)
     axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
-    result = own(x, axes, keepdims)
-    return _mean(x, axes, keepdims) if result is NotImplemented else result
+    return run(own, _mean, x, axes, keepdims)
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The largest along one or several axes, or of all; what is not a number wins.
+    """The largest along one or several axes, or of all; NaN wins.
 
     Raises `ConfigurationError` where an axis has no elements.
 
@@ -67,13 +66,13 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     """
     xp = primitives(x, "max")
     if type(axis) is int:
-        return xp.max(x, _filled_axis("max", x, axis), keepdims)
+        return run_primitive(xp.max, x, _filled_axis("max", x, axis), keepdims)
     axes = _filled("max", x, axis)
-    return xp.max(x, axes, keepdims) if axes else x
+    return run_primitive(xp.max, x, axes, keepdims) if axes else x
 
 
 def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The smallest along one or several axes, or of all; what is not a number wins.
+    """The smallest along one or several axes, or of all; NaN wins.
 
     Raises `ConfigurationError` where an axis has no elements.
 
@@ -83,15 +82,15 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     """
     xp = primitives(x, "min")
     if type(axis) is int:
-        return xp.min(x, _filled_axis("min", x, axis), keepdims)
+        return run_primitive(xp.min, x, _filled_axis("min", x, axis), keepdims)
     axes = _filled("min", x, axis)
-    return xp.min(x, axes, keepdims) if axes else x
+    return run_primitive(xp.min, x, axes, keepdims) if axes else x
 
 
 def argmax(x: Array, axis: int = -1) -> Array:
     """Where the largest along an axis is, the first of equal ones, as int32 without that axis.
 
-    What is not a number counts as the largest.
+    NaN counts as the largest.
 
     >>> import numpy
     >>> argmax(numpy.array([[1.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
@@ -99,15 +98,13 @@ def argmax(x: Array, axis: int = -1) -> Array:
     """
     own = own_version(x, "argmax", _argmax)
     at = _filled_axis("argmax", x, axis)
-    result = own(x, at)
-    return _argmax(x, at) if result is NotImplemented else result
+    return run(own, _argmax, x, at)
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """The k largest along the last axis, largest first, and where they are, as int32.
 
-    Both have the shape of x with k in place of the last axis. What is not a number counts as the
-    largest.
+    Both have the shape of x with k in place of the last axis. NaN counts as the largest.
 
     >>> import numpy
     >>> values, places = top_k(numpy.array([3.0, 1.0, 4.0, 1.5]), 2)
@@ -116,11 +113,11 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """
     own = own_version(x, "top_k", _top_k)
     last = axis_of("top_k", x, -1)
-    k = whole_number("top_k", "k", k)
+    k = integer("top_k", "k", k)
     if not 1 <= k <= x.shape[last]:
         raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
-    pair: tuple[Array, Array] = own(x, k)
-    return _top_k(x, k) if pair is NotImplemented else pair
+    largest: tuple[Array, Array] = run(own, _top_k, x, k)
+    return largest
 
 
 def _filled_axis(op: str, x: Array, axis: int) -> int:
@@ -149,7 +146,7 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     total = xp.astype(x, wide(dtype))
     if axes:
         total = xp.sum(total, axes, keepdims)
-        total = xp.divide(total, float(size_of(tuple(x.shape[one] for one in axes))))
+        total = xp.divide(total, float(prod(tuple(x.shape[one] for one in axes))))
     return xp.astype(total, dtype) if dtype.kind == "float" else total
 
 

@@ -12,13 +12,13 @@ from anydevice.ops.arguments import (
     FLOAT32,
     in_words,
     is_finite,
-    plain_number,
-    whole,
+    python_number,
+    require_integers,
     widened,
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, floating, primitives, version
+from anydevice.ops.dispatch import Array, float_version, primitives, run
 
 Key = tuple[str, str, Frozen]
 """Size, theta and scaling, with numbers as exact texts: see `freeze`."""
@@ -38,8 +38,8 @@ def rope(
 ) -> Array:
     """The array with each pair of elements turned by an angle that grows with its position.
 
-    x is (batch, heads, tokens, size) with an even size, and positions, whole numbers, is (tokens,)
-    or (batch, tokens); the result has the shape and type of x. Pair n turns by
+    x is (batch, heads, tokens, size) with an even size, and positions, integers, is (tokens,)
+    or (batch, tokens); the result has the shape and dtype of x. Pair n turns by
     theta ** (-2 n / size) a step. A pair is elements n and n + size / 2 or, `interleaved`, elements
     2 n and 2 n + 1. Angles, cosine and sine are float32.
 
@@ -52,8 +52,8 @@ def rope(
     >>> rope(numpy.ones((1, 1, 2, 2)), numpy.array([0, 1])).round(3).tolist()
     [[[[1.0, 1.0], [-0.301, 1.382]]]]
     """
-    floating("rope", x)
-    whole("rope", "positions", positions, x)
+    own = float_version(x, "rope", _rope)
+    require_integers("rope", "positions", positions, x)
     shape = tuple(x.shape)
     if len(shape) != 4 or shape[3] % 2:
         raise wrong_shapes("rope", "x is (batch, heads, tokens, size) with an even size", x=x)
@@ -61,14 +61,14 @@ def rope(
         raise wrong_shapes(
             "rope", "positions is (tokens,) or (batch, tokens)", x=x, positions=positions
         )
-    theta, interleaved = plain_number(theta), plain_number(interleaved)
+    theta, interleaved = python_number(theta), python_number(interleaved)
     if not is_finite(theta) or theta <= 0:
         raise wrong("rope", f"theta is a number above 0, but it is {in_words(theta)}")
     if type(interleaved) is not bool:
         raise wrong("rope", f"interleaved is True or False, but it is {in_words(interleaved)}")
     if scaling is not None:
         refuse_scaling(scaling)
-    return version(x, "rope", _rope)(x, positions, theta, interleaved, scaling)
+    return run(own, _rope, x, positions, theta, interleaved, scaling)
 
 
 def _rope(
@@ -95,10 +95,10 @@ def _rope(
     ]
     if interleaved:
         apart = [xp.reshape(half, (batch, heads, tokens, size // 2, 1)) for half in turned]
-        whole_again = xp.reshape(xp.concat(apart, 4), (batch, heads, tokens, size))
+        rotated = xp.reshape(xp.concat(apart, 4), (batch, heads, tokens, size))
     else:
-        whole_again = xp.concat(turned, 3)
-    return xp.astype(whole_again, xp.dtype(x))
+        rotated = xp.concat(turned, 3)
+    return xp.astype(rotated, xp.dtype(x))
 
 
 def _table(key: Key) -> tuple[Any, float]:

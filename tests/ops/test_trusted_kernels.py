@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from anydevice.check import trusted_kernels as trusting
-from anydevice.check.verdicts import Cell, Of, State, Verdicts
+from anydevice.check.verdicts import Cell, Of, State, Verdicts, refuse_wrong, save
 from anydevice.check.verifying import verify
 from anydevice.core.device import Device
+from anydevice.core.record import replace
 from anydevice.discovery._discover import discover
 from anydevice.engines import registry, trust
 from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.ops import trusted_kernels
 
 CARD = "opencl:0"
 KEPT = ("kernel 7", "float32", CARD)
@@ -34,16 +35,16 @@ def cell(
 
 @pytest.fixture(autouse=True)
 def clean(home: Path) -> Iterator[None]:
-    trusting.forget()
+    trusted_kernels.forget()
     yield
-    trusting.forget()
+    trusted_kernels.forget()
 
 
 @pytest.fixture
 def one_card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A machine with one OpenCL device; what it is kept by can be changed."""
     key = ["opencl | GPU-1 | 570.1 | pyopencl 2024"]
-    monkeypatch.setattr(trusting, "_keys", lambda: {CARD: key[0]})
+    monkeypatch.setattr(trusted_kernels, "_keys", lambda: {CARD: key[0]})
     return key
 
 
@@ -52,92 +53,91 @@ def trusted(op: str = "softmax", dtype: str = "float32") -> bool:
 
 
 def test_what_was_right_is_used_now_and_later(one_card: list[str]) -> None:
-    kept = trusting.save(Verdicts((cell(), cell("rope", dtype="float16"))))
+    kept = save(Verdicts((cell(), cell("rope", dtype="float16"))))
     assert kept.trusted == (("rope", "float16", CARD), ("softmax", "float32", CARD))
     assert kept.problem is None
     assert trusted()
     assert trusted("rope", "float16")
-    trusting.forget()  # as in another process
+    trusted_kernels.forget()  # as in another process
     assert not trusted()
-    assert trusting.load_into_table() == kept.trusted
+    assert trusted_kernels.load_trusted() == kept.trusted
     assert trusted()
     assert not trusted("rope", "float32")
 
 
 def test_what_is_wrong_is_named_and_forgotten(one_card: list[str]) -> None:
-    trusting.save(Verdicts((cell(), cell("rope"))))
-    kept = trusting.save(Verdicts((cell(state="wrong"),)))
+    save(Verdicts((cell(), cell("rope"))))
+    kept = save(Verdicts((cell(state="wrong"),)))
     assert kept.refused == (("softmax", "float32", CARD),)
     assert not trusted()
     assert trusted("rope"), "of which nothing new is known"
-    trusting.forget()
-    assert trusting.load_into_table() == (("rope", "float32", CARD),)
+    trusted_kernels.forget()
+    assert trusted_kernels.load_trusted() == (("rope", "float32", CARD),)
 
 
 def test_a_trial_loses_nothing_that_was_kept(one_card: list[str]) -> None:
-    trusting.save(Verdicts((cell(), cell("rope"))))
-    trusting.forget()  # as in another process, in which a trial comes before the first op
-    with trusting.on_trial(["softmax"], "float32", CARD):
+    save(Verdicts((cell(), cell("rope"))))
+    trusted_kernels.forget()  # as in another process, in which a trial comes before the first op
+    with trusted_kernels.on_trial(["softmax"], "float32", CARD):
         assert trusted()
         assert not trusted("rope")
-        trusting.load_into_table()  # which the first op does
+        trusted_kernels.load_trusted()  # which the first op does
         assert not trusted("rope"), "it is not on trial"
     assert trusted()
     assert trusted("rope")
 
 
 def test_what_is_wrong_is_forgotten_without_being_asked_to(one_card: list[str]) -> None:
-    trusting.save(Verdicts((cell(), cell("rope"))))
-    found = trusting.refuse(Verdicts((cell(state="wrong"), cell("rope")), quick=True))
+    save(Verdicts((cell(), cell("rope"))))
+    found = refuse_wrong(Verdicts((cell(state="wrong"), cell("rope")), quick=True))
     assert found == (("softmax", "float32", CARD),)
     assert not trusted()
-    trusting.forget()
-    assert trusting.load_into_table() == (("rope", "float32", CARD),)
+    trusted_kernels.forget()
+    assert trusted_kernels.load_trusted() == (("rope", "float32", CARD),)
 
 
 def test_only_kernels_that_ran_count(one_card: list[str]) -> None:
-    kept = trusting.save(Verdicts((cell(of="value"), cell(state="unsupported"))))
+    kept = save(Verdicts((cell(of="value"), cell(state="unsupported"))))
     assert kept.trusted == kept.refused == ()
     assert not trusted()
 
 
 def test_another_driver_or_text_of_the_kernels_starts_anew(one_card: list[str]) -> None:
-    trusting.save(Verdicts((cell(),)))
-    trusting.forget()
+    save(Verdicts((cell(),)))
+    trusted_kernels.forget()
     one_card[0] = "opencl | GPU-1 | 571.0 | pyopencl 2024"
-    assert trusting.load_into_table() == ()
+    assert trusted_kernels.load_trusted() == ()
     assert not trusted()
 
 
 def test_the_text_of_the_kernels_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = trusting._keys()
-    monkeypatch.setattr(trusting, "sources", lambda: "changed")
-    after = trusting._keys()
+    before = trusted_kernels._keys()
+    monkeypatch.setattr(trusted_kernels, "sources", lambda: "changed")
+    after = trusted_kernels._keys()
     assert before.keys() == after.keys()
     assert all(before[device] != after[device] for device in before)
     assert "cpu" not in before
 
 
 def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for folder in ("kernels", "fused"):
-        (tmp_path / folder).mkdir()
-    starting = tmp_path / "opencl_rows.py"
-    starting.write_text("")
-    kernel = tmp_path / "kernels" / "softmax.cl"
+    kernel = tmp_path / "opencl" / "kernels" / "softmax.cl"
+    kernel.parent.mkdir(parents=True)
     kernel.write_text("kernel void softmax() {}")
-    monkeypatch.setattr(trust, "__file__", str(tmp_path / "kernels" / "trust.py"))
-    trusting.sources.cache_clear()
-    one = trusting.sources()
+    starting = tmp_path / "opencl" / "primitives.py"
+    starting.write_text("")
+    monkeypatch.setattr(trust, "__file__", str(tmp_path / "trust.py"))
+    trusted_kernels.sources.cache_clear()
+    one = trusted_kernels.sources()
     kernel.write_text("kernel void softmax() { }")
-    trusting.sources.cache_clear()
-    two = trusting.sources()
-    (tmp_path / "kernels" / "notes.txt").write_text("not a kernel")
-    trusting.sources.cache_clear()
-    three = trusting.sources()
+    trusted_kernels.sources.cache_clear()
+    two = trusted_kernels.sources()
+    kernel.with_name("notes.txt").write_text("not a kernel")
+    trusted_kernels.sources.cache_clear()
+    three = trusted_kernels.sources()
     starting.write_text("group = 1")
-    trusting.sources.cache_clear()
-    assert one != two == three != trusting.sources()
-    trusting.sources.cache_clear()
+    trusted_kernels.sources.cache_clear()
+    assert one != two == three != trusted_kernels.sources()
+    trusted_kernels.sources.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ids=lambda text: text[:10] or "nothing",
 )
 def test_a_damaged_file_is_as_good_as_none(one_card: list[str], text: str) -> None:
-    trusting.kernels_file().write_text(text)
-    assert trusting.load_into_table() == ()
-    trusting.save(Verdicts((cell(),)))
-    assert json.loads(trusting.kernels_file().read_text()) == {
+    trusted_kernels.kernels_file().write_text(text)
+    assert trusted_kernels.load_trusted() == ()
+    save(Verdicts((cell(),)))
+    assert json.loads(trusted_kernels.kernels_file().read_text()) == {
         one_card[0]: [["softmax", "float32"]]
     }
 
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_written_is_said(
 ) -> None:
     (home / "file").touch()
     monkeypatch.setenv("ANYDEVICE_HOME", str(home / "file"))
-    kept = trusting.save(Verdicts((cell(),)))
+    kept = save(Verdicts((cell(),)))
     assert kept.problem is not None
     assert kept.problem.startswith("the kernels could not be kept in ")
     assert trusted(), "in this process it is used all the same"
@@ -167,17 +167,17 @@ def test_a_file_that_cannot_be_written_is_said(
 
 def test_a_quick_run_is_too_little() -> None:
     with pytest.raises(ConfigurationError, match="a quick run is too little"):
-        trusting.save(Verdicts((cell(),), quick=True))
+        save(Verdicts((cell(),), quick=True))
 
 
 def test_on_trial_only_these_are_used(one_card: list[str]) -> None:
-    trusting.save(Verdicts((cell("rope"), cell("silu"))))
-    with trusting.on_trial(["softmax"], "float32", CARD):
+    save(Verdicts((cell("rope"), cell("silu"))))
+    with trusted_kernels.on_trial(["softmax"], "float32", CARD):
         assert trusted()
         assert not trusted("rope")
     assert not trusted()
     assert trusted("rope")
-    with trusting.on_trial(["rope"], "float32", CARD) as condemn:
+    with trusted_kernels.on_trial(["rope"], "float32", CARD) as condemn:
         condemn()
         assert trusted("rope"), "until the trial is over"
     assert not trusted("rope")
@@ -185,13 +185,14 @@ def test_on_trial_only_these_are_used(one_card: list[str]) -> None:
 
 
 def test_who_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trusting.kernels_of("numpy", Device("cpu")) == ()
-    assert trusting.kernels_of("torch", Device("cpu")) == ()
-    assert {"softmax", "attention"} <= set(trusting.kernels_of("opencl", Device(CARD)))
-    monkeypatch.setitem(trusting._TABLES, "torch", "anydevice.nowhere:KERNELS")
-    trusting._listed.cache_clear()
-    assert trusting.kernels_of("torch", Device("cuda:0")) == ()
-    trusting._listed.cache_clear()
+    assert trusted_kernels.kernels_of("numpy", Device("cpu")) == ()
+    assert trusted_kernels.kernels_of("torch", Device("cpu")) == ()
+    assert {"softmax", "attention"} <= set(trusted_kernels.kernels_of("opencl", Device(CARD)))
+    nowhere = replace(registry.BUILT_IN["torch"], kernels="anydevice.nowhere")
+    monkeypatch.setitem(registry.BUILT_IN, "torch", nowhere)
+    trusted_kernels.kernel_module.cache_clear()
+    assert trusted_kernels.kernels_of("torch", Device("cuda:0")) == ()
+    trusted_kernels.kernel_module.cache_clear()
 
 
 def opencl() -> tuple[Any, Device]:
@@ -213,10 +214,10 @@ def test_a_kernel_is_verified_beside_the_definition_and_then_used(home: Path) ->
         "gradient": "unsupported",
     }
     assert not trusted(), "not before it is saved"
-    assert trusting.save(verdicts).trusted == (("softmax", "float32", CARD),)
+    assert save(verdicts).trusted == (("softmax", "float32", CARD),)
     assert trusted()
-    trusting.forget()
-    assert trusting.load_into_table() == (("softmax", "float32", CARD),)
+    trusted_kernels.forget()
+    assert trusted_kernels.load_trusted() == (("softmax", "float32", CARD),)
 
 
 def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,12 +235,12 @@ def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyP
     dispatch.primitives(engine.place(numpy.zeros(1, "float32"), device))
     table = MappingProxyType({**dispatch._fused["opencl"], "softmax": wrong})
     monkeypatch.setitem(dispatch._fused, "opencl", table)
-    trusting._replace({("softmax", "float32", CARD)})
+    trusted_kernels._replace({("softmax", "float32", CARD)})
     verdicts = verify(["softmax"], [CARD], ["opencl"], ["float32"])
     (condemned,) = verdicts.wrong
     assert str(condemned).startswith("our kernel for softmax in float32 on opencl:0 with opencl, ")
     assert not trusted()
-    assert trusting.save(verdicts).refused == (("softmax", "float32", CARD),)
+    assert save(verdicts).refused == (("softmax", "float32", CARD),)
 
 
 def elsewhere(ask: Callable[[], Any]) -> Any:
@@ -249,42 +250,42 @@ def elsewhere(ask: Callable[[], Any]) -> Any:
 
 
 def test_a_trial_is_the_matter_of_one_thread(one_card: list[str]) -> None:
-    trusting.save(Verdicts((cell("rope"),)))
-    with trusting.on_trial(["softmax"], "float32", CARD) as condemn:
+    save(Verdicts((cell("rope"),)))
+    with trusted_kernels.on_trial(["softmax"], "float32", CARD) as condemn:
         assert (trusted(), trusted("rope")) == (True, False)
         assert elsewhere(lambda: (trusted(), trusted("rope"))) == (False, True)
 
         def another_trial() -> tuple[bool, ...]:
-            with trusting.on_trial(["silu"], "float32", CARD):
+            with trusted_kernels.on_trial(["silu"], "float32", CARD):
                 return trusted(), trusted("rope"), trusted("silu")
 
         assert elsewhere(another_trial) == (False, False, True)
         assert trusted(), "the other trial changed nothing here"
         condemn()
-    with trusting.on_trial(["rope"], "float32", CARD) as condemn:
+    with trusted_kernels.on_trial(["rope"], "float32", CARD) as condemn:
         condemn()
         assert trusted("rope"), "until the trial is over"
         assert not elsewhere(lambda: trusted("rope")), "where nothing is on trial"
 
 
 def test_a_trial_within_a_trial_gives_way_to_the_first_again(one_card: list[str]) -> None:
-    with trusting.on_trial(["softmax"], "float32", CARD):
-        with trusting.on_trial(["rope"], "float32", CARD):
+    with trusted_kernels.on_trial(["softmax"], "float32", CARD):
+        with trusted_kernels.on_trial(["rope"], "float32", CARD):
             assert (trusted(), trusted("rope")) == (False, True)
         assert (trusted(), trusted("rope")) == (True, False)
     assert not trust._trials
 
 
 def test_what_others_learn_during_a_trial_is_not_lost(one_card: list[str]) -> None:
-    with trusting.on_trial(["softmax"], "float32", CARD):
-        elsewhere(lambda: trusting.save(Verdicts((cell("rope"),))))
+    with trusted_kernels.on_trial(["softmax"], "float32", CARD):
+        elsewhere(lambda: save(Verdicts((cell("rope"),))))
     assert trusted("rope")
     assert not trusted()
 
 
 def test_nobody_meets_a_table_that_is_half_empty() -> None:
     many = {(f"kernel {n}", "float32", CARD) for n in range(300)}
-    trusting._replace(many)
+    trusted_kernels._replace(many)
     done = Event()
 
     def missed() -> int:
@@ -299,7 +300,7 @@ def test_nobody_meets_a_table_that_is_half_empty() -> None:
         with ThreadPoolExecutor(1) as others:
             watching = others.submit(missed)
             for n in range(300):
-                trusting._replace(many - {(f"kernel {n}", "float32", CARD)} | {KEPT})
+                trusted_kernels._replace(many - {(f"kernel {n}", "float32", CARD)} | {KEPT})
             done.set()
             assert watching.result(timeout=400) == 0
     finally:
@@ -328,8 +329,8 @@ def test_compiled_code_asks_the_table_and_looks_through_a_trial(one_card: list[s
     torch.compiler.reset()
     compiled, zero = torch.compile(asked, fullgraph=True, backend="eager"), torch.zeros(1)
     assert compiled(zero).item() == 0
-    with trusting.on_trial(["softmax"], "float32", CARD):
+    with trusted_kernels.on_trial(["softmax"], "float32", CARD):
         assert compiled(zero).item() == 1
     assert compiled(zero).item() == 0
-    trusting._replace({("softmax", "float32", CARD)})
+    trusted_kernels._replace({("softmax", "float32", CARD)})
     assert compiled(zero).item() == 1
