@@ -26,12 +26,10 @@ import torch.nn.functional as functional
 import triton
 import triton.language as tl
 
-from anydevice.engines.torch.triton import decode as triton_decode
-from anydevice.engines.torch.triton import matvec as triton_matvec
-from anydevice.engines.torch.triton import rmsnorm as triton_rmsnorm
+from anydevice.engines.torch.triton import attention as triton_attention
+from anydevice.engines.torch.triton import linear as triton_linear
 from anydevice.engines.torch.triton import rope as triton_rope
-from anydevice.engines.torch.triton import softmax as triton_softmax
-from anydevice.engines.torch.triton import swiglu as triton_swiglu
+from anydevice.engines.torch.triton import rows as triton_rows
 
 HIDDEN, INNER, HEADS, KEY_HEADS, SIZE, WORDS = 4096, 14336, 32, 8, 128, 32000
 HALF = torch.bfloat16
@@ -154,10 +152,10 @@ def rmsnorm(sweep: bool) -> Case:
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight).to(HALF)
 
     compiled = torch.compile(plain)
-    cuts = [triton_rmsnorm.Shape(1, HIDDEN, warps) for warps in (4, 8, 16)]
+    cuts = [triton_rows.RowTile(1, HIDDEN, warps) for warps in (4, 8, 16)]
 
-    def ours(cut: triton_rmsnorm.Shape | None) -> Call:
-        return lambda number: triton_rmsnorm.rmsnorm(x[number], weight, 1e-6, cut)
+    def ours(cut: triton_rows.RowTile | None) -> Call:
+        return lambda number: triton_rows.rmsnorm(x[number], weight, 1e-6, cut)
 
     return Case(
         "rmsnorm 16384×4096",
@@ -179,11 +177,11 @@ def softmax(sweep: bool) -> Case:
     sets, rows = 3, 4096
     x = random(rows, WORDS, sets=sets)
     compiled = torch.compile(lambda x: torch.softmax(x, -1))
-    cut = triton_softmax.Shape
+    cut = triton_rows.RowTile
     cuts = [cut(1, 32768, 16, 2), cut(1, 32768, 32, 1), cut(1, 32768, 16), cut(1, 8192, 16)]
 
-    def ours(cut: triton_softmax.Shape | None) -> Call:
-        return lambda number: triton_softmax.softmax(x[number], cut)
+    def ours(cut: triton_rows.RowTile | None) -> Call:
+        return lambda number: triton_rows.softmax(x[number], cut)
 
     return Case(
         "softmax 4096×32000",
@@ -209,11 +207,11 @@ def swiglu(sweep: bool) -> Case:
         return (functional.silu(gate.float()) * up.float()).to(HALF)
 
     compiled = torch.compile(plain)
-    cuts = [triton_swiglu.Shape(*one) for one in ((512, 4), (1024, 4), (2048, 8))]
+    cuts = [triton_rows.RowTile(1, *one) for one in ((512, 4), (1024, 4), (2048, 8))]
 
-    def ours(cut: triton_swiglu.Shape | None) -> Call:
-        shape = cut or triton_swiglu.USUAL
-        return lambda number: triton_swiglu.swiglu(gate[number], up[number], shape)
+    def ours(cut: triton_rows.RowTile | None) -> Call:
+        shape = cut or triton_rows.SWIGLU_TILE
+        return lambda number: triton_rows.swiglu(gate[number], up[number], shape)
 
     return Case(
         "swiglu 16384×14336",
@@ -250,11 +248,11 @@ def rope(sweep: bool, transposed: bool = False) -> Case:
 
     compiled = torch.compile(plain)
     by_token, by_head = ((1, 32, 4), (1, 32, 8), (1, 16, 2)), ((8, 2, 2), (16, 2, 4), (32, 2, 8))
-    cuts = [triton_rope.Shape(*one) for one in (by_token if transposed else by_head)]
+    cuts = [triton_rope.RopeTile(*one) for one in (by_token if transposed else by_head)]
 
-    def ours(cut: triton_rope.Shape | None) -> Call:
+    def ours(cut: triton_rope.RopeTile | None) -> Call:
         return lambda number: triton_rope.rope(
-            x[number], positions, frequencies, 1.0, False, shape=cut
+            x[number], positions, frequencies, 1.0, False, tile=cut
         )
 
     return Case(
@@ -294,10 +292,10 @@ def matvec(sweep: bool, names: tuple[str, ...] = tuple(LAYERS), rows: int = 1) -
 
     one_row = ((2, 1024, 4), (2, 2048, 8), (4, 1024, 4), (1, 4096, 4), (4, 2048, 8, 3))
     few_rows = ((16, 256, 2, 4), (16, 128, 2, 6), (32, 512, 4, 3))
-    cuts = [triton_matvec.Shape(*one) for one in (one_row if rows == 1 else few_rows)]
+    cuts = [triton_linear.MatvecTile(*one) for one in (one_row if rows == 1 else few_rows)]
 
-    def ours(cut: triton_matvec.Shape | None, overlap: bool = True) -> Call:
-        return each(lambda x, weight: triton_matvec.matvec(x, weight, None, cut, overlap))
+    def ours(cut: triton_linear.MatvecTile | None, overlap: bool = True) -> Call:
+        return each(lambda x, weight: triton_linear.matvec(x, weight, None, cut, overlap))
 
     ways = labelled(ours, cuts, sweep)
     ways["alone"] = ours(None, False)
@@ -322,10 +320,10 @@ def decode(sweep: bool, batch: int, keys: int) -> Case:
     lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
     parts = max(1, 132 // (batch * KEY_HEADS))
     several = ((parts, 128, 4, 3), (parts, 128, 4, 4), (2 * parts, 64, 4, 4), (4 * parts, 64, 4, 1))
-    cuts = [triton_decode.Shape(*one) for one in several]
+    cuts = [triton_attention.DecodeTile(*one) for one in several]
 
-    def ours(cut: triton_decode.Shape | None) -> Call:
-        return lambda number: triton_decode.decode_attention(
+    def ours(cut: triton_attention.DecodeTile | None) -> Call:
+        return lambda number: triton_attention.decode_attention(
             q, k[number], v[number], SIZE**-0.5, None, lengths, cut
         )
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Collection
 from functools import lru_cache
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from anydevice.core.dtypes import DTYPES, DType, as_dtype
 from anydevice.core.engine import Absent
+from anydevice.core.warn import level_outside
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Array = np.ndarray[Any, Any]
 
 NARROWER = {"float64": "float32", "complex128": "complex64", "int64": "int32", "uint64": "uint32"}
-"""The 64-bit types, and what each becomes in a library that has none."""
+"""The 64-bit dtypes, and what each becomes in a library that has none."""
 
-_PACKAGE = __name__.partition(".")[0]
 _warned = False
 
 
 @lru_cache(maxsize=256)
 def known_dtype(spec: object) -> DType:
-    """The row of a library's own object for a type.
+    """The row of a library's own object for a dtype.
 
     Raises `UnsupportedError` for texts, dates, objects, and whatever else is not in the table.
     """
@@ -34,13 +32,13 @@ def known_dtype(spec: object) -> DType:
         return as_dtype(spec)
     except ConfigurationError as error:
         raise Absent(
-            f"{spec} is not an element type that can be moved",
+            f"{spec} is not a dtype that can be moved",
             instead=f"convert the array to one of {', '.join(DTYPES)}",
         ).error() from error
 
 
 def lacking(library: str, dtype: DType) -> UnsupportedError:
-    """The error for an element type that a library does not have at all."""
+    """The error for a dtype that a library does not have at all."""
     return Absent(
         f"{library} has no {dtype}", instead="convert the array, or use another engine"
     ).error()
@@ -49,7 +47,7 @@ def lacking(library: str, dtype: DType) -> UnsupportedError:
 def plain(x: Array) -> Array:
     """The same numbers in C order, native byte order and aligned: `x` itself where it is so.
 
-    Raises `UnsupportedError` where it has a mask, or elements that are not numbers.
+    Raises `UnsupportedError` where it has a mask, or a dtype that no device has.
     """
     _refuse_what_is_lost(x)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:
@@ -74,7 +72,7 @@ def _refuse_what_is_lost(x: Array) -> None:
 def narrowed(
     x: Array, lacks: Collection[str], *, why: str, remedy: str, narrow: bool = False
 ) -> Array:
-    """The array in types that a library has, given the 64-bit ones that it `lacks`.
+    """The array in a dtype that a library has, given the 64-bit ones that it `lacks`.
 
     `why` says the cause and `remedy` what would keep all bits, both for the message. Rules as in
     `Engine.place`.
@@ -84,7 +82,7 @@ def narrowed(
         return x
     small = NARROWER[wide]
     if x.dtype.kind in "iu":
-        return _whole_numbers(x, small, why=why, remedy=remedy, narrow=narrow)
+        return _narrowed_integers(x, small, why=why, remedy=remedy, narrow=narrow)
     if not narrow:
         raise Absent(
             f"{why}, so this {wide} array would be rounded to {small}",
@@ -96,16 +94,16 @@ def narrowed(
     except FloatingPointError as error:
         raise Absent(
             f"{why}, and this {wide} array holds numbers that are too large for {small}",
-            instead=f"{remedy}; narrow=True rounds, but makes no number infinite",
+            instead=f"{remedy}; narrow=True rounds, but never to infinity",
         ).error() from error
 
 
-def _whole_numbers(x: Array, small: str, *, why: str, remedy: str, narrow: bool) -> Array:
+def _narrowed_integers(x: Array, small: str, *, why: str, remedy: str, narrow: bool) -> Array:
     limits = np.iinfo(small)
     if x.size and (x.min() < limits.min or x.max() > limits.max):
         raise Absent(
             f"{why}, and this {x.dtype.name} array holds numbers that do not fit {small}",
-            instead=f"{remedy}; narrow=True rounds, but changes no whole number",
+            instead=f"{remedy}; narrow=True rounds floats, but changes no integer",
         ).error()
     if not narrow:
         _warn_once(f"{why}: {x.dtype.name} arrays whose numbers fit become {small}; {remedy}")
@@ -117,22 +115,10 @@ def _warn_once(text: str) -> None:
     if not _warned:
         _warned = True
         said = f"{text}, or pass narrow=True (this is said once)"
-        warnings.warn(said, stacklevel=_callers_level())
-
-
-def _callers_level() -> int:
-    """The `stacklevel`, for who calls this, of the innermost line that is not anydevice's own."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
+        warnings.warn(said, stacklevel=level_outside())
 
 
 def forget_warning() -> None:
-    """Let the next array whose whole numbers are narrowed be warned of again."""
+    """Let the next array whose integers are narrowed be warned of again."""
     global _warned
     _warned = False

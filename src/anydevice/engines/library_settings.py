@@ -1,8 +1,6 @@
-"""Variables that a setting puts into the environment, and what was there before.
+"""Settings that reach into the array libraries: environment variables, 64 bits, compiling.
 
-Settings that reach into the array libraries: environment variables, 64 bits, compiling.
-
-Each function returns a sentence for everything that came too late to matter.
+Each function that sets one returns a sentence for everything that came too late to matter.
 """
 
 from __future__ import annotations
@@ -83,8 +81,8 @@ class _Switch:
         self._variables.put({} if on is None else {self._variable: "1" if on else "0"})
         if on is None:
             # A library that was imported since has read our variable, and not the one before.
-            told = os.environ.get(self._variable, "").lower()
-            on = told in _ON if self._before is None else self._before
+            now = os.environ.get(self._variable, "").lower()
+            on = now in _ON if self._before is None else self._before
         if library is not None:
             self._write(library, on)
 

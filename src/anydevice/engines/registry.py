@@ -10,29 +10,27 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any
 
-from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS
-from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.hooks import load as load_by_name
 from anydevice.core.record import NOTHING, Record
-from anydevice.engines import library_settings as effects
 from anydevice.engines.installed import Build, EntryPoint, entry_points, read_build
+from anydevice.engines.library_settings import jax_started
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 
 GROUP = "anydevice.engines"
 
-_told: list[Callable[[Engine], None]] = []
+_listeners: list[Callable[[Engine], None]] = []
 
 
 class EngineRow(Record):
     """One array library: how it is found, what it can drive, and what it cannot do.
 
-    `module` is what a user imports, `target` our file for it, `libraries` the distributions that
-    may provide it, the usual one first. `lacks` says what it cannot do, on all of its devices or
-    on those that the sentence names. `kernels` is the module with our own kernels for it, in a table
+    `module` is what a user imports. `target` is the engine, `"package.arrays:ENGINE"`; its other
+    files lie beside `arrays`. `libraries` are the distributions that may provide the
+    module, the usual one first. `lacks` says what it cannot do, on all of its devices or on those
+    that the sentence names. `kernels` is the module with our own kernels for it, in a table
     `KERNELS`, and `kernel_backends` says where they run.
     """
 
@@ -196,7 +194,7 @@ def started_engines() -> tuple[Engine, ...]:
     """
     started = []
     for name in loaded_engines():
-        if name == "jax" and not effects.jax_started():
+        if name == "jax" and not jax_started():
             continue
         try:
             started.append(load(name))
@@ -234,25 +232,15 @@ def load(name: str) -> Engine:
             f"{type(error).__name__}: {error}; run: "
             f"pip install --force-reinstall {row.libraries[0]}"
         ) from error
-    for told in tuple(_told):
-        told(engine)
+    for listener in tuple(_listeners):
+        listener(engine)
     return engine
 
 
-def when_loaded(told: Callable[[Engine], None]) -> None:
+def when_loaded(listener: Callable[[Engine], None]) -> None:
     """Have a function called with every engine that is loaded from now on."""
-    if told not in _told:
-        _told.append(told)
-
-
-def native(device: Device, engine: str) -> Any:
-    """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
-
-    Raises `DeviceNotFoundError` where the library does not see the device.
-    """
-    from anydevice.engines.lookup import place_of  # it asks this module for the engines
-
-    return load(engine).native(place_of(device))
+    if listener not in _listeners:
+        _listeners.append(listener)
 
 
 @lru_cache(maxsize=4)
@@ -277,6 +265,3 @@ def _rows(entries: tuple[EntryPoint, ...]) -> tuple[Mapping[str, EngineRow], tup
 
 def _origin(entry: EntryPoint) -> str:
     return f"the engine {entry.name!r} of {entry.distribution} ({entry.target})"
-
-
-hooks.native.register(native)

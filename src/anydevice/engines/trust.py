@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import get_ident
 
 Entry = tuple[str, str, str]
-"""A kernel, an element type and a device."""
+"""A kernel, a dtype and a device."""
 
 _trusted: set[str] = set()
 _trials: dict[int, frozenset[str]] = {}
@@ -22,7 +22,7 @@ _trials: dict[int, frozenset[str]] = {}
 
 
 def trust(kernel: str, dtype: str, device: str) -> None:
-    """Let a kernel be used for one element type on one device.
+    """Let a kernel be used for one dtype on one device.
 
     >>> trust("softmax", "bfloat16", "cuda:7")
     >>> is_trusted("softmax", "bfloat16", "cuda:7"), is_trusted("softmax", "float16", "cuda:7")
@@ -33,7 +33,7 @@ def trust(kernel: str, dtype: str, device: str) -> None:
 
 
 def is_trusted(kernel: str, dtype: str, device: str) -> bool:
-    """Whether a kernel may be used for this element type on this device."""
+    """Whether a kernel may be used for this dtype on this device."""
     row = _row(kernel, dtype, device)
     if _trials:
         tried = _is_tried(row)

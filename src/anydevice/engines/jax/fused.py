@@ -1,18 +1,8 @@
 """Whole ops on JAX, each compiled as one: called on arrays as they are, it starts one program.
 
-Inside of a function that is compiled anyway they become part of it. XLA does the fusing.
-
-Pooling on JAX, with a gradient of its own where XLA's is slow.
-
-XLA finds the largest of a window again for the gradient, with four further arrays of places, and
-then scatters. Where windows do not overlap, each element has one window, so the gradient is a plain
-choice: the window's where the element is its first largest, else zero. It is written with the
-channels last, where XLA puts them for convolutions, so that neighbours are worked on together.
-
-Optimizers' updates on JAX: one compiled program for a whole list.
-
-The rate and the count of steps are arguments of the program, so that they may change at each step.
-The other numbers are constants of it, and keep all of Python's digits.
+Inside of a function that is compiled anyway they become part of it. XLA does the fusing. Updates of
+optimizers are one program for a whole list: the rate and the count of steps are its arguments, so
+that they may change at each step; the other numbers are constants, and keep all of Python's digits.
 """
 
 from __future__ import annotations
@@ -29,201 +19,23 @@ import numpy as np
 from anydevice.engines.host import known_dtype
 from anydevice.engines.jax.primitives import PRIMITIVES
 
+Arrays = Sequence[Any]
+Function = Callable[..., Any]
 Pair = tuple[int, int]
+
+_LARGEST_SCORES = 2**28
+"""Scores of attention that are held at once; the definition takes more of them in blocks."""
 _MOST_PLACES = 9
 """Places of a window that are gone through one by one; beyond, XLA's own gradient is as fast."""
 
 
-def largest_of_windows(x: Any, size: Pair, stride: Pair) -> Any:
-    """The largest of each window of (batch, channels, height, width); what is no number wins.
-
-    Of several that are the largest, the first one gets the gradient.
-    """
-    if size == stride and math.prod(size) <= _MOST_PLACES:
-        return _largest_of_disjoint(x, size)
-    return _reduced(x, size, stride)
-
-
-def _reduced(x: Any, size: Pair, stride: Pair) -> Any:
-    window, step = (1, 1, *size), (1, 1, *stride)
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _largest_of_disjoint(x: Any, size: Pair) -> Any:
-    return _reduced(x, size, size)
-
-
-def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Any, Any]:
-    windows, moving = (_channels_last(x, size) for (x,) in (values, changes))
-    places = [windows[:, :, down, :, along] for down, along in np.ndindex(size)]
-    largest = reduce(jnp.maximum, places)  # found again, as part of the loop that compares with it
-    first = jnp.full(largest.shape, len(places), jnp.uint8)
-    for number, place in reversed(list(enumerate(places))):
-        found = (place == largest) | jnp.isnan(place)
-        first = jnp.where(found, jnp.uint8(number), first)
-    numbers = np.arange(len(places), dtype=np.uint8).reshape(size[0], 1, size[1], 1)
-    chosen = first[:, :, None, :, None] == numbers
-    change = jnp.where(chosen, moving, 0).sum((2, 4))
-    # The op itself, not `largest`: so a second derivative follows the same rule.
-    return _largest_of_disjoint(*values, size), jnp.moveaxis(change, -1, 1)
-
-
-_largest_of_disjoint.defjvp(_largest_and_change)
-
-
-def _channels_last(x: Any, size: Pair) -> Any:
-    """The windows as (batch, down, height of one, along, width of one, channels)."""
-    batch, channels, height, width = x.shape
-    down, along = height // size[0], width // size[1]
-    covered = jnp.moveaxis(x, 1, -1)[:, : down * size[0], : along * size[1]]
-    return covered.reshape(batch, down, size[0], along, size[1], channels)
-
-
-Arrays = Sequence[Any]
-
-
-def update_sgd(
-    parameters: Arrays,
-    gradients: Arrays,
-    velocities: Arrays | None,
-    rate: Any,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> Any:
-    """The op of that name."""
-    lists = [list(parameters), list(gradients), None if velocities is None else list(velocities)]
-    return _sgd(*lists, rate, momentum, decay, nesterov)
-
-
-def update_adam(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    squares: Arrays,
-    step: Any,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    decoupled: bool,
-) -> Any:
-    """The op of that name."""
-    lists = [list(arrays) for arrays in (parameters, gradients, means, squares)]
-    return _adam(*lists, step, rate, beta1, beta2, eps, decay, decoupled)
-
-
-def update_lion(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    decay: float,
-) -> Any:
-    """The op of that name."""
-    lists = [list(arrays) for arrays in (parameters, gradients, means)]
-    return _lion(*lists, rate, beta1, beta2, decay)
-
-
-def _wide(like: Any) -> Callable[[Any], Any]:
-    """What brings an array or a number into the type in which `like` is computed."""
-    kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
-    return lambda x: jnp.asarray(x).astype(kind)
-
-
-@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
-def _sgd(
-    parameters: Any,
-    gradients: Any,
-    velocities: Any,
-    rate: Any,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> Any:
-    moved, kept = [], []
-    for at, parameter in enumerate(parameters):
-        wide = _wide(parameter)
-        p, step = wide(parameter), wide(gradients[at])
-        step = step + decay * p if decay else step
-        if velocities is not None:
-            velocity = momentum * wide(velocities[at]) + step
-            kept.append(velocity.astype(velocities[at].dtype))
-            step = step + momentum * velocity if nesterov else velocity
-        moved.append((p - wide(rate) * step).astype(parameter.dtype))
-    return moved, None if velocities is None else kept
-
-
-@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10), inline=True)
-def _adam(
-    parameters: Any,
-    gradients: Any,
-    means: Any,
-    squares: Any,
-    step: Any,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    decoupled: bool,
-) -> Any:
-    moved, new_means, new_squares = [], [], []
-    for at, parameter in enumerate(parameters):
-        wide = _wide(parameter)
-        p, g, pace, count = wide(parameter), wide(gradients[at]), wide(rate), wide(step)
-        g = g if decoupled else g + decay * p
-        mean = beta1 * wide(means[at]) + (1 - beta1) * g
-        square = beta2 * wide(squares[at]) + (1 - beta2) * g * g
-        change = mean / _grown(beta1, count) / (jnp.sqrt(square / _grown(beta2, count)) + eps)
-        p = p - pace * decay * p if decoupled else p
-        moved.append((p - pace * change).astype(parameter.dtype))
-        new_means.append(mean.astype(means[at].dtype))
-        new_squares.append(square.astype(squares[at].dtype))
-    return moved, new_means, new_squares
-
-
-@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
-def _lion(
-    parameters: Any,
-    gradients: Any,
-    means: Any,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    decay: float,
-) -> Any:
-    moved, kept = [], []
-    for at, parameter in enumerate(parameters):
-        wide = _wide(parameter)
-        p, g, m = wide(parameter), wide(gradients[at]), wide(means[at])
-        direction = jnp.sign(beta1 * m + (1 - beta1) * g)
-        moved.append((p - wide(rate) * (direction + decay * p)).astype(parameter.dtype))
-        kept.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
-    return moved, kept
-
-
-def _grown(beta: float, count: Any) -> Any:
-    """`1 - beta**count`, without the digits that the difference would lose."""
-    return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
-
-
-Function = Callable[..., Any]
-_LARGEST_SCORES = 2**28
-"""Scores of attention that are held at once; the definition takes more of them in blocks."""
-
-
-def whole(*static: int) -> Callable[[Function], Function]:
+def compiled(*static: int) -> Callable[[Function], Function]:
     """Compile as one program, with the arguments at these places as constants of it."""
     return partial(jax.jit, static_argnums=static, inline=True)
 
 
 def wide(x: Any) -> Any:
-    """The numbers as what they are computed in: 16 bits as float32."""
+    """The array in the dtype that it is computed in: 16 bits as float32."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
@@ -233,39 +45,39 @@ def _product(x: Any, weight: Any, kind: Any) -> Any:
     return jax.lax.dot_general(x, weight, contracted, precision, preferred_element_type=kind)
 
 
-@whole()
+@compiled()
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
     if bias is None:  # XLA adds up in float32, and the gradient's products stay 16-bit ones
         return _product(x, weight, x.dtype)
     return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
 
 
-@whole()
+@compiled()
 def _relu(x: Any) -> Any:
     return jax.nn.relu(x)
 
 
-@whole()
+@compiled()
 def _silu(x: Any) -> Any:
     return jax.nn.silu(wide(x)).astype(x.dtype)
 
 
-@whole(1)
+@compiled(1)
 def _gelu(x: Any, approximate: bool) -> Any:
     return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
 
 
-@whole()
+@compiled()
 def _swiglu(gate: Any, up: Any) -> Any:
     return (jax.nn.silu(wide(gate)) * wide(up)).astype(gate.dtype)
 
 
-@whole(1)
+@compiled(1)
 def _softmax(x: Any, axis: int) -> Any:
     return jax.nn.softmax(wide(x), axis).astype(x.dtype)
 
 
-@whole(1)
+@compiled(1)
 def _log_softmax(x: Any, axis: int) -> Any:
     return jax.nn.log_softmax(wide(x), axis).astype(x.dtype)
 
@@ -274,19 +86,19 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
     return _averaged(x, axis, keepdims) if known_dtype(x.dtype).kind == "float" else NotImplemented
 
 
-@whole(1, 2)
+@compiled(1, 2)
 def _averaged(x: Any, axis: Any, keepdims: bool) -> Any:
     return jnp.mean(x, axis, keepdims=keepdims)
 
 
-@whole(2)
+@compiled(2)
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     y = wide(x)
     squares = jnp.mean(y * y, -1, keepdims=True)
     return (y * jax.lax.rsqrt(squares + eps) * weight.astype(y.dtype)).astype(x.dtype)
 
 
-@whole(3)
+@compiled(3)
 def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     y = wide(x)
     y = y - jnp.mean(y, -1, keepdims=True)
@@ -299,7 +111,7 @@ def _rope(x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any)
     return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
 
 
-@whole(2, 3)
+@compiled(2, 3)
 def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
     size = x.shape[-1]
     steps = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)], np.float32)
@@ -334,7 +146,7 @@ def _attention(
     return _attended(q, k, v, mask, lengths, causal, scale, window)
 
 
-@whole(5, 6, 7)
+@compiled(5, 6, 7)
 def _attended(
     q: Any,
     k: Any,
@@ -392,28 +204,28 @@ def _within(lengths: Any, keys: int) -> Any:
     return jnp.clip(narrow, 0, keys).astype(jnp.int32)
 
 
-@whole(1)
+@compiled(1)
 def _argmax(x: Any, axis: int) -> Any:
     return PRIMITIVES.argmax(x, axis)
 
 
-@whole()
+@compiled()
 def _embedding(weight: Any, ids: Any) -> Any:
     return PRIMITIVES.take(weight, ids, 0)
 
 
-@whole()
+@compiled()
 def _cross_entropy(logits: Any, targets: Any) -> Any:
     logarithms = jax.nn.log_softmax(wide(logits), -1)
     return -jnp.mean(PRIMITIVES.take_along_axis(logarithms, targets[..., None], -1))
 
 
-@whole()
+@compiled()
 def _mean_squared_error(x: Any, y: Any) -> Any:
     return jnp.mean(jnp.square(wide(x) - wide(y)))
 
 
-@whole(3, 4)
+@compiled(3, 4)
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     kind = x.dtype
     x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
@@ -432,7 +244,7 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
 def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return NotImplemented
-    return _largest_of(x, size, size if stride is None else stride)
+    return largest_of_windows(x, size, size if stride is None else stride)
 
 
 def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
@@ -441,21 +253,198 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
     return _mean_of(x, size, size if stride is None else stride)
 
 
-@whole(1, 2)
-def _largest_of(x: Any, size: Pair, stride: Pair) -> Any:
-    return largest_of_windows(x, size, stride)
-
-
-@whole(1, 2)
+@compiled(1, 2)
 def _mean_of(x: Any, size: Pair, stride: Pair) -> Any:
     window, step = (1, 1, *size), (1, 1, *stride)
     total = jax.lax.reduce_window(wide(x), 0.0, jax.lax.add, window, step, "VALID")
     return (total / (size[0] * size[1])).astype(x.dtype)
 
 
+# XLA finds the largest of a window again for the gradient, with four further arrays of places, and
+# then scatters. Where windows do not overlap, each element has one window, so the gradient is a
+# plain choice: the window's where the element is its first largest, else zero. It is written with
+# the channels last, where XLA puts them for convolutions, so that neighbours are done together.
+
+
+@compiled(1, 2)
+def largest_of_windows(x: Any, size: Pair, stride: Pair) -> Any:
+    """The largest of each window of (batch, channels, height, width); NaN is larger than all.
+
+    Of several that are the largest, the first one gets the gradient.
+    """
+    if size == stride and math.prod(size) <= _MOST_PLACES:
+        return _largest_of_disjoint(x, size)
+    return _reduced(x, size, stride)
+
+
+def _reduced(x: Any, size: Pair, stride: Pair) -> Any:
+    window, step = (1, 1, *size), (1, 1, *stride)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, step, "VALID")
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _largest_of_disjoint(x: Any, size: Pair) -> Any:
+    return _reduced(x, size, size)
+
+
+def _largest_and_change(size: Pair, values: tuple[Any], changes: tuple[Any]) -> tuple[Any, Any]:
+    windows, moving = (_channels_last(x, size) for (x,) in (values, changes))
+    places = [windows[:, :, down, :, along] for down, along in np.ndindex(size)]
+    largest = reduce(jnp.maximum, places)  # found again, as part of the loop that compares with it
+    first = jnp.full(largest.shape, len(places), jnp.uint8)
+    for number, place in reversed(list(enumerate(places))):
+        found = (place == largest) | jnp.isnan(place)
+        first = jnp.where(found, jnp.uint8(number), first)
+    numbers = np.arange(len(places), dtype=np.uint8).reshape(size[0], 1, size[1], 1)
+    chosen = first[:, :, None, :, None] == numbers
+    change = jnp.where(chosen, moving, 0).sum((2, 4))
+    # The op itself, not `largest`: so a second derivative follows the same rule.
+    return _largest_of_disjoint(*values, size), jnp.moveaxis(change, -1, 1)
+
+
+_largest_of_disjoint.defjvp(_largest_and_change)
+
+
+def _channels_last(x: Any, size: Pair) -> Any:
+    """The windows as (batch, down, height of one, along, width of one, channels)."""
+    batch, channels, height, width = x.shape
+    down, along = height // size[0], width // size[1]
+    covered = jnp.moveaxis(x, 1, -1)[:, : down * size[0], : along * size[1]]
+    return covered.reshape(batch, down, size[0], along, size[1], channels)
+
+
+def update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    rate: Any,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Any:
+    """The op of that name."""
+    lists = [list(parameters), list(gradients), None if velocities is None else list(velocities)]
+    return _sgd(*lists, rate, momentum, decay, nesterov)
+
+
+def update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Any,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Any:
+    """The op of that name."""
+    lists = [list(arrays) for arrays in (parameters, gradients, means, squares)]
+    return _adam(*lists, step, rate, beta1, beta2, eps, decay, decoupled)
+
+
+def update_lion(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> Any:
+    """The op of that name."""
+    lists = [list(arrays) for arrays in (parameters, gradients, means)]
+    return _lion(*lists, rate, beta1, beta2, decay)
+
+
+def _in_full(like: Any) -> Callable[[Any], Any]:
+    """A function that brings arrays and numbers into the dtype in which `like` is computed."""
+    kind = like.dtype if like.dtype == jnp.float64 else jnp.float32
+    return lambda x: jnp.asarray(x).astype(kind)
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
+def _sgd(
+    parameters: Any,
+    gradients: Any,
+    velocities: Any,
+    rate: Any,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Any:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        full = _in_full(parameter)
+        p, step = full(parameter), full(gradients[at])
+        step = step + decay * p if decay else step
+        if velocities is not None:
+            velocity = momentum * full(velocities[at]) + step
+            kept.append(velocity.astype(velocities[at].dtype))
+            step = step + momentum * velocity if nesterov else velocity
+        moved.append((p - full(rate) * step).astype(parameter.dtype))
+    return moved, None if velocities is None else kept
+
+
+@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10), inline=True)
+def _adam(
+    parameters: Any,
+    gradients: Any,
+    means: Any,
+    squares: Any,
+    step: Any,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Any:
+    moved, new_means, new_squares = [], [], []
+    for at, parameter in enumerate(parameters):
+        full = _in_full(parameter)
+        p, g, pace, count = full(parameter), full(gradients[at]), full(rate), full(step)
+        g = g if decoupled else g + decay * p
+        mean = beta1 * full(means[at]) + (1 - beta1) * g
+        square = beta2 * full(squares[at]) + (1 - beta2) * g * g
+        change = mean / _grown(beta1, count) / (jnp.sqrt(square / _grown(beta2, count)) + eps)
+        p = p - pace * decay * p if decoupled else p
+        moved.append((p - pace * change).astype(parameter.dtype))
+        new_means.append(mean.astype(means[at].dtype))
+        new_squares.append(square.astype(squares[at].dtype))
+    return moved, new_means, new_squares
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
+def _lion(
+    parameters: Any,
+    gradients: Any,
+    means: Any,
+    rate: Any,
+    beta1: float,
+    beta2: float,
+    decay: float,
+) -> Any:
+    moved, kept = [], []
+    for at, parameter in enumerate(parameters):
+        full = _in_full(parameter)
+        p, g, m = full(parameter), full(gradients[at]), full(means[at])
+        direction = jnp.sign(beta1 * m + (1 - beta1) * g)
+        moved.append((p - full(rate) * (direction + decay * p)).astype(parameter.dtype))
+        kept.append((beta2 * m + (1 - beta2) * g).astype(means[at].dtype))
+    return moved, kept
+
+
+def _grown(beta: float, count: Any) -> Any:
+    """`1 - beta**count`, without the digits that the difference would lose."""
+    return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
+
+
 FUSED: Mapping[str, Function] = {
     "linear": _linear,
-    "any op": lambda op, numbers: whole(*numbers)(op),
+    "any op": lambda op, numbers: compiled(*numbers)(op),
     "relu": _relu,
     "silu": _silu,
     "gelu": _gelu,

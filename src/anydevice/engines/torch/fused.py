@@ -1,16 +1,11 @@
-"""What PyTorch itself has for whole ops, and where our kernels for CUDA come first.
+"""What PyTorch itself has for whole ops, behind our own kernels on CUDA and ROCm.
 
-`engines/torch/triton/fused.py`, where it is there, has a table `KERNELS` from an op's name to a
-function of the same arguments. Each is asked first where the op's first array is on CUDA or ROCm,
-and hands over by returning `NotImplemented`; so does each function here, to the op's definition.
+Each function takes the arguments of its op and returns `NotImplemented` to hand over to the op's
+definition. Where the op's first array is on CUDA or ROCm, `torch/triton/fused.py` is asked first.
 
-Attention by PyTorch's own kernels, where what is asked for is something that they do.
-
-Optimizers' updates by PyTorch's kernels over whole lists: one pass, whatever the lists' length.
-
-They write into copies, because an update leaves what it is given alone, unless the caller says in a
-`consuming` block that it may be overwritten. They have no gradient of their own and work on one
-element type, so that whatever else is asked for goes to the definition.
+Updates of optimizers go over whole lists in one pass. They write into copies, because an update
+leaves what it is given alone, unless the caller has donated it. They have no gradient of their own
+and work on one dtype.
 """
 
 from __future__ import annotations
@@ -25,8 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from anydevice.core.donation import under_way
-from anydevice.core.hooks import load
 from anydevice.engines.torch.primitives import PRIMITIVES
+
+Arrays = Sequence[Any]
+Function = Callable[..., Any]
+Pair = tuple[int, int]
 
 PREFER: Mapping[tuple[int, int], tuple[SDPBackend, ...]] = {
     (9, 0): (
@@ -43,216 +41,6 @@ with 16,384, flash attention's 266 and 335. Cards that are not named keep PyTorc
 """
 
 _orders: dict[Any, tuple[SDPBackend, ...]] = {}
-
-
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    scale: float | None,
-    mask: Any,
-    window: int | None,
-    lengths: Any,
-) -> Any:
-    """The op of that name; `NotImplemented` where there is nothing to attend to or to compute."""
-    asked, held = q.shape, k.shape
-    if 0 in asked or 0 in held:
-        return NotImplemented
-    queries, keys = asked[2], held[2]
-    if lengths is None and mask is None and window is None:
-        if queries == 1 or not causal:
-            if scale is None and asked[1] == held[1] and not q.is_cuda:
-                return scaled_dot_product_attention(q, k, v)
-            return _of_groups(q, k, v, None, scale)
-        if queries == keys:
-            return _from_the_first_on(q, k, v, scale)
-    seen = _seen(q, keys, causal, mask, window, lengths)
-    some = seen.any(-1, keepdim=True)
-    # A query that sees nothing would give what is no number; it sees all, and is left out after.
-    return torch.where(some, _of_groups(q, k, v, seen | ~some, scale), 0.0)
-
-
-def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
-    """As many queries as keys, each seeing those up to its own."""
-    with _preferred(q):
-        return scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-
-
-def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
-    """Without an order among the queries: the heads of one key head are rows of one matrix.
-
-    So no key is copied, and kernels that know nothing of grouped heads serve too.
-    """
-    batch, heads, queries, size = q.shape
-    kv_heads, keys = k.shape[1], k.shape[2]
-    groups = heads // kv_heads
-    if groups > 1:
-        q = q.reshape(batch, kv_heads, groups * queries, size)
-        if seen is not None:
-            seen = seen.expand(seen.shape[0], heads if seen.shape[1] > 1 else groups, queries, keys)
-            seen = seen.reshape(seen.shape[0], -1, groups * queries, keys)
-    with _preferred(q):
-        result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
-    return result.reshape(batch, heads, queries, size)
-
-
-def _seen(
-    q: Any, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
-) -> torch.Tensor:
-    """Which keys a query may see: four axes, of which the first two may be 1."""
-    queries = q.shape[2]
-    key = torch.arange(keys, device=q.device)
-    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1)
-    seen = (key < valid) if lengths is not None else torch.ones_like(key, dtype=torch.bool)
-    if causal:
-        own = torch.arange(queries, device=q.device)[:, None] + (valid - queries)
-        seen = seen & (key <= own)
-        if window is not None:
-            seen = seen & (key > own - window)
-    if mask is not None:
-        seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
-    shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
-    return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
-
-
-def _within(lengths: Any, keys: int) -> Any:
-    return lengths.to(torch.int64).clamp(0, keys)
-
-
-def _preferred(q: Any) -> AbstractContextManager[Any]:
-    """The order of PyTorch's kernels for this card; one query is served by what PyTorch says."""
-    if not q.is_cuda or q.shape[2] == 1:
-        return nullcontext()
-    order = _orders.get(q.device)
-    if order is None:
-        order = _orders[q.device] = PREFER.get(torch.cuda.get_device_capability(q.device), ())
-    scope: AbstractContextManager[Any] = (
-        sdpa_kernel(list(order), set_priority=True) if order else nullcontext()
-    )
-    return scope
-
-
-Arrays = Sequence[Any]
-_SERVED = ("cpu", "cuda", "mps")
-
-
-def update_sgd(
-    parameters: Arrays,
-    gradients: Arrays,
-    velocities: Arrays | None,
-    rate: float,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> Any:
-    """The op of that name, for float tensors of one type that no gradient passes through."""
-    lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
-    idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
-    # With numbers of 16 bits, PyTorch's kernel for the CPU takes a wrong step.
-    wrong = parameters[0].element_size() < 4
-    if idle or wrong or not _alike(lists) or isinstance(rate, torch.Tensor):
-        return NotImplemented
-    moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
-    torch._fused_sgd_(
-        moved,
-        _laid_out_like(moved, gradients),
-        kept[0] if kept else [],
-        weight_decay=decay,
-        momentum=momentum if kept else 0.0,
-        lr=rate,
-        dampening=0.0,
-        nesterov=nesterov,
-        maximize=False,
-        is_first_step=False,
-        found_inf=under_way.skip,
-    )
-    return moved, kept[0] if kept else None
-
-
-def update_adam(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    squares: Arrays,
-    step: Any,
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    decoupled: bool,
-) -> Any:
-    """The op of that name, for float tensors of one type that no gradient passes through."""
-    if not _alike([parameters, gradients, means, squares]) or isinstance(rate, torch.Tensor):
-        return NotImplemented
-    device = parameters[0].device
-    count = torch.as_tensor(step, dtype=torch.float32, device=device)
-    moved, new_means, new_squares = _copies(parameters), _copies(means), _copies(squares)
-    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    update(
-        moved,
-        _laid_out_like(moved, gradients),
-        new_means,
-        new_squares,
-        [],
-        [count] * len(moved),
-        lr=rate,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-        found_inf=under_way.skip,
-    )
-    return moved, new_means, new_squares
-
-
-def total_size(arrays: Arrays) -> Any:
-    """A number that is finite where all of a list are: by few kernels where each start counts."""
-    if not _alike([arrays]):
-        return NotImplemented
-    if arrays[0].device.type == "cuda":
-        return torch.stack(torch._foreach_norm(list(arrays), 1)).sum(dtype=torch.float32)
-    return torch.stack([array.sum(dtype=torch.float32) for array in arrays]).sum()
-
-
-def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
-    """The gradients with the strides of the copies: CUDA's kernels refuse others."""
-    return [
-        gradient
-        if gradient.stride() == copy.stride()
-        else gradient.clone(memory_format=torch.contiguous_format)
-        for copy, gradient in zip(moved, gradients, strict=True)
-    ]
-
-
-def _alike(lists: Sequence[Arrays]) -> bool:
-    """Whether one kernel serves all of these now; a compiler makes its own of the definition."""
-    if torch.compiler.is_compiling():
-        return False
-    first = lists[0][0]
-    kind, device = first.dtype, first.device
-    return (
-        kind.is_floating_point
-        and device.type in _SERVED
-        and all(x.dtype == kind and x.device == device for arrays in lists for x in arrays)
-        and not (torch.is_grad_enabled() and any(x.requires_grad for y in lists for x in y))
-    )
-
-
-def _copies(arrays: Arrays) -> list[torch.Tensor]:
-    """What the kernels write into: copies, or the tensors themselves where they may be consumed."""
-    if under_way.allowed and all(x.is_contiguous() for x in arrays):
-        return list(arrays)
-    return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
-
-
-Function = Callable[..., Any]
-Pair = tuple[int, int]
 _WIDE = (torch.float32, torch.float64)
 _MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
 _mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
@@ -324,7 +112,7 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     if x.dtype != weight.dtype:  # PyTorch would warn that it is slow
         return NotImplemented
     if _FOR_GPUS and x.is_cuda:
-        # There it takes a whole row for no numbers where one element is infinite.
+        # There, one infinite element makes a whole row NaN.
         return NotImplemented
     if _straight_rmsnorm is None or not x.is_cpu or torch.compiler.is_compiling():
         return torch.rms_norm(x, weight.shape, weight, eps)
@@ -375,6 +163,208 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
     return F.avg_pool2d(x, size, stride)
 
 
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    scale: float | None,
+    mask: Any,
+    window: int | None,
+    lengths: Any,
+) -> Any:
+    """The op of that name; `NotImplemented` where there is nothing to attend to or to compute."""
+    asked, held = q.shape, k.shape
+    if 0 in asked or 0 in held:
+        return NotImplemented
+    queries, keys = asked[2], held[2]
+    if lengths is None and mask is None and window is None:
+        if queries == 1 or not causal:
+            if scale is None and asked[1] == held[1] and not q.is_cuda:
+                return scaled_dot_product_attention(q, k, v)
+            return _of_groups(q, k, v, None, scale)
+        if queries == keys:
+            return _from_the_first_on(q, k, v, scale)
+    seen = _seen(q, keys, causal, mask, window, lengths)
+    some = seen.any(-1, keepdim=True)
+    # A query that sees nothing would give NaN; it sees all, and is left out after.
+    return torch.where(some, _of_groups(q, k, v, seen | ~some, scale), 0.0)
+
+
+def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
+    """As many queries as keys, each seeing those up to its own."""
+    with _preferred(q):
+        return scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
+    """Without an order among the queries: the heads of one key head are rows of one matrix.
+
+    So no key is copied, and kernels that know nothing of grouped heads serve too.
+    """
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    groups = heads // kv_heads
+    if groups > 1:
+        q = q.reshape(batch, kv_heads, groups * queries, size)
+        if seen is not None:
+            seen = seen.expand(seen.shape[0], heads if seen.shape[1] > 1 else groups, queries, keys)
+            seen = seen.reshape(seen.shape[0], -1, groups * queries, keys)
+    with _preferred(q):
+        result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+    return result.reshape(batch, heads, queries, size)
+
+
+def _seen(
+    q: Any, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
+) -> torch.Tensor:
+    """Which keys a query may see: four axes, of which the first two may be 1."""
+    queries = q.shape[2]
+    key = torch.arange(keys, device=q.device)
+    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1)
+    seen = (key < valid) if lengths is not None else torch.ones_like(key, dtype=torch.bool)
+    if causal:
+        own = torch.arange(queries, device=q.device)[:, None] + (valid - queries)
+        seen = seen & (key <= own)
+        if window is not None:
+            seen = seen & (key > own - window)
+    if mask is not None:
+        seen = seen & (mask[:, None, None, :] if mask.ndim == 2 else mask)
+    shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
+    return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
+
+
+def _within(lengths: Any, keys: int) -> Any:
+    return lengths.to(torch.int64).clamp(0, keys)
+
+
+def _preferred(q: Any) -> AbstractContextManager[Any]:
+    """The order of PyTorch's kernels for this card; one query is served by what PyTorch says."""
+    if not q.is_cuda or q.shape[2] == 1:
+        return nullcontext()
+    order = _orders.get(q.device)
+    if order is None:
+        order = _orders[q.device] = PREFER.get(torch.cuda.get_device_capability(q.device), ())
+    scope: AbstractContextManager[Any] = (
+        sdpa_kernel(list(order), set_priority=True) if order else nullcontext()
+    )
+    return scope
+
+
+def update_sgd(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None,
+    rate: float,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> Any:
+    """The op of that name, for float tensors of one dtype that no gradient passes through."""
+    lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
+    idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
+    # With numbers of 16 bits, PyTorch's kernel for the CPU takes a wrong step.
+    wrong = parameters[0].element_size() < 4
+    if idle or wrong or not _alike(lists) or isinstance(rate, torch.Tensor):
+        return NotImplemented
+    moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
+    torch._fused_sgd_(
+        moved,
+        _laid_out_like(moved, gradients),
+        kept[0] if kept else [],
+        weight_decay=decay,
+        momentum=momentum if kept else 0.0,
+        lr=rate,
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=False,
+        is_first_step=False,
+        found_inf=under_way.skip,
+    )
+    return moved, kept[0] if kept else None
+
+
+def update_adam(
+    parameters: Arrays,
+    gradients: Arrays,
+    means: Arrays,
+    squares: Arrays,
+    step: Any,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> Any:
+    """The op of that name, for float tensors of one dtype that no gradient passes through."""
+    if not _alike([parameters, gradients, means, squares]) or isinstance(rate, torch.Tensor):
+        return NotImplemented
+    device = parameters[0].device
+    count = torch.as_tensor(step, dtype=torch.float32, device=device)
+    moved, new_means, new_squares = _copies(parameters), _copies(means), _copies(squares)
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    update(
+        moved,
+        _laid_out_like(moved, gradients),
+        new_means,
+        new_squares,
+        [],
+        [count] * len(moved),
+        lr=rate,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        found_inf=under_way.skip,
+    )
+    return moved, new_means, new_squares
+
+
+def total_size(arrays: Arrays) -> Any:
+    """A number that is finite where all of a list are: by few kernels where each start counts."""
+    if not _alike([arrays]):
+        return NotImplemented
+    if arrays[0].device.type == "cuda":
+        return torch.stack(torch._foreach_norm(list(arrays), 1)).sum(dtype=torch.float32)
+    return torch.stack([array.sum(dtype=torch.float32) for array in arrays]).sum()
+
+
+def _laid_out_like(moved: list[torch.Tensor], gradients: Arrays) -> list[torch.Tensor]:
+    """The gradients with the strides of the copies: CUDA's kernels refuse others."""
+    return [
+        gradient
+        if gradient.stride() == copy.stride()
+        else gradient.clone(memory_format=torch.contiguous_format)
+        for copy, gradient in zip(moved, gradients, strict=True)
+    ]
+
+
+def _alike(lists: Sequence[Arrays]) -> bool:
+    """Whether one kernel serves all of these now; a compiler makes its own of the definition."""
+    if torch.compiler.is_compiling():
+        return False
+    first = lists[0][0]
+    kind, device = first.dtype, first.device
+    return (
+        kind.is_floating_point
+        and device.type in ("cpu", "cuda", "mps")
+        and all(x.dtype == kind and x.device == device for arrays in lists for x in arrays)
+        and not (torch.is_grad_enabled() and any(x.requires_grad for y in lists for x in y))
+    )
+
+
+def _copies(arrays: Arrays) -> list[torch.Tensor]:
+    """What the kernels write into: copies, or the tensors themselves where they are donated."""
+    if under_way.allowed and all(x.is_contiguous() for x in arrays):
+        return list(arrays)
+    return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
+
+
 _OWN: dict[str, Function] = {
     "linear": _linear,
     "relu": torch.relu,
@@ -398,10 +388,6 @@ _OWN: dict[str, Function] = {
 }
 
 
-def _nothing_of_our_own(*arguments: Any) -> Any:
-    return NotImplemented
-
-
 def kernels_first(
     own: Mapping[str, Function], kernels: Mapping[str, Function]
 ) -> dict[str, Function]:
@@ -411,30 +397,28 @@ def kernels_first(
     >>> both["silu"](torch.ones(1))
     'own'
     """
-    merged = dict(own)
-    for name, kernel in kernels.items():
-        merged[name] = _kernel_first(kernel, own.get(name, _nothing_of_our_own))
-    return merged
+    behind = {name: _kernel_first(kernel, own.get(name)) for name, kernel in kernels.items()}
+    return {**own, **behind}
 
 
-def _kernel_first(kernel: Function, own: Function) -> Function:
+def _kernel_first(kernel: Function, own: Function | None) -> Function:
     def either(*arguments: Any) -> Any:
         first = arguments[0]
         if (first if isinstance(first, torch.Tensor) else first[0]).is_cuda:
             result = kernel(*arguments)
             if result is not NotImplemented:
                 return result
-        return own(*arguments)
+        return NotImplemented if own is None else own(*arguments)
 
     return either
 
 
-def _kernels() -> Mapping[str, Function]:
-    try:
-        found: Mapping[str, Function] = load("anydevice.engines.torch.triton.fused:KERNELS")
-    except ModuleNotFoundError:  # Triton comes with PyTorch's builds for GPUs only
-        return {}
-    return found
+def _all_versions() -> Mapping[str, Function]:
+    if not _FOR_GPUS:
+        return _OWN
+    from anydevice.engines.torch.triton.fused import KERNELS
+
+    return kernels_first(_OWN, KERNELS)
 
 
-FUSED: Mapping[str, Function] = kernels_first(_OWN, _kernels()) if _FOR_GPUS else _OWN
+FUSED: Mapping[str, Function] = _all_versions()

@@ -3,6 +3,9 @@
 Each function takes all arguments of its op by place, and returns `NotImplemented`, before it does
 anything, where its kernel does not fit or was not found to be right on this device. Under PyTorch's
 compiler, `rmsnorm`, `swiglu` and `rope` are left to it: it fuses them with what stands beside them.
+
+A kernel is also an operator of PyTorch, through which gradients and its compiler can pass. Where
+there is neither, it is started directly, which takes less time on the host.
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ from typing import Any
 import torch
 
 from anydevice.core.rope_scaling import frequencies
-from anydevice.engines.torch.triton import operators as registered
-from anydevice.engines.torch.triton.operators import kernel
 from anydevice.engines.trust import is_trusted
 
 MOST_ROWS = 8
@@ -31,13 +32,152 @@ _NAMES = {
     torch.bfloat16: "bfloat16",
 }
 _HALF = (torch.float16, torch.bfloat16)
-_WHOLE = (torch.int32, torch.int64)
+_INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 32, 64, 128, 256)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Triton's interpreter, which is asked for by this variable, takes tensors of the CPU instead.
 _PLACE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 _GPU = "rocm" if torch.version.hip else "cuda"
 _READY = find_spec("triton") is not None
+
+
+@cache
+def _kernel(name: str) -> Callable[..., torch.Tensor]:
+    """The function that starts a kernel; Triton is imported with the first one."""
+    from anydevice.engines.torch.triton import attention, linear, rope, rows
+
+    started: dict[str, Callable[..., torch.Tensor]] = {
+        "attention": attention.decode_attention,
+        "linear": linear.matvec,
+        "rmsnorm": rows.rmsnorm,
+        "rope": rope.rope,
+        "softmax": rows.softmax,
+        "swiglu": rows.swiglu,
+    }
+    return started[name]
+
+
+# The operators: a schema, and what a compiler is told of the result before there is one.
+
+
+def _operator(name: str, schema: str, result: Callable[..., torch.Tensor]) -> Any:
+    def run(*arguments: Any) -> torch.Tensor:
+        return _kernel(name)(*arguments)
+
+    made = torch.library.custom_op(f"anydevice_triton::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(result)
+    return made
+
+
+def _like_the_first(x: Any, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+rmsnorm_operator = _operator(
+    "rmsnorm", "(Tensor x, Tensor weight, float eps) -> Tensor", _like_the_first
+)
+softmax_operator = _operator("softmax", "(Tensor x) -> Tensor", _like_the_first)
+swiglu_operator = _operator(
+    "swiglu",
+    "(Tensor gate, Tensor up) -> Tensor",
+    lambda gate, up: torch.empty(gate.shape, dtype=gate.dtype, device=gate.device),
+)
+rope_operator = _operator(
+    "rope",
+    "(Tensor x, Tensor positions, Tensor frequencies, float factor, bool interleaved, "
+    "bool backward) -> Tensor",
+    _like_the_first,
+)
+linear_operator = _operator(
+    "linear",
+    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
+)
+attention_operator = _operator(
+    "attention",
+    "(Tensor q, Tensor k, Tensor v, float scale, int? window, Tensor? lengths) -> Tensor",
+    lambda q, *rest: q.new_empty(q.shape),
+)
+
+
+# Gradients, in PyTorch's own functions: float32 in between, rounded once.
+
+
+def _keep_rmsnorm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _rmsnorm_backward(ctx: Any, gradient: Any) -> Any:
+    x, weight = ctx.saved_tensors
+    wide, slope = x.float(), gradient.float()
+    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + ctx.eps)
+    normal = wide * factor
+    scaled = slope * weight.float()
+    by_x = (scaled - normal * (scaled * normal).mean(-1, keepdim=True)) * factor
+    by_weight = (slope * normal).reshape(-1, x.shape[-1]).sum(0)
+    return by_x.to(x.dtype), by_weight.to(weight.dtype), None
+
+
+def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output)
+
+
+def _softmax_backward(ctx: Any, gradient: Any) -> Any:
+    (result,) = ctx.saved_tensors
+    weighted = gradient.float() * result.float()
+    return (weighted - result.float() * weighted.sum(-1, keepdim=True)).to(result.dtype)
+
+
+def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _swiglu_backward(ctx: Any, gradient: Any) -> Any:
+    gate, up = (one.float() for one in ctx.saved_tensors)
+    slope, opened = gradient.float(), torch.sigmoid(gate)
+    by_gate = slope * up * opened * (1 + gate * (1 - opened))
+    by_up = slope * gate * opened
+    return by_gate.to(gradient.dtype), by_up.to(gradient.dtype)
+
+
+def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
+    _, positions, frequencies, ctx.factor, ctx.interleaved, ctx.backward = inputs
+    ctx.save_for_backward(positions, frequencies)
+
+
+def _rope_backward(ctx: Any, gradient: Any) -> Any:
+    straight = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    turned_back = rope_operator(
+        straight,
+        *ctx.saved_tensors,
+        ctx.factor,
+        ctx.interleaved,
+        not ctx.backward,
+    )
+    return turned_back, None, None, None, None, None
+
+
+def _keep_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias = inputs
+    ctx.biased = bias is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _linear_backward(ctx: Any, gradient: Any) -> Any:
+    x, weight = ctx.saved_tensors
+    by_bias = gradient.sum(0) if ctx.biased else None
+    return gradient @ weight, gradient.T @ x, by_bias
+
+
+rmsnorm_operator.register_autograd(_rmsnorm_backward, setup_context=_keep_rmsnorm)
+softmax_operator.register_autograd(_softmax_backward, setup_context=_keep_softmax)
+swiglu_operator.register_autograd(_swiglu_backward, setup_context=_keep_swiglu)
+rope_operator.register_autograd(_rope_backward, setup_context=_keep_rope)
+linear_operator.register_autograd(_linear_backward, setup_context=_keep_linear)
+
+
+# The versions of ops.
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
@@ -49,16 +189,16 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     ):
         return NotImplemented
     if _differentiated(x, weight):
-        return registered.rmsnorm(x, weight, eps)
-    return kernel("rmsnorm")(x, weight, eps)
+        return rmsnorm_operator(x, weight, eps)
+    return _kernel("rmsnorm")(x, weight, eps)
 
 
 def _softmax(x: Any, axis: int) -> Any:
     if not _serves(x) or not x.ndim or axis not in (-1, x.ndim - 1) or not x.is_contiguous():
         return NotImplemented
     if torch.compiler.is_compiling() or _differentiated(x):
-        return registered.softmax(x)
-    return kernel("softmax")(x)
+        return softmax_operator(x)
+    return _kernel("softmax")(x)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:
@@ -71,8 +211,8 @@ def _swiglu(gate: Any, up: Any) -> Any:
     ):
         return NotImplemented
     if _differentiated(gate, up):
-        return registered.swiglu(gate, up)
-    return kernel("swiglu")(gate, up)
+        return swiglu_operator(gate, up)
+    return _kernel("swiglu")(gate, up)
 
 
 def _rope(
@@ -81,15 +221,15 @@ def _rope(
     if (
         torch.compiler.is_compiling()
         or not _serves(x, positions)
-        or positions.dtype not in _WHOLE
+        or positions.dtype not in _INTEGERS
         or x.stride(-1) != 1
     ):
         return NotImplemented
     frozen = () if scaling is None else tuple(sorted(scaling.items()))
     steps, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
     if _differentiated(x):
-        return registered.rope(x, positions, steps, factor, interleaved, False)
-    return kernel("rope")(x, positions, steps, factor, interleaved)
+        return rope_operator(x, positions, steps, factor, interleaved, False)
+    return _kernel("rope")(x, positions, steps, factor, interleaved)
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
@@ -106,9 +246,9 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
         return NotImplemented
     rows = x.reshape(-1, inputs)
     if torch.compiler.is_compiling() or _differentiated(x, weight, bias):
-        result = registered.linear(rows, weight, bias)
+        result = linear_operator(rows, weight, bias)
     else:
-        result = kernel("linear")(rows, weight, bias)
+        result = _kernel("linear")(rows, weight, bias)
     return result.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -129,7 +269,7 @@ def _attention(
         or q.dtype not in _HALF
         or not _serves(q, k, v, *(() if lengths is None else (lengths,)))
         or not q.dtype == k.dtype == v.dtype
-        or (lengths is not None and (lengths.dtype not in _WHOLE or not lengths.is_contiguous()))
+        or (lengths is not None and (lengths.dtype not in _INTEGERS or not lengths.is_contiguous()))
         or size not in _SIZES
         or v.shape[-1] != size
         or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
@@ -138,12 +278,12 @@ def _attention(
         return NotImplemented
     factor = size**-0.5 if scale is None else scale
     if torch.compiler.is_compiling():
-        return registered.attention(q, k, v, factor, window, lengths)
-    return kernel("attention")(q, k, v, factor, window, lengths)
+        return attention_operator(q, k, v, factor, window, lengths)
+    return _kernel("attention")(q, k, v, factor, window, lengths)
 
 
 def _serves(x: Any, *others: Any) -> bool:
-    """Whether these are plain tensors on one GPU, and the first of a type that kernels take."""
+    """Whether these are plain tensors on one GPU, and the first of a dtype that kernels take."""
     if not _READY or x.device.type != _PLACE or x.dtype not in _NAMES:
         return False
     if any(other.device != x.device for other in others):
@@ -210,7 +350,7 @@ def _trusted(name: str, x: Any, *arguments: Any) -> Any:
 KERNELS: Mapping[str, Callable[..., Any]] = {
     name: partial(_trusted, name) for name in UNTRUSTED_KERNELS
 }
-"""The kernels that may be used: those in the table of `kernels/trust.py`."""
+"""The kernels that may be used: those that `engines/trust.py` has."""
 
 
 def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ...]:

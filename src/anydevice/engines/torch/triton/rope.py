@@ -15,7 +15,7 @@ from anydevice.engines.torch.triton.launch import start
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
 
-class Shape(Record):
+class RopeTile(Record):
     """How the work is cut: so many tokens and so many heads for a program, by so many warps."""
 
     tokens: int
@@ -23,13 +23,13 @@ class Shape(Record):
     warps: int
 
 
-def shape_for(heads: int, tokens: int, size: int, by_token: bool) -> Shape:
+def rope_tile(heads: int, tokens: int, size: int, by_token: bool) -> RopeTile:
     """What measures fastest for so many heads and tokens; `by_token` as they lie in memory."""
     rows = max(1, 4096 // triton.next_power_of_2(size))
     if by_token:
-        return Shape(1, min(triton.next_power_of_2(heads), rows), 4)
+        return RopeTile(1, min(triton.next_power_of_2(heads), rows), 4)
     block = min(triton.next_power_of_2(tokens), max(1, rows // 4))
-    return Shape(block, min(triton.next_power_of_2(heads), max(1, rows // 2 // block)), 2)
+    return RopeTile(block, min(triton.next_power_of_2(heads), max(1, rows // 2 // block)), 2)
 
 
 def rope(
@@ -39,7 +39,7 @@ def rope(
     factor: float,
     interleaved: bool,
     backward: bool = False,
-    shape: Shape | None = None,
+    tile: RopeTile | None = None,
 ) -> torch.Tensor:
     """`x` (batch, heads, tokens, size) turned by `positions` × `frequencies`, times `factor`.
 
@@ -51,7 +51,7 @@ def rope(
     if not x.numel():
         return out
     batch, heads, tokens, size = x.shape
-    cut = shape or shape_for(heads, tokens, size, x.stride(1) < x.stride(2))
+    cut = tile or rope_tile(heads, tokens, size, x.stride(1) < x.stride(2))
     several = positions.ndim == 2
     start(
         _rope,

@@ -14,11 +14,10 @@ from anydevice.engines.torch.triton.launch import overlapping, start
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
-
 PADDED_ROWS = tl.constexpr(16)
 
 
-class Shape(Record):
+class MatvecTile(Record):
     """How the work is cut: so many outputs for a program, inputs at a time, warps and loads."""
 
     outputs: int
@@ -27,20 +26,20 @@ class Shape(Record):
     stages: int = 1
 
 
-def shape_for(rows: int, outputs: int, inputs: int) -> Shape:
+def matvec_tile(rows: int, outputs: int, inputs: int) -> MatvecTile:
     """What measures fastest for so many rows and a weight of this shape."""
     if rows > 1:
-        return Shape(16, 256 if inputs % 256 == 0 else 128, 2, stages=4)
+        return MatvecTile(16, 256 if inputs % 256 == 0 else 128, 2, stages=4)
     if inputs > 8192:
-        return Shape(2, 2048, 8)
-    return Shape(2, min(1024, triton.next_power_of_2(inputs)), 4)
+        return MatvecTile(2, 2048, 8)
+    return MatvecTile(2, min(1024, triton.next_power_of_2(inputs)), 4)
 
 
 def matvec(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    shape: Shape | None = None,
+    tile: MatvecTile | None = None,
     overlap: bool = True,
 ) -> torch.Tensor:
     """`x` (rows, inputs) times the transposed `weight` (outputs, inputs), plus `bias` (outputs,).
@@ -53,7 +52,7 @@ def matvec(
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    cut = shape or shape_for(rows, outputs, inputs)
+    cut = tile or matvec_tile(rows, outputs, inputs)
     options = overlapping(x.device) if overlap else {"overlap": False}
     start(
         _one_row if rows == 1 else _few_rows,

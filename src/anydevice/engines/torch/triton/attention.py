@@ -15,13 +15,12 @@ from anydevice.engines.torch.triton.launch import multiprocessors, overlapping, 
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
-
 LOG2_E = 1.4426950408889634
 LEAST_GROUP = 16
 """The fewest rows that the matrix units take; query heads of one key head are padded to it."""
 
 
-class Shape(Record):
+class DecodeTile(Record):
     """How the work is cut: `parts` of the keys, `keys` at a time, so many warps and loads."""
 
     parts: int
@@ -30,19 +29,19 @@ class Shape(Record):
     stages: int
 
 
-def shape_for(pairs: int, keys: int, size: int, processors: int, shared: int) -> Shape:
+def decode_tile(pairs: int, keys: int, size: int, processors: int, shared: int) -> DecodeTile:
     """What measures fastest for so many pairs of batch and key head, on such a device.
 
     `processors` is how many programs run side by side, `shared` the fast memory of each.
     """
     if pairs * triton.cdiv(keys, 64) <= 4 * processors:
-        return Shape(triton.cdiv(keys, 64), 64 if size <= 128 else 32, 4, 1)
+        return DecodeTile(triton.cdiv(keys, 64), 64 if size <= 128 else 32, 4, 1)
     parts = max(1, processors // pairs)
     for block, stages in ((128, 3), (64, 3), (64, 2), (32, 2)):
         # Two bytes an element, keys and values, and a little for what is exchanged.
         if (stages - 1) * 4 * block * size + 16384 <= shared:
-            return Shape(parts, block, 4, stages)
-    return Shape(parts, 32, 4, 1)
+            return DecodeTile(parts, block, 4, stages)
+    return DecodeTile(parts, 32, 4, 1)
 
 
 def decode_attention(
@@ -52,7 +51,7 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     lengths: torch.Tensor | None = None,
-    shape: Shape | None = None,
+    tile: DecodeTile | None = None,
     overlap: bool = True,
 ) -> torch.Tensor:
     """Attention of `q` (batch, heads, 1, size) to `k` and `v` (batch, kv heads, keys, size).
@@ -67,7 +66,7 @@ def decode_attention(
         return out
     if not keys:
         return out.zero_()
-    cut = shape or shape_for(
+    cut = tile or decode_tile(
         batch * key_heads, keys, size, multiprocessors(q.device), shared_memory(q.device)
     )
     options = overlapping(q.device) if overlap else {"overlap": False}
