@@ -15,8 +15,8 @@ from anydevice.compiling import _compile as compiling
 from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, OutOfMemoryError
-from anydevice.models.detect import home_of
-from anydevice.models.native import FunctionSubject
+from anydevice.models.detect import compile_device
+from anydevice.models.native import FunctionAdapter
 
 ENGINES = ("numpy", "torch", "jax", "mlx", "opencl")
 
@@ -156,7 +156,7 @@ def test_a_bounded_number_of_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch)
     compiled = anydevice.compile(digits(), device_of_engine("jax"))
     compiled(X[:1])
     compiled(X[:2])
-    with pytest.warns(UserWarning, match="there is code for 2 sets of shapes"):
+    with pytest.warns(UserWarning, match="2 sets of shapes are compiled"):
         third = compiled(X[:3])
     fourth = compiled(X[:4])  # said once
     np.testing.assert_allclose(anydevice.to_numpy(third), digits()(X[:3]), rtol=1e-4, atol=1e-6)
@@ -271,20 +271,20 @@ def test_a_model_without_weights() -> None:
     assert compiled.report.checked.weights == 0
 
 
-class Far(FunctionSubject):
+class Far(FunctionAdapter):
     """A module of PyTorch that lies on a card."""
 
     library = "torch"
 
     @property
-    def where(self) -> Device | None:
+    def device(self) -> Device | None:
         return Device("cuda:1")
 
 
 def test_without_a_device_a_module_stays_on_its_card() -> None:
-    home = home_of(Far(abs), None, compiled=True)
+    home = compile_device(Far(abs), None, compiled=True)
     assert (str(home), home.engine) == ("cuda:1", "torch")
-    assert home_of(Far(abs), "cpu", compiled=True) == Device("cpu")
+    assert compile_device(Far(abs), "cpu", compiled=True) == Device("cpu")
 
 
 def test_inside_of_another_compiled_function_it_is_part_of_it() -> None:

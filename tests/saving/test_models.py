@@ -29,7 +29,7 @@ from anydevice.nn.initializers import Normal
 from anydevice.nn.recompute import Recomputed
 from anydevice.saving import files as tensor_files
 from anydevice.saving.models import _known, description, register_layer, remade
-from anydevice.training.checkpoints import difference, likeness
+from anydevice.training.checkpoints import difference, fingerprint
 from anydevice.transfer.weights.safetensors import read_header
 
 Array = np.ndarray[Any, Any]
@@ -491,7 +491,7 @@ def defined(text: str) -> Any:
 
 def test_functions_are_told_by_name_and_those_without_one_by_what_they_do() -> None:
     def alike(one: str, other: str) -> bool:
-        return difference(likeness(defined(one)), likeness(defined(other)), "loss") is None
+        return difference(fingerprint(defined(one)), fingerprint(defined(other)), "loss") is None
 
     named = "def f(x):\n return {}"
     within = "def around(k):\n def f(x):\n  return x * k\n return f\nf = around({})"
@@ -511,15 +511,16 @@ def test_functions_are_told_by_name_and_those_without_one_by_what_they_do() -> N
     assert alike("f = dict(a=object())", "f = dict(a=object())")
     unset = "def around():\n def f():\n  return k\n return f\n k = 1\nf = around()"
     assert alike(unset, unset)
-    elsewhere = {**likeness(defined("f = lambda x: x")), "code of Python 2.7": "0"}
-    assert difference(elsewhere, likeness(defined("f = lambda x: x")), "loss") is None
+    elsewhere = {**fingerprint(defined("f = lambda x: x")), "code of Python 2.7": "0"}
+    assert difference(elsewhere, fingerprint(defined("f = lambda x: x")), "loss") is None
     assert difference(math.nan, math.nan, "clip") is None
     assert difference([1], [1, 2], "layers") == "its layers had 1 parts, and now it has 2"
     assert (
-        difference(likeness({"a": 1}), likeness({"b": 1}), "x") == "its x['a'] is there only then"
+        difference(fingerprint({"a": 1}), fingerprint({"b": 1}), "x")
+        == "its x['a'] is there only then"
     )
     assert "…" in str(difference("a" * 200, "b", "x"))
-    one, two = (likeness(Named(kind=at, fields=at, function=at)) for at in (1, 2))
+    one, two = (fingerprint(Named(kind=at, fields=at, function=at)) for at in (1, 2))
     assert difference(one, two, "x") == "its x.kind was 1, and now it is 2"
 
 

@@ -14,7 +14,7 @@ import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError, VerificationError
-from anydevice.training.batches import of_numbers
+from anydevice.training.batches import as_numbers
 from tests.rounding import rounding
 
 ENGINES = ("torch", "jax", "mlx")
@@ -86,12 +86,12 @@ def test_nests_are_looked_through() -> None:
             return np.ones((2, 1))
 
     given = {"words": [[1, 2]], "parts": (np.ones(2), Table()), "rest": [np.ones(1), None]}
-    found = of_numbers(given, "x")
+    found = as_numbers(given, "x")
     assert found["words"].dtype.kind == "i"
     assert [each.dtype for each in found["parts"]] == [np.float32, np.float32]
     assert found["rest"][1] is None
     with pytest.raises(ConfigurationError, match=r"x\['a'\]\[1\] holds text"):
-        of_numbers({"a": [np.ones(1), "words"]}, "x")
+        as_numbers({"a": [np.ones(1), "words"]}, "x")
 
 
 # What is not

@@ -10,7 +10,7 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.compiling.versions import FirstThatWorks
+from anydevice.compiling.versions import FallbackFunction
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.record import replace
@@ -18,7 +18,7 @@ from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import Recipe, Standing, stepper_for, total
+from anydevice.training.steps import Standing, StepConfig, stepper_for, total
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
@@ -219,7 +219,7 @@ def test_every_loss_is_trained_in_16_bits_and_is_a_float32(here: Device, precisi
 
 @pytest.mark.parametrize("loss", [nn.cross_entropy, ops.cross_entropy])
 def test_logits_of_16_bits_are_not_copied_for_our_cross_entropy(here: Device, loss: Any) -> None:
-    recipe = Recipe(nn.Dense(2, 3), loss, nn.SGD(), policy_of("mixed", here))
+    recipe = StepConfig(nn.Dense(2, 3), loss, nn.SGD(), policy_of("mixed", here))
     parameters = nn.Model(nn.Dense(2, 3), device=here).parameters
     given: list[str] = []
 
@@ -289,7 +289,7 @@ def compiled_with(
     monkeypatch.setattr(compiler, "compile", watched)
     optimizer = nn.SGD(0.1)
     parameters = nn.Model(LAYER, device=here).parameters
-    recipe = Recipe(
+    recipe = StepConfig(
         LAYER, nn.mean_squared_error, optimizer, policy_of("float32", here), optimize=optimize
     )
     stepper_for(here, recipe, Standing(parameters, optimizer.init(parameters)), 0)
@@ -309,7 +309,7 @@ def test_training_hands_on_how_hard(monkeypatch: pytest.MonkeyPatch) -> None:
     here = anydevice.device("cpu", engine="jax")
     asked: list[str] = []
 
-    def watched(home: Device, recipe: Recipe, *others: Any) -> Any:
+    def watched(home: Device, recipe: StepConfig, *others: Any) -> Any:
         asked.append(recipe.optimize)
         return stepper_for(home, recipe, *others)
 
@@ -342,7 +342,7 @@ def test_compiled_code_that_runs_out_of_memory_is_not_tried_otherwise() -> None:
         raise MemoryError
 
     calls: list[Any] = []
-    run = FirstThatWorks(calls.append, [("compiled", lambda function: full)], calls.append)
+    run = FallbackFunction(calls.append, [("compiled", lambda function: full)], calls.append)
     with pytest.raises(MemoryError):
         run(1)
     assert calls == []
@@ -356,7 +356,7 @@ def test_each_way_is_tried_once_and_what_failed_is_said() -> None:
         return run
 
     said: list[str] = []
-    double = FirstThatWorks(
+    double = FallbackFunction(
         lambda x: 2 * x, [("whole", broken), ("in pieces", broken)], said.append
     )
     assert [double(3) for _ in range(4)] == [6, 6, 6, 6]
@@ -366,7 +366,7 @@ def test_each_way_is_tried_once_and_what_failed_is_said() -> None:
     ]
     with pytest.raises(TypeError, match="unsupported"):
         double(None)
-    own = FirstThatWorks(lambda x: 2 * x, [("whole", broken)], said.append)
+    own = FallbackFunction(lambda x: 2 * x, [("whole", broken)], said.append)
     with pytest.raises(TypeError, match="unsupported") as raised:
         own(None)
     assert isinstance(raised.value.__cause__, RuntimeError)

@@ -15,7 +15,7 @@ import pytest
 
 import anydevice
 from anydevice import nn
-from anydevice.compiling.versions import Ways
+from anydevice.compiling.versions import Compilers
 from anydevice.core.device import Device
 from anydevice.training import _train as training
 from anydevice.training import loop as training_loop
@@ -147,8 +147,8 @@ def test_a_compiler_that_ctrl_c_ends_is_no_reason_for_a_warning(
 
         return run
 
-    ways = Ways((("compiled as a whole", compiler),), "compiled")
-    monkeypatch.setattr("anydevice.training.steps.ways_of", lambda engine, optimize: ways)
+    ways = Compilers((("compiled as a whole", compiler),), "compiled")
+    monkeypatch.setattr("anydevice.training.steps.compilers_for", lambda engine, optimize: ways)
     run = trained(here, optimize="default")
     assert (run.stopped, asked) == ("Ctrl-C", [1])
     said = capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""`compile`: a model of any kind, made fast on a device, in a precision, and checked there."""
+"""`compile`: a model of any kind, compiled for a device and a precision, and verified there."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anydevice.compiling.inputs import (
-    Form,
-    Signer,
+    CallSignature,
+    KeyFunction,
     example_inputs,
     is_traced,
+    key_function,
     shapes_text,
-    signer_of,
-    taken_apart,
+    split_inputs,
 )
 from anydevice.compiling.report import Checked, CompileReport, Made
-from anydevice.compiling.verification import Evidence, Property, refuse_no_functions, verified
-from anydevice.compiling.versions import Program, versions_of
+from anydevice.compiling.verification import (
+    Candidate,
+    Original,
+    Property,
+    check_functions,
+    verify_model,
+)
+from anydevice.compiling.versions import Program, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import refuse
-from anydevice.models.base import Array, Subject
-from anydevice.models.changes import Follower
-from anydevice.models.detect import home_of, subject_of
-from anydevice.models.native import ModelSubject
+from anydevice.models.base import Array, ModelAdapter
+from anydevice.models.changes import ChangeDetector
+from anydevice.models.detect import adapter_of, compile_device
+from anydevice.models.native import NativeAdapter
 from anydevice.models.precision import Policy, policy_of
 from anydevice.settings.files import compiled_folder
 from anydevice.transfer.moving import is_array, to_device
@@ -37,7 +43,7 @@ from anydevice.transfer.trees.tree import flatten
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
 MOST_SHAPES = 32
-"""How many sets of shapes and types one model is compiled for; more of them run as written."""
+"""How many sets of shapes and dtypes one model is compiled for; others run as written."""
 
 
 def compile(  # noqa: A001 - the public name, which nobody imports by itself
@@ -52,19 +58,20 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     """A model on a device, compiled there: call it as the model is called.
 
     `model` is a `nn.Model`, a function over arrays, or a module of PyTorch, Flax NNX, Equinox or
-    MLX, which stays in its library. Without a `device`, our own models stay where they are, and
-    all else goes where `anydevice.device()` says. Inputs are moved there; code is made when shapes
-    are first met (see `Compiled.warm_up`), and kept for later processes.
+    MLX, which stays in its library. Without a `device`, a `nn.Model` stays where it is, and all
+    else goes where `anydevice.device()` says. Inputs are moved there. Each new set of shapes is
+    compiled at its first call (see `Compiled.warm_up`), and the code is kept for later processes.
 
     - `optimize`: "none" runs the model as written, "default" compiles it, "aggressive" takes more
       time for faster code.
-    - `precision`: "float32", "float16" or "bfloat16" is the type of floating weights, inputs and
-      results; with "mixed", weights and results are float32 and computing is in 16 bits.
-    - `verify`: an example input, a tuple of several, or a dict of those by name. It is run on the
-      device and on a float64 reference; whatever is wrong raises `VerificationError` with the
-      first layer that is. `properties` are functions of the output, given as NumPy, that must hold.
+    - `precision`: "float32", "float16" or "bfloat16" is the dtype of floating weights, inputs and
+      outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits.
+    - `verify`: an example input, a tuple of several, or a dict of inputs by name. It runs on the
+      device and on a float64 reference; an error that is too large raises `VerificationError` with
+      the first layer that is wrong. `properties` are functions that must hold for the output, which
+      they get as NumPy.
 
-    What could not be compiled runs as written; `report` says what was done, and why.
+    A model that cannot be compiled runs as written; `report` says so, and why.
 
     >>> import anydevice, numpy
     >>> from anydevice import nn, ops
@@ -75,50 +82,49 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     >>> fast(x).shape, fast.report.checked.parts
     ((3, 2), 3)
 
-    Raises `ConfigurationError` for an option or a model that there is not, `DeviceNotFoundError`
-    where the device is not usable.
+    Raises `ConfigurationError` for an unknown option or anything but a model, and
+    `DeviceNotFoundError` where the device is not usable.
     """
     if optimize not in OPTIMIZATIONS:
         raise ConfigurationError(
             f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize="
         )
-    refuse_no_functions(properties)
+    check_functions(properties)
     if properties and verify is None:
         raise ConfigurationError(
             "properties are checked on an example; give one with verify=", source="properties="
         )
     if isinstance(model, Compiled):
         model = model.model
-    source = subject_of(model)
-    home = home_of(source, device, compiled=optimize != "none")
-    policy = policy_of(precision, home)
-    evidence = Evidence.of(source, policy) if verify is not None else None
-    moved = source.moved(home, policy.parameters)
-    compiled = Compiled(model, moved, home, policy, optimize, _stays(source, device))
-    if evidence is not None:
-        compiled._verify(evidence, verify, properties)
+    source = adapter_of(model)
+    target = compile_device(source, device, compiled=optimize != "none")
+    policy = policy_of(precision, target)
+    original = Original.of(source, policy) if verify is not None else None
+    moved = source.moved(target, policy.parameters)
+    compiled = Compiled(model, moved, target, policy, optimize, _other_engine(source, device))
+    if original is not None:
+        compiled._verify(original, verify, properties)
     return compiled
 
 
 class Compiled:
-    """A model that was compiled; made by `anydevice.compile`.
+    """A compiled model; made by `anydevice.compile`.
 
-    `model` is what was given, `device` where it runs, `parameters` are its weights there: for a
-    `nn.Model` in their nest, for other models by path. For a new set of shapes and types of its
-    inputs, and new numbers or texts among them, code is made anew; for more than `MOST_SHAPES` of
-    them it runs as written, with one warning.
+    `model` is the given model, `device` where it runs, `parameters` are its weights there: for a
+    `nn.Model` in their tree, for other models by path. It is compiled again for each new set of
+    shapes and dtypes of its inputs, and for new numbers or strings among them; after `MOST_SHAPES`
+    sets, others run as written, with one warning.
 
-    What is changed in a module later is seen by the next call, whatever its library and the
-    precision: new weights are taken over, and for other parts or another mode, as after `eval()`,
-    code is made anew. Only a write through PyTorch's `.data` cannot be seen where the weights here
-    are copies of another type: call `refresh`. A `nn.Model` is not changed by training, which
-    gives a new one.
+    The next call sees later changes of a module, in every library and precision: new weights are
+    taken over, and for other parts or another mode, as after `eval()`, it is compiled again. Only
+    a write through PyTorch's `.data` is not seen where the weights here are copies in another
+    dtype: call `refresh`. Training does not change a `nn.Model`; it gives a new one.
     """
 
     def __init__(
         self,
         model: Any,
-        subject: Subject,
+        adapter: ModelAdapter,
         device: Device,
         policy: Policy,
         optimize: str,
@@ -130,48 +136,49 @@ class Compiled:
         self.optimize = optimize
         self._engine: Engine = registry.load(device.engine or "numpy")
         self._notes = notes
-        self._signers: dict[type, Signer] = {}
-        self._following = threading.Lock()
-        self._take(subject)
-        self._kept_in = _kept_in(self._engine, self._versions.compiles)
+        self._keys: dict[type, KeyFunction] = {}
+        self._updating = threading.Lock()
+        self._start(adapter)
+        self._kept_in = _kept_in(self._engine, bool(self._compilers.compilers))
 
-    def _take(self, subject: Subject) -> None:
-        """Begin anew with a subject: there is no code for it yet."""
-        self._subject = subject
-        self._follower = subject.follower
-        self._versions = versions_of(subject, self.policy, self._engine, self.optimize)
-        self._programs: dict[Form, Program] = {}
+    def _start(self, adapter: ModelAdapter) -> None:
+        """Start with a model for which nothing is compiled yet."""
+        self._adapter = adapter
+        self._detector = adapter.detector
+        self._function = adapter.with_policy(self.policy)
+        self._compilers = compilers_for(self._engine, self.optimize)
+        self._programs: dict[CallSignature, Program] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
         self._ready_plain: dict[Any, Callable[..., Any]] = {}
         self._made: list[Made] = []
         self._overflowed = False
         self._checked: Checked | None = None
-        self._watch: Follower | None = None
+        self._checked_detector: ChangeDetector | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """What the model gives for these inputs, which are moved to its device first.
+        """The output of the model for these inputs, which are moved to its device first.
 
-        Raises `ConfigurationError` where they are not what the model takes, `OutOfMemoryError`
-        where the device has no room.
+        Raises `ConfigurationError` where the model does not take them, and `OutOfMemoryError` where
+        the device runs out of memory.
         """
-        if self._follower is not None:
-            self._follow()
+        if self._detector is not None:
+            self._update()
         if named:
             return self._moved_first(inputs, named)
-        # The way of almost all calls: bare arrays that are there already, of shapes met before.
-        signers = self._signers
+        # Almost all calls: bare arrays on the device already, of shapes met before.
+        keys = self._keys
         try:
             if len(inputs) == 1:
-                sign = signers[type(inputs[0])](inputs[0])
+                key = keys[type(inputs[0])](inputs[0])
             else:
-                sign = tuple([signers[type(x)](x) for x in inputs])
-            ready = self._ready_plain.get(sign)
+                key = tuple([keys[type(x)](x) for x in inputs])
+            ready = self._ready_plain.get(key)
         except KeyError:
             ready = None
         if ready is None:
             return self._moved_first(inputs, named)
         try:
-            return ready(self._subject.arguments, *inputs)
+            return ready(self._adapter.arguments, *inputs)
         except Exception as error:
             refuse(error, self.device)
             raise
@@ -179,147 +186,151 @@ class Compiled:
     def warm_up(self, example: Any) -> CompileReport:
         """Compile for the shapes of an example, given as for `verify`, and run it once.
 
-        Later calls with these shapes take no time for compiling. Returns the report.
+        Later calls with these shapes do not compile. Returns the report.
         """
         given, named = self._inputs_of(example)
         self._wait_for(self(*given, **named))
         return self.report
 
     def refresh(self) -> None:
-        """Take the model as it is now: its weights, its parts, its mode; code is made anew.
+        """Take the weights, parts and mode of the model as they are now, and compile it again.
 
         Needed only after changes that a call does not see by itself; see `Compiled`.
         """
-        self._take(subject_of(self.model).moved(self.device, self.policy.parameters))
+        self._start(adapter_of(self.model).moved(self.device, self.policy.parameters))
 
     def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
-        """Check the model on its device against a float64 reference; see `compile`.
+        """Verify the model on its device against a float64 reference; see `compile`.
 
-        An example is one input, a tuple of several, or a dict of those by name: of names that the
-        model gives its inputs. Another dict is one input. Once the module is changed, `report` says
-        it is no longer verified. Raises `VerificationError` with the first layer that is wrong.
+        An example is one input, a tuple of several, or a dict of inputs by name, where the model
+        has inputs of these names; any other dict is one input. After a change of the module,
+        `report` says that it is not verified. Raises `VerificationError` with the first layer that
+        is wrong.
         """
-        refuse_no_functions(properties)
-        self._follow()
-        self._verify(Evidence.of(subject_of(self.model), self.policy), example, properties)
+        check_functions(properties)
+        self._update()
+        self._verify(Original.of(adapter_of(self.model), self.policy), example, properties)
         return self.report
 
-    def _verify(self, evidence: Evidence, example: Any, properties: Sequence[Property]) -> None:
+    def _verify(self, original: Original, example: Any, properties: Sequence[Property]) -> None:
         self._checked = None
-        self._checked = verified(self, evidence, self._inputs_of(example), properties)
-        self._watch = self._subject.watch()
+        compilers = self._compilers.compilers
+        compiler = compilers[0][1] if compilers else None
+        candidate = Candidate(self._adapter, self.device, self.policy, self, compiler)
+        self._checked = verify_model(candidate, original, self._inputs_of(example), properties)
+        self._checked_detector = self._adapter.verified_detector()
 
     def _inputs_of(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         named = example if isinstance(example, dict) else {}
-        if named and named.keys() <= self._subject.input_names():
+        if named and named.keys() <= self._adapter.input_names():
             return (), named
         return example_inputs(example), {}
 
     @property
     def parameters(self) -> Any:
         """The weights on the device."""
-        self._follow()
-        if isinstance(self._subject, ModelSubject):
-            return self._subject.arguments
-        return dict(self._subject.weights())
+        self._update()
+        if isinstance(self._adapter, NativeAdapter):
+            return self._adapter.arguments
+        return dict(self._adapter.weights())
 
     @property
     def report(self) -> CompileReport:
-        """What was done so far; printed, it is a short table."""
-        fell_back = self._versions.absent + tuple(
+        """How the model was compiled so far; printed, it is a short table."""
+        fell_back = self._compilers.absent + tuple(
             reason for program in self._programs.values() for reason in program.fell_back
         )
         if self._overflowed:
             fell_back += (_too_many(),)
-        watch = self._watch
-        if watch is not None and watch.sees_changes():
-            self._checked = self._watch = None
+        detector = self._checked_detector
+        if detector is not None and detector.has_changed():
+            self._checked = self._checked_detector = None
         return CompileReport(
-            model=self._subject.kind,
+            model=self._adapter.kind,
             device=self.device,
             engine=self._engine.name,
             optimize=self.optimize,
             policy=self.policy,
-            how=self._versions.how,
+            how=self._compilers.how,
             kept_in=self._kept_in,
             made=tuple(self._made),
             fell_back=tuple(dict.fromkeys(fell_back)),
-            notes=self._notes + tuple(self._subject.notes),
+            notes=self._notes + tuple(self._adapter.notes),
             checked=self._checked,
         )
 
-    def _follow(self) -> None:
-        """Take what was changed in the module; what was checked is then no longer what there is."""
-        if self._follower is None or not self._follower.sees_changes():
+    def _update(self) -> None:
+        """Take over changes of the module, which is then no longer verified."""
+        if self._detector is None or not self._detector.has_changed():
             return
-        with self._following:
-            follower = self._follower
-            if follower is None or not follower.sees_changes():
+        with self._updating:
+            detector = self._detector
+            if detector is None or not detector.has_changed():
                 return  # another thread did it
-            seen = follower.look()
-            self._checked = self._watch = None
-            if self._subject.catches_up(self.device, self.policy.parameters):
-                follower.saw(seen)
+            snapshot = detector.snapshot()
+            self._checked = self._checked_detector = None
+            if self._adapter.update_weights(self.device, self.policy.parameters):
+                detector.reset(snapshot)
             else:
                 self.refresh()
 
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        form, arrays = taken_apart(inputs, named)
+        signature, arrays = split_inputs(inputs, named)
         if is_traced(arrays):
-            return self._new_program(form).as_written(self._subject.arguments, *arrays)
-        self._subject.accepts(inputs, named)
-        placed = self._placed(arrays)
-        key = form, tuple([(x.shape, x.dtype) for x in placed])
+            return self._new_program(signature).as_written(self._adapter.arguments, *arrays)
+        self._adapter.check_inputs(inputs, named)
+        # Floating inputs become the policy's dtype anyway: narrowing them is what was asked for.
+        placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
+        key = signature, tuple([(x.shape, x.dtype) for x in placed])
         ready = self._ready.get(key)
         try:
             if ready is None:
-                return self._first_run(form, key, placed)
-            self._shorten(form, placed, ready)
-            return ready(self._subject.arguments, *placed)
+                return self._first_run(signature, key, placed)
+            self._shorten(signature, placed, ready)
+            return ready(self._adapter.arguments, *placed)
         except Exception as error:
             refuse(error, self.device)
             raise
 
-    def _first_run(self, form: Form, key: Any, arrays: list[Array]) -> Any:
-        if len(self._ready) >= MOST_SHAPES and self._versions.compiles:
+    def _first_run(self, signature: CallSignature, key: Any, arrays: list[Array]) -> Any:
+        if len(self._ready) >= MOST_SHAPES and self._compilers.compilers:
             if not self._overflowed:
                 self._overflowed = True
                 warnings.warn(_too_many(), stacklevel=4)
-            return self._new_program(form).as_written(self._subject.arguments, *arrays)
-        program = self._programs.get(form) or self._new_program(form)
+            return self._new_program(signature).as_written(self._adapter.arguments, *arrays)
+        program = self._programs.get(signature) or self._new_program(signature)
         began = time.perf_counter()
-        result, ready, how = program.first_run(self._subject.arguments, arrays)
+        result, ready, how = program.first_run(self._adapter.arguments, arrays)
         self._wait_for(result)
         self._made.append(Made(shapes_text(arrays), how, time.perf_counter() - began))
         self._ready[key] = ready
-        self._programs[form] = program
-        self._shorten(form, arrays, ready)
+        self._programs[signature] = program
+        self._shorten(signature, arrays, ready)
         return result
 
-    def _shorten(self, form: Form, placed: list[Array], ready: Callable[..., Any]) -> None:
+    def _shorten(
+        self, signature: CallSignature, placed: list[Array], ready: Callable[..., Any]
+    ) -> None:
         """Let later calls with arrays like these find their code at once."""
-        if not form.is_plain:
+        if not signature.is_plain:
             return
         for x in placed:
-            if type(x) not in self._signers:
-                self._signers[type(x)] = signer_of(x, self._engine, self.device)
-        signs = tuple([self._signers[type(x)](x) for x in placed])
-        if None not in signs:
-            self._ready_plain[signs[0] if len(signs) == 1 else signs] = ready
+            if type(x) not in self._keys:
+                self._keys[type(x)] = key_function(x, self._engine, self.device)
+        keys = tuple([self._keys[type(x)](x) for x in placed])
+        if None not in keys:
+            self._ready_plain[keys[0] if len(keys) == 1 else keys] = ready
 
-    def _new_program(self, form: Form) -> Program:
-        return Program(self._versions, form, self._subject.input_type(self.policy))
-
-    def _placed(self, arrays: list[Array]) -> list[Array]:
-        # Floating inputs become the policy's type anyway: narrowing them is what was asked for.
-        return [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
+    def _new_program(self, signature: CallSignature) -> Program:
+        dtype = self._adapter.input_dtype(self.policy)
+        return Program(self._function, self._compilers.compilers, self._engine, signature, dtype)
 
     def _wait_for(self, result: Any) -> None:
         arrays = flatten(result, is_array)[0].values
         self._engine.finish([x for x in arrays if owner_of(x) is self._engine])
 
     def __repr__(self) -> str:
-        return f"<compiled {self._subject.kind} on {self.device}, {self.policy.name}>"
+        return f"<compiled {self._adapter.kind} on {self.device}, {self.policy.name}>"
 
 
 def _kept_in(engine: Engine, compiles: bool) -> str | None:
@@ -328,8 +339,8 @@ def _kept_in(engine: Engine, compiles: bool) -> str | None:
     return engine.compiler.keep(str(compiled_folder(engine.name)))
 
 
-def _stays(source: Subject, device: Any) -> tuple[str, ...]:
-    """What the report says where another engine was asked for than the module's library."""
+def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
+    """The note in the report where another engine was asked for than the module's library."""
     if not isinstance(device, Device) or device.engine_is_free:
         return ()
     if source.library in (None, device.engine):
@@ -342,6 +353,6 @@ def _stays(source: Subject, device: Any) -> tuple[str, ...]:
 
 def _too_many() -> str:
     return (
-        f"there is code for {MOST_SHAPES} sets of shapes, and no more is made: others run as "
-        "written, which is slower; pad inputs to a few sizes"
+        f"{MOST_SHAPES} sets of shapes are compiled, and no more will be: others run as written, "
+        "which is slower; pad inputs to a few sizes"
     )

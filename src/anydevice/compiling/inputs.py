@@ -1,4 +1,4 @@
-"""The inputs of a compiled model: arrays, and all else, which becomes part of the code."""
+"""The inputs of a compiled model: arrays, and static values, which are part of the code."""
 
 from __future__ import annotations
 
@@ -12,63 +12,66 @@ from anydevice.core.engine import Engine
 from anydevice.core.record import Record
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
-from anydevice.transfer.moving import target_of
+from anydevice.transfer.moving import destination_of
 
 Array = Any
-Signer = Callable[[Array], Hashable]
+KeyFunction = Callable[[Array], Hashable]
 Path = tuple[Any, ...]
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Constant(Record):
-    """An input that is no array. 1, 1.0 and True are three; NaN equals NaN.
+class StaticInput(Record):
+    """An input that is not an array. 1, 1.0 and True differ; NaN equals NaN.
 
-    >>> Constant(1) == Constant(True), Constant(float("nan")) == Constant(float("nan"))
+    >>> StaticInput(1) == StaticInput(True), StaticInput(float("nan")) == StaticInput(float("nan"))
     (False, True)
     """
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and self._written() == other._written()
+        return isinstance(other, StaticInput) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._written())
+        return hash(self._key())
 
-    def _written(self) -> tuple[type, str]:
+    def _key(self) -> tuple[type, str]:
         return type(self.value), repr(self.value)
 
 
-class Form(Record):
-    """The form of a call: the tree of its inputs, and everything in it that is no array.
+class CallSignature(Record):
+    """The tree of a call's inputs, and the static values in it.
 
-    Two calls of one form differ in their arrays alone. `is_plain` where all inputs are arrays, by
-    place.
+    Two calls with one signature differ in their arrays alone. `is_plain` where all inputs are
+    arrays, passed by position.
     """
 
     structure: Any
-    constants: tuple[tuple[int, Constant], ...]
+    constants: tuple[tuple[int, StaticInput], ...]
     count: int
     is_plain: bool = False
 
     def filled(self, arrays: Sequence[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs, those by place and those by name, with these arrays."""
-        values: list[Any] = [None] * self.count
-        fixed = dict(self.constants)
-        rest = iter(arrays)
-        for place in range(self.count):
-            values[place] = fixed[place].value if place in fixed else next(rest)
+        """The inputs, those by position and those by name, with these arrays."""
+        if self.is_plain:
+            return tuple(arrays), {}
+        static, rest = dict(self.constants), iter(arrays)
+        values = [
+            static[place].value if place in static else next(rest) for place in range(self.count)
+        ]
         given, named = _unflattened(self.structure, iter(values))
         return tuple(given), dict(named)
 
 
-def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, list[Array]]:
-    """The form of a call and its arrays.
+def split_inputs(
+    inputs: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[CallSignature, list[Array]]:
+    """The signature of a call and its arrays.
 
     >>> import numpy
-    >>> form, arrays = taken_apart([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
-    >>> len(arrays), form.filled(["an array"])
+    >>> signature, arrays = split_inputs([{"x": numpy.ones(2), "mask": None}], {"scale": 3})
+    >>> len(arrays), signature.filled(["an array"])
     (1, (({'x': 'an array', 'mask': None},), {'scale': 3}))
 
     Raises `ConfigurationError` for anything but arrays, numbers and texts in dicts, lists and
@@ -77,12 +80,12 @@ def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, 
     leaves: list[tuple[Path, Any]] = []
     structure = _structure((tuple(inputs), dict(sorted(named.items()))), (), leaves)
     arrays: list[Array] = []
-    constants: list[tuple[int, Constant]] = []
+    constants: list[tuple[int, StaticInput]] = []
     for place, (path, value) in enumerate(leaves):
         if owner_of(value) is not None:
             arrays.append(value)
         elif isinstance(value, _CONSTANTS):
-            constants.append((place, Constant(value)))
+            constants.append((place, StaticInput(value)))
         else:
             raise ConfigurationError(
                 f"{_named(path)} is a {type(value).__module__}.{type(value).__qualname__}; "
@@ -90,7 +93,7 @@ def taken_apart(inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, 
                 source="inputs",
             )
     is_plain = not named and len(arrays) == len(inputs) and all(map(is_, arrays, inputs))
-    return Form(structure, tuple(constants), len(leaves), is_plain), arrays
+    return CallSignature(structure, tuple(constants), len(leaves), is_plain), arrays
 
 
 def _structure(tree: Any, path: Path, leaves: list[tuple[Path, Any]]) -> Any:
@@ -117,47 +120,47 @@ def _unflattened(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def example_inputs(example: Any) -> tuple[Any, ...]:
-    """An example as inputs: a tuple is several, anything else is one."""
+    """An example as inputs: a tuple is several inputs, anything else is one."""
     return example if isinstance(example, tuple) else (example,)
 
 
 def is_traced(arrays: Sequence[Array]) -> bool:
-    """Whether the caller is being compiled or differentiated himself."""
+    """Whether the caller is itself being compiled or differentiated."""
     return any(owner.is_traced(x) for x in arrays if (owner := owner_of(x)) is not None)
 
 
-def signer_of(x: Array, engine: Engine, device: Device) -> Signer:
-    """What tells arrays of one type apart, for an array that lies on this device.
+def key_function(x: Array, engine: Engine, device: Device) -> KeyFunction:
+    """A function that gives arrays a key, made for the type of an array on this device.
 
-    Two with one sign have the same shape and element type. Where one lies is part of its sign, or
-    it has none.
+    Arrays with one key have the same shape, dtype and device. The key is `None` for an array that
+    is elsewhere.
     """
     if engine.shares_memory or engine.name == "numpy":
-        return _shape_and_type
+        return _shape_dtype
     if engine.name == "torch":
-        return _shape_type_and_place
+        return _shape_dtype_device
     if engine.name == "jax":
-        # JAX has shape and type in one object that is quickly looked up, and a device less so.
+        # JAX has shape and dtype in one object that is fast to look up; devices are slower.
         if len(engine.devices()) == 1:
             return attrgetter("aval")
         here = x.sharding.device_set
         return lambda x: x.aval if x.sharding.device_set == here else None
-    is_there = target_of(device).already_there.get(type(x))
+    is_there = destination_of(device).already_there.get(type(x))
     if is_there is None:
         return lambda x: None
     return lambda x: (x.shape, x.dtype) if is_there(x) else None
 
 
-def _shape_and_type(x: Array) -> Hashable:
+def _shape_dtype(x: Array) -> Hashable:
     return x.shape, x.dtype
 
 
-def _shape_type_and_place(x: Array) -> Hashable:
+def _shape_dtype_device(x: Array) -> Hashable:
     return x.shape, x.dtype, x.device
 
 
 def shapes_text(arrays: Sequence[Array]) -> str:
-    """The shapes and types of arrays, as a person reads them: `(32, 64) float32`."""
+    """The shapes and dtypes of arrays as text: `(32, 64) float32`."""
     rows = []
     for x in arrays:
         owner = owner_of(x)

@@ -1,4 +1,4 @@
-"""What was done to a model to compile it, as a record and as text."""
+"""The report of `compile`, as a record and as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 4
 
 
 class Made(Record):
-    """Code for one set of shapes: how it was made, and how long that and its first run took."""
+    """Code for one set of shapes: how it was compiled, and the time of that and its first run."""
 
     shapes: str
     how: str
@@ -22,11 +22,11 @@ class Made(Record):
 
 
 class Checked(Record):
-    """What a verification found: nothing wrong, and how close to wrong it came.
+    """The result of a verification that found nothing wrong.
 
-    `reference` says what the device was compared with, `parts` how many results inside the model
-    were, `weights` how many arrays were read back. `largest` is the largest error as a share of
-    what is allowed, `properties` are the names of those that hold.
+    `reference` is the reference as text, `parts` how many outputs inside the model were compared
+    with it, `weights` how many arrays were read back. `largest` is the largest error as a share of
+    the allowed one, `properties` are the names of those that hold.
     """
 
     reference: str
@@ -45,11 +45,11 @@ class Checked(Record):
 
 
 class CompileReport(Record):
-    """What `compile` did: printed, it is a short table.
+    """How a model was compiled: printed, it is a short table.
 
-    `how` is what compiling means here, `fell_back` what did not work and what was done instead,
-    `kept_in` the folder in which compiled code is kept for later processes, `made` one row for
-    each set of shapes so far.
+    `how` describes the compiler, `fell_back` what failed and was run otherwise, `kept_in` is the
+    folder that keeps compiled code for later processes, `made` has one row for each set of shapes
+    so far.
     """
 
     model: str
@@ -66,7 +66,7 @@ class CompileReport(Record):
 
     @property
     def seconds(self) -> float:
-        """How long compiling took so far, first runs included."""
+        """The time of compiling so far, first runs included."""
         return sum(row.seconds for row in self.made)
 
     def __str__(self) -> str:

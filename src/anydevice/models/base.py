@@ -1,12 +1,4 @@
-"""What can be compiled and checked: every kind of model, seen in the same way.
-
-A subject is a model together with its weights in one place. It can be moved, and it can be made a
-reference of itself: the same model with float64 weights in the host's memory.
-
-What references need of libraries: float64 on the CPU, whatever the device is.
-
-Listening to the parts of modules that have no hooks: their classes are changed for a while.
-"""
+"""The interface through which every kind of model is moved, compiled and verified."""
 
 from __future__ import annotations
 
@@ -15,82 +7,84 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
 from anydevice.core.device import Device
-from anydevice.core.hooks import load
+from anydevice.engines import registry
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
-from anydevice.models.changes import Follower
+from anydevice.models.changes import ChangeDetector
 from anydevice.models.precision import Policy
-from anydevice.transfer.moving import to_device
+from anydevice.transfer.copying import download
 
 Array = Any
 Arguments = Any
-"""What a subject's function takes first: its weights, where they are not part of the function."""
+"""The first argument of an adapter's function: the weights that are not part of the function."""
 
 After = Callable[[str, Any], Any]
-"""Is told the name of a part and what it gave; what it returns goes on to the next part."""
+"""Gets the name and the output of each part; its result goes on to the next part."""
 
 Change = Callable[[Array], Array]
-"""Makes other weights of a NumPy array of them, mostly float64."""
+"""Makes the weights of a reference from a NumPy array, mostly in float64."""
 
 
-class Subject(ABC):
-    """One model in one place.
+class ModelAdapter(ABC):
+    """One model with its weights on one device.
 
-    `kind` is what it is, in words; `library` the engine that it is written for, `None` where it
-    runs on all. `notes` are said in the report.
+    `kind` is the class of the model as text; `library` the engine it is written for, `None` where
+    it runs on all. `notes` go into the report. `detector` sees later changes of the module; `None`
+    where there can be none.
     """
 
     kind: str
     library: str | None = None
     notes: tuple[str, ...] = ()
     arguments: Arguments = ()
-    follower: Follower | None = None
-    """Sees later changes of the module; `None` where there can be none."""
+    detector: ChangeDetector | None = None
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-        """What the model gives; a function that compilers can look through."""
+        """The output of the model, as a function that compilers can trace."""
 
     @abstractmethod
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
-        """What the model gives, part by part, each part's result passed through `after`."""
+        """The output of the model, with the output of each part passed through `after`."""
 
     @abstractmethod
     def weights(self) -> Mapping[str, Array]:
         """Its weights by path."""
 
     @abstractmethod
-    def moved(self, device: Device, dtype: str) -> Subject:
-        """The model with weights of this type on a device; weights there already are shared."""
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
+        """The model with weights of this dtype on a device; those already there are shared."""
 
     @abstractmethod
-    def reference(self, change: Change, engine: str) -> Subject:
-        """The model in the host's memory with the weights that `change` makes of its own.
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        """The model on the CPU with weights that `change` makes of its own.
 
-        `engine` is that of the device that it is compared with.
+        `engine` is that of the device it is compared with.
         """
 
-    def catches_up(self, device: Device, dtype: str) -> bool:
-        """Take the weights that the module has now, as `moved` would.
+    def update_weights(self, device: Device, dtype: str) -> bool:
+        """Take the weights that the module has now, as `moved` does.
 
-        False where it is changed in more than its weights, and has to be compiled anew.
+        False where more than its weights was changed: then it has to be compiled again.
         """
         return False
 
-    def watch(self) -> Follower | None:
-        """Sees later changes of what is checked now; `None` where there can be none."""
-        return self.follower
+    def verified_detector(self) -> ChangeDetector | None:
+        """Sees changes of what is verified now; `None` where there can be none."""
+        return self.detector
 
     @property
-    def where(self) -> Device | None:
-        """Where its weights are; `None` where it has none, or should go where a device is best."""
+    def device(self) -> Device | None:
+        """The device of its weights; `None` where it has none, or can go anywhere."""
         return None
 
-    def under(self, policy: Policy) -> Callable[..., Any]:
-        """`call` under a policy: weights cast for computing, results for the caller."""
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
+        """`call` with weights cast for computing, and outputs for the caller."""
         if not policy.casts_parameters:
             return self.call
 
@@ -99,36 +93,36 @@ class Subject(ABC):
 
         return run
 
-    def for_tracing(self, device: Device, policy: Policy) -> Subject:
-        """The subject whose parts compute as `under(policy)` does."""
+    def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
+        """The adapter whose parts compute as those of `with_policy(policy)`."""
         return self.moved(device, policy.compute) if policy.casts_parameters else self
 
-    def input_type(self, policy: Policy) -> str:
-        """The type of its floating inputs."""
+    def input_dtype(self, policy: Policy) -> str:
+        """The dtype of its floating inputs."""
         return policy.compute
 
     def scope(self) -> AbstractContextManager[Any]:
         """A block in which it is called without being compiled."""
         return nullcontext()
 
-    def accepts(  # noqa: B027 - most models are free in what they take
+    def check_inputs(  # noqa: B027 - most models take any inputs
         self, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
-        """Raise `ConfigurationError` where these are not what the model takes."""
+        """Raise `ConfigurationError` where the model does not take these inputs."""
 
     def input_names(self) -> frozenset[str]:
-        """The names by which its inputs may be given."""
+        """The names that its inputs can be passed by."""
         return frozenset()
 
     def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
-        """What every part gives, and in the end the output; compilers can look through this, too.
+        """The outputs of all parts, and at the end the output; compilers can trace this too.
 
-        `None` where the parts cannot be had in compiled code.
+        `None` where compiled code cannot give them.
         """
         return None
 
-    def can_be_verified(self) -> None:  # noqa: B027 - most models can
-        """Raise `ConfigurationError` where there is nothing right to compare with."""
+    def check_verifiable(self) -> None:  # noqa: B027 - most models can be verified
+        """Raise `ConfigurationError` where two runs of the model need not agree."""
 
     def has_coarse_products(self, device: Device) -> bool:
         """Whether float32 products are computed on a device with fewer digits (TF32)."""
@@ -139,38 +133,38 @@ class Subject(ABC):
         return x
 
 
-def in_training(path: str, instead: str = "model.eval()") -> ConfigurationError:
+def training_mode_error(path: str, instead: str = "model.eval()") -> ConfigurationError:
     """The error for a module that is to be verified in training mode."""
     return ConfigurationError(
-        f"{path} works otherwise in training, by chance or by the batch, so there is nothing to "
-        f"compare with; call {instead} before compile",
+        f"{path} is in training mode, where its output is random or depends on the batch, so there "
+        f"is nothing to compare with; call {instead} before compile",
         source="verify=",
     )
 
 
-def note_of_training(instead: str = "its eval()") -> str:
-    """What the report says of a module in training mode."""
+def training_mode_note(instead: str = "its eval()") -> str:
+    """The note in the report of a module in training mode."""
     return f"the module is in training mode; call {instead} for inference"
 
 
-def names_of_inputs(call: Callable[..., Any]) -> frozenset[str]:
-    """The names by which a function's inputs may be given.
+def parameter_names(call: Callable[..., Any]) -> frozenset[str]:
+    """The names that a function's arguments can be passed by.
 
-    >>> sorted(names_of_inputs(lambda x, /, mask, *rest, scale=1, **more: x))
+    >>> sorted(parameter_names(lambda x, /, mask, *rest, scale=1, **more: x))
     ['mask', 'scale']
     """
     try:
         parameters = signature(call).parameters.values()
-    except (TypeError, ValueError):  # functions in C say nothing of their inputs
+    except (TypeError, ValueError):  # functions in C may have no signature
         return frozenset()
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return frozenset(each.name for each in parameters if each.kind in named)
 
 
-def in_words(value: Any) -> str:
-    """What something is, for a message.
+def type_text(value: Any) -> str:
+    """The type of a value with its article, for a message.
 
-    >>> in_words(3), in_words("model.pt"), in_words(names_of_inputs)
+    >>> type_text(3), type_text("model.pt"), type_text(parameter_names)
     ('an int', 'a str', 'a function')
     """
     kind = type(value)
@@ -180,23 +174,32 @@ def in_words(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+def host_array(x: Array) -> Array:
+    """One array of any library as a NumPy array."""
+    owner = owner_of(x)
+    assert owner is not None, "only arrays are read"
+    return x if owner.name == "numpy" else download(x, owner)
+
+
+def cpu_placer(engine: str) -> Callable[[Array], Array]:
+    """A function that makes NumPy arrays those of a library on the CPU, bit for bit."""
+    return partial(registry.load(engine).place, device=Device("cpu", 0, engine=engine))
+
+
 def float64_scope(engine: str) -> AbstractContextManager[Any]:
     """A block in which the library computes in float64 on the CPU, where it can."""
     make = {"jax": _jax_scope, "mlx": _mlx_scope, "torch": _torch_scope}.get(engine)
     return nullcontext() if make is None else make()
 
 
-def placed_on_cpu(x: Any, engine: str) -> Any:
-    """A NumPy array as one of the library's on the CPU, bit for bit."""
-    return to_device(x, Device("cpu", 0, engine=engine), convert=True)
-
-
 @contextmanager
 def _jax_scope() -> Iterator[None]:
     jax: Any = sys.modules["jax"]
-    # In earlier releases it is not part of the package itself.
-    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else load("jax.experimental:enable_x64")
-    with wide(True), jax.default_device(jax.devices("cpu")[0]):
+    if not hasattr(jax, "enable_x64"):  # earlier releases have it elsewhere
+        import jax.experimental as jax_x64
+    else:
+        jax_x64 = jax
+    with jax_x64.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         yield
 
 
@@ -208,28 +211,27 @@ def _mlx_scope() -> Iterator[None]:
 
 
 def _torch_scope() -> AbstractContextManager[Any]:
-    torch: Any = sys.modules["torch"]
-    scope: AbstractContextManager[Any] = torch.no_grad()
+    scope: AbstractContextManager[Any] = sys.modules["torch"].no_grad()
     return scope
 
 
-_changing = threading.Lock()
+_changing_classes = threading.Lock()
 
 
 @contextmanager
 def recording(parts: Mapping[str, Any], after: After) -> Iterator[None]:
-    """A block in which what each of these objects gives when it is called passes through `after`.
+    """A block in which the output of each of these objects, when called, passes through `after`.
 
-    Python looks a call up in the class. So the classes are given another `__call__` in the block,
-    which leaves all other objects of theirs alone; they get back what they had.
+    For modules without hooks. Python looks calls up in the class, so in the block the classes have
+    another `__call__`, which leaves their other objects alone.
     """
     names = {id(part): f"{path} {type(part).__name__}" for path, part in parts.items()}
-    with _changing:
+    with _changing_classes:
         changed: list[tuple[type, Any]] = []
         try:
             for kind in {type(part): None for part in parts.values()}:
                 before = kind.__dict__.get("__call__")
-                type.__setattr__(kind, "__call__", _heard(kind.__call__, names, after))
+                type.__setattr__(kind, "__call__", _recorded(kind.__call__, names, after))
                 changed.append((kind, before))
             yield
         finally:
@@ -240,7 +242,7 @@ def recording(parts: Mapping[str, Any], after: After) -> Iterator[None]:
                     type.__setattr__(kind, "__call__", before)
 
 
-def _heard(original: Any, names: Mapping[int, str], after: After) -> Any:
+def _recorded(original: Any, names: Mapping[int, str], after: After) -> Any:
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         result = original(self, *inputs, **named)
         name = names.get(id(self))

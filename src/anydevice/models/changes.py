@@ -1,4 +1,4 @@
-"""Seeing that a module was changed after it was compiled, quickly enough to ask at every call."""
+"""Detecting that a module was changed after it was compiled, fast enough for every call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from anydevice.core.record import Record
 Read = Callable[[], Any]
 
 
-class Sights(Record):
-    """Where to look at a module.
+class Watched(Record):
+    """The parts of a module that are watched.
 
-    `views` are what its objects consist of, `readers` give single values of it, `counters` tell
+    `views` are collections of its objects, `readers` return single values of it, `counters` return
     how often something was changed in place.
     """
 
@@ -24,54 +24,54 @@ class Sights(Record):
     counters: list[Read]
 
 
-class Follower:
-    """Tells whether a module is made of other objects than when it was last looked at.
+class Snapshot(Record):
+    """The objects of a module at one time. They are kept alive, so identities are not reused."""
 
-    >>> module = {"weight": 1.5}
-    >>> follower = Follower(lambda: Sights([module.values()], [], []))
-    >>> follower.sees_changes()
-    False
-    >>> module["weight"] = 2.5
-    >>> follower.sees_changes()
-    True
-    >>> follower.saw(follower.look())
-    >>> follower.sees_changes()
-    False
-    """
-
-    def __init__(self, sights: Callable[[], Sights]) -> None:
-        self._sights = sights
-        self.saw(self.look())
-
-    def sees_changes(self) -> bool:
-        """Whether anything is another than it was."""
-        seen = self._seen
-        objects, counts = _looked(seen.places)
-        return not (
-            counts == seen.counts
-            and len(objects) == len(seen.objects)
-            and all(map(is_, objects, seen.objects))
-        )
-
-    def look(self) -> Seen:
-        """What there is now, found anew: what took the place of an object has other places."""
-        places = self._sights()
-        return Seen(places, *_looked(places))
-
-    def saw(self, seen: Seen) -> None:
-        """From now on, changes are changes of this."""
-        self._seen = seen
-
-
-class Seen(Record):
-    """What a module was made of: the objects themselves, whose addresses nobody else can get."""
-
-    places: Sights
+    watched: Watched
     objects: list[Any]
     counts: list[int]
 
 
-def _looked(places: Sights) -> tuple[list[Any], list[int]]:
-    objects = list(chain.from_iterable(places.views))
-    objects += [read() for read in places.readers]
-    return objects, [count() for count in places.counters]
+class ChangeDetector:
+    """Compares a module with its last snapshot, by the identity of its objects.
+
+    >>> module = {"weight": 1.5}
+    >>> detector = ChangeDetector(lambda: Watched([module.values()], [], []))
+    >>> detector.has_changed()
+    False
+    >>> module["weight"] = 2.5
+    >>> detector.has_changed()
+    True
+    >>> detector.reset(detector.snapshot())
+    >>> detector.has_changed()
+    False
+    """
+
+    def __init__(self, watched: Callable[[], Watched]) -> None:
+        self._watched = watched
+        self.reset(self.snapshot())
+
+    def has_changed(self) -> bool:
+        """Whether any object is another one, or was changed in place."""
+        last = self._last
+        objects, counts = _read(last.watched)
+        return not (
+            counts == last.counts
+            and len(objects) == len(last.objects)
+            and all(map(is_, objects, last.objects))
+        )
+
+    def snapshot(self) -> Snapshot:
+        """The module as it is now. The watched parts are looked up again: they may be new."""
+        watched = self._watched()
+        return Snapshot(watched, *_read(watched))
+
+    def reset(self, snapshot: Snapshot) -> None:
+        """From now on, compare with this snapshot."""
+        self._last = snapshot
+
+
+def _read(watched: Watched) -> tuple[list[Any], list[int]]:
+    objects = list(chain.from_iterable(watched.views))
+    objects += [read() for read in watched.readers]
+    return objects, [count() for count in watched.counters]

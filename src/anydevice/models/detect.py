@@ -1,6 +1,6 @@
-"""Which kind of model is this? Asks only the libraries that are imported already.
+"""The adapter of a model, and the device and engine that it is compiled or trained on.
 
-Where a model is compiled or trained: on the device that was asked for, by an engine that can.
+Only libraries that are imported already are asked.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.models.base import Subject, in_words
-from anydevice.models.jax import NnxSubject, PytreeSubject
-from anydevice.models.mlx import MlxSubject
-from anydevice.models.native import FunctionSubject, ModelSubject
-from anydevice.models.torch import TorchSubject
+from anydevice.models.base import ModelAdapter, type_text
+from anydevice.models.jax import EquinoxAdapter, NnxAdapter
+from anydevice.models.mlx import MlxAdapter
+from anydevice.models.native import FunctionAdapter, NativeAdapter
+from anydevice.models.torch import TorchAdapter
 from anydevice.nn.layer import Layer
 from anydevice.nn.model import Model
 
-_MODULES: tuple[tuple[str, Callable[[Any], Subject]], ...] = (
-    ("torch.nn", TorchSubject),
-    ("flax.nnx", NnxSubject),
-    ("mlx.nn", MlxSubject),
-    ("equinox", PytreeSubject),
+_MODULES: tuple[tuple[str, Callable[[Any], ModelAdapter]], ...] = (
+    ("torch.nn", TorchAdapter),
+    ("flax.nnx", NnxAdapter),
+    ("mlx.nn", MlxAdapter),
+    ("equinox", EquinoxAdapter),
 )
-"""Where a library's class `Module` is, and what its modules are for us."""
+"""Where each library's class `Module` is, and the adapter of its modules."""
 
 
-def subject_of(model: Any) -> Subject:
-    """The model as something that can be moved, compiled and checked.
+def adapter_of(model: Any) -> ModelAdapter:
+    """The adapter through which a model is moved, compiled and verified.
 
-    >>> subject_of(abs).kind
+    >>> adapter_of(abs).kind
     'function'
 
-    Raises `ConfigurationError` for anything that is no model and no function.
+    Raises `ConfigurationError` for anything but a model or a function.
     """
     if isinstance(model, Model):
-        return ModelSubject(model)
+        return NativeAdapter(model)
     for library, made in _MODULES:
         module = sys.modules.get(library)
         if module is not None and isinstance(model, module.Module):
@@ -69,46 +69,48 @@ def subject_of(model: Any) -> Subject:
             else "give a nn.Model, a function over arrays, or a module of PyTorch, Flax NNX, "
             "Equinox or MLX"
         )
-        raise ConfigurationError(f"{in_words(model)} cannot be compiled; {instead}", source="model")
-    return FunctionSubject(model)
+        raise ConfigurationError(
+            f"{type_text(model)} cannot be compiled; {instead}", source="model"
+        )
+    return FunctionAdapter(model)
 
 
 Facet = Literal["compiler", "autodiff"]
-"""What not every engine has."""
+"""A part that some engines lack."""
 
 
-def home_of(subject: Subject, device: Device | str | None, *, compiled: bool) -> Device:
+def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compiled: bool) -> Device:
     """The device, and the engine that serves it.
 
-    A module of a library is served by that library. Without a device, our own models stay where
-    they are, modules that are on an accelerator too; all else goes where `anydevice.device()` says.
-    Where nobody asked for an engine, one that compiles is taken before one that does not.
+    A module of a library is served by that library. Without `device`, a `nn.Model` stays where it
+    is, and so does a module on an accelerator; all else goes where `anydevice.device()` says.
+    Where no engine is asked for, one that compiles comes before one that does not.
 
     Raises `DeviceNotFoundError` where the device is not usable, or not by that library.
     """
-    if subject.library is not None:
-        return _of_library(subject, subject.library, device)
-    return _of_any_library(subject, device, "compiler" if compiled else None)
+    if adapter.library is not None:
+        return _of_library(adapter, adapter.library, device)
+    return _of_any_library(adapter, device, "compiler" if compiled else None)
 
 
-def home_for_training(subject: Subject, device: Device | str | None) -> Device:
+def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
     """The device and an engine with gradients: the one that is asked for, or the first that can.
 
     Raises `UnsupportedError` where the engine that was asked for has none, or none there can.
     """
-    home = _of_any_library(subject, device, "autodiff")
-    if home.engine is not None and not _has(home.engine, "autodiff"):
-        absent = registry.row_of(home.engine).lacks["autodiff"]
+    chosen = _of_any_library(adapter, device, "autodiff")
+    if chosen.engine is not None and not _has(chosen.engine, "autodiff"):
+        absent = registry.row_of(chosen.engine).lacks["autodiff"]
         raise UnsupportedError(
             f'{absent}: leave device= out, or give one such as device("cpu", engine="torch")',
             absent,
         )
-    return home
+    return chosen
 
 
-def _of_library(subject: Subject, library: str, device: Device | str | None) -> Device:
+def _of_library(adapter: ModelAdapter, library: str, device: Device | str | None) -> Device:
     if device is None:
-        where = subject.where
+        where = adapter.device
         if where is not None and where.kind != "cpu":
             return where.served_by(library)
         return choose_device(None, engine=library)
@@ -116,16 +118,17 @@ def _of_library(subject: Subject, library: str, device: Device | str | None) -> 
     return choose_device(place, engine=library)
 
 
-def _of_any_library(subject: Subject, device: Device | str | None, facet: Facet | None) -> Device:
+def _of_any_library(
+    adapter: ModelAdapter, device: Device | str | None, facet: Facet | None
+) -> Device:
     if isinstance(device, Device) and not device.engine_is_free:
         return choose_device(device)
-    where = subject.where if device is None else None
-    home = where or choose_device(device)
-    return home if facet is None else _able(home, facet)
+    chosen = (adapter.device if device is None else None) or choose_device(device)
+    return chosen if facet is None else _able(chosen, facet)
 
 
 def _able(device: Device, facet: Facet) -> Device:
-    """The same place, served by an engine that has this, where there is one."""
+    """The same device, served by an engine that has this part, where there is one."""
     if device.engine is not None and _has(device.engine, facet):
         return device
     standing = device.standing

@@ -8,34 +8,31 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from anydevice.core.device import Device
-from anydevice.core.hooks import load
 from anydevice.models.base import (
     After,
     Arguments,
     Array,
     Change,
-    Subject,
+    ModelAdapter,
+    cpu_placer,
     float64_scope,
-    in_training,
-    names_of_inputs,
-    note_of_training,
-    placed_on_cpu,
+    host_array,
+    parameter_names,
     recording,
+    training_mode_error,
+    training_mode_note,
 )
-from anydevice.models.changes import Follower, Read, Sights
+from anydevice.models.changes import ChangeDetector, Read, Watched
 from anydevice.models.precision import Policy, cast
-from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
+from anydevice.transfer.moving import device_of, is_array, to_device
 
 
-class JaxSubject(Subject):
-    """A module that is a tree of arrays and of what is no array; the latter is part of the code.
-
-    `bound` puts a module together from arrays.
-    """
+class JaxAdapter(ModelAdapter):
+    """A module that is a tree of arrays and static values; the latter are part of the code."""
 
     library = "jax"
     arguments: list[Array]
-    _note_of_training = note_of_training()
+    _training_note = training_mode_note()
 
     def __init__(
         self, module: Any, arguments: list[Array] | None = None, *, reference: bool = False
@@ -49,7 +46,7 @@ class JaxSubject(Subject):
         self._own = [values[place] for place in self._places]
         self.arguments = self._own if arguments is None else arguments
         if self._in_training() is not None:
-            self.notes = (*self.notes, self._note_of_training)
+            self.notes = (*self.notes, self._training_note)
 
     def bound(self, arguments: Sequence[Array]) -> Any:
         """The module with other arrays."""
@@ -61,7 +58,7 @@ class JaxSubject(Subject):
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         return self.bound(arguments)(*inputs, **named)
 
-    def under(self, policy: Policy) -> Callable[..., Any]:
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
         if not policy.casts_parameters:
             return self.call
         mapped = _trees().tree_map
@@ -81,27 +78,28 @@ class JaxSubject(Subject):
         names = [self._paths[place] for place in self._places]
         return dict(zip(names, self.arguments, strict=True))
 
-    def moved(self, device: Device, dtype: str) -> Subject:
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
         arrays = [cast(x, dtype) for x in self.arguments]
         return type(self)(self.module, to_device(arrays, device, convert=True))
 
-    def reference(self, change: Change, engine: str) -> Subject:
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
         with float64_scope("jax"):
-            arrays = [placed_on_cpu(change(to_numpy(x)), "jax") for x in self.arguments]
+            place = cpu_placer("jax")
+            arrays = [place(change(host_array(x))) for x in self.arguments]
         return type(self)(self.module, arrays, reference=True)
 
     @property
-    def where(self) -> Device | None:
+    def device(self) -> Device | None:
         return device_of(self.arguments)
 
     def scope(self) -> AbstractContextManager[Any]:
         return float64_scope("jax") if self._reference else super().scope()
 
     def reference_input(self, x: Array) -> Array:
-        return placed_on_cpu(x, "jax")
+        return cpu_placer("jax")(x)
 
     def input_names(self) -> frozenset[str]:
-        return names_of_inputs(self.module)
+        return parameter_names(self.module)
 
     def has_coarse_products(self, device: Device) -> bool:
         return device.kind != "cpu"
@@ -122,42 +120,42 @@ class JaxSubject(Subject):
         raise NotImplementedError
 
     def _in_training(self) -> str | None:
-        """The first part that works otherwise in training, and is in training mode."""
+        """The first part in training mode whose output depends on it."""
         raise NotImplementedError
 
 
-class PytreeSubject(JaxSubject):
-    """A module of Equinox. Nothing in it can be changed, so there is nothing to follow."""
+class EquinoxAdapter(JaxAdapter):
+    """A module of Equinox. It cannot be changed, so no changes are detected."""
 
     kind = "equinox.Module"
-    _note_of_training = note_of_training("equinox.nn.inference_mode")
+    _training_note = training_mode_note("equinox.nn.inference_mode")
 
-    def can_be_verified(self) -> None:
+    def check_verifiable(self) -> None:
         path = self._in_training()
         if path is not None:
-            raise in_training(path, "equinox.nn.inference_mode(model)")
+            raise training_mode_error(path, "equinox.nn.inference_mode(model)")
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return dict(_modules_in(module, sys.modules["equinox"].Module, ""))
 
     def _in_training(self) -> str | None:
         parts = self._parts(self.module).items()
-        return next((path for path, part in parts if _is_off(part, "inference")), None)
+        return next((path for path, part in parts if _is_false(part, "inference")), None)
 
 
-class NnxSubject(JaxSubject):
-    """A module of Flax NNX. What it changes in itself when it is called is not kept."""
+class NnxAdapter(JaxAdapter):
+    """A module of Flax NNX. Changes that it makes to itself when it is called are not kept."""
 
     kind = "flax.nnx.Module"
-    _note_of_training = f"{note_of_training()}; its random numbers are the same in every call"
+    _training_note = f"{training_mode_note()}; its random numbers are the same in every call"
 
-    def moved(self, device: Device, dtype: str) -> Subject:
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
         moved = super().moved(device, dtype)
-        moved.follower = Follower(lambda: _sights(self.module))
+        moved.detector = ChangeDetector(lambda: _watched(self.module))
         return moved
 
-    def catches_up(self, device: Device, dtype: str) -> bool:
-        now = NnxSubject(self.module)
+    def update_weights(self, device: Device, dtype: str) -> bool:
+        now = NnxAdapter(self.module)
         if now._graph != self._graph or now._structure != self._structure:
             return False
         rest = zip(now._rest, self._rest, strict=True)
@@ -185,14 +183,14 @@ class NnxSubject(JaxSubject):
         nnx: Any = sys.modules["flax.nnx"]
         return super()._all_paths(nnx.state(module))
 
-    def can_be_verified(self) -> None:
+    def check_verifiable(self) -> None:
         path = self._in_training()
         if path is not None:
-            raise in_training(path)
+            raise training_mode_error(path)
 
     def _in_training(self) -> str | None:
         for path, part in self._parts(self.module).items():
-            if _is_off(part, "deterministic") or _is_off(part, "use_running_average"):
+            if _is_false(part, "deterministic") or _is_false(part, "use_running_average"):
                 return path
         return None
 
@@ -202,8 +200,8 @@ class NnxSubject(JaxSubject):
         return {".".join(map(str, path)): part for path, part in found if path}
 
 
-def _sights(module: Any) -> Sights:
-    """Where a module of Flax NNX keeps its parts and its numbers."""
+def _watched(module: Any) -> Watched:
+    """The objects of a module of Flax NNX, and the values of its variables."""
     nnx: Any = sys.modules["flax.nnx"]
     base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
     views: list[Any] = []
@@ -217,7 +215,7 @@ def _sights(module: Any) -> Sights:
             views.append(node)
         elif isinstance(node, base):
             views.append(vars(node).values())
-    return Sights(views, readers, [])
+    return Watched(views, readers, [])
 
 
 def _reader_of(variable: Any) -> Read:
@@ -225,8 +223,8 @@ def _reader_of(variable: Any) -> Read:
     return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
 
 
-def _is_off(part: Any, switch: str) -> bool:
-    return getattr(part, switch, None) is False
+def _is_false(part: Any, name: str) -> bool:
+    return getattr(part, name, None) is False
 
 
 def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
@@ -246,12 +244,12 @@ def _modules_in(value: Any, base: type, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Whether it is an array, and none of keys of random numbers."""
+    """Whether it is an array, and not one of keys of random numbers."""
     if not is_array(value):
         return False
-    dtypes = load("jax.dtypes")
+    dtypes: Any = sys.modules["jax"].dtypes
     return not dtypes.issubdtype(value.dtype, dtypes.extended)
 
 
 def _trees() -> Any:
-    return load("jax.tree_util")
+    return sys.modules["jax"].tree_util

@@ -14,24 +14,25 @@ from anydevice.models.base import (
     Arguments,
     Array,
     Change,
-    Subject,
+    ModelAdapter,
+    cpu_placer,
     float64_scope,
-    names_of_inputs,
-    note_of_training,
-    placed_on_cpu,
+    host_array,
+    parameter_names,
     recording,
+    training_mode_note,
 )
-from anydevice.models.changes import Follower, Seen, Sights
+from anydevice.models.changes import ChangeDetector, Snapshot, Watched
 from anydevice.models.native import paths_of
 from anydevice.models.precision import cast, cast_parameters
-from anydevice.transfer.moving import device_of, to_device, to_numpy
+from anydevice.transfer.moving import device_of, to_device
 
 _changing = threading.RLock()
-"""Held while a module has other weights put in: nobody must take those for its own."""
+"""Held while a module has other weights than its own."""
 
 
-class MlxSubject(Subject):
-    """A `mlx.nn.Module`. It has its weights put in for each call, and its own back after it."""
+class MlxAdapter(ModelAdapter):
+    """A `mlx.nn.Module`. Each call puts weights into it, and its own back afterwards."""
 
     kind = "mlx.nn.Module"
     library = "mlx"
@@ -40,11 +41,11 @@ class MlxSubject(Subject):
         self.module = module
         with _changing:
             self._own = module.parameters()
-            self._form = _form_of(module)
+            self._structure = _structure_of(module)
         self.arguments = self._own if arguments is None else arguments
         self._reference = reference
         if any(part.training for part in module.modules()):
-            self.notes = (note_of_training(),)
+            self.notes = (training_mode_note(),)
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         with _changing:
@@ -63,16 +64,16 @@ class MlxSubject(Subject):
     def weights(self) -> Mapping[str, Array]:
         return paths_of(self.arguments)
 
-    def moved(self, device: Device, dtype: str) -> Subject:
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
         arrays = cast_parameters(self.arguments, dtype)
-        moved = MlxSubject(self.module, to_device(arrays, device))
-        moved.follower = _LockedFollower(lambda: _sights(self.module))
+        moved = MlxAdapter(self.module, to_device(arrays, device))
+        moved.detector = _LockedDetector(lambda: Watched(list(_views(self.module)), [], []))
         return moved
 
-    def catches_up(self, device: Device, dtype: str) -> bool:
+    def update_weights(self, device: Device, dtype: str) -> bool:
         with _changing:
             own = self.module.parameters()
-            if _form_of(self.module) != self._form:
+            if _structure_of(self.module) != self._structure:
                 return False
         before, there = leaves(self._own), leaves(self.arguments)
         taken = [
@@ -82,42 +83,37 @@ class MlxSubject(Subject):
         self._own, self.arguments = own, refilled(own, taken)
         return True
 
-    def reference(self, change: Change, engine: str) -> Subject:
-        def placed(x: Array) -> Array:
-            return placed_on_cpu(change(to_numpy(x)), "mlx")
-
-        return MlxSubject(self.module, mapped(placed, self.arguments), reference=True)
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        place = cpu_placer("mlx")
+        changed = mapped(lambda x: place(change(host_array(x))), self.arguments)
+        return MlxAdapter(self.module, changed, reference=True)
 
     @property
-    def where(self) -> Device | None:
+    def device(self) -> Device | None:
         return device_of(leaves(self.arguments))
 
     def scope(self) -> AbstractContextManager[Any]:
         return float64_scope("mlx") if self._reference else super().scope()
 
     def reference_input(self, x: Array) -> Array:
-        return placed_on_cpu(x, "mlx")
+        return cpu_placer("mlx")(x)
 
     def input_names(self) -> frozenset[str]:
-        return names_of_inputs(self.module)
+        return parameter_names(self.module)
 
 
-class _LockedFollower(Follower):
-    def sees_changes(self) -> bool:
+class _LockedDetector(ChangeDetector):
+    def has_changed(self) -> bool:
         with _changing:
-            return super().sees_changes()
+            return super().has_changed()
 
-    def look(self) -> Seen:
+    def snapshot(self) -> Snapshot:
         with _changing:
-            return super().look()
-
-
-def _sights(module: Any) -> Sights:
-    return Sights(list(_views(module)), [], [])
+            return super().snapshot()
 
 
 def _views(value: Any) -> Iterator[Any]:
-    """What is in a module, and in everything inside it."""
+    """The contents of a module, and of everything inside it."""
     inside: Any = value.values() if isinstance(value, dict) else value
     yield inside
     if hasattr(value, "__dict__"):
@@ -127,8 +123,8 @@ def _views(value: Any) -> Iterator[Any]:
             yield from _views(each)
 
 
-def _form_of(module: Any) -> list[Any]:
-    """All of a module but the numbers in its weights."""
+def _structure_of(module: Any) -> list[Any]:
+    """The parts of a module, and the shapes and dtypes of its weights."""
     parts = [(path, type(part), part.training) for path, part in module.named_modules()]
     weights = [(path, x.shape, x.dtype) for path, x in paths_of(module.parameters()).items()]
     return [parts, weights]

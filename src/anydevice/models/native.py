@@ -14,21 +14,21 @@ from anydevice.models.base import (
     Arguments,
     Array,
     Change,
-    Subject,
+    ModelAdapter,
+    cpu_placer,
     float64_scope,
-    names_of_inputs,
-    placed_on_cpu,
+    parameter_names,
 )
 from anydevice.models.precision import cast_parameters
 from anydevice.nn.layer import Layer, Parameters, Run
-from anydevice.nn.model import Model, home_of_parameters
+from anydevice.nn.model import Model, parameters_device
 from anydevice.ops.dispatch import primitives
 from anydevice.transfer.moving import is_array, to_device, to_numpy
 from anydevice.transfer.trees.tree import flatten
 
 
-class ModelSubject(Subject):
-    """A `nn.Model`. Its reference runs on NumPy, through the same layers."""
+class NativeAdapter(ModelAdapter):
+    """A `nn.Model`. Its reference runs the same layers on NumPy."""
 
     kind = "anydevice.nn.Model"
 
@@ -62,19 +62,19 @@ class ModelSubject(Subject):
         root = type(self.model.layer).__name__
         return {root + path: x for path, x in paths_of(self.model.parameters).items()}
 
-    def moved(self, device: Device, dtype: str) -> ModelSubject:
+    def moved(self, device: Device, dtype: str) -> NativeAdapter:
         parameters = to_device(cast_parameters(self.model.parameters, dtype), device, convert=True)
-        return ModelSubject(self.model.with_parameters(parameters))
+        return NativeAdapter(self.model.with_parameters(parameters))
 
-    def reference(self, change: Change, engine: str) -> Subject:
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
         changed = mapped(change, to_numpy(self.model.parameters))
-        return ModelSubject(self.model.with_parameters(changed))
+        return NativeAdapter(self.model.with_parameters(changed))
 
     @property
-    def where(self) -> Device | None:
-        return home_of_parameters(self.model.parameters)
+    def device(self) -> Device | None:
+        return parameters_device(self.model.parameters)
 
-    def accepts(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         if named or len(inputs) != 1 or not is_array(inputs[0]):
             given = [type(x).__name__ for x in inputs] + [f"{name}=" for name in named]
             raise ConfigurationError(
@@ -91,7 +91,7 @@ class ModelSubject(Subject):
 
 
 class _Traced(Run):
-    """A run that passes what each part gives through a function."""
+    """A run that passes the output of each part through a function."""
 
     root: str = ""
     after: Any = None
@@ -103,10 +103,10 @@ class _Traced(Run):
         return self.after(f"{self.root}{path} {layer.label}", y)
 
 
-class FunctionSubject(Subject):
+class FunctionAdapter(ModelAdapter):
     """A function over arrays. Its reference is the function itself over float64 arrays.
 
-    They are NumPy arrays where the function is written in ops, else arrays of the device's library
+    These are NumPy arrays where the function is written in ops, else those of the device's library
     on the CPU.
     """
 
@@ -124,17 +124,17 @@ class FunctionSubject(Subject):
     def weights(self) -> Mapping[str, Array]:
         return {}
 
-    def moved(self, device: Device, dtype: str) -> Subject:
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
         return self
 
-    def reference(self, change: Change, engine: str) -> Subject:
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
         return _FunctionReference(self.function, engine)
 
     def input_names(self) -> frozenset[str]:
-        return names_of_inputs(self.function)
+        return parameter_names(self.function)
 
 
-class _FunctionReference(FunctionSubject):
+class _FunctionReference(FunctionAdapter):
     def __init__(self, function: Callable[..., Any], engine: str) -> None:
         super().__init__(function)
         self.engine = engine
@@ -148,7 +148,7 @@ class _FunctionReference(FunctionSubject):
             if self.engine == "numpy":
                 raise
         arrays, rebuild = flatten((inputs, named), is_array)
-        given, by_name = rebuild([placed_on_cpu(x, self.engine) for x in arrays.values])
+        given, by_name = rebuild(list(map(cpu_placer(self.engine), arrays.values)))
         return self.function(*given, **by_name)
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -156,12 +156,12 @@ class _FunctionReference(FunctionSubject):
 
 
 def _is_wide(x: Array) -> bool:
-    """Whether nothing was lost on the way: a library of 32 bits takes NumPy's arrays, too."""
+    """Whether no digits were lost: a library of 32 bits takes NumPy arrays too."""
     dtype = primitives(x).dtype(x)
     return dtype.kind != "float" or dtype.name == "float64"
 
 
 def paths_of(tree: Any) -> dict[str, Array]:
-    """The arrays of a nest by their paths."""
+    """The arrays of a tree by path."""
     found, _ = flatten(tree, is_array)
     return {leaf.path: leaf.value for leaf in found}

@@ -1,7 +1,8 @@
-"""In which element types a model keeps its parameters, computes, and answers."""
+"""The dtypes in which a model keeps its parameters, computes, and returns its output."""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from anydevice import ops
@@ -26,10 +27,9 @@ _FIRST_WITH_BFLOAT16 = (8, 0)
 
 
 class Policy(Record):
-    """The element types of one way to run a model: those of its parameters, of what is computed
-    with them, and of what comes out.
+    """The dtypes of one way to run a model: of its parameters, of computing, and of its output.
 
-    Sums, norms, softmax and losses of 16-bit numbers are float32 inside whatever the policy.
+    Sums, norms, softmax and losses of 16-bit numbers are computed in float32 under every policy.
 
     >>> policy_of("mixed", Device("cpu", engine="numpy"))
     Policy(name='mixed', parameters='float32', compute='bfloat16', output='float32')
@@ -42,7 +42,7 @@ class Policy(Record):
 
     @property
     def casts_parameters(self) -> bool:
-        """Whether parameters are rounded anew in each call, for computing alone."""
+        """Whether each call casts the parameters, for computing alone."""
         return self.parameters != self.compute
 
     @property
@@ -52,15 +52,15 @@ class Policy(Record):
 
     @property
     def needs_loss_scale(self) -> bool:
-        """Whether gradients would underflow: they are float16, which has few exponents."""
+        """Whether gradients could underflow: they are float16, which has few exponents."""
         return self.compute == "float16"
 
     def for_computing(self, tree: Tree) -> Tree:
-        """Parameters or inputs as they are computed with; whole numbers stay what they are."""
+        """Parameters or inputs in the dtype of computing; integers stay as they are."""
         return cast_parameters(tree, self.compute)
 
     def for_output(self, tree: Tree) -> Tree:
-        """Results as the caller gets them."""
+        """Outputs in the dtype that the caller gets."""
         return cast_parameters(tree, self.output)
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def policy_of(precision: str, device: Device) -> Policy:
 
 
 def has_bfloat16(device: Device) -> bool:
-    """Whether the device computes in bfloat16, and does not only imitate it."""
+    """Whether the device computes in bfloat16, and does not emulate it."""
     engine = device.engine
     if engine is None or "bfloat16" in registry.row_of(engine).lacks:
         return False
@@ -99,13 +99,13 @@ def has_bfloat16(device: Device) -> bool:
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """The array as floating numbers of this type; one of whole numbers or conditions as it is."""
+    """A floating array in this dtype; one of integers or booleans as it is."""
     xp = primitives(x)
     return xp.astype(x, DTYPES[dtype]) if xp.dtype(x).kind == "float" else x
 
 
 def cast_parameters(tree: Tree, dtype: str) -> Tree:
-    """Every array of floating numbers in a nest as this type; all others stay as they are.
+    """Every floating array of a tree in this dtype; all others stay as they are.
 
     >>> import numpy
     >>> cast_parameters({"weight": numpy.ones(2), "count": numpy.ones(1, int)}, "float16")
@@ -119,9 +119,9 @@ class LossScale(Record):
     """Keeps float16 gradients from underflowing: the loss is multiplied before gradients are taken,
     and they are divided by the same afterwards.
 
-    The factor grows after `interval` good steps, and shrinks with each step whose gradients are
-    infinite or no numbers; such a step changes no parameter. All of it is arrays, so that it works
-    inside compiled code.
+    The factor grows after `interval` finite steps, and shrinks with each step whose gradients are
+    infinite or NaN; such a step changes no parameter. The state is arrays, so it works inside
+    compiled code.
 
     >>> import numpy
     >>> scale = LossScale(initial=8.0)
@@ -154,12 +154,9 @@ class LossScale(Record):
         return mapped(lambda g: ops.multiply(ops.astype(g, "float32"), factor), gradients)
 
     def finite(self, gradients: Tree) -> Array:
-        """Whether every number is finite, as an array without axes."""
-        wrong = [_wrong_numbers(leaf) for leaf in leaves(gradients)]
-        total = wrong[0]
-        for count in wrong[1:]:
-            total = ops.add(total, count)
-        return ops.equal(total, 0.0)
+        """Whether all gradients are finite, as an array without axes."""
+        counts = [_nonfinite_count(leaf) for leaf in leaves(gradients)]
+        return ops.equal(reduce(ops.add, counts), 0.0)
 
     def after(self, state: ScaleState, finite: Array) -> ScaleState:
         """The state for the next step."""
@@ -174,11 +171,10 @@ class LossScale(Record):
         }
 
 
-def _wrong_numbers(x: Array) -> Array:
-    """How many are infinite or no numbers, as a float32 without axes."""
-    wide = ops.astype(x, "float32")
-    right = ops.less_equal(ops.abs(wide), _LARGEST_FLOAT32)
-    return ops.sum(ops.astype(ops.logical_not(right), "float32"))
+def _nonfinite_count(x: Array) -> Array:
+    """How many elements are infinite or NaN, as a float32 without axes."""
+    finite = ops.less_equal(ops.abs(ops.astype(x, "float32")), _LARGEST_FLOAT32)
+    return ops.sum(ops.astype(ops.logical_not(finite), "float32"))
 
 
 def _like(x: Array, value: int) -> Array:

@@ -1,4 +1,4 @@
-"""Modules of PyTorch. The data path never imports PyTorch: whoever has a module has done so."""
+"""Modules of PyTorch. Nothing here imports it: who has a module has imported it already."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from anydevice.models.base import (
     Arguments,
     Array,
     Change,
-    Subject,
-    in_training,
-    names_of_inputs,
-    note_of_training,
-    placed_on_cpu,
+    ModelAdapter,
+    cpu_placer,
+    host_array,
+    parameter_names,
+    training_mode_error,
+    training_mode_note,
 )
-from anydevice.models.changes import Follower, Read, Sights
+from anydevice.models.changes import ChangeDetector, Read, Watched
 from anydevice.models.precision import Policy
-from anydevice.transfer.moving import device_of, to_device, to_numpy
+from anydevice.transfer.moving import device_of, to_device
 
 _RANDOM_IN_TRAINING = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "DropPath")
 
 
-class TorchSubject(Subject):
-    """A `torch.nn.Module`; hooks tell what its parts give.
+class TorchAdapter(ModelAdapter):
+    """A `torch.nn.Module`; forward hooks read the outputs of its parts.
 
-    It is moved in place, as PyTorch moves modules. Where its weights are of another type than
-    asked for, a copy of it is made, and the module that was given stays as it is; the copy takes
-    over what is changed in it later.
+    It is moved in place, as PyTorch moves modules. Where its weights have another dtype than asked
+    for, it is copied, and the given module stays as it is; later changes of it go to the copy too.
     """
 
     kind = "torch.nn.Module"
@@ -52,7 +52,7 @@ class TorchSubject(Subject):
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
 
-    def under(self, policy: Policy) -> Callable[..., Any]:
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
         if not policy.casts_parameters:
             return self.call
         torch: Any = sys.modules["torch"]
@@ -70,20 +70,20 @@ class TorchSubject(Subject):
 
         return run
 
-    def for_tracing(self, device: Device, policy: Policy) -> Subject:
+    def for_tracing(self, device: Device, policy: Policy) -> ModelAdapter:
         if not policy.casts_parameters:
             return self
-        return TorchSubject(self.module, computing=(self._device_type(), policy.compute))
+        return TorchAdapter(self.module, computing=(self._device_type(), policy.compute))
 
-    def input_type(self, policy: Policy) -> str:
+    def input_dtype(self, policy: Policy) -> str:
         return policy.parameters
 
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         with ExitStack() as hooks:
             for path, part in self.module.named_modules():
                 if path and not _is_script(part):
-                    hear = partial(_heard, f"{path} {type(part).__name__}", after)
-                    hooks.callback(part.register_forward_hook(hear).remove)
+                    hook = partial(_forward_hook, f"{path} {type(part).__name__}", after)
+                    hooks.callback(part.register_forward_hook(hook).remove)
             return self.module(*inputs, **named)
 
     def weights(self) -> Mapping[str, Array]:
@@ -92,50 +92,49 @@ class TorchSubject(Subject):
             **dict(self.module.named_buffers()),
         }
 
-    def moved(self, device: Device, dtype: str) -> Subject:
+    def moved(self, device: Device, dtype: str) -> ModelAdapter:
         torch: Any = sys.modules["torch"]
         wanted = getattr(torch, dtype)
         types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
         if types <= {wanted}:
-            return TorchSubject(to_device(self.module, device), _notes(self.module))
+            return TorchAdapter(to_device(self.module, device), _notes(self.module))
         copied = _copy_of(self.module).to(wanted)
         others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
         note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
-        moved = TorchSubject(to_device(copied, device), (*_notes(copied), note))
+        moved = TorchAdapter(to_device(copied, device), (*_notes(copied), note))
         moved._copied = self.module
-        moved.follower = Follower(lambda: _sights(self.module))
+        moved.detector = ChangeDetector(lambda: _watched(self.module))
         return moved
 
-    def catches_up(self, device: Device, dtype: str) -> bool:
+    def update_weights(self, device: Device, dtype: str) -> bool:
         torch: Any = sys.modules["torch"]
-        pairs = list(zip(self._copied.modules(), self.module.modules(), strict=False))
-        if _form_of(self._copied) != _form_of(self.module):
+        if _structure(self._copied) != _structure(self.module):
             return False
         with torch.no_grad():
-            for source, part in pairs:
+            for source, part in zip(self._copied.modules(), self.module.modules(), strict=True):
                 part.training = source.training
                 _copy(source._parameters, part._parameters)
                 _copy(source._buffers, part._buffers)
         return True
 
-    def watch(self) -> Follower | None:
-        # What a module writes into its buffers when it is called, such as a cache, is no change.
-        return self.follower or Follower(lambda: _sights(self.module, buffers=False))
+    def verified_detector(self) -> ChangeDetector | None:
+        # A module may write into its buffers when it is called, as into a cache: no change.
+        return self.detector or ChangeDetector(lambda: _watched(self.module, buffers=False))
 
-    def reference(self, change: Change, engine: str) -> Subject:
-        module = _copy_of(self.module)
+    def reference(self, change: Change, engine: str) -> ModelAdapter:
+        module, place = _copy_of(self.module), cpu_placer("torch")
         for part in module.modules():
             for x in part._parameters.values():
                 if x is not None:
                     x.requires_grad_(False)
-                    x.data = placed_on_cpu(change(to_numpy(x.detach())), "torch")
+                    x.data = place(change(host_array(x.detach())))
             for name, x in part._buffers.items():
                 if x is not None:
-                    part._buffers[name] = placed_on_cpu(change(to_numpy(x)), "torch")
-        return TorchSubject(module)
+                    part._buffers[name] = place(change(host_array(x)))
+        return TorchAdapter(module)
 
     @property
-    def where(self) -> Device | None:
+    def device(self) -> Device | None:
         return device_of(self.module)
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -148,19 +147,19 @@ class TorchSubject(Subject):
         return stack
 
     def reference_input(self, x: Array) -> Array:
-        return placed_on_cpu(x, "torch")
+        return cpu_placer("torch")(x)
 
     def input_names(self) -> frozenset[str]:
-        return names_of_inputs(self.module.forward)
+        return parameter_names(self.module.forward)
 
-    def can_be_verified(self) -> None:
+    def check_verifiable(self) -> None:
         random = [
             name
             for name, part in self.module.named_modules()
             if part.training and any(word in _name_of(part) for word in _RANDOM_IN_TRAINING)
         ]
         if random:
-            raise in_training(random[0])
+            raise training_mode_error(random[0])
 
     def has_coarse_products(self, device: Device) -> bool:
         torch: Any = sys.modules["torch"]
@@ -170,12 +169,12 @@ class TorchSubject(Subject):
         )
 
     def _device_type(self) -> str:
-        place = self.where or Device("cpu", 0, engine="torch")
+        place = self.device or Device("cpu", 0, engine="torch")
         kind: str = registry.load("torch").native(place_of(place)).type
         return kind
 
 
-def _heard(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
+def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
     return after(name, result)
 
 
@@ -188,16 +187,16 @@ def _copy_of(module: Any) -> Any:
 
 
 def _is_script(module: Any) -> bool:
-    """Whether it is TorchScript, which runs its parts by itself and lets nobody listen."""
+    """Whether it is TorchScript, which runs its parts without hooks."""
     return isinstance(module, sys.modules["torch"].jit.ScriptModule)
 
 
 def _name_of(module: Any) -> str:
-    """The name of a module's class; TorchScript has one class for all, and remembers."""
+    """The name of a module's class; TorchScript has one class for all, and keeps the name."""
     return str(module.original_name if _is_script(module) else type(module).__name__)
 
 
-def _sights(module: Any, *, buffers: bool = True) -> Sights:
+def _watched(module: Any, *, buffers: bool = True) -> Watched:
     views: list[Any] = []
     tensors: list[Any] = []
     for part in module.modules():
@@ -205,16 +204,16 @@ def _sights(module: Any, *, buffers: bool = True) -> Sights:
         views += [x.values() for x in (part._modules, *held)]
         tensors += [x for each in held for x in each.values()]
     modes: list[Read] = [partial(getattr, part, "training") for part in module.modules()]
-    counts: list[Read] = [partial(getattr, x, "_version") for x in tensors if _counts(x)]
-    return Sights(views, modes, counts)
+    counts: list[Read] = [partial(getattr, x, "_version") for x in tensors if _has_version(x)]
+    return Watched(views, modes, counts)
 
 
-def _counts(x: Any) -> bool:
-    """Whether PyTorch counts changes of this tensor; those made in inference mode have no count."""
+def _has_version(x: Any) -> bool:
+    """Whether PyTorch counts changes of this tensor; those of inference mode have no version."""
     return x is not None and not x.is_inference()
 
 
-def _form_of(module: Any) -> list[Any]:
+def _structure(module: Any) -> list[Any]:
     """The parts of a module, and the shapes of its weights."""
     return [
         (path, type(part), [_shapes(x) for x in (part._parameters, part._buffers)])
@@ -233,4 +232,4 @@ def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
 
 
 def _notes(module: Any) -> tuple[str, ...]:
-    return (note_of_training(),) * bool(module.training)
+    return (training_mode_note(),) * bool(module.training)

@@ -42,10 +42,10 @@ class Conv2d(Layer):
         return f"Conv2d({self.inputs}→{self.outputs}, {_shown(self.size)})"
 
     def settings_fit(self) -> None:
-        self.whole_numbers(inputs=self.inputs, outputs=self.outputs)
+        self.check_integers(inputs=self.inputs, outputs=self.outputs)
         _pairs(self, 1, size=self.size, stride=self.stride)
         _pairs(self, 0, padding=self.padding)
-        settings.truths(self, bias=self.bias)
+        settings.check_booleans(self, bias=self.bias)
         initializer_of(self.initializer)
         if self.activation is not None:
             refuse_unknown(self.activation)
@@ -123,7 +123,7 @@ def _pairs(layer: Layer, least: int, **fields: int | Pair) -> None:
     for name, value in fields.items():
         both = value if isinstance(value, tuple) and len(value) == 2 else (value,)
         for one in both:
-            layer.whole_numbers(least, **{name: one})
+            layer.check_integers(least, **{name: one})
 
 
 def _shown(size: int | Pair) -> str:

@@ -99,7 +99,7 @@ class Scaled(Initializer):
 
     def settings_fit(self) -> None:
         settings.numbers(self, gain=self.gain)
-        settings.truths(self, uniform=self.uniform)
+        settings.check_booleans(self, uniform=self.uniform)
         if self.by not in ("inputs", "outputs", "both"):
             raise settings.refusal(self, "by", "one of inputs, outputs, both", self.by)
 

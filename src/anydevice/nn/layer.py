@@ -150,16 +150,16 @@ class Layer(Record):
         if shape[-1] != features:
             raise self.misfit(f"got {shape[-1]} features")
 
-    def whole_numbers(self, least: int = 1, **fields: object) -> None:
+    def check_integers(self, least: int = 1, **fields: object) -> None:
         """Refuse fields that are no whole numbers, or too small."""
-        whole_numbers(self, least, **fields)
+        check_integers(self, least, **fields)
 
     def share(self, **fields: object) -> None:
         """Refuse fields that are not from 0 up to and without 1."""
         numbers(self, 1.0, **fields)
 
 
-def whole_numbers(owner: object, least: int = 1, /, **fields: object) -> None:
+def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:
     """Refuse fields that are no whole numbers, or too small."""
     for name, value in fields.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -181,7 +181,7 @@ def positive(owner: object, /, **fields: object) -> None:
             raise refusal(owner, name, "a finite number above 0", value)
 
 
-def truths(owner: object, /, **fields: object) -> None:
+def check_booleans(owner: object, /, **fields: object) -> None:
     """Refuse fields that are neither `True` nor `False`."""
     for name, value in fields.items():
         if not isinstance(value, bool):

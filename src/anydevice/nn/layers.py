@@ -135,8 +135,8 @@ class Dense(Layer):
         return (self.inputs,)
 
     def settings_fit(self) -> None:
-        self.whole_numbers(inputs=self.inputs, outputs=self.outputs)
-        settings.truths(self, bias=self.bias)
+        self.check_integers(inputs=self.inputs, outputs=self.outputs)
+        settings.check_booleans(self, bias=self.bias)
         initializer_of(self.initializer)
         if self.activation is not None:
             refuse_unknown(self.activation)
@@ -178,7 +178,7 @@ class Embedding(Layer):
         return self.rows
 
     def settings_fit(self) -> None:
-        self.whole_numbers(rows=self.rows, size=self.size)
+        self.check_integers(rows=self.rows, size=self.size)
         initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
@@ -210,7 +210,7 @@ class PositionEmbedding(Layer):
         return f"PositionEmbedding({self.tokens}×{self.size})"
 
     def settings_fit(self) -> None:
-        self.whole_numbers(tokens=self.tokens, size=self.size)
+        self.check_integers(tokens=self.tokens, size=self.size)
         initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
@@ -244,9 +244,9 @@ class LayerNorm(Layer):
         return f"LayerNorm({self.size})"
 
     def settings_fit(self) -> None:
-        self.whole_numbers(size=self.size)
+        self.check_integers(size=self.size)
         settings.numbers(self, eps=self.eps)
-        settings.truths(self, bias=self.bias)
+        settings.check_booleans(self, bias=self.bias)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
@@ -274,7 +274,7 @@ class RMSNorm(Layer):
         return f"RMSNorm({self.size})"
 
     def settings_fit(self) -> None:
-        self.whole_numbers(size=self.size)
+        self.check_integers(size=self.size)
         settings.numbers(self, eps=self.eps)
 
     def output(self, shape: Shape) -> Shape:
@@ -411,7 +411,7 @@ class TiedEmbedding(Layer):
         return [(".inside", self.inside)]
 
     def settings_fit(self) -> None:
-        self.whole_numbers(rows=self.rows, size=self.size)
+        self.check_integers(rows=self.rows, size=self.size)
         if not isinstance(self.inside, Layer):
             raise ConfigurationError(
                 f"TiedEmbedding: inside must be a layer, not {self.inside!r}; "

@@ -188,7 +188,7 @@ register_type(Model, _parts_of, _model_again)
 _NUMBERS = (int, float, np.number, np.bool_)
 
 
-def home_of_parameters(parameters: Parameters) -> Device | None:
+def parameters_device(parameters: Parameters) -> Device | None:
     """Where parameters are, served by their library; `None` where there are none."""
     place, owner = device_of(leaves(parameters)), owner_of(first_leaf(parameters))
     return None if place is None or owner is None else place.served_by(owner.name)

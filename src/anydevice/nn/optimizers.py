@@ -91,7 +91,7 @@ class SGD(Optimizer):
     def settings_fit(self) -> None:
         settings.numbers(self, 1.0, momentum=self.momentum)
         settings.numbers(self, decay=self.decay)
-        settings.truths(self, nesterov=self.nesterov)
+        settings.check_booleans(self, nesterov=self.nesterov)
         if self.nesterov and not self.momentum:
             raise settings.refusal(self, "nesterov", "used with momentum, such as 0.9", True)
 
@@ -261,7 +261,7 @@ class WarmUp(Schedule):
     then: float | Schedule
 
     def settings_fit(self) -> None:
-        settings.whole_numbers(self, steps=self.steps)
+        settings.check_integers(self, steps=self.steps)
         if not isinstance(self.then, Schedule):
             settings.numbers(self, then=self.then)
 
@@ -287,7 +287,7 @@ class CosineRate(Schedule):
     floor: float = 0.0
 
     def settings_fit(self) -> None:
-        settings.whole_numbers(self, steps=self.steps)
+        settings.check_integers(self, steps=self.steps)
         settings.numbers(self, rate=self.rate, floor=self.floor)
 
     def __call__(self, step: int) -> float:
@@ -308,7 +308,7 @@ class SteppedRate(Schedule):
     factor: float = 0.1
 
     def settings_fit(self) -> None:
-        settings.whole_numbers(self, every=self.every)
+        settings.check_integers(self, every=self.every)
         settings.numbers(self, rate=self.rate, factor=self.factor)
 
     def __call__(self, step: int) -> float:

@@ -55,8 +55,8 @@ class Attention(Layer):
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def settings_fit(self) -> None:
-        self.whole_numbers(size=self.size, heads=self.heads, kv_heads=self._key_heads)
-        settings.truths(self, causal=self.causal, rope=self.rope, bias=self.bias)
+        self.check_integers(size=self.size, heads=self.heads, kv_heads=self._key_heads)
+        settings.check_booleans(self, causal=self.causal, rope=self.rope, bias=self.bias)
         settings.positive(self, theta=self.theta)
         initializer_of(self.initializer)
         for what, of, divisor in (
@@ -133,7 +133,7 @@ class GatedMLP(Layer):
         return (self.size,)
 
     def settings_fit(self) -> None:
-        self.whole_numbers(size=self.size, hidden=self.hidden)
+        self.check_integers(size=self.size, hidden=self.hidden)
         initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:

@@ -15,7 +15,7 @@ from anydevice.core.device import Device
 from anydevice.core.hooks import load as load_by_name
 from anydevice.core.record import Record, as_dict
 from anydevice.errors import ConfigurationError, TransferError
-from anydevice.models.base import in_words
+from anydevice.models.base import type_text
 from anydevice.nn.initializers import Initializer
 from anydevice.nn.layer import Layer
 from anydevice.nn.model import Model, bound
@@ -84,7 +84,7 @@ def _no_model(given: Any) -> ConfigurationError:
     else:
         instead = _saving_of(given) or _saving_of(inside)
     return ConfigurationError(
-        f"nn.save takes a nn.Model, not {in_words(given)}{instead}", source="model"
+        f"nn.save takes a nn.Model, not {type_text(given)}{instead}", source="model"
     )
 
 

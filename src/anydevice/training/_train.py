@@ -19,8 +19,8 @@ from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import explaining
-from anydevice.models.detect import home_for_training
-from anydevice.models.native import ModelSubject
+from anydevice.models.detect import training_device
+from anydevice.models.native import NativeAdapter
 from anydevice.models.precision import Policy, cast_parameters, policy_of
 from anydevice.nn.losses import Loss, folded, loss_of, remark_on
 from anydevice.nn.model import Model
@@ -38,7 +38,7 @@ from anydevice.training.checkpoints import (
 from anydevice.training.history import History
 from anydevice.training.loop import Interrupts, Plan, Training, copied
 from anydevice.training.progress import TrainingProgress
-from anydevice.training.steps import Recipe, Standing, Stepper, stepper_for
+from anydevice.training.steps import Standing, StepConfig, Stepper, stepper_for
 from anydevice.transfer.moving import to_device
 
 PathLike = str | os.PathLike[str]
@@ -136,14 +136,14 @@ def train(
     clip, seed = _checked_clip(clip), _checked_seed(seed)
     _check_schedule(schedule)
     target = _target(save, resume)
-    home = home_for_training(ModelSubject(model), device)
+    home = training_device(NativeAdapter(model), device)
     policy = policy_of(precision or "float32", home)
     of_loss = loss_of(loss)
     layer, _ = folded(model.layer, of_loss)
     remark = remark_on(model.layer, of_loss)
     if remark is not None:
         _say_once(remark)
-    recipe = Recipe(layer, of_loss, optimizer, policy, clip, accumulate, optimize or "default")
+    recipe = StepConfig(layer, of_loss, optimizer, policy, clip, accumulate, optimize or "default")
     settings = settings_of(recipe, seed, schedule, data, validation)
     source = _source(resume, target)
     checkpoint = None

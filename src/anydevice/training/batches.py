@@ -173,15 +173,15 @@ def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
         try:
             return pair_of(batch)
         except ConfigurationError as error:
-            put_before(error, told_of(name, epoch, 1))
+            prefix_error(error, batch_name(name, epoch, 1))
             raise
     raise ConfigurationError(f"{name} gave no batches", source=name)
 
 
-def told_of(name: str, epoch: int, number: int) -> str:
+def batch_name(name: str, epoch: int, number: int) -> str:
     """How errors call a batch.
 
-    >>> told_of("data", 2, 31), told_of("validation", 2, 1)
+    >>> batch_name("data", 2, 31), batch_name("validation", 2, 1)
     ('batch 31 of epoch 2', 'batch 1 of the validation')
     """
     return f"batch {number} of {f'epoch {epoch}' if name == 'data' else f'the {name}'}"
@@ -205,8 +205,8 @@ def _moved(batch: Any, device: Device, name: str, epoch: int, number: int) -> Ba
     try:
         # Whole numbers of 64 bits that fit are the same numbers in 32: nobody needs to be warned.
         x, y = to_device(pair_of(batch), device, convert=True, narrow=True)
-    except ABOUT_WHAT_IS_GIVEN as error:
-        put_before(error, told_of(name, epoch, number))
+    except INPUT_ERRORS as error:
+        prefix_error(error, batch_name(name, epoch, number))
         raise
     return x, y
 
@@ -215,13 +215,13 @@ def _are_arrays(data: Any) -> bool:
     return bool(data) and all(hasattr(each, "shape") for each in data)
 
 
-ABOUT_WHAT_IS_GIVEN = (ConfigurationError, TransferError, UnsupportedError)
+INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 """Errors that a batch may be the reason for, and whose text gains by its number."""
 
 _SHOWN = 6
 
 
-def put_before(error: Exception, where: str) -> None:
+def prefix_error(error: Exception, where: str) -> None:
     """Let the text of an error begin with where it was; twice is once."""
     text = str(error)
     if not text.startswith(where):
@@ -238,10 +238,10 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
         raise ConfigurationError(
             f"a batch is a pair (x, y), and this one is {_described(batch)}", source="data"
         )
-    return of_numbers(batch[0], "x"), of_numbers(batch[1], "y")
+    return as_numbers(batch[0], "x"), as_numbers(batch[1], "y")
 
 
-def of_numbers(given: Any, name: str) -> Any:
+def as_numbers(given: Any, name: str) -> Any:
     """What is given as arrays of numbers that every engine has: float64 becomes float32.
 
     Lists of numbers become NumPy arrays; whole numbers, and arrays that fit, stay what they are.
@@ -256,14 +256,14 @@ def of_numbers(given: Any, name: str) -> Any:
     if isinstance(given, list | tuple):
         return _of_rows(given, name)
     if isinstance(given, dict):
-        return {key: of_numbers(each, f"{name}[{key!r}]") for key, each in given.items()}
+        return {key: as_numbers(each, f"{name}[{key!r}]") for key, each in given.items()}
     if isinstance(given, str) or hasattr(given, "__array__"):
         return _of_host(np.asarray(given), name)
     return given
 
 
 def as_host_array(given: Any, name: str) -> Any:
-    """One NumPy array of numbers, however wide. Raises as `of_numbers` does."""
+    """One NumPy array of numbers, however wide. Raises as `as_numbers` does."""
     try:
         array = np.asarray(given)
     except ValueError:
@@ -280,7 +280,7 @@ def _of_rows(given: Any, name: str) -> Any:
         first = first[0]
     if isinstance(first, bool | int | float | str | bytes | np.generic):
         return _of_host(as_host_array(given, name), name)
-    parts = [of_numbers(each, f"{name}[{at}]") for at, each in enumerate(given)]
+    parts = [as_numbers(each, f"{name}[{at}]") for at, each in enumerate(given)]
     return parts if isinstance(given, list) else tuple(parts)
 
 

@@ -49,7 +49,7 @@ class Callback:
         """After each epoch, and its validation."""
 
 
-class _OfEpochs(Callback):
+class _EpochFunction(Callback):
     """A plain function, called after each epoch."""
 
     def __init__(self, function: Callable[[Moment], Any]) -> None:
@@ -70,7 +70,7 @@ def _as_callback(spec: Any) -> Callback:
     if isinstance(spec, Callback):
         return spec
     if callable(spec):
-        return _OfEpochs(spec)
+        return _EpochFunction(spec)
     raise ConfigurationError(
         f"a callback is a nn.Callback, or a function that is called after each epoch, not {spec!r}",
         source="callbacks",

@@ -22,7 +22,7 @@ from anydevice.nn.recompute import Recomputed
 from anydevice.saving import files as tensor_files
 from anydevice.training.batches import sizes_of
 from anydevice.training.history import History
-from anydevice.training.steps import Recipe, Standing
+from anydevice.training.steps import Standing, StepConfig
 
 _KIND = "training"
 _JUDGE = "validation"
@@ -58,17 +58,17 @@ class Checkpoint(Record):
 
 
 def settings_of(
-    recipe: Recipe, seed: int, schedule: Any, data: Any, judge: Any = None
+    recipe: StepConfig, seed: int, schedule: Any, data: Any, judge: Any = None
 ) -> dict[str, Any]:
     """What must be the same when a training is resumed, as JSON.
 
     `judge` is the data whose loss patience goes by.
     """
     return {
-        "layer": likeness(recipe.layer),
-        "loss": likeness(recipe.loss),
-        "optimizer": likeness(recipe.optimizer),
-        "schedule": likeness(schedule),
+        "layer": fingerprint(recipe.layer),
+        "loss": fingerprint(recipe.loss),
+        "optimizer": fingerprint(recipe.optimizer),
+        "schedule": fingerprint(schedule),
         "precision": str(recipe.policy),
         "clip": recipe.clip,
         "accumulate": recipe.accumulate,
@@ -174,7 +174,7 @@ _CODE = f"code of Python {sys.version_info[0]}.{sys.version_info[1]}"
 """Where the code of a function without a name is told: it is another one for another Python."""
 
 
-def likeness(value: Any) -> Any:
+def fingerprint(value: Any) -> Any:
     """A setting as JSON, to be compared and never to be made again.
 
     Records are told by their class and fields, functions by their module and name, and those that
@@ -182,32 +182,32 @@ def likeness(value: Any) -> Any:
     the same.
 
     >>> from anydevice import nn
-    >>> likeness(nn.Dropout(0.5))
+    >>> fingerprint(nn.Dropout(0.5))
     {'kind': 'Dropout', '.rate': 0.5}
-    >>> likeness(nn.recompute(nn.Dropout(0.5))) == likeness(nn.Dropout(0.5))
+    >>> fingerprint(nn.recompute(nn.Dropout(0.5))) == fingerprint(nn.Dropout(0.5))
     True
-    >>> likeness(nn.cross_entropy)
+    >>> fingerprint(nn.cross_entropy)
     {'function': 'anydevice.nn.losses.cross_entropy'}
     """
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Recomputed):
-        return likeness(value.layer)
+        return fingerprint(value.layer)
     if isinstance(value, Record):
-        fields = {f".{name}": likeness(part) for name, part in as_dict(value).items()}
+        fields = {f".{name}": fingerprint(part) for name, part in as_dict(value).items()}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, list | tuple):
-        return [likeness(part) for part in value]
+        return [fingerprint(part) for part in value]
     if isinstance(value, dict):
-        return {f"[{key!r}]": likeness(part) for key, part in value.items()}
+        return {f"[{key!r}]": fingerprint(part) for key, part in value.items()}
     if isinstance(value, functools.partial):
         return {
-            "partial": likeness(value.func),
-            ".args": likeness(value.args),
-            ".keywords": likeness(value.keywords),
+            "partial": fingerprint(value.func),
+            ".args": fingerprint(value.args),
+            ".keywords": fingerprint(value.keywords),
         }
     if isinstance(value, types.MethodType):
-        return {"method": value.__name__, ".__self__": likeness(value.__self__)}
+        return {"method": value.__name__, ".__self__": fingerprint(value.__self__)}
     if callable(value) and hasattr(value, "__qualname__"):
         return _of_function(value)
     return _ADDRESS.sub("", repr(value))
@@ -217,7 +217,7 @@ def difference(before: Any, now: Any, where: str) -> str | None:
     """A sentence about the first place where two likenesses differ; `None` where they do not.
 
     >>> from anydevice import nn
-    >>> two = (likeness(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
+    >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
     >>> difference(*two, "layer")
     'its layer.layers[0].outputs was 3, and now it is 4'
     """
@@ -270,7 +270,7 @@ def _of_function(function: Any) -> dict[str, Any]:
             for name, cell in zip(code.co_freevars, function.__closure__, strict=True)
         }
     if function.__defaults__:
-        told[".__defaults__"] = likeness(function.__defaults__)
+        told[".__defaults__"] = fingerprint(function.__defaults__)
     return told
 
 

@@ -24,8 +24,8 @@ from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationErr
 from anydevice.models.native import paths_of
 from anydevice.nn.layer import Layer, MisfitError, Run
 from anydevice.nn.losses import cross_entropy
-from anydevice.training.batches import ABOUT_WHAT_IS_GIVEN, put_before
-from anydevice.training.steps import Recipe, Stepper
+from anydevice.training.batches import INPUT_ERRORS, prefix_error
+from anydevice.training.steps import StepConfig, Stepper
 from anydevice.transfer.moving import to_numpy
 
 _ADVICE = "try a smaller rate, clip=1.0, or look at the data"
@@ -35,7 +35,7 @@ _OF_FLOAT16 = (
 ON_DATA = "look at the data: numpy.isfinite says which numbers they are"
 
 
-class Taken(Record):
+class TrainedBatch(Record):
     """A batch that was trained on, its number (from 1), and the step that it belongs to."""
 
     x: Any
@@ -45,7 +45,12 @@ class Taken(Record):
 
 
 def failure(
-    recipe: Recipe, engine: str, parameters: Any, batches: Iterable[Taken], since: int, seed: int
+    recipe: StepConfig,
+    engine: str,
+    parameters: Any,
+    batches: Iterable[TrainedBatch],
+    since: int,
+    seed: int,
 ) -> VerificationError:
     """The error for a training that came to `since`, a step of no use, naming the layer.
 
@@ -62,7 +67,7 @@ def failure(
             where=layer,
         )
     for taken in batches:
-        spoiled = spoiled_batch(taken.x, taken.y)
+        spoiled = nonfinite_batch(taken.x, taken.y)
         if spoiled is not None:
             return _error(taken.step, spoiled, "", ON_DATA)
         found = _found(recipe, engine, parameters, taken, seed)
@@ -72,7 +77,7 @@ def failure(
     return _error(since, what, "", _advice(recipe))
 
 
-def spoiled_batch(x: Any, y: Any) -> str | None:
+def nonfinite_batch(x: Any, y: Any) -> str | None:
     """What is wrong with a batch that holds NaN or what is infinite; `None` where it does not."""
     for name, part in (("x", x), ("y", y)):
         if not _is_finite(part):
@@ -81,7 +86,7 @@ def spoiled_batch(x: Any, y: Any) -> str | None:
 
 
 def _found(
-    recipe: Recipe, engine: str, parameters: Any, taken: Taken, seed: int
+    recipe: StepConfig, engine: str, parameters: Any, taken: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
     seen: list[tuple[str, Any]] = []
     is_traced = registry.load(engine).is_traced
@@ -103,7 +108,7 @@ def _found(
 
 
 def _in_gradients(
-    recipe: Recipe, engine: str, parameters: Any, taken: Taken, seed: int
+    recipe: StepConfig, engine: str, parameters: Any, taken: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
     autodiff = registry.load(engine).autodiff
     assert not isinstance(autodiff, Absent), "what trained has gradients"
@@ -120,7 +125,7 @@ def _in_gradients(
     return f"the gradient of {name} is {_kind(paths_of(gradients)[wrong])}", name
 
 
-def _advice(recipe: Recipe) -> str:
+def _advice(recipe: StepConfig) -> str:
     return (_OF_FLOAT16 if recipe.policy.needs_loss_scale else "") + _ADVICE
 
 
@@ -154,8 +159,8 @@ def explained(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) ->
     It is a `ConfigurationError` where the loss gives anything but one number, and where x is whole
     numbers for a layer of floating ones; else the error itself, with where it was.
     """
-    if isinstance(error, ABOUT_WHAT_IS_GIVEN):
-        put_before(error, where)
+    if isinstance(error, INPUT_ERRORS):
+        prefix_error(error, where)
         return _about_whole_numbers(stepper, x, y, where) or error
     if isinstance(error, AnyDeviceError):
         return error
@@ -165,14 +170,14 @@ def explained(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) ->
     return error if value is None else _about_loss(stepper.recipe, value) or error
 
 
-def check_loss(recipe: Recipe, value: Any) -> None:
+def check_loss(recipe: StepConfig, value: Any) -> None:
     """Raise `ConfigurationError` where a loss gave this and it is not one number."""
     error = _about_loss(recipe, value)
     if error is not None:
         raise error
 
 
-def check_shape(recipe: Recipe, x: Any, where: str) -> None:
+def check_shape(recipe: StepConfig, x: Any, where: str) -> None:
     """Raise `ConfigurationError`, which names the layer, for a batch that does not fit or is empty.
 
     `where` is how the error calls the batch. What is a nest of arrays is for the layer to judge.
@@ -186,7 +191,7 @@ def check_shape(recipe: Recipe, x: Any, where: str) -> None:
     try:
         recipe.layer.output(shape[1:])
     except ConfigurationError as error:
-        put_before(error, where)
+        prefix_error(error, where)
         if isinstance(error, MisfitError) and _fits(recipe, shape):
             error.args = (
                 f"{error}; x has the shape {shape}: is it one example rather than a batch? "
@@ -195,7 +200,7 @@ def check_shape(recipe: Recipe, x: Any, where: str) -> None:
         raise
 
 
-def wrong_target(recipe: Recipe, batches: Iterable[Taken]) -> VerificationError | None:
+def wrong_target(recipe: StepConfig, batches: Iterable[TrainedBatch]) -> VerificationError | None:
     """The error for the first batch with a target that is none of the classes, where one has it."""
     for taken in batches:
         wrong = _wrong_class(recipe, taken.x, taken.y)
@@ -204,18 +209,18 @@ def wrong_target(recipe: Recipe, batches: Iterable[Taken]) -> VerificationError 
     return None
 
 
-def wrong_batch(recipe: Recipe, x: Any, y: Any, where: str) -> VerificationError | None:
+def wrong_batch(recipe: StepConfig, x: Any, y: Any, where: str) -> VerificationError | None:
     """The error for a batch whose loss cannot be a number, whatever the model is."""
     wrong = _wrong_class(recipe, x, y)
     if wrong is not None:
         return VerificationError(f"{where}: {wrong}", where="target")
-    spoiled = spoiled_batch(x, y)
+    spoiled = nonfinite_batch(x, y)
     if spoiled is None:
         return None
     return VerificationError(f"{where}: {spoiled}; {ON_DATA}", where=where)
 
 
-def _about_loss(recipe: Recipe, value: Any) -> ConfigurationError | None:
+def _about_loss(recipe: StepConfig, value: Any) -> ConfigurationError | None:
     shape = getattr(value, "shape", None)
     if shape is not None and not tuple(shape):
         return None
@@ -249,7 +254,7 @@ def _about_whole_numbers(stepper: Stepper, x: Any, y: Any, where: str) -> Config
     )
 
 
-def _first_undone(recipe: Recipe, done: set[str]) -> str:
+def _first_undone(recipe: StepConfig, done: set[str]) -> str:
     """The innermost layer that gave nothing, with the way to it."""
     layer, path = recipe.layer, ""
     while True:
@@ -260,7 +265,7 @@ def _first_undone(recipe: Recipe, done: set[str]) -> str:
     return f"{type(recipe.layer).__name__}{path} {layer.label}" if path else layer.label
 
 
-def _fits(recipe: Recipe, shape: tuple[int, ...]) -> bool:
+def _fits(recipe: StepConfig, shape: tuple[int, ...]) -> bool:
     try:
         recipe.layer.output(shape)
     except ConfigurationError:
@@ -268,7 +273,7 @@ def _fits(recipe: Recipe, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _wrong_class(recipe: Recipe, x: Any, y: Any) -> str | None:
+def _wrong_class(recipe: StepConfig, x: Any, y: Any) -> str | None:
     loss = recipe.loss.func if isinstance(recipe.loss, partial) else recipe.loss
     if not any(loss is of_classes for of_classes in (cross_entropy, ops.cross_entropy)):
         return None

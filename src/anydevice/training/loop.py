@@ -28,11 +28,11 @@ from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.nn.layer import Run
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import rate_of
-from anydevice.training.batches import Batch, examples_of, first_of, placed, told_of
+from anydevice.training.batches import Batch, batch_name, examples_of, first_of, placed
 from anydevice.training.callbacks import Callback, Moment, wants_steps
 from anydevice.training.checkpoints import Checkpoint, Place, write_checkpoint
 from anydevice.training.failures import (
-    Taken,
+    TrainedBatch,
     check_loss,
     check_shape,
     explained,
@@ -96,7 +96,7 @@ class Training:
         self._latest = math.nan
         self._passed = 0
         self._kept = 0
-        self._window: list[tuple[Taken, Any, int]] = []
+        self._window: list[tuple[TrainedBatch, Any, int]] = []
         self._validation = (
             None if plan.validation is None else Validation(plan.validation, plan.seed, stepper)
         )
@@ -171,7 +171,7 @@ class Training:
                     self._undo(waiting, passed)
                     batches.close()
                     return count - waiting
-                where = told_of("data", epoch, skipped + count + 1)
+                where = batch_name("data", epoch, skipped + count + 1)
                 instead = explained(error, stepper, x, y, where)
                 if instead is error:
                     raise
@@ -217,7 +217,7 @@ class Training:
     def _begin(self, x: Any, epoch: int, number: int) -> None:
         """Look at the first batch of a shape, and say that its step takes longer."""
         recipe = self._stepper.recipe
-        check_shape(recipe, x, told_of("data", epoch, number))
+        check_shape(recipe, x, batch_name("data", epoch, number))
         if recipe.optimize != "none":
             self._is_compiling = True
             self._progress.begins(epoch, "compiling")
@@ -256,7 +256,7 @@ class Training:
     def _keep(self, x: Any, y: Any, value: Any) -> None:
         stepper = self._stepper
         step = stepper.started + (stepper.recipe.accumulate > 1)  # then it is yet to come
-        taken = Taken(x, y, stepper.batches, step)
+        taken = TrainedBatch(x, y, stepper.batches, step)
         self._window.append((taken, value, examples_of(x)))
         self._kept += sum(getattr(leaf, "nbytes", 0) for leaf in (*leaves(x), *leaves(y)))
 
@@ -282,7 +282,7 @@ class Training:
         self.place = replace(place, lost=lost, examples=examples, position=position)
         self._progress.tell(place.epoch, position, self._last_loss, self._rate, self._passed)
 
-    def _failure(self, batches: list[Taken]) -> Exception:
+    def _failure(self, batches: list[TrainedBatch]) -> Exception:
         stepper = self._stepper
         since, name = stepper.failed_since, stepper.engine.name
         own = [taken for taken in batches if taken.step == since] or batches
@@ -423,7 +423,7 @@ class Validation:
         batch = first_of(self._data, self._seed, epoch, _NAME)
         if batch is None:
             return
-        where = told_of(_NAME, epoch, 1)
+        where = batch_name(_NAME, epoch, 1)
         check_shape(self._stepper.recipe, batch[0], where)
         self._refuse_wrong(*batch, where)
 
@@ -435,7 +435,7 @@ class Validation:
         pending: deque[tuple[Any, Any, Any, str]] = deque()
         batches = placed(self._data, self._seed, epoch, self._stepper.device, name=_NAME)
         for number, (x, y) in enumerate(batches, 1):
-            where = told_of(_NAME, epoch, number)
+            where = batch_name(_NAME, epoch, number)
             pending.append((self._value(x, y, where), x, y, where))
             if len(pending) > _UNDER_WAY:
                 lost.append(self._waited_for(*pending.popleft()))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from anydevice import ops
-from anydevice.compiling.versions import FirstThatWorks, ways_of
+from anydevice.compiling.versions import FallbackFunction, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.donation import consuming
 from anydevice.core.dtypes import DTYPES
@@ -44,7 +44,7 @@ from anydevice.ops.dispatch import own_version, primitives
 from anydevice.settings.files import compiled_folder
 
 
-class Recipe(Record):
+class StepConfig(Record):
     """All that a step is made of; `layer` is the one whose output the loss takes."""
 
     layer: Layer
@@ -95,7 +95,7 @@ class Stepper(ABC):
     quiet = False
 
     def __init__(
-        self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
+        self, engine: Engine, device: Device, recipe: StepConfig, standing: Standing, seed: int
     ) -> None:
         autodiff = engine.autodiff
         if isinstance(autodiff, Absent):
@@ -113,7 +113,7 @@ class Stepper(ABC):
         self._added = 0
         self._seed = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
-        self._ways = ways_of(engine, recipe.optimize).ways
+        self._ways = compilers_for(engine, recipe.optimize).compilers
         self._fell_back = False
         if self._ways and not isinstance(engine.compiler, Absent):
             engine.compiler.keep(str(compiled_folder(engine.name)))
@@ -179,7 +179,7 @@ class Stepper(ABC):
         if not self._ways:
             return function
         ways = [(name, partial(make, donate=donate)) for name, make in self._ways]
-        return FirstThatWorks(function, ways, self._say)
+        return FallbackFunction(function, ways, self._say)
 
     def _say(self, what: str) -> None:
         if not self._fell_back and not self.quiet:
@@ -210,8 +210,8 @@ class Stepper(ABC):
         number was so before.
         """
         if scale is None:
-            return unusable(value)
-        last = ops.multiply(unusable(value), at_its_least(scale))
+            return nonfinite(value)
+        last = ops.multiply(nonfinite(value), at_minimum(scale))
         return ops.maximum(as_float(ops.isnan(value)), last)
 
     def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
@@ -224,8 +224,8 @@ class Stepper(ABC):
             gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
         if self.recipe.clip is not None:
             gradients, norm = clipped(gradients, self.recipe.clip)
-            skip = unusable(norm) if skip is None else skip
-        return gradients, unusable(total(gradients)) if skip is None else skip
+            skip = nonfinite(norm) if skip is None else skip
+        return gradients, nonfinite(total(gradients)) if skip is None else skip
 
 
 def total(tree: Tree) -> Array:
@@ -245,7 +245,7 @@ def _sum(x: Array) -> Array:
     return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)
 
 
-def at_its_least(scale: ScaleState) -> Array:
+def at_minimum(scale: ScaleState) -> Array:
     """1.0 where the scale of a loss cannot become smaller, else 0.0."""
     return as_float(ops.less_equal(scale["scale"], 1.0))
 
@@ -261,7 +261,7 @@ def as_float(truth: Array) -> Array:
     return ops.astype(truth, "float32")
 
 
-def unusable(value: Array) -> Array:
+def nonfinite(value: Array) -> Array:
     """1.0 where a number is infinite or none, else 0.0."""
     return as_float(ops.isnan(ops.subtract(value, value)))
 
@@ -280,11 +280,11 @@ def unless(stays: Array, new: Tree, old: Tree) -> Tree:
     return chosen(ops.less(stays, 1.0), new, old)
 
 
-class OuterStepper(Stepper):
+class SplitStepper(Stepper):
     """Gradients are taken of the compiled loss, and the engine's kernels update in place."""
 
     def __init__(
-        self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
+        self, engine: Engine, device: Device, recipe: StepConfig, standing: Standing, seed: int
     ) -> None:
         super().__init__(engine, device, recipe, standing, seed)
         self._like = leaves(self.parameters)[0]
@@ -342,7 +342,7 @@ class OuterStepper(Stepper):
         return self._since
 
     def _spoiled(self) -> Array:
-        return unusable(total(self.parameters))
+        return nonfinite(total(self.parameters))
 
     def _steps_taken(self) -> int:
         if self._scale is None:
@@ -351,7 +351,7 @@ class OuterStepper(Stepper):
 
     def _made_ready(self, share: float) -> tuple[Tree, Array]:
         if share == 1.0 and self.recipe.clip is None and self._scale is None:
-            return self._total, unusable(total(self._total))
+            return self._total, nonfinite(total(self._total))
         if share not in self._readies:
 
             def ready(gradients: Tree, scale: Any) -> Any:
@@ -366,7 +366,7 @@ class OuterStepper(Stepper):
         taken = ops.where(goes, ops.add(taken, 1), taken)
         return (
             taken,
-            ops.maximum(failed, ops.multiply(stays, at_its_least(scale))),
+            ops.maximum(failed, ops.multiply(stays, at_minimum(scale))),
             self._scaling.after(scale, goes),
         )
 
@@ -375,11 +375,11 @@ _UNDER_WAY = 2
 """Steps that may be under way when another one is started: one computes while one waits."""
 
 
-class WholeStepper(Stepper):
+class FusedStepper(Stepper):
     """A step is one compiled function, which consumes the parameters, the state and the counts."""
 
     def __init__(
-        self, engine: Engine, device: Device, recipe: Recipe, standing: Standing, seed: int
+        self, engine: Engine, device: Device, recipe: StepConfig, standing: Standing, seed: int
     ) -> None:
         super().__init__(engine, device, recipe, standing, seed)
         self._counts: dict[str, Array] = {
@@ -510,7 +510,7 @@ class WholeStepper(Stepper):
         new, after = self.recipe.optimizer.update(parameters, gradients, state, steps, rate)
         failed = stays
         if scale is not None:
-            failed = ops.maximum(counts["failed"], ops.multiply(stays, at_its_least(scale)))
+            failed = ops.maximum(counts["failed"], ops.multiply(stays, at_minimum(scale)))
             scale = self._scaling.after(scale, goes)
             after = chosen(goes, after, state)  # else a step that is left out is the last one
         counts = {
@@ -523,10 +523,10 @@ class WholeStepper(Stepper):
 
 
 def _spoiled(parameters: Tree) -> Array:
-    return unusable(total(parameters))
+    return nonfinite(total(parameters))
 
 
-def stepper_for(device: Device, recipe: Recipe, standing: Standing, seed: int) -> Stepper:
+def stepper_for(device: Device, recipe: StepConfig, standing: Standing, seed: int) -> Stepper:
     """The stepper that suits the engine of a device, which holds the arrays of `standing`.
 
     They are consumed: nobody else may use them afterwards. Raises `UnsupportedError`, with the
@@ -538,5 +538,5 @@ def stepper_for(device: Device, recipe: Recipe, standing: Standing, seed: int) -
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):
         raise autodiff.error()
-    kind = WholeStepper if autodiff.compiles else OuterStepper
+    kind = FusedStepper if autodiff.compiles else SplitStepper
     return kind(engine, place_of(device), recipe, standing, seed)

@@ -1,0 +1,101 @@
+"""How far calls walk through anydevice: its own calls, their files, and the switches between files.
+
+Each call is made until it is warm, then counted once. A step of training is the difference between
+two trainings of which one has a step more.
+
+    python bench/walks.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import anydevice
+from anydevice import nn, ops
+
+_WARM_UPS = 4
+_STEPS = 8
+
+
+class Walk(NamedTuple):
+    """The calls of one walk, the files they are in, and the switches between files."""
+
+    calls: int
+    files: frozenset[str]
+    switches: int
+
+
+def walk(call: Callable[[], Any]) -> Walk:
+    """Follow one call, after a few to warm up."""
+    for _ in range(_WARM_UPS):
+        call()
+    calls = switches = 0
+    files: set[str] = set()
+    last = ""
+
+    def follow(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls, switches, last
+        path = frame.f_code.co_filename.replace("\\", "/")
+        if event != "call" or "/anydevice/" not in path:
+            return
+        calls += 1
+        switches += path != last
+        files.add(path)
+        last = path
+
+    sys.setprofile(follow)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return Walk(calls, frozenset(files), switches)
+
+
+def train_step() -> Walk:
+    """One further step of `nn.train`."""
+    rows = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)
+    model = nn.build(
+        nn.Dense(4, 8), "relu", nn.Dense(8, 4), device=anydevice.device("cpu", engine="torch")
+    )
+
+    def train(steps: int) -> None:
+        data = [(rows, rows)] * steps
+        nn.train(model, data, nn.Adam(), nn.mean_squared_error, epochs=1, optimize="none")
+
+    few, more = (walk(lambda steps=steps: train(steps)) for steps in (_STEPS, _STEPS + 1))
+    return Walk(more.calls - few.calls, more.files, more.switches - few.switches)
+
+
+def walks() -> dict[str, Walk]:
+    """The walks of a few calls that most programs make."""
+    module, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    return {
+        'compile(Linear, "cpu", verify=x, optimize="none")': walk(
+            lambda: anydevice.compile(module, "cpu", verify=x, optimize="none")
+        ),
+        "one further step of nn.train": train_step(),
+        'device("cpu", engine="torch")': walk(lambda: anydevice.device("cpu", engine="torch")),
+        'device("cpu")': walk(lambda: anydevice.device("cpu")),
+        "ops.softmax(x)": walk(lambda: ops.softmax(x)),
+    }
+
+
+def main() -> None:
+    table = Table("call", box=None, pad_edge=False)
+    for name in ("calls", "files", "switches"):
+        table.add_column(name, justify="right")
+    for name, each in walks().items():
+        table.add_row(name, f"{each.calls:,}", str(len(each.files)), f"{each.switches:,}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
