@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from anydevice.core import locks as locking
+from anydevice.core import locks
 from anydevice.core.locks import ForkSafeLock, made_once
 
 COPIES = """
@@ -56,7 +56,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_copy_can_take_what_another_thread_held(reentrant: bool) -> None:
     said = run(f"""
-from anydevice.core.locking import ForkSafeLock
+from anydevice.core.locks import ForkSafeLock
 lock = ForkSafeLock(reentrant={reentrant})
 held_elsewhere(lock.native)
 def take():
@@ -70,7 +70,7 @@ print(in_a_copy(take), lock.native.acquire(blocking=False))
 @needs_fork
 def test_who_forks_in_a_block_leaves_it_in_both_processes() -> None:
     said = run("""
-from anydevice.core.locking import ForkSafeLock
+from anydevice.core.locks import ForkSafeLock
 for reentrant in (False, True):
     lock = ForkSafeLock(reentrant=reentrant)
     with lock.native:
@@ -93,8 +93,8 @@ for reentrant in (False, True):
             "anydevice.hardware.cpu.usage._meter.read()",
         ),
         (
-            "anydevice.hardware.cpu.usage.DEFAULT_METER._lock",
-            "anydevice.hardware.cpu.usage.DEFAULT_METER.read()",
+            "anydevice.hardware.cpu.usage._process_meter._lock",
+            "anydevice.hardware.cpu.usage._process_meter.read()",
         ),
         (
             "anydevice.hardware.cuda.usage._lock",
@@ -162,7 +162,7 @@ def test_what_raised_is_tried_again() -> None:
 def test_every_lock_is_another_one_in_the_copy() -> None:
     lock = ForkSafeLock()
     with lock.native:
-        locking._renew_all()  # what happens in the copy
+        locks._renew_all()  # what happens in the copy
         assert not lock.native.locked()
         with lock.native:
             pass

@@ -6,6 +6,7 @@ Devices as the array libraries themselves name them: `torch.device`, `jax.Device
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from typing import Any, TypeVar, cast
 from anydevice.choose import limits as limits  # the setting `memory` takes effect through it
 from anydevice.choose.measurements import measured_engines
 from anydevice.core.backends import AUTO
-from anydevice.core.choice import Choice, Request, Wish, choose
+from anydevice.core.choice import Choice, FreeMemory, Request, Wish, choose
 from anydevice.core.device import Device
 from anydevice.core.record import Record, replace
 from anydevice.core.text import parse_size
@@ -25,17 +26,22 @@ from anydevice.core.warn import level_outside
 from anydevice.discovery._discover import discover, free_memory, on_refresh
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 from anydevice.settings import config as settings
-from anydevice.settings.files import project_file, user_file
-from anydevice.settings.preferences import check_engine, check_wish, read_settings, split_wishes
+from anydevice.settings.files import variables
+from anydevice.settings.preferences import check_engine, check_wish, read_files, split_wishes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Spec = str | Device | Sequence[str | Device] | None
+Held = tuple[Device | None, Device | None]
+"""The device of the block and that of the process."""
 
 _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
+_outcomes: dict[object, _Outcome] = {}
+_modules: tuple[str, ...] = tuple(row.module for row in registry.BUILT_IN.values())
+_MOST_OUTCOMES = 64
 
 _UNASKED = ("configure", "order of backends")
 _INSISTING = ("argument", "use_device", "set_device")
@@ -49,6 +55,8 @@ _LOCAL_RANKS = (
 
 SETTING_VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME", *_LOCAL_RANKS)
 """The variables of the environment by which a person sets what is chosen."""
+
+_variables = variables(SETTING_VARIABLES)
 
 
 def device(
@@ -69,17 +77,32 @@ def device(
     >>> str(anydevice.device(["tpu", "cpu"]))
     'cpu'
     """
+    asked = _key(spec, engine) if min_free is None else None
+    situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
+    held = (_block.get(), _process)
+    known = None if asked is None else _outcomes.get(asked)
+    if known is not None and known.holds(situation, held):
+        return known.device
     settings.apply_files()
     request = make_request(spec, engine=engine, min_free=min_free)
     report = discover()
-    choice = _choose(request, report)
+    weighed: list[Device] = []
+
+    def free(device: Device) -> int | None:
+        weighed.append(device)
+        return free_memory(device)
+
+    choice = _choose(request, report, free)
     if choice.device is None:
-        raise DeviceNotFoundError(_not_found(choice), report.findings)
+        raise DeviceNotFoundError(_not_found(choice), report.findings, choice.reasons)
     _warn_if_passed_over(choice)
     # Not as the report has it: what is asked of it later is answered as things are then.
     chosen = choice.device
     served = chosen.engine, chosen.chosen_by
-    return Device(chosen).served_by(*served, picked=chosen.engine_is_free)
+    result = Device(chosen).served_by(*served, picked=chosen.engine_is_free)
+    if asked is not None and not weighed:
+        _keep(asked, _Outcome(situation, held, report, result))
+    return result
 
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
@@ -87,9 +110,46 @@ def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
     return _choose(make_request(spec, engine=engine, min_free=None), discover())
 
 
-def _choose(request: Request, report: Report) -> Choice:
+def _choose(request: Request, report: Report, free: FreeMemory = free_memory) -> Choice:
     known = replace(request, measured=measured_engines(report.devices))
-    return choose(known, report.findings, free_memory)
+    return choose(known, report.findings, free)
+
+
+class _Outcome:
+    """A device that was chosen, and all that the choice rested on."""
+
+    __slots__ = ("_held", "_report", "_situation", "device")
+
+    def __init__(self, situation: object, held: Held, report: Report, device: Device) -> None:
+        self._situation, self._held, self._report = situation, held, report
+        self.device = device
+
+    def holds(self, situation: object, held: Held) -> bool:
+        """Whether the same would be chosen now."""
+        return (
+            self._situation == situation
+            # By identity: devices that are equal may have other engines.
+            and self._held[0] is held[0]
+            and self._held[1] is held[1]
+            and self._report is discover()
+        )
+
+
+def _key(spec: Any, engine: str | None) -> object:
+    """A request for one device as a key; `None` where it is not that simple."""
+    if spec is None or type(spec) is str:
+        return spec, engine
+    if type(spec) is Device:
+        return spec.backend, spec.index, spec.engine_asked, spec.engine_is_free, engine
+    return None
+
+
+def _keep(asked: object, outcome: _Outcome) -> None:
+    global _modules
+    if len(_outcomes) >= _MOST_OUTCOMES:
+        _outcomes.clear()
+    _outcomes[asked] = outcome
+    _modules = tuple(row.module for row in registry.rows().values())
 
 
 def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
@@ -255,12 +315,11 @@ def _from_environment(
 
 
 def _from_files(wishes: list[Wish], engines: list[_Asked]) -> None:
-    for source, path in (("project file", project_file()), ("user file", user_file())):
-        file = read_settings(path)
-        if file and file.wishes and file.wishes != (AUTO,):
-            wishes.append(Wish(source, file.wishes, detail=str(file.path)))
-        if file and file.engine:
-            engines.append(_Asked(file.engine, source))
+    for file in reversed(read_files()):
+        if file.wishes and file.wishes != (AUTO,):
+            wishes.append(Wish(file.origin, file.wishes, detail=str(file.path)))
+        if file.engine:
+            engines.append(_Asked(file.engine, file.origin))
 
 
 def _local_rank(environment: Mapping[str, str]) -> int | None:
@@ -300,7 +359,7 @@ def _warn_if_passed_over(choice: Choice) -> None:
     text = f"using {choice.device}: " + "; ".join(unmet)
     if unmet and text not in _said:
         _said.add(text)
-        warnings.warn(text, stacklevel=level_outside())
+        warnings.warn(AnyDeviceWarning(text, choice.reasons), stacklevel=level_outside())
 
 
 def forget() -> None:
@@ -313,6 +372,7 @@ def forget() -> None:
 def forget_warnings() -> None:
     """Say anew what was warned of once."""
     _said.clear()
+    _outcomes.clear()
 
 
 def set_process_device(held: Device | None) -> Device | None:

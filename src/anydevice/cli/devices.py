@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from anydevice.cli.printing import Output, complain
+from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     problem = _problem_of_settings()
     report = discover()
     if arguments.json:
-        output.json(report.to_dict() | ({"error": str(problem)} if problem else {}))
+        output.json(report.to_dict() | error_in_json(problem))
     else:
         _show(report, output)
         if problem:
@@ -81,7 +81,7 @@ def _show_one(
     output.say(f"{output.paint(mark, style)} {output.paint(name, 'strong')}   {title}")
     for label, words in rows:
         if words:
-            painted = output.paint(words, "mend") if label == "mend" else words
+            painted = output.paint(words, "fix") if label == "fix" else words
             output.say(f"    {output.paint(label.ljust(_LABELS), 'dim')}{painted}")
     output.say()
 
@@ -92,7 +92,7 @@ def _pairs(device: Device, standing: Standing, finding: Finding) -> Iterator[tup
     yield "tier", _tier(finding)
     yield "engines", ", ".join(map(registry.with_version, standing.engines))
     for refusal in standing.refusals if standing.usable else ():
-        yield f"not by {refusal.engine}", refusal.reason
+        yield f"not by {refusal.engine}", refusal.reason.text
     yield "memory", _memory(facts)
     yield "compute capability", facts.compute_capability or ""
     yield "architecture", facts.architecture or ""
@@ -137,5 +137,5 @@ def _troubles(stopped: Standing | Finding) -> Iterator[tuple[str, str]]:
         return
     yield "stopped at", stopped.stage
     for reason in stopped.reasons:
-        yield "reason", reason
-    yield "mend", stopped.mend or ""
+        yield "reason", reason.text
+    yield "fix", stopped.fix or ""

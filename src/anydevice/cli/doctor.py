@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from anydevice.choose.scope import why
 from anydevice.cli.options import shown_on
-from anydevice.cli.printing import Output, complain
+from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.finding import Verdict
 from anydevice.discovery._discover import discover
 from anydevice.discovery.check import check
-from anydevice.discovery.examination import Conclusion, Plan, conclude, prepare
+from anydevice.discovery.examination import Conclusion, Examination, conclude, prepare
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError
 from anydevice.rendering.diagnosis import Explanation, seconds_in_words
@@ -41,14 +41,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
     Settings that no device can be chosen with are wrong too.
     """
-    plan = prepare(discover(), arguments.devices, arguments.engine)
+    examined = prepare(discover(), arguments.devices, arguments.engine)
     problem = _problem_of_settings()
     if arguments.json:
-        verdicts = [check(device, engine, limit=arguments.limit) for device, engine in plan.pairs]
-        conclusion = conclude(plan, verdicts, os.environ)
-        output.json(conclusion.to_dict() | ({"error": str(problem)} if problem else {}))
+        verdicts = [
+            check(device, engine, limit=arguments.limit) for device, engine in examined.pairs
+        ]
+        conclusion = conclude(examined, verdicts, os.environ)
+        output.json(conclusion.to_dict() | error_in_json(problem))
     else:
-        conclusion = _show(plan, arguments.limit, output)
+        conclusion = _show(examined, arguments.limit, output)
         if problem:
             output.stream.flush()  # so that the error stands below where both go to one place
             complain(problem)
@@ -73,28 +75,30 @@ def _limit(text: str) -> float:
     return seconds
 
 
-def _show(plan: Plan, limit: float, output: Output) -> Conclusion:
-    places = [finding.backend for finding in plan.report]
-    places += [str(device) for device in plan.report.devices]
+def _show(examined: Examination, limit: float, output: Output) -> Conclusion:
+    places = [finding.backend for finding in examined.report]
+    places += [str(device) for device in examined.report.devices]
     column = max(map(len, places)) + 3
-    libraries = max((len(registry.with_version(engine)) for _, engine in plan.pairs), default=0) + 3
+    libraries = (
+        max((len(registry.with_version(engine)) for _, engine in examined.pairs), default=0) + 3
+    )
     verdicts = []
-    for number, (device, engine) in enumerate(plan.pairs):
+    for number, (device, engine) in enumerate(examined.pairs):
         with shown_on(output) as tell:
             if tell is not None:
-                tell(number, len(plan.pairs), f"{device} with {engine}")
+                tell(number, len(examined.pairs), f"{device} with {engine}")
             verdict = check(device, engine, limit=limit)
         verdicts.append(verdict)
         output.say(_line(verdict, column, libraries, output))
         output.stream.flush()
-    for trouble in plan.troubles:
-        place = output.paint(trouble.place.ljust(column), "strong")
-        output.say(f"{output.paint(UNUSABLE, 'bad')} {place}stopped at: {trouble.stage}")
-    for finding in plan.report:
+    for each in examined.unusable:
+        place = output.paint(each.place.ljust(column), "strong")
+        output.say(f"{output.paint(UNUSABLE, 'bad')} {place}stopped at: {each.stage}")
+    for finding in examined.report:
         if not finding.present:
             why = finding.reason or "not in this machine"
             output.say(output.paint(f"{ABSENT} {finding.backend.ljust(column)}{why}", "dim"))
-    conclusion = conclude(plan, verdicts, os.environ)
+    conclusion = conclude(examined, verdicts, os.environ)
     _show_explanations("What is wrong, and what to do", conclusion.explanations, output)
     _show_explanations("Worth knowing", conclusion.worth_knowing, output)
     output.say("", _result(conclusion))
@@ -105,7 +109,7 @@ def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
     mark, style = (USABLE, "good") if verdict.right else (UNUSABLE, "bad")
     place = output.paint(verdict.device.ljust(column), "strong")
     library = registry.with_version(verdict.engine).ljust(libraries)
-    words = "right" if verdict.right else verdict.reason or "wrong"
+    words = "right" if verdict.right else str(verdict.reason or "wrong")
     times = f"{seconds_in_words(verdict.seconds)} in all"
     if verdict.first_call is not None and verdict.second_call is not None:
         times += f", first call {seconds_in_words(verdict.first_call)}"
@@ -116,7 +120,7 @@ def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
 def _result(conclusion: Conclusion) -> str:
     right = sum(verdict.right for verdict in conclusion.verdicts)
     words = f"{right} of {len(conclusion.verdicts)} computations were right"
-    places = ", ".join(trouble.place for trouble in conclusion.troubles)
+    places = ", ".join(each.place for each in conclusion.unusable)
     return f"{words}; not usable: {places}." if places else f"{words}."
 
 
@@ -128,7 +132,7 @@ def _show_explanations(title: str, explanations: Sequence[Explanation], output: 
         output.say("", f"  {output.paint(explanation.subject, 'strong')}: {explanation.cause}")
         for sentence in (*explanation.evidence, explanation.meaning):
             output.say(*_broken(sentence, output.width))
-        output.say(f"    {output.paint('→ ' + explanation.advice, 'mend')}")
+        output.say(f"    {output.paint('→ ' + explanation.advice, 'fix')}")
 
 
 def _broken(sentence: str, width: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NoReturn, Protocol, TextIO, cast
 
 import anydevice
-from anydevice.cli.printing import Output, complain, output_on
+from anydevice.cli.printing import Output, complain, error_in_json, output_on
 from anydevice.core.hooks import load
 from anydevice.errors import AnyDeviceError
 
@@ -157,7 +157,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 def _say_error(error: Exception, as_json: Output | None, usage: str = "") -> None:
     if as_json is not None:
-        as_json.json({"error": str(error)})
+        as_json.json(error_in_json(error))
         return
     if usage:
         sys.stderr.write(usage)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 
 from anydevice.choose.scope import why
-from anydevice.cli.printing import Output, complain
+from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.choice import Choice
 from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
 from anydevice.rendering.choice_text import because
-from anydevice.rendering.summary import text
+from anydevice.rendering.summary import names_doctor, text
 
 EXAMPLE = "anydevice"
 
 NEXT = "Next: anydevice doctor, anydevice verify --quick, anydevice bench --quick"
-"""Where to go from here, on a machine where nothing is to be mended first."""
+"""Where to go from here, on a machine where nothing has to be fixed first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +35,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         plain = report.to_dict() | {"chosen": None, "because": None}
         if choice is not None and choice.device is not None:
             plain |= {"chosen": str(choice.device), "because": because(report, choice)}
-        output.json(plain | ({"error": str(problem)} if problem else {}))
+        output.json(plain | error_in_json(problem))
     else:
-        shown = text(report, choice=choice, paint=output.paint, width=output.width)
-        output.say(shown)
-        if choice is not None and choice.device is not None and "anydevice doctor" not in shown:
+        output.say(text(report, choice=choice, paint=output.paint, width=output.width))
+        if choice is not None and choice.device and not names_doctor(report, choice):
             output.say(NEXT)
         if problem:
             output.stream.flush()  # so that the error stands below where both go to one place

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 "engine": arguments.engine,
                 "file": None if file is None else str(file),
                 "usable": None if wish is None else met.device is not None,
+                "code": None if met.device or not met.reasons else met.reasons[0].code,
                 "reason": None if met.device else _reasons(met),
                 "chosen": None if now.device is None else str(now.device),
             }

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from anydevice.core.record import Record
 
-_COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "mend": "36"}
+_COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "fix": "36"}
 
 _IN_ASCII = str.maketrans(
     {"✓": "+", "✗": "x", "–": "-", "·": "-", "…": "...", "→": "->", "─": "-", "×": "x", "µ": "u"}
@@ -44,7 +44,7 @@ class Output(Record):
         self.stream.write(json.dumps(value, indent=2) + "\n")
 
     def paint(self, words: str, style: str) -> str:
-        """The words in a style ("good bad dim strong mend") where this stream has colours."""
+        """The words in a style ("good bad dim strong fix") where this stream has colours."""
         if not self.colour or not words:
             return words
         return f"\x1b[{_COLOURS[style]}m{words}\x1b[0m"
@@ -62,6 +62,13 @@ def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Ou
         colour=_wants_colour(terminal, environment, sys.platform),
         width=_width(stream, environment) if terminal else None,
     )
+
+
+def error_in_json(problem: Exception | None) -> dict[str, object]:
+    """The entries that an error adds to JSON: its message and its code."""
+    if problem is None:
+        return {}
+    return {"error": str(problem), "code": getattr(problem, "code", "bad_usage")}
 
 
 def complain(problem: Exception | str, environment: Mapping[str, str] = os.environ) -> None:

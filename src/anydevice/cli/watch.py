@@ -134,7 +134,7 @@ Piece = tuple[str, str | None]
 
 _STYLES: dict[Pressure | None, str | None] = {
     "low": "good",
-    "medium": "mend",
+    "medium": "fix",
     "high": "bad",
     "critical": "bad",
     None: None,
@@ -201,7 +201,7 @@ def _block(each: Glance, width: int) -> Iterator[list[Piece]]:
     told = _readings(each.readings)
     if told:
         words = [(text.removeprefix("load "), style) for text, style in told]
-        yield _measured("load", each.readings.load, "mend", words, width)
+        yield _measured("load", each.readings.load, "fix", words, width)
 
 
 def _measured(

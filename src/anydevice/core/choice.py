@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device
-from anydevice.core.finding import Finding, Standing
+from anydevice.core.finding import Finding, Reason, Standing
 from anydevice.core.record import Record, replace
 from anydevice.core.text import format_size
 
@@ -83,8 +83,8 @@ class Request(Record):
 class Step(Record):
     """One step of a choice: who asked for what, and what came of it.
 
-    A step is `left_out` where nobody misses what was asked: the rules do not choose the backend
-    unasked, usable or not, or "auto" was the next name.
+    `reasons` say why it was not taken. A step is `left_out` where nobody misses what was asked:
+    the rules do not choose the backend unasked, usable or not, or "auto" was the next name.
     """
 
     source: str
@@ -92,12 +92,15 @@ class Step(Record):
     outcome: str
     taken: bool = False
     left_out: bool = False
+    reasons: tuple[Reason, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
         return {
             "source": self.source,
             "asked": self.asked,
             "outcome": self.outcome,
+            "code": self.reasons[0].code if self.reasons else None,
             "taken": self.taken,
         }
 
@@ -113,6 +116,11 @@ class Choice(Record):
         """The steps that asked for something and did not get it."""
         return tuple(step for step in self.steps if not step.taken and not step.left_out)
 
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why each of those did not get it."""
+        return tuple(reason for step in self.passed_over for reason in step.reasons)
+
 
 def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
     """The device for a request, from findings alone: reads nothing and changes nothing itself.
@@ -125,19 +133,22 @@ def choose(request: Request, findings: Sequence[Finding], free_memory: FreeMemor
     without = _follow(replace(request, engine=None), findings, free_memory)
     if without.device is None:
         return choice
-    reasons = "; ".join(step.outcome for step in choice.passed_over)
-    given_up = Step(request.engine_source or "engine", request.engine, reasons)
+    outcome = "; ".join(step.outcome for step in choice.passed_over)
+    source = request.engine_source or "engine"
+    given_up = Step(source, request.engine, outcome, reasons=choice.reasons)
     return Choice(without.device, (given_up, *without.steps))
 
 
 def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemory) -> Choice:
     steps: list[Step] = []
     for wish in request.wishes:
-        reasons: list[str] = []
+        reasons: list[Reason] = []
         for name in wish.names:
             if name == AUTO:
-                outcome = "; ".join((*reasons, "left to the order of backends"))
-                steps.append(Step(wish.source, str(wish), outcome, left_out=True))
+                outcome = "; ".join((*_in_words(reasons), "left to the order of backends"))
+                steps.append(
+                    Step(wish.source, str(wish), outcome, left_out=True, reasons=tuple(reasons))
+                )
                 return _automatically(request, findings, free_memory, steps)
             named = _named(name, findings, request.order)
             picked, why = _pick(named, name, findings, request, free_memory)
@@ -145,8 +156,8 @@ def _follow(request: Request, findings: Sequence[Finding], free_memory: FreeMemo
                 steps += _by_measurement(picked, request)
                 steps.append(Step(wish.source, str(wish), f"{picked} is usable", taken=True))
                 return Choice(_served(picked, request, wish.source), tuple(steps))
-            reasons.append(why)
-        steps.append(Step(wish.source, str(wish), "; ".join(reasons)))
+            reasons += why
+        steps.append(_not_taken(wish.source, str(wish), reasons))
         if wish.binding:
             return Choice(None, tuple(steps))
     return _automatically(request, findings, free_memory, steps)
@@ -178,7 +189,7 @@ def _automatically(
             continue
         held_back = None if name in request.order else _hold_back(finding, findings)
         if held_back:
-            steps.append(Step(source, name, held_back, left_out=True))
+            steps.append(Step(source, name, held_back.text, left_out=True, reasons=(held_back,)))
             continue
         unasked = (d for d in finding.devices if name in request.order or not _is_a_cpu_again(d))
         picked, why = _pick(unasked, name, findings, request, free_memory)
@@ -186,16 +197,24 @@ def _automatically(
             steps += _by_measurement(picked, request)
             steps.append(Step(source, name, f"{picked} is usable", taken=True))
             return Choice(_served(picked, request, source), tuple(steps))
-        steps.append(Step(source, name, why))
+        steps.append(_not_taken(source, name, why))
     return Choice(None, tuple(steps))
 
 
-def _hold_back(finding: Finding, findings: Sequence[Finding]) -> str | None:
+def _not_taken(source: str, asked: str, reasons: Sequence[Reason]) -> Step:
+    return Step(source, asked, "; ".join(_in_words(reasons)), reasons=tuple(reasons))
+
+
+def _in_words(reasons: Sequence[Reason]) -> list[str]:
+    return [reason.with_fix for reason in reasons]
+
+
+def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Reason | None:
     """Why a backend is not chosen unasked although its devices may be usable."""
     if finding.backend != "opencl" or not finding.usable:
         return None
     if all(_is_a_cpu_again(device) for device in finding.devices if device.usable):
-        return "an OpenCL device that is the CPU is only chosen by name"
+        return Reason("only_by_name", "an OpenCL device that is the CPU is only chosen by name")
     preferring = [
         engine
         for other in findings
@@ -206,7 +225,8 @@ def _hold_back(finding: Finding, findings: Sequence[Finding]) -> str | None:
         if engine != "numpy"
     ]
     if preferring:
-        return f"passed over for {preferring[0]}, which is installed and does not drive OpenCL"
+        text = f"passed over for {preferring[0]}, which is installed and does not drive OpenCL"
+        return Reason("only_by_name", text)
     return None
 
 
@@ -236,18 +256,18 @@ def _pick(
     findings: Sequence[Finding],
     request: Request,
     free_memory: FreeMemory,
-) -> tuple[Device | None, str]:
+) -> tuple[Device | None, list[Reason]]:
     fit: list[Device] = []
-    reasons: list[str] = []
+    reasons: list[Reason] = []
     for device in _of_this_rank(list(candidates), request.local_rank):
         why = _unfit(device, request, free_memory)
         if why is None:
             fit.append(device)
         else:
-            reasons.append(f"{device}: {why}")
+            reasons.append(replace(why, text=f"{device}: {why.text}"))
     if not fit:
-        return None, "; ".join(reasons) or _nothing_named(name, findings)
-    return _best(fit, free_memory), ""
+        return None, reasons or _nothing_named(name, findings)
+    return _best(fit, free_memory), []
 
 
 def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Device]:
@@ -263,7 +283,7 @@ def _of_this_rank(candidates: list[Device], local_rank: int | None) -> list[Devi
     return [cards[local_rank % len(cards)]]
 
 
-def _nothing_named(name: str, findings: Sequence[Finding]) -> str:
+def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
     """Why no device has that name: the backend stopped before it could show one, or is not here."""
     if name in KINDS:
         concerned = [
@@ -273,48 +293,57 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> str:
         concerned = [f for f in findings if f.backend == name.partition(":")[0]]
     stopped = [_stopped(f) for f in concerned if f.present and not f.devices]
     if stopped:
-        return "; ".join(stopped)
-    absent = [f.reason for f in concerned if f.reason and not f.present]
-    because = f": {absent[0]}" if len(concerned) == 1 and absent else ""
-    return f"this machine has no {name}{because}"
+        return stopped
+    absent = [f for f in concerned if f.reason and not f.present]
+    if len(concerned) == 1 and absent:
+        code = absent[0].code or "no_hardware"
+        return [Reason(code, f"this machine has no {name}: {absent[0].reason}")]
+    return [Reason("no_such_device", f"this machine has no {name}")]
 
 
-def accelerators_passed_over(findings: Sequence[Finding]) -> list[str]:
-    """A sentence for every accelerator that is here and not usable, with what mends it."""
-    here = (finding for finding in findings if finding.present and not finding.usable)
-    return [_stopped(finding) for finding in here if finding.backend != "cpu"]
+def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
+    """A sentence for every accelerator here that is not usable, or not by this engine."""
+    here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
+    stopped = [_stopped(finding).with_fix for finding in here if not finding.usable]
+    usable = ((d, d.standing) for finding in here for d in finding.devices if d.kind != "cpu")
+    refused = [
+        f"{device}: {_refusal(standing, engine).with_fix}"
+        for device, standing in usable
+        if standing and standing.usable and engine and engine not in standing.engines
+    ]
+    return [*stopped, *refused]
 
 
-def _stopped(finding: Finding) -> str:
-    mend = f" (mend: {finding.mend})" if finding.mend else ""
-    return f"{finding.backend} stopped at {finding.stage}: {finding.reason}{mend}"
+def _stopped(finding: Finding) -> Reason:
+    text = f"{finding.backend} stopped at {finding.stage}: {finding.reason}"
+    return Reason(finding.code or "driver_failed", text, finding.fix)
 
 
-def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> str | None:
+def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason | None:
     standing = device.standing
-    if standing is None or not standing.usable:
-        mend = f" (mend: {standing.mend})" if standing and standing.mend else ""
-        return f"{device.why_not}{mend}"
+    if standing is None:
+        return Reason("no_such_device", f"this machine has no {device}")
+    if not standing.usable:
+        return Reason(standing.code or "card_unsupported", standing.reason or "", standing.fix)
     if request.engine and request.engine not in standing.engines:
         asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
-        return f"{_refusal(standing, request.engine)}{asked_by}"
+        refused = _refusal(standing, request.engine)
+        return replace(refused, text=f"{refused.text}{asked_by}")
     if request.min_free:
         free, total = free_memory(device), standing.facts.total_memory
         most = standing.facts.obtainable_memory if free is None else free
         if most is not None and most < request.min_free:
-            return (
+            text = (
                 f"{format_size(free)} free of {format_size(total)}, "
                 f"{format_size(request.min_free)} needed"
             )
+            return Reason("too_little_memory", text)
     return None
 
 
-def _refusal(standing: Standing, engine: str) -> str:
-    for refusal in standing.refusals:
-        if refusal.engine == engine:
-            mend = f" (mend: {refusal.mend})" if refusal.mend else ""
-            return f"{refusal.reason}{mend}"
-    return f"{engine} does not drive it"
+def _refusal(standing: Standing, engine: str) -> Reason:
+    refused = (each.reason for each in standing.refusals if each.engine == engine)
+    return next(refused, Reason("not_driven", f"{engine} does not drive it"))
 
 
 def _best(fit: list[Device], free_memory: FreeMemory) -> Device:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from anydevice.core.finding import Reason
 from anydevice.core.record import Record
 from anydevice.errors import UnsupportedError
 
@@ -16,33 +17,39 @@ if TYPE_CHECKING:
 
 
 class Absent(Record):
-    """Something an engine cannot do, as data: the sentence, and what to use instead.
+    """Something an engine cannot do, as data: the sentence, what to use instead, and a code.
 
-    >>> str(Absent("OpenCL has no autodiff", instead="train on torch or jax"))
+    >>> str(Absent("OpenCL has no autodiff", instead="train on torch or jax", code="no_autodiff"))
     'OpenCL has no autodiff; train on torch or jax'
     """
 
     what: str
     instead: str
+    code: str = "unsupported"
 
     def __str__(self) -> str:
         return f"{self.what}; {self.instead}"
+
+    @property
+    def reason(self) -> Reason:
+        """The same as a reason, whose fix is what to use instead."""
+        return Reason(self.code, self.what, self.instead)
 
     def error(self) -> UnsupportedError:
         """The error for whoever needs what is absent."""
         return UnsupportedError(str(self), self)
 
-    if not TYPE_CHECKING:  # a type checker is to see that there is nothing to be used
+    if not TYPE_CHECKING:  # a type checker must see that there is nothing to use
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Whoever uses it as what is absent is told so."""
+            """Refuse every use as the thing that is absent."""
             if name.startswith("_") or name in self._fields:
                 raise AttributeError(name)
             raise AbsentError(str(self), self)
 
 
 class AbsentError(UnsupportedError, AttributeError):
-    """What an engine lacks was used; it is an `AttributeError`, so that `hasattr` says no."""
+    """Something that an engine lacks was used; an `AttributeError`, so that `hasattr` says no."""
 
 
 class Storage(Record):
@@ -123,8 +130,8 @@ class Engine(Protocol):
 
     The properties are what it computes with; where it cannot, there is an `Absent` that says so.
     The methods find devices and place data. One that is given a device which the library does not
-    see raises `DeviceNotFoundError`; one that is given an element type which it does not have
-    raises `UnsupportedError`.
+    see raises `DeviceNotFoundError`; one that is given a dtype which it does not have raises
+    `UnsupportedError`.
     """
 
     name: str
@@ -181,7 +188,7 @@ class Engine(Protocol):
         """Where the array lives; several where it is sharded, none where it is traced."""
 
     def dtype_of(self, x: Any) -> DType:
-        """The type of the array's elements."""
+        """The dtype of the array."""
 
     def storage(self, x: Any) -> Storage | None:
         """The memory it lies in; `None` where the library cannot say, or it has no elements."""
@@ -211,10 +218,10 @@ class Engine(Protocol):
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         """A copy of a NumPy array on the device, bit for bit.
 
-        Where the library has no 64-bit numbers, whole numbers that fit are narrowed to 32 bits,
-        with one warning for the process; anything else that would change is refused with
-        `UnsupportedError`. With `narrow`, floating numbers are rounded to the next smaller type
-        and nothing is warned of; numbers that are too large for it are refused even so.
+        Where the library has no 64-bit dtypes, integers that fit are narrowed to 32 bits, with
+        one warning for the process; anything else that would change is refused with
+        `UnsupportedError`. With `narrow`, floating-point numbers are rounded to the next smaller
+        dtype without a warning; numbers that are too large for it are refused even so.
         """
 
     def to_host(self, x: Any) -> Any:

@@ -1,11 +1,7 @@
-"""What is known of one device, as its driver or the operating system tells it.
+"""What is known of devices and backends, and why one cannot be used.
 
-What discovery says: of a device as its driver shows it, of a backend, and of its use here.
-
-The hardware layer makes a `Sighting` a backend: which devices there are, as the driver tells it.
-Discovery adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
-
-Whether two devices, each seen through its own backend, are one card.
+The hardware layer makes one `Sighting` a backend: its devices, as the driver shows them. Discovery
+adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
 """
 
 from __future__ import annotations
@@ -19,9 +15,40 @@ from anydevice.core.record import NOTHING, Record, as_dict
 if TYPE_CHECKING:
     from anydevice.core.device import Device
 
-
+Kind = Literal["cpu", "gpu", "tpu"]
+Tier = Literal["stable", "experimental", "untested"]
 MemoryKind = Literal["dedicated", "unified", "host"]
 Detail = str | int | float | bool | None
+
+Stage = Literal["driver", "device", "library", "compute"]
+"""Where a backend stopped, in the order in which they are looked at."""
+
+
+class Reason(Record):
+    """Why something cannot be used: a code to decide by, a sentence to read, and what fixes it.
+
+    Every code is in `docs/troubleshooting.md`. The wording of `text` and `fix` may change at any
+    time; programs go by the code.
+
+    >>> print(Reason("cpu_only_build", "torch 2.13.0+cpu is a CPU-only build"))
+    torch 2.13.0+cpu is a CPU-only build
+    """
+
+    code: str
+    text: str
+    fix: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def with_fix(self) -> str:
+        """The sentence, with what fixes it in brackets where that is known."""
+        return f"{self.text} (fix: {self.fix})" if self.fix else self.text
+
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return as_dict(self)
 
 
 class Facts(Record):
@@ -105,47 +132,37 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-Stage = Literal["driver", "device", "library", "compute"]
-"""Where a backend stopped, in the order in which they are looked at."""
-
-Kind = Literal["cpu", "gpu", "tpu"]
-Tier = Literal["stable", "experimental", "untested"]
-
-
 class Seen(Record):
     """One device as its driver shows it; with a `reason` where it is not fit for use."""
 
     index: int
     kind: Kind
     facts: Facts
-    reason: str | None = None
-    mend: str | None = None
+    reason: Reason | None = None
 
 
 class Sighting(Record):
     """What the hardware layer, or a user's own probe, says of one backend.
 
-    `present` tells "here but not usable" from "not in this machine". `stage`, `reason` and `mend`
-    are set where the backend as a whole stopped at its driver or devices. `engines` names who can
-    drive a backend that anydevice does not know; left empty, the installed libraries are asked.
+    `present` tells "here but not usable" from "not in this machine". `stage` and `reason` are set
+    where the backend as a whole stopped at its driver or devices. `engines` names who can drive a
+    backend that anydevice does not know; left empty, the installed libraries are asked.
     """
 
     backend: str
     present: bool
     devices: tuple[Seen, ...] = ()
     stage: Stage | None = None
-    reason: str | None = None
-    mend: str | None = None
+    reason: Reason | None = None
     notes: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
 
 
 class Refusal(Record):
-    """Why one engine cannot drive one device, and the command that would mend it."""
+    """Why one engine cannot drive one device."""
 
     engine: str
-    reason: str
-    mend: str | None = None
+    reason: Reason
 
 
 class Verdict(Record):
@@ -154,7 +171,7 @@ class Verdict(Record):
     device: str
     engine: str
     right: bool
-    reason: str | None = None
+    reason: Reason | None = None
     seconds: float = 0.0
     first_call: float | None = None
     second_call: float | None = None
@@ -162,12 +179,21 @@ class Verdict(Record):
     def __bool__(self) -> bool:
         return self.right
 
+    def to_dict(self) -> dict[str, object]:
+        """The same as plain data, ready for JSON."""
+        return {
+            **as_dict(self),
+            "code": self.reason.code if self.reason else None,
+            "reason": self.reason.text if self.reason else None,
+            "fix": self.reason.fix if self.reason else None,
+        }
+
 
 class Standing(Record):
     """One device with all that discovery knows of it.
 
     `engines` can drive it, in order of choice; `refusals` says why the others cannot. Where no
-    engine is left, `stage`, `reasons` and `mend` say what stopped it.
+    engine is left, `stage` and `reasons` say what stopped it and `fix` is the one best step.
     """
 
     kind: Kind
@@ -176,19 +202,29 @@ class Standing(Record):
     refusals: tuple[Refusal, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     stage: Stage | None = None
-    reasons: tuple[str, ...] = ()
-    mend: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    fix: str | None = None
 
     @property
     def usable(self) -> bool:
         return self.stage is None
+
+    @property
+    def code(self) -> str | None:
+        """The code of the first reason; `None` where the device is usable."""
+        return self.reasons[0].code if self.reasons else None
+
+    @property
+    def reason(self) -> str | None:
+        """All reasons as one sentence; `None` where the device is usable."""
+        return "; ".join(map(str, self.reasons)) or None
 
 
 class Finding(Record):
     """What discovery says of one backend.
 
     `usable` is true where at least one of `devices` is. Where it is false, `stage` says how far it
-    got, `reason` what stopped it and `mend` the one command that would help; `present` tells
+    got, `reasons` what stopped it and `fix` the one command that would help; `present` tells
     whether any of this hardware or its driver is in the machine at all.
     """
 
@@ -198,14 +234,19 @@ class Finding(Record):
     tier: Tier
     devices: tuple[Device, ...] = ()
     stage: Stage | None = None
-    reasons: tuple[str, ...] = ()
-    mend: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    fix: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str | None:
+        """The code of the first reason; `None` where the backend is usable."""
+        return self.reasons[0].code if self.reasons else None
 
     @property
     def reason(self) -> str | None:
         """All reasons as one sentence; `None` where the backend is usable."""
-        return "; ".join(self.reasons) or None
+        return "; ".join(map(str, self.reasons)) or None
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self.devices)
@@ -218,9 +259,10 @@ class Finding(Record):
             "usable": self.usable,
             "tier": self.tier,
             "stage": self.stage,
+            "code": self.code,
             "reason": self.reason,
-            "reasons": list(self.reasons),
-            "mend": self.mend,
+            "reasons": [reason.to_dict() for reason in self.reasons],
+            "fix": self.fix,
             "notes": list(self.notes),
             "devices": [device.to_dict() for device in self.devices],
         }

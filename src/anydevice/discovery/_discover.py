@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,8 +17,9 @@ from anydevice.discovery.report import Report
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.hardware.driver_process.parent import reap
 from anydevice.settings.config import Config, apply_files, current
+from anydevice.settings.files import variables
 
-Machine = Callable[[float], Iterable[Sighting]]
+Source = Callable[[float], Iterable[Sighting]]
 """Where sightings come from: the real machine, or a made-up one in a test."""
 
 _SITUATION = (
@@ -44,10 +44,12 @@ _SITUATION = (
 )
 """The environment that a report depends on: when one changes, the machine is looked at again."""
 
+_situation = variables(_SITUATION)
+
 _lock = ForkSafeLock()
 _looking = threading.local()
-_machine: Machine = look_everywhere
-_kept: tuple[tuple[str | None, ...], Report] | None = None
+_source: Source = look_everywhere
+_kept: tuple[tuple[object, ...], Report] | None = None
 _on_refresh: list[Callable[[], None]] = []
 
 
@@ -143,21 +145,17 @@ def _refreshed() -> None:
 
 
 @contextmanager
-def machine_from(machine: Machine) -> Iterator[None]:
+def machine_from(source: Source) -> Iterator[None]:
     """A block in which discovery reads a made-up machine, for tests."""
-    global _machine
-    before, _machine = _machine, machine
+    global _source
+    before, _source = _source, source
     try:
         discover(refresh=True)
         yield
     finally:
-        _machine = before
+        _source = before
         forget_report()
         _refreshed()
-
-
-def _situation() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in _SITUATION)
 
 
 def _let_files_take_effect() -> None:
@@ -170,7 +168,7 @@ def _let_files_take_effect() -> None:
 
 def _look() -> Report:
     began = time.perf_counter()
-    sightings = _machine(_time_limit())
+    sightings = _source(_time_limit())
     # The drivers are being asked; loading what comes next takes about as long.
     from anydevice.core.choice import recommend
     from anydevice.discovery.libraries import findings_of, read_ahead

@@ -8,17 +8,16 @@ import time
 import warnings
 from pathlib import Path
 
-from anydevice.core import hooks
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
-from anydevice.core.finding import Verdict
+from anydevice.core.finding import Reason, Verdict
 from anydevice.discovery import _discover as discovery
 from anydevice.discovery.verdicts import keep_verdict, key_of
+from anydevice.engines.diagnosis import code_of_message
 from anydevice.engines.lookup import place_of
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.driver_process.parent import Outcome
 from anydevice.hardware.driver_process.parent import ask as ask_child
-from anydevice.rendering.diagnosis import cause_of
 
 _LONG_ENOUGH = 60.0
 _TRIAL = str(Path(__file__).with_name("trial"))
@@ -33,14 +32,17 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
     standing = device.standing
     if standing is None or standing.stage not in (None, "compute"):
         raise DeviceNotFoundError(
-            f"{device} cannot be checked: {device.why_not}", tuple(discovery.discover())
+            f"{device} cannot be checked: {device.why_not}",
+            tuple(discovery.discover()),
+            standing.reasons if standing else (),
         )
     candidates = engines_to_check(device)
     chosen = engine or device.engine or candidates[0]
     if chosen not in candidates:
-        reasons = [f": {r.reason}" for r in standing.refusals if r.engine == chosen]
-        what = f"{chosen} does not drive {device}{''.join(reasons[:1])}"
-        raise Absent(what, instead=f"check it with {' or '.join(candidates)}").error()
+        refused = next((r.reason for r in standing.refusals if r.engine == chosen), None)
+        what = f"{chosen} does not drive {device}{f': {refused}' if refused else ''}"
+        instead = f"check it with {' or '.join(candidates)}"
+        raise Absent(what, instead, refused.code if refused else "not_driven").error()
     place = str(place_of(device.served_by(chosen)))
     began = time.perf_counter()
     outcome = ask_child(
@@ -81,18 +83,23 @@ def _environment() -> dict[str, str]:
 
 def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:
     if outcome.how != "answered":
-        return Verdict(str(device), engine, False, outcome.sentence, round(seconds, 3))
+        code: str = outcome.how
+        if code == "failed":
+            code = code_of_message(outcome.error or "")
+        reason = Reason(code, outcome.sentence)
+        return Verdict(str(device), engine, False, reason, round(seconds, 3))
     answer = outcome.answer
-    reason = None
+    wrong = None
     if answer["largest_error"] != 0:
-        reason = f"wrong answer: off by {answer['largest_error']:g}"
+        wrong = Reason("wrong_answer", f"wrong answer: off by {answer['largest_error']:g}")
     elif place not in answer["where"]:
-        reason = f"it computed on {', '.join(answer['where']) or 'no known device'} instead"
+        where = ", ".join(answer["where"]) or "no known device"
+        wrong = Reason("computed_elsewhere", f"it computed on {where} instead")
     return Verdict(
         device=str(device),
         engine=engine,
-        right=reason is None,
-        reason=reason,
+        right=wrong is None,
+        reason=wrong,
         seconds=round(seconds, 3),
         first_call=round(answer["first_call"], 6),
         second_call=round(answer["second_call"], 6),
@@ -101,11 +108,7 @@ def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: f
 
 def _worth_keeping(verdict: Verdict, limit: float) -> bool:
     # A card that is full at this moment, or was given no time, is not one that computes wrongly.
-    reason = verdict.reason or ""
-    if reason.startswith("timed out") and limit < _LONG_ENOUGH:
-        return False
-    full = cause_of(reason, "compute").name == "out of memory"
-    return not full and not reason.startswith("not started")
-
-
-hooks.check.register(check)
+    code = verdict.reason.code if verdict.reason else None
+    if code == "timed_out":
+        return limit >= _LONG_ENOUGH
+    return code not in ("out_of_memory", "not_started")

@@ -6,60 +6,68 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device
-from anydevice.core.finding import Finding, Verdict
+from anydevice.core.finding import Finding, Reason, Standing, Verdict
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.discovery.check import engines_to_check
 from anydevice.discovery.report import Report
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.readers import DeviceProcess, processes
-from anydevice.rendering import diagnosis as causes
+from anydevice.rendering.diagnosis import (
+    Explanation,
+    explain,
+    explain_verdict,
+    has_little_free,
+    worth_knowing,
+)
 from anydevice.settings.preferences import check_engine, check_wish
 
 
-class Trouble(Record):
-    """Something that is here and so far from usable that nothing can be computed on it."""
+class Unusable(Record):
+    """A backend or device that is here, and too far from usable to compute anything on it."""
 
     place: str
     stage: str
+    code: str
     reason: str
+    fix: str | None
 
 
-class Plan(Record):
+class Examination(Record):
     """The part of a report that is examined, and each device with each library to check it with."""
 
     report: Report
     pairs: tuple[tuple[Device, str], ...]
 
     @property
-    def troubles(self) -> tuple[Trouble, ...]:
+    def unusable(self) -> tuple[Unusable, ...]:
         """What cannot even be checked."""
-        return tuple(_troubles(self.report))
+        return tuple(_unusable(self.report))
 
 
 class Conclusion(Record):
-    """What an examination came to; `healthy` where all that is here is usable and right."""
+    """The result of an examination; `healthy` where all that is here is usable and right."""
 
     verdicts: tuple[Verdict, ...]
-    troubles: tuple[Trouble, ...]
-    explanations: tuple[causes.Explanation, ...]
-    worth_knowing: tuple[causes.Explanation, ...]
+    unusable: tuple[Unusable, ...]
+    explanations: tuple[Explanation, ...]
+    worth_knowing: tuple[Explanation, ...]
 
     @property
     def healthy(self) -> bool:
-        return not self.troubles and all(self.verdicts)
+        return not self.unusable and all(self.verdicts)
 
     def to_dict(self) -> dict[str, object]:
         """The same as plain data, ready for JSON."""
         return {
             "healthy": self.healthy,
-            "checks": [as_dict(verdict) for verdict in self.verdicts],
-            "not_usable": [as_dict(trouble) for trouble in self.troubles],
+            "checks": [verdict.to_dict() for verdict in self.verdicts],
+            "not_usable": [as_dict(each) for each in self.unusable],
             "explanations": [explanation.to_dict() for explanation in self.explanations],
             "worth_knowing": [explanation.to_dict() for explanation in self.worth_knowing],
         }
 
 
-def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Plan:
+def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
     """What there is to check: only the named devices, only with one engine, where so asked.
 
     The further CPU devices that JAX shows are the same cores, and are checked only by name.
@@ -80,8 +88,8 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
         if engine in (None, each)
     )
     if engine and not pairs:
-        raise DeviceNotFoundError(_drives_nothing(engine, part), part.findings)
-    return Plan(part, pairs)
+        raise _drives_nothing(engine, part)
+    return Examination(part, pairs)
 
 
 def pairs_among(
@@ -95,19 +103,22 @@ def pairs_among(
     return tuple(pair for engine in asked for pair in prepare(report, names, engine).pairs)
 
 
-def conclude(plan: Plan, verdicts: Sequence[Verdict], environment: Mapping[str, str]) -> Conclusion:
+def conclude(
+    examined: Examination, verdicts: Sequence[Verdict], environment: Mapping[str, str]
+) -> Conclusion:
     """What the verdicts and the rest of the report mean.
 
     Of a device that was checked, the verdict of now counts and not that of the past.
     """
+    report = examined.report
     checked = {verdict.device for verdict in verdicts}
-    earlier = (e for e in causes.explain(plan.report) if not checked & set(e.subject.split(", ")))
-    failed = (causes.explain_verdict(verdict) for verdict in verdicts)
+    earlier = (each for each in explain(report) if checked.isdisjoint(each.subjects))
+    failed = (explain_verdict(verdict) for verdict in verdicts)
     return Conclusion(
         tuple(verdicts),
-        plan.troubles,
+        examined.unusable,
         (*earlier, *(explanation for explanation in failed if explanation)),
-        causes.worth_knowing(plan.report, verdicts, environment, _holders(plan.report)),
+        worth_knowing(report, verdicts, environment, _holders(report)),
     )
 
 
@@ -116,18 +127,22 @@ def _holders(report: Report) -> dict[Device, tuple[DeviceProcess, ...]]:
     return {
         device: processes(device.backend, device.index, device.standing.facts)
         for device in report.devices
-        if causes.has_little_free(device) and device.standing is not None
+        if has_little_free(device) and device.standing is not None
     }
 
 
-def _troubles(report: Report) -> Iterator[Trouble]:
+def _unusable(report: Report) -> Iterator[Unusable]:
     for finding in report:
+        stopped: list[tuple[str, Finding | Standing]] = []
         if finding.present and not finding.devices:
-            yield Trouble(finding.backend, finding.stage or "driver", finding.reason or "")
+            stopped.append((finding.backend, finding))
         for device in finding.devices:
             standing = device.standing
             if standing is not None and standing.stage not in (None, "compute"):
-                yield Trouble(str(device), standing.stage, "; ".join(standing.reasons))
+                stopped.append((str(device), standing))
+        for place, what in stopped:
+            stage, code = what.stage or "driver", what.code or "driver_failed"
+            yield Unusable(place, stage, code, what.reason or "", what.fix)
 
 
 def _narrowed(report: Report, names: Sequence[str]) -> Report:
@@ -141,9 +156,10 @@ def _narrowed(report: Report, names: Sequence[str]) -> Report:
         seen = any(_is_named(device, name) for finding in kept for device in finding.devices)
         concerned = (f for f in kept if name in (f.backend, _kind_of(f)))
         if not seen and not any(f.present for f in concerned):
-            reason = report[name].reason if name in report else None
+            reasons = report[name].reasons if name in report else ()
+            because = "".join(f": {reason}" for reason in reasons[:1])
             raise DeviceNotFoundError(
-                f"this machine has no {name}" + (f": {reason}" if reason else ""), report.findings
+                f"this machine has no {name}{because}", report.findings, reasons
             )
     return replace(report, findings=tuple(kept))
 
@@ -159,13 +175,16 @@ def _is_named(device: Device, name: str) -> bool:
     return name in (device.backend, str(device), f"{device.backend}:{device.index}")
 
 
-def _drives_nothing(engine: str, report: Report) -> str:
+def _drives_nothing(engine: str, report: Report) -> DeviceNotFoundError:
     reasons = [
-        f"{device}: {refusal.reason}"
+        replace(refusal.reason, text=f"{device}: {refusal.reason}")
         for device in report.devices
         if device.standing
         for refusal in device.standing.refusals
         if refusal.engine == engine
     ]
+    reasons = reasons or [Reason("not_driven", "")]
     places = ", ".join(str(device) for device in report.devices)
-    return f"{engine} drives none of {places}" + (f": {'; '.join(reasons)}" if reasons else "")
+    because = "; ".join(reason.text for reason in reasons if reason.text)
+    message = f"{engine} drives none of {places}" + (f": {because}" if because else "")
+    return DeviceNotFoundError(message, report.findings, reasons)

@@ -6,11 +6,22 @@ from collections.abc import Iterable, Mapping
 
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Refusal, Seen, Sighting, Standing, Tier, Verdict
+from anydevice.core.finding import (
+    Facts,
+    Finding,
+    Reason,
+    Refusal,
+    Seen,
+    Sighting,
+    Standing,
+    Tier,
+    Verdict,
+)
+from anydevice.core.record import replace
 from anydevice.discovery.verdicts import key_of, read_verdicts
-from anydevice.engines import library_settings as effects
 from anydevice.engines import registry
-from anydevice.engines.diagnosis import mend, refusal
+from anydevice.engines.diagnosis import best_fix, refusal
+from anydevice.engines.library_settings import virtual_cpus
 
 
 def findings_of(sightings: Iterable[Sighting]) -> tuple[Finding, ...]:
@@ -26,9 +37,10 @@ def _sensible(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
     try:
         return _finding(sighting, verdicts)
     except Exception as error:
-        reason = f"what its probe says cannot be used: {type(error).__name__}: {error}"
+        text = f"what its probe says cannot be used: {type(error).__name__}: {error}"
+        reasons = (Reason("probe_failed", text),)
         return Finding(
-            str(sighting.backend), True, False, "untested", stage="device", reasons=(reason,)
+            str(sighting.backend), True, False, "untested", stage="device", reasons=reasons
         )
 
 
@@ -49,9 +61,12 @@ def _finding(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
         devices += _virtual_cpus(standings)
     usable = any(standing.usable for standing in standings)
     first = next((s for s in standings if not s.usable), None)
-    reasons: tuple[str, ...] = ()
-    if not usable:
-        reasons = first.reasons if first else tuple(filter(None, (sighting.reason,)))
+    reasons: tuple[Reason, ...] = ()
+    fix = None
+    if not usable and first:
+        reasons, fix = first.reasons, first.fix
+    elif not usable and sighting.reason:
+        reasons, fix = (sighting.reason,), sighting.reason.fix
     return Finding(
         backend=sighting.backend,
         present=sighting.present,
@@ -60,21 +75,19 @@ def _finding(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
         devices=tuple(devices),
         stage=None if usable else (first.stage if first else sighting.stage or "device"),
         reasons=reasons,
-        mend=None if usable else (first.mend if first else sighting.mend),
+        fix=fix,
         notes=sighting.notes,
     )
 
 
 def _standing(sighting: Sighting, seen: Seen, verdicts: Mapping[str, Verdict]) -> Standing:
-    if sighting.stage is not None and sighting.reason is not None:
-        reasons = (sighting.reason,)
-        return Standing(
-            seen.kind, seen.facts, stage=sighting.stage, reasons=reasons, mend=sighting.mend
-        )
-    if seen.reason is not None:
-        return Standing(
-            seen.kind, seen.facts, stage="device", reasons=(seen.reason,), mend=seen.mend
-        )
+    backend_stopped = sighting.stage is not None and sighting.reason is not None
+    reason = sighting.reason if backend_stopped else seen.reason
+    if reason is not None:
+        if not isinstance(reason, Reason):
+            raise TypeError(f"{reason!r} is not a Reason")
+        stage = sighting.stage if backend_stopped else "device"
+        return Standing(seen.kind, seen.facts, stage=stage, reasons=(reason,), fix=reason.fix)
     names, refusals = _drivers(sighting, seen.facts)
     keys = [key_of(sighting.backend, seen.index, seen.facts, name) for name in names]
     said = tuple(verdicts[key] for key in keys if key in verdicts)
@@ -91,8 +104,8 @@ def _standing(sighting: Sighting, seen: Seen, verdicts: Mapping[str, Verdict]) -
             refusals=refusals,
             verdicts=said,
             stage="compute",
-            reasons=tuple(f"{v.engine}: {v.reason}" for v in said if not v.right),
-            mend="anydevice doctor",
+            reasons=tuple(_failed_check(v) for v in said if not v.right),
+            fix="anydevice doctor",
         )
     return Standing(
         seen.kind,
@@ -100,8 +113,15 @@ def _standing(sighting: Sighting, seen: Seen, verdicts: Mapping[str, Verdict]) -
         refusals=refusals,
         stage="library",
         reasons=_library_reasons(sighting, refusals),
-        mend=mend(sighting.backend, seen.facts, [registry.installed(r.engine) for r in refusals]),
+        fix=best_fix(
+            sighting.backend, seen.facts, [registry.installed(r.engine) for r in refusals]
+        ),
     )
+
+
+def _failed_check(verdict: Verdict) -> Reason:
+    reason = verdict.reason or Reason("failed", "it gave no reason")
+    return replace(reason, text=f"{verdict.engine}: {reason.text}")
 
 
 def _drivers(sighting: Sighting, facts: Facts) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
@@ -120,17 +140,18 @@ def _drivers(sighting: Sighting, facts: Facts) -> tuple[tuple[str, ...], tuple[R
     return tuple(names), tuple(refusals)
 
 
-def _library_reasons(sighting: Sighting, refusals: tuple[Refusal, ...]) -> tuple[str, ...]:
+def _library_reasons(sighting: Sighting, refusals: tuple[Refusal, ...]) -> tuple[Reason, ...]:
     told = tuple(r.reason for r in refusals if registry.installed(r.engine).installed)
     if told:
         return told
     names = sighting.engines or tuple(refused.engine for refused in refusals)
-    return (f"no array library that drives it is installed: {', '.join(names) or 'none is known'}",)
+    text = f"no array library that drives it is installed: {', '.join(names) or 'none is known'}"
+    return (Reason("library_missing", text),)
 
 
 def _virtual_cpus(standings: list[Standing]) -> list[Device]:
     """The further CPU devices that JAX was told to show; only JAX can use them."""
-    count = effects.virtual_cpus()
+    count = virtual_cpus()
     if count == 1 or not standings or "jax" not in standings[0].engines:
         return []
     first = standings[0]

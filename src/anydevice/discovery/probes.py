@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from anydevice.core.finding import Sighting
+from anydevice.core.finding import Reason, Sighting
 from anydevice.core.hooks import load
 from anydevice.core.record import replace
 from anydevice.engines.installed import EntryPoint, entry_points
@@ -81,7 +81,7 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
     def finish() -> dict[str, Sighting]:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        late = f"timed out: no answer within {limit:g} s"
+        late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
         return {name: results.get(name) or _stopped(name, late) for name in looks}
 
     return finish
@@ -96,8 +96,9 @@ def _begun(name: str, begin: Begin) -> Look:
 
 
 def _failed(name: str, error: BaseException) -> Sighting:
-    return _stopped(name, f"reading it failed: {type(error).__name__}: {error}")
+    text = f"reading it failed: {type(error).__name__}: {error}"
+    return _stopped(name, Reason("reading_failed", text))
 
 
-def _stopped(name: str, reason: str) -> Sighting:
+def _stopped(name: str, reason: Reason) -> Sighting:
     return Sighting(name, present=True, stage="driver", reason=reason)

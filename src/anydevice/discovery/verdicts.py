@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice.core.finding import Facts, Verdict
-from anydevice.core.record import as_dict
+from anydevice.core.files import writing
+from anydevice.core.finding import Facts, Reason, Verdict
+from anydevice.core.record import as_dict, replace
 from anydevice.engines import registry
-from anydevice.settings.files import verdicts_file, writing
+from anydevice.settings.files import verdicts_file
 
 
 def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
@@ -30,9 +31,18 @@ def read_verdicts() -> dict[str, Verdict]:
     import json  # most machines have no such file, and need not wait for the parser
 
     try:
-        return {key: Verdict(**value) for key, value in json.loads(text).items()}
+        return {key: _verdict(value) for key, value in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
         return {}
+
+
+def _verdict(plain: dict[str, Any]) -> Verdict:
+    verdict = Verdict(**plain)
+    return replace(verdict, reason=Reason(**plain["reason"])) if plain["reason"] else verdict
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {**as_dict(verdict), "reason": verdict.reason and verdict.reason.to_dict()}
 
 
 def keep_verdict(key: str, verdict: Verdict) -> str | None:
@@ -42,8 +52,7 @@ def keep_verdict(key: str, verdict: Verdict) -> str | None:
     path = verdicts_file()
     try:
         with writing(path) as write:
-            kept: dict[str, Any] = {k: as_dict(v) for k, v in read_verdicts().items()}
-            kept[key] = as_dict(verdict)
+            kept = {k: _plain(v) for k, v in (read_verdicts() | {key: verdict}).items()}
             write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         return f"the verdict could not be kept in {path}: {error.strerror}"

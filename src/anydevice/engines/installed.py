@@ -1,11 +1,7 @@
-"""What is installed beside us, read from folders and file names: nothing is imported.
+"""Which build of each array library is installed, and what it was made for; nothing is imported.
 
-`importlib.metadata` answers the same questions, but importing it takes longer than all of
+`importlib.metadata` answers some of the same questions, but importing it takes longer than all of
 discovery may; the name of a `.dist-info` folder already says a distribution and its version.
-
-What a PyTorch build was made for, read from its files.
-
-Which build of each array library is installed, and what it was made for; nothing is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from anydevice.core.finding import version_numbers
+from anydevice.core.finding import Reason, version_numbers
 from anydevice.core.record import NOTHING, Record, replace
 
 
@@ -231,8 +227,8 @@ class Build(Record):
     """One array library as it is installed here; `version` is `None` where it is not.
 
     `runtimes` has an entry for every accelerator that this build can drive, with the version of
-    the vendor's runtime it was made for ("" where its files do not say). `broken` says what is
-    wrong with the installation as a whole, `faults` what is wrong for one backend.
+    the vendor's runtime it was made for ("" where its files do not say). `broken` is the reason
+    why the installation as a whole cannot be used, `faults` are those for one backend.
     """
 
     engine: str
@@ -240,8 +236,8 @@ class Build(Record):
     version: str | None = None
     folder: Path | None = None
     runtimes: Mapping[str, str] = NOTHING
-    faults: Mapping[str, str] = NOTHING
-    broken: str | None = None
+    faults: Mapping[str, Reason] = NOTHING
+    broken: Reason | None = None
 
     @property
     def installed(self) -> bool:
@@ -287,11 +283,15 @@ def _version_in_use(package: str) -> str:
     return str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
 
 
+def _broken(build: Build, text: str) -> Build:
+    return replace(build, broken=Reason("damaged_installation", text))
+
+
 def _torch(build: Build, names: Mapping[str, str]) -> Build:
     assert build.folder is not None
     written = read_version(build.folder)
     if written is None:
-        return replace(build, broken=f"{build.name} is damaged: its version.py cannot be read")
+        return _broken(build, f"{build.name} is damaged: its version.py cannot be read")
     runtimes = {}
     if written.hip:
         runtimes["rocm"] = written.hip
@@ -305,9 +305,9 @@ def _torch(build: Build, names: Mapping[str, str]) -> Build:
 def _jax(build: Build, names: Mapping[str, str]) -> Build:
     jaxlib = names.get("jaxlib")
     if jaxlib is None:
-        return replace(build, broken=f"{build.name} is installed without jaxlib")
+        return _broken(build, f"{build.name} is installed without jaxlib")
     runtimes: dict[str, str] = {}
-    faults: dict[str, str] = {}
+    faults: dict[str, Reason] = {}
     for plugin, version in names.items():
         match = re.fullmatch(r"jax-(cuda|rocm)(\d+)-plugin", plugin)
         if not match:
@@ -328,13 +328,14 @@ def _jax(build: Build, names: Mapping[str, str]) -> Build:
 
 def _fault_of_plugin(
     plugin: str, version: str, jaxlib: str, names: Mapping[str, str]
-) -> str | None:
+) -> Reason | None:
     driver = plugin.replace("-plugin", "-pjrt")
     if driver not in names:
-        return f"{plugin} {version} is installed without {driver}"
+        return Reason("damaged_installation", f"{plugin} {version} is installed without {driver}")
     # The ROCm plugins follow their own schedule, and JAX does not compare their versions.
     if "cuda" in plugin and version_numbers(version) != version_numbers(jaxlib):
-        return f"{plugin} {version} does not fit jaxlib {jaxlib}, so JAX will not use it"
+        text = f"{plugin} {version} does not fit jaxlib {jaxlib}, so JAX will not use it"
+        return Reason("version_mismatch", text)
     return None
 
 
@@ -342,7 +343,7 @@ def _cupy(build: Build, names: Mapping[str, str]) -> Build:
     here = [name for name in names if re.fullmatch(r"cupy(-cuda\d+x?|-rocm-\d+-\d+)?", name)]
     if len(here) > 1:
         both = " and ".join(f"{name} {names[name]}" for name in here)
-        return replace(build, broken=f"{both} are installed together and overwrite each other")
+        return _broken(build, f"{both} are installed together and overwrite each other")
     if not here:
         return build
     library = here[0]
@@ -358,7 +359,7 @@ def _mlx(build: Build, names: Mapping[str, str]) -> Build:
     assert build.folder is not None
     libraries = build.folder / "lib"
     if not any((libraries / name).exists() for name in ("libmlx.so", "libmlx.dylib", "mlx.dll")):
-        return replace(build, broken=f"{build.name} is installed without any of its backends")
+        return _broken(build, f"{build.name} is installed without any of its backends")
     metal = "mlx-metal" in names or (libraries / "mlx.metallib").exists()
     return replace(build, runtimes={"metal": ""} if metal else {})
 

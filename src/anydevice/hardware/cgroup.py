@@ -48,7 +48,7 @@ class MemoryLimit(Record):
     source: str
 
 
-class Limits(Record):
+class CgroupLimits(Record):
     """What all control groups together leave to this process; `None` where they set no limit.
 
     `memory` is the tightest limit, `memory_free` the least that any group has left. `cores` is the
@@ -62,7 +62,7 @@ class Limits(Record):
     processors: frozenset[int] | None = None
 
 
-def read_limits(root: Path = Path("/")) -> Limits:
+def read_limits(root: Path = Path("/")) -> CgroupLimits:
     """The limits on this process, or on the one whose `/proc` and `/sys` lie under `root`.
 
     Never raises: a group that cannot be read sets no limit that could be known.
@@ -70,7 +70,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
     trees = _Trees.read(root)
     memory = _memory_limits(trees)
     quotas = (_quota(folder, version) for folder, version in trees.levels("cpu"))
-    return Limits(
+    return CgroupLimits(
         memory=min(memory, key=lambda each: each.limit, default=None),
         memory_free=_least_free(memory),
         cores=min((quota for quota in quotas if quota is not None), default=None),

@@ -1,16 +1,7 @@
-"""Reading the small files of `/proc` and `/sys`, where any of them may be missing or garbled.
+"""What Linux shows in `/proc` and `/sys`: small files, PCI cards, sensors, names of processes.
 
-What cannot be read is `None`: a reader that meets it says "unknown" and goes on.
-
-What kind of Linux this is, as its files and variables tell: for advice that fits the machine.
-
-Which cards of a vendor sit on the PCI bus, read from files and without any driver.
-
-The sensors that Linux shows under `hwmon`, and small conversions of what they hold.
-
-What a process is called, so that a person knows which one it is.
-
-How much of the machine's memory this process holds, and the most that it ever held.
+Any file may be missing or garbled. What cannot be read is `None`: a reader that meets it says
+"unknown" and goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +11,25 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+NVIDIA = 0x10DE
+AMD = 0x1002
+
+DEVICES = "sys/bus/pci/devices"
+"""The folder, below the root, that has one folder a device of the PCI bus."""
+
+ELSEWHERE = "another container"
+
+_DISPLAY = 0x03
+_PROCESSING_ACCELERATOR = 0x12
+
+_CONTAINER_FILES = (".dockerenv", "run/.containerenv")
+_CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
+_CONTAINER_GROUPS = ("docker", "kubepods", "containerd", "libpod", "lxc")
+
+_LONGEST_COMMAND = 4096
+_INTERPRETERS = ("python", "pypy", "julia")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def read_text(path: Path | str, *, most: int | None = None) -> str | None:
@@ -33,12 +43,12 @@ def read_text(path: Path | str, *, most: int | None = None) -> str | None:
 
 
 def read_number(path: Path | str) -> int | None:
-    """The whole number that a file holds; `None` if it holds anything else ("max", nothing, …)."""
+    """The integer that a file holds; `None` if it holds anything else ("max", nothing, …)."""
     return as_number(read_text(path))
 
 
 def as_number(text: str | None) -> int | None:
-    """The whole number that a text holds, or `None`.
+    """The integer that a text holds, or `None`.
 
     >>> as_number(" 4096 "), as_number("-1"), as_number("max"), as_number("1_000")
     (4096, -1, None, None)
@@ -91,11 +101,6 @@ def exists(path: Path | str) -> bool:
     return True
 
 
-_CONTAINER_FILES = (".dockerenv", "run/.containerenv")
-_CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
-_CONTAINER_GROUPS = ("docker", "kubepods", "containerd", "libpod", "lxc")
-
-
 def in_container(root: Path, environment: Mapping[str, str]) -> bool:
     """Whether this process runs in a container, by the marks that the usual ones leave."""
     if any(exists(root / file) for file in _CONTAINER_FILES):
@@ -135,16 +140,6 @@ def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
     'sudo apt install clinfo'
     """
     return next((commands[name] for name in names if name in commands), None)
-
-
-NVIDIA = 0x10DE
-AMD = 0x1002
-
-DEVICES = "sys/bus/pci/devices"
-"""The folder, below the root, that has a folder of files a device of the bus."""
-
-_DISPLAY = 0x03
-_PROCESSING_ACCELERATOR = 0x12
 
 
 def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
@@ -223,16 +218,8 @@ def temperature(sensors: Path, labels: Sequence[str] = ()) -> float | None:
     return next(named, next(iter(found.values()), None))
 
 
-_ROOT = Path("/")
-_LONGEST_COMMAND = 4096
-_INTERPRETERS = ("python", "pypy", "julia")
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-
-ELSEWHERE = "another container"
-
-
 def name_of(
-    pid: int, *, opens: tuple[str, ...] = (), root: Path = _ROOT, system: str = sys.platform
+    pid: int, *, opens: tuple[str, ...] = (), root: Path = Path("/"), system: str = sys.platform
 ) -> str:
     """The program of a process, for an interpreter with its script: "python train.py".
 

@@ -1,21 +1,22 @@
-"""What a device does at this moment, where its driver tells: load, heat, power, and who uses it.
+"""The one way into the backends' folders: looking at devices, and what each does at this moment.
 
-One file a backend does the reading; each loads when it is first asked. Nothing here raises for
-what a driver does not tell: that is `None`, or no processes.
-
-Which reader looks at which backend; each loads when it first looks.
-
-Loading them takes longer than most of them look, and can be done while a driver is being asked.
+A backend's files load when it is first asked: loading them takes longer than most of them look,
+and can be done while a driver is being asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from anydevice.core import hooks
 from anydevice.core.finding import Facts, Sighting
-from anydevice.core.hooks import load
 from anydevice.core.record import Record, as_dict, replace
+
+Look = Callable[[float], Sighting]
+"""A reader: looks at the machine for at most so many seconds, and never raises."""
+
+Begin = Callable[[], Look]
+"""Starts what a reader can start, and returns the rest of it."""
 
 
 class Readings(Record):
@@ -60,21 +61,30 @@ class DeviceProcess(Record):
         return as_dict(self)
 
 
-_TELL_USAGE = ("cuda", "rocm", "metal", "cpu")
+class _Usage(Protocol):
+    """What a backend's `usage.py` offers."""
+
+    def readings(self, index: int, facts: Facts) -> Readings: ...
+
+    def processes(self, index: int, facts: Facts) -> tuple[DeviceProcess, ...]: ...
+
+
+class _Reader(Protocol):
+    """What the `reader.py` of a backend that knows its free memory offers."""
+
+    def free_memory(self, index: int, facts: Facts) -> int | None: ...
 
 
 def readings(backend: str, index: int, facts: Facts) -> Readings:
-    """What the device with these facts does now. Never raises.
+    """What the device with these facts does now. Never raises: what is not told is `None`.
 
     >>> 0 <= readings("cpu", 0, Facts("some processor")).load <= 1
     True
     """
     if facts.details.get("fake"):
         return Readings(free_memory=facts.free_memory)
-    if backend not in _TELL_USAGE:
-        return Readings()
-    read: Readings = load(_target(backend, "readings"))(index, facts)
-    return read
+    usage = _usage(backend)
+    return usage.readings(index, facts) if usage else Readings()
 
 
 def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
@@ -83,58 +93,99 @@ def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ..
     Of the CPU, only the processes that hold most are told. A driver that does not list processes,
     and one that hides those of other users or containers, gives fewer, or none.
     """
-    if backend not in _TELL_USAGE or facts.details.get("fake"):
-        return ()
-    found: tuple[DeviceProcess, ...] = load(_target(backend, "processes"))(index, facts)
-    return found
-
-
-def _target(backend: str, function: str) -> str:
-    return f"anydevice.hardware.{backend}.usage:{function}"
-
-
-Look = Callable[[float], Sighting]
-"""A reader: looks at the machine for at most so many seconds, and never raises."""
-
-Begin = Callable[[], Look]
-"""Starts what a reader can start, and returns the rest of it."""
-
-
-def _asking_children(backend: str) -> Begin:
-    def begin() -> Look:
-        look: Look = load(f"anydevice.hardware.{backend}.reader:begin")()
-        return look
-
-    return begin
-
-
-def _reading_files(backend: str) -> Begin:
-    def look(limit: float) -> Sighting:
-        sighting: Sighting = load(f"anydevice.hardware.{backend}.reader:look")(limit)
-        return sighting
-
-    return lambda: look
-
-
-# Those that ask a child come first, so that it works while the others load.
-READERS: dict[str, Begin] = {
-    "opencl": _asking_children("opencl"),
-    "cuda": _asking_children("cuda"),
-    "cpu": _reading_files("cpu"),
-    "rocm": _reading_files("rocm"),
-    "tpu": _reading_files("tpu"),
-    "metal": _reading_files("metal"),
-}
-
-_TELL_FREE_MEMORY = ("cuda", "rocm", "metal", "cpu")
+    usage = None if facts.details.get("fake") else _usage(backend)
+    return usage.processes(index, facts) if usage else ()
 
 
 def free_memory(backend: str, index: int, facts: Facts) -> Facts:
     """The same facts with the free memory of this moment, where the backend can tell."""
-    if backend not in _TELL_FREE_MEMORY:
-        return facts
-    now: int | None = load(f"anydevice.hardware.{backend}.reader:free_memory")(index, facts)
+    reader = _reader(backend)
+    now = reader.free_memory(index, facts) if reader else None
     return facts if now is None else replace(facts, free_memory=now)
 
 
-hooks.free_memory.register(free_memory)
+def _usage(backend: str) -> _Usage | None:
+    if backend == "cpu":
+        from anydevice.hardware.cpu import usage as cpu
+
+        return cpu
+    if backend == "cuda":
+        from anydevice.hardware.cuda import usage as cuda
+
+        return cuda
+    if backend == "rocm":
+        from anydevice.hardware.rocm import usage as rocm
+
+        return rocm
+    if backend == "metal":
+        from anydevice.hardware.metal import usage as metal
+
+        return metal
+    return None
+
+
+def _reader(backend: str) -> _Reader | None:
+    if backend == "cpu":
+        from anydevice.hardware.cpu import reader as cpu
+
+        return cpu
+    if backend == "cuda":
+        from anydevice.hardware.cuda import reader as cuda
+
+        return cuda
+    if backend == "rocm":
+        from anydevice.hardware.rocm import reader as rocm
+
+        return rocm
+    if backend == "metal":
+        from anydevice.hardware.metal import reader as metal
+
+        return metal
+    return None
+
+
+def _begin_opencl() -> Look:
+    from anydevice.hardware.opencl.reader import begin
+
+    return begin()
+
+
+def _begin_cuda() -> Look:
+    from anydevice.hardware.cuda.reader import begin
+
+    return begin()
+
+
+def _look_at_cpu(limit: float) -> Sighting:
+    from anydevice.hardware.cpu.reader import look
+
+    return look(limit)
+
+
+def _look_at_rocm(limit: float) -> Sighting:
+    from anydevice.hardware.rocm.reader import look
+
+    return look(limit)
+
+
+def _look_at_tpu(limit: float) -> Sighting:
+    from anydevice.hardware.tpu.reader import look
+
+    return look(limit)
+
+
+def _look_at_metal(limit: float) -> Sighting:
+    from anydevice.hardware.metal.reader import look
+
+    return look(limit)
+
+
+# Those that ask a child come first, so that it works while the others load.
+READERS: dict[str, Begin] = {
+    "opencl": _begin_opencl,
+    "cuda": _begin_cuda,
+    "cpu": lambda: _look_at_cpu,
+    "rocm": lambda: _look_at_rocm,
+    "tpu": lambda: _look_at_tpu,
+    "metal": lambda: _look_at_metal,
+}

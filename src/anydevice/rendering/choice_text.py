@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from anydevice.discovery.report import Report
 
 _AUTOMATIC = ("configure", "order of backends")
-_ASKED = {
-    "argument": "it was asked for",
-    "use_device": "a use_device block asks for it",
-    "set_device": "set_device() asks for it",
-    "environment": "ANYDEVICE_DEVICE asks for it",
-    "project file": "the project's anydevice.toml asks for it",
-    "user file": "the user's anydevice.toml asks for it",
+_ASKERS = {
+    "use_device": "a use_device block",
+    "set_device": "set_device()",
+    "environment": "ANYDEVICE_DEVICE",
+    "project file": "the project's anydevice.toml",
+    "user file": "the user's anydevice.toml",
 }
 
 
@@ -35,8 +34,10 @@ def because(report: Report, choice: Choice) -> str:
 
 def _why(report: Report, choice: Choice, device: Device) -> str:
     source = device.chosen_by or ""
+    if source == "argument":
+        return "it was asked for"
     if source not in _AUTOMATIC:
-        return _ASKED.get(source, f"{source} asks for it")
+        return f"{_asker(source)} asks for it"
     if source == "configure":
         return "it is the first usable one in the configured order"
     passed = [step for step in choice.steps if not step.taken and step.source in _AUTOMATIC]
@@ -54,7 +55,7 @@ def was_automatic(choice: Choice) -> bool:
 def unmet_wishes(choice: Choice) -> list[str]:
     """A sentence for everything that was asked for and passed over."""
     return [
-        f"{_asker(step.source)} asks for {step.asked}, which cannot be had now"
+        f"{step.asked} cannot be had now, though {_asker(step.source)} asks for it"
         for step in choice.passed_over
         if step.source not in _AUTOMATIC
     ]
@@ -75,9 +76,8 @@ def _passed_over(step: Step, report: Report) -> list[str]:
         return [f'{_place(finding)} stopped at "{finding.stage}"']
     if all(device.kind == "cpu" for device in finding.devices if device.usable):
         return []  # the CPU seen once more, through OpenCL: no accelerator was passed over
-    return [
-        step.outcome if step.outcome.startswith(step.asked) else f"{step.asked} was {step.outcome}"
-    ]
+    # What is held back says why it was passed over; anything else names the device itself.
+    return [f"{step.asked} was {step.outcome}" if step.left_out else step.outcome]
 
 
 def _place(finding: Finding) -> str:
@@ -85,5 +85,4 @@ def _place(finding: Finding) -> str:
 
 
 def _asker(source: str) -> str:
-    words = _ASKED.get(source, source).removesuffix(" asks for it")
-    return f"The {words[4:]}" if words.startswith("the ") else words
+    return _ASKERS.get(source, source)

@@ -1,7 +1,4 @@
-"""A report as people read it: lines for a terminal, a table for a notebook.
-
-The marks that stand before a device or a backend wherever people read about it.
-"""
+"""A report as people read it: lines for a terminal, a table for a notebook."""
 
 from __future__ import annotations
 
@@ -23,8 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anydevice.discovery.report import Report
 
+USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
+"""The marks before a device or backend: usable; here but not usable; not in this machine."""
+
 Paint = Callable[[str, str], str]
-"""Puts words into a style: "good", "bad", "dim", "strong" or "mend"."""
+"""Puts words into a style: "good", "bad", "dim", "strong" or "fix"."""
 
 _GAP = "   "
 _SYSTEMS = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
@@ -91,7 +91,7 @@ def html(report: Report) -> str:
             cells = (entry.mark, entry.name, " · ".join(entry.facts))
             written = [*map(escape, cells), "<br>".join(map(escape, why))]
             rows.append("".join(f'<td style="text-align:left">{cell}</td>' for cell in written))
-    headings = ("", "device", "what it is", "what stopped it, and what mends it")
+    headings = ("", "device", "what it is", "what stopped it, and what fixes it")
     head = "".join(f'<th style="text-align:left">{heading}</th>' for heading in headings)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     caption = f"{_title(report)} · recommended: {report.recommended}"
@@ -197,7 +197,7 @@ def _trouble_lines(
 ) -> Iterator[str]:
     """What stopped these devices, which is the same for each, said once below the last."""
     for line, style in _troubles(alike[0].stopped, len(alike)):
-        if style == "mend":
+        if style == "fix":
             yield " " * column + paint(line, style)
         else:
             yield from _broken(line, column, width, paint, style)
@@ -205,18 +205,18 @@ def _trouble_lines(
 
 def _trouble(entry: _Entry) -> tuple[object, ...] | None:
     stopped = entry.stopped
-    return (stopped.stage, stopped.reasons, stopped.mend) if stopped else None
+    return (stopped.stage, stopped.reasons, stopped.fix) if stopped else None
 
 
 def _troubles(stopped: Standing | Finding | None, count: int = 1) -> Iterator[tuple[str, str]]:
-    """The lines below what is not usable: stage, reasons, and what mends it."""
+    """The lines below what is not usable: stage, reasons, and what fixes it."""
     if stopped is None:
         return
     yield f"stopped at: {stopped.stage}{f' (each of these {count})' if count > 1 else ''}", "bad"
     for reason in stopped.reasons:
         yield f"  {reason}", "dim"
-    if stopped.mend:
-        yield f"mend: {stopped.mend}", "mend"
+    if stopped.fix:
+        yield f"fix: {stopped.fix}", "fix"
 
 
 def _broken(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
@@ -246,22 +246,29 @@ def _ending(report: Report, choice: Choice | None) -> list[str]:
         return ["Chosen: nothing, because no device fits", *outcomes]
     lines = [f"Chosen: {choice.device}, because {because(report, choice)}"]
     lines += [f"{wish}. See: anydevice config --why" for wish in unmet_wishes(choice)]
-    waiting = next((d for d in report.devices if d.standing and d.standing.mend), None)
-    if choice.device.backend == "cpu" and waiting and waiting.standing and was_automatic(choice):
+    waiting = _waiting(report, choice)
+    if waiting is not None and waiting.standing is not None:
         card = _card_name(waiting.backend, waiting.standing.facts.name)
         near = waiting.standing.stage == "library"
-        how = (
-            f"One command away from the {card}" if near else f"To get the {card}, mend it as above"
-        )
+        how = f"One command away from the {card}" if near else f"To get the {card}, fix it as above"
         lines.append(f"{how}. Then: anydevice doctor")
     return lines
+
+
+def names_doctor(report: Report, choice: Choice) -> bool:
+    """Whether the summary of this choice tells to run `anydevice doctor`."""
+    failed = any(d.standing and d.standing.stage == "compute" for d in report.devices)
+    return failed or _waiting(report, choice) is not None
+
+
+def _waiting(report: Report, choice: Choice) -> Device | None:
+    """The first device with a known fix, where the order of backends ended at the CPU."""
+    if choice.device is None or choice.device.backend != "cpu" or not was_automatic(choice):
+        return None
+    return next((d for d in report.devices if d.standing and d.standing.fix), None)
 
 
 def _card_name(backend: str, name: str) -> str:
     """A card as people call it, without its maker."""
     maker = BACKENDS[backend].vendor if backend in BACKENDS else ""
     return name.removeprefix(f"{maker} ")
-
-
-USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
-"""Usable; here but not usable; not in this machine."""

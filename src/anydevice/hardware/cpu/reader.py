@@ -17,8 +17,14 @@ from anydevice.core.finding import Detail, Facts, MemoryKind, Seen, Sighting
 from anydevice.core.record import Record
 from anydevice.core.text import format_size
 from anydevice.hardware import cgroup
-from anydevice.hardware.cpu import facts as cpu_model
-from anydevice.hardware.cpu.facts import Processor
+from anydevice.hardware.cpu.facts import (
+    SYSCTL_NAMES,
+    Processor,
+    online_processors,
+    read_linux,
+    read_macos,
+    read_windows,
+)
 from anydevice.hardware.linux import as_cpu_set, as_number, read_table, read_text
 
 _ROOT = Path("/")
@@ -151,19 +157,17 @@ def _look(limit: float, root: Path, system: str, host: Host) -> Sighting:
     machine = host.machine()
     kind: MemoryKind = "host"
     if system.startswith("linux"):
-        processor = cpu_model.read_linux(root, machine)
+        processor = read_linux(root, machine)
         share = _share_on_linux(root, processor)
     elif system == "darwin":
         values = _ask_sysctl(host, limit)
-        processor = cpu_model.read_macos(values, machine)
+        processor = read_macos(values, machine)
         share = _share_elsewhere(host, processor, as_number(values.get("hw.memsize")))
         # By name, because a program translated by Rosetta believes that it runs on an Intel CPU.
         kind = "unified" if processor.name.startswith("Apple") else "host"
     else:
         physical, logical = host.core_counts()
-        processor = cpu_model.read_windows(
-            host.registry_name(), host.has_feature, physical, logical, machine
-        )
+        processor = read_windows(host.registry_name(), host.has_feature, physical, logical, machine)
         share = _share_elsewhere(host, processor, None)
     facts = Facts(
         name=processor.name,
@@ -239,7 +243,7 @@ def _allowed_processors(root: Path, cpuset: frozenset[int] | None) -> frozenset[
         if allowed is not None:
             break
     # The mask may name processors that are switched off.
-    sets = [each for each in (allowed, cpuset, cpu_model.online_processors(root)) if each]
+    sets = [each for each in (allowed, cpuset, online_processors(root)) if each]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
@@ -262,7 +266,7 @@ def _share_elsewhere(host: Host, processor: Processor, total: int | None) -> _Sh
 
 
 def _ask_sysctl(host: Host, limit: float) -> dict[str, str]:
-    text = host.run(["/usr/sbin/sysctl", *cpu_model.SYSCTL_NAMES], limit) or ""
+    text = host.run(["/usr/sbin/sysctl", *SYSCTL_NAMES], limit) or ""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 

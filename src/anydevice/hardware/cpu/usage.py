@@ -1,9 +1,8 @@
-"""The processes that hold most of a machine's own memory, and what they compute.
+"""The load, heat and power of the CPU now, and the processes that hold most of its memory.
 
-What the CPU does at this moment: on Linux from `/proc` and `/sys`, elsewhere through psutil.
-
-Load and power are differences between two moments. The one before is that of the last question;
-where that is too long ago, or there was none, a short one is waited for.
+On Linux from `/proc` and `/sys`, elsewhere through psutil. Load and power are differences between
+two moments. The one before is that of the last question; where that is too long ago, or there was
+none, a short one is waited for.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any
 from anydevice.core.finding import Facts
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
-from anydevice.hardware.cpu import reader as cpu
 from anydevice.hardware.cpu.facts import online_processors
+from anydevice.hardware.cpu.reader import free_memory
 from anydevice.hardware.linux import (
     as_number,
     command_name,
@@ -33,82 +32,49 @@ from anydevice.hardware.readers import DeviceProcess, Readings
 
 _ROOT = Path("/")
 _MOST = 16
-
-
-class ProcessMeter:
-    """The largest processes of one machine; loads are those since the last question."""
-
-    def __init__(self, root: Path = _ROOT) -> None:
-        self._root = root
-        self._lock = ForkSafeLock()
-        self._before: dict[tuple[int, int], tuple[float, int]] = {}
-
-    def read(self) -> tuple[DeviceProcess, ...]:
-        """The processes that hold most, the largest first; load is `None` when first seen."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        sizes = {pid: size * page for pid in self._all() if (size := self._pages(pid))}
-        largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST]
-        with self._lock.native:
-            seen: dict[tuple[int, int], tuple[float, int]] = {}
-            loads = {pid: self._load(pid, seen) for pid in largest}
-            self._before = seen
-        return tuple(
-            DeviceProcess(
-                pid, name_of(pid, root=self._root, system="linux"), sizes[pid], loads[pid]
-            )
-            for pid in largest
-        )
-
-    def _all(self) -> list[int]:
-        try:
-            return [int(name) for name in os.listdir(self._root / "proc") if name.isdecimal()]
-        except OSError:
-            return []
-
-    def _pages(self, pid: int) -> int | None:
-        words = (read_text(self._root / "proc" / str(pid) / "statm") or "").split()
-        return as_number(words[1]) if len(words) > 1 else None
-
-    def _load(self, pid: int, seen: dict[tuple[int, int], tuple[float, int]]) -> float | None:
-        text = read_text(self._root / "proc" / str(pid) / "stat") or ""
-        # The name, in brackets, may hold spaces and brackets; the numbers come after the last one.
-        words = text.rpartition(")")[2].split()
-        if len(words) < 20:
-            return None
-        ticks, started = int(words[11]) + int(words[12]), int(words[19])
-        now = time.monotonic()
-        # A number may belong to another process by now; when that one started tells.
-        seen[pid, started] = (now, ticks)
-        then, before = self._before.get((pid, started), (now, ticks))
-        if now <= then:
-            return None
-        processors = len(online_processors(self._root) or ()) or os.cpu_count() or 1
-        spent = (ticks - before) / os.sysconf("SC_CLK_TCK")
-        return min(1.0, max(0.0, spent / (now - then) / processors))
-
-
-DEFAULT_METER = ProcessMeter()
-
-
-def by_psutil() -> tuple[DeviceProcess, ...]:
-    """The largest processes where there is no `/proc`; those of other users may be missing."""
-    try:
-        import psutil
-    except ImportError:
-        return ()
-    found = []
-    for process in psutil.process_iter(["pid", "name", "cmdline", "memory_info"]):
-        told = process.info
-        if told["memory_info"] is not None:
-            name = command_name(told["cmdline"] or []) or told["name"] or f"pid {told['pid']}"
-            found.append(DeviceProcess(told["pid"], name, told["memory_info"].rss))
-    return tuple(sorted(found, key=lambda process: -(process.memory or 0))[:_MOST])
-
-
 _SHORT, _TOO_SHORT, _TOO_LONG_AGO = 0.05, 0.03, 10.0
 _ABOUT_CPUS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cputhermal", "soc_thermal")
 _PACKAGE = ("Tctl", "Tdie", "Package id 0")
 _ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc-thermal", "soc_thermal")
+
+
+def readings(
+    index: int,
+    facts: Facts,
+    *,
+    root: Path = _ROOT,
+    system: str = sys.platform,
+    meter: Meter | None = None,
+) -> Readings:
+    """What the processors of this machine do now, all together."""
+    free = free_memory(index, facts, root=root, system=system)
+    if not system.startswith("linux"):
+        return Readings(load=_load_by_psutil(), free_memory=free)
+    load, power = (meter or _meter).read()
+    limits = [scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
+    known = [limit for limit in limits if limit]
+    return Readings(
+        load=load,
+        free_memory=free,
+        temperature=_temperature(root),
+        power=power,
+        power_limit=sum(known) if power is not None and known else None,
+        clock=_clock(root),
+    )
+
+
+def processes(
+    index: int,
+    facts: Facts,
+    *,
+    system: str = sys.platform,
+    meter: ProcessMeter | None = None,
+) -> tuple[DeviceProcess, ...]:
+    """The processes that hold most of the machine's memory, with their share of all processors."""
+    del index, facts
+    if not system.startswith("linux"):
+        return _processes_by_psutil()
+    return (meter or _process_meter).read()
 
 
 class _Moment(Record):
@@ -174,46 +140,75 @@ def _fraction(part: int, whole: int) -> float | None:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else None
 
 
+class ProcessMeter:
+    """The largest processes of one machine; loads are those since the last question."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        self._root = root
+        self._lock = ForkSafeLock()
+        self._before: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def read(self) -> tuple[DeviceProcess, ...]:
+        """The processes that hold most, the largest first; load is `None` when first seen."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        sizes = {pid: size * page for pid in self._all() if (size := self._pages(pid))}
+        largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST]
+        with self._lock.native:
+            seen: dict[tuple[int, int], tuple[float, int]] = {}
+            loads = {pid: self._load(pid, seen) for pid in largest}
+            self._before = seen
+        return tuple(
+            DeviceProcess(
+                pid, name_of(pid, root=self._root, system="linux"), sizes[pid], loads[pid]
+            )
+            for pid in largest
+        )
+
+    def _all(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self._root / "proc") if name.isdecimal()]
+        except OSError:
+            return []
+
+    def _pages(self, pid: int) -> int | None:
+        words = (read_text(self._root / "proc" / str(pid) / "statm") or "").split()
+        return as_number(words[1]) if len(words) > 1 else None
+
+    def _load(self, pid: int, seen: dict[tuple[int, int], tuple[float, int]]) -> float | None:
+        text = read_text(self._root / "proc" / str(pid) / "stat") or ""
+        # The name, in brackets, may hold spaces and brackets; the numbers come after the last one.
+        words = text.rpartition(")")[2].split()
+        if len(words) < 20:
+            return None
+        ticks, started = int(words[11]) + int(words[12]), int(words[19])
+        now = time.monotonic()
+        # A number may belong to another process by now; when that one started tells.
+        seen[pid, started] = (now, ticks)
+        then, before = self._before.get((pid, started), (now, ticks))
+        if now <= then:
+            return None
+        processors = len(online_processors(self._root) or ()) or os.cpu_count() or 1
+        spent = (ticks - before) / os.sysconf("SC_CLK_TCK")
+        return min(1.0, max(0.0, spent / (now - then) / processors))
+
+
+def _processes_by_psutil() -> tuple[DeviceProcess, ...]:
+    """The largest processes where there is no `/proc`; those of other users may be missing."""
+    try:
+        import psutil
+    except ImportError:
+        return ()
+    found = []
+    for process in psutil.process_iter(["pid", "name", "cmdline", "memory_info"]):
+        told = process.info
+        if told["memory_info"] is not None:
+            name = command_name(told["cmdline"] or []) or told["name"] or f"pid {told['pid']}"
+            found.append(DeviceProcess(told["pid"], name, told["memory_info"].rss))
+    return tuple(sorted(found, key=lambda process: -(process.memory or 0))[:_MOST])
+
+
 _meter = Meter()
-
-
-def readings(
-    index: int,
-    facts: Facts,
-    *,
-    root: Path = _ROOT,
-    system: str = sys.platform,
-    meter: Meter | None = None,
-) -> Readings:
-    """What the processors of this machine do now, all together."""
-    free = cpu.free_memory(index, facts, root=root, system=system)
-    if not system.startswith("linux"):
-        return Readings(load=_load_by_psutil(), free_memory=free)
-    load, power = (meter or _meter).read()
-    limits = [scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
-    known = [limit for limit in limits if limit]
-    return Readings(
-        load=load,
-        free_memory=free,
-        temperature=_temperature(root),
-        power=power,
-        power_limit=sum(known) if power is not None and known else None,
-        clock=_clock(root),
-    )
-
-
-def processes(
-    index: int,
-    facts: Facts,
-    *,
-    system: str = sys.platform,
-    meter: ProcessMeter | None = None,
-) -> tuple[DeviceProcess, ...]:
-    """The processes that hold most of the machine's memory, with their share of all processors."""
-    del index, facts
-    if not system.startswith("linux"):
-        return by_psutil()
-    return (meter or DEFAULT_METER).read()
+_process_meter = ProcessMeter()
 
 
 def _packages(root: Path) -> list[Path]:

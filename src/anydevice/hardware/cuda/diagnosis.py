@@ -1,10 +1,6 @@
-"""The error codes of NVML and of the CUDA driver: their names, what they mean, what mends them.
+"""What the answers of NVML and of the CUDA driver mean, and what fixes what is wrong.
 
-What to do about an NVIDIA driver that is missing, too old or failing, on the machine at hand.
-
-Why NVML or the CUDA driver gave no devices, and what would mend it.
-
-What the answers of NVML and of the CUDA driver mean: pure, so that recordings can test it.
+Pure, so that recorded answers can test it.
 """
 
 from __future__ import annotations
@@ -12,107 +8,505 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from anydevice.core.finding import Facts, Seen, Sighting, compare_versions
+from anydevice.core.finding import Facts, Reason, Seen, Sighting, compare_versions
 from anydevice.core.record import Record
 from anydevice.hardware import linux
-from anydevice.hardware.cuda import facts as cuda_cards
-from anydevice.hardware.cuda import visible as cuda_visible
-from anydevice.hardware.cuda.facts import Card, Surroundings
+from anydevice.hardware.cuda.facts import (
+    CudaCard,
+    Surroundings,
+    capability_numbers,
+    cards_of_nvml,
+    devices_of_driver,
+    in_order_of_driver,
+)
+from anydevice.hardware.cuda.visible import VISIBLE, select
 from anydevice.hardware.driver_process.parent import Outcome
+
+OLDEST_CAPABILITY = (5, 0)
+OLDEST_CUDA = "12.0"
+
+_NO_DEVICE = 100
+"""The code with which the driver says that it sees none, also where a variable hides them all."""
+
+_INVALID_DEVICE = 101
+"""The code with which the driver refuses a CUDA_VISIBLE_DEVICES that names a card twice."""
+
+_UNNAMED = ("crashed", "timed_out", "failed", "not_started", "driver_broken")
+"""Codes of reasons in which the driver itself did not name the error."""
+
+
+class Answers(Record):
+    """Everything that was learnt in one look.
+
+    `driver` is `None` where no driver is installed. `unhidden` is the driver's answer without
+    CUDA_VISIBLE_DEVICES, where with it there was no device and NVML could not tell why.
+    """
+
+    around: Surroundings
+    environment: Mapping[str, str]
+    nvml: Outcome
+    driver: Outcome | None = None
+    unhidden: Outcome | None = None
+
+    @property
+    def visible(self) -> str | None:
+        return self.environment.get(VISIBLE)
+
+
+def driver_needed(nvml: Outcome) -> bool:
+    """Whether the CUDA driver is to be asked too: wherever it may be installed.
+
+    NVML answers on many a machine on which `cuInit` fails or hangs, and only the driver knows in
+    which order it counts cards of different models.
+    """
+    if nvml.how != "answered":
+        return True
+    return bool(nvml.answer["driver_library"] or nvml.answer["driver_problem"])
+
+
+def hidden_perhaps(nvml: Outcome, driver: Outcome, environment: Mapping[str, str]) -> bool:
+    """Whether the driver may see no device only because CUDA_VISIBLE_DEVICES hides them."""
+    return VISIBLE in environment and _sees_none(driver) and not _cards(nvml)
+
+
+def interpret(answers: Answers) -> Sighting:
+    """What the answers say of the CUDA backend. Never raises on a recorded answer."""
+    cards = _cards(answers.nvml)
+    devices = _devices(answers.driver, answers.around)
+    if cards:
+        return _from_nvml(answers, cards, devices)
+    nvml = nvml_reason(answers.nvml, answers.around)
+    if devices:
+        notes = (nvml.text,) if nvml else ()
+        return _sighting(answers, devices, notes=notes)
+    unhidden = _devices(answers.unhidden, answers.around)
+    if unhidden:
+        return _hidden(answers, unhidden, problem=None, notes=())
+    driver = driver_reason(answers.driver, answers.around)
+    return _failed(answers.around, [reason for reason in (nvml, driver) if reason is not None])
+
+
+def _from_nvml(answers: Answers, cards: Sequence[CudaCard], devices: tuple[Facts, ...]) -> Sighting:
+    notes = _lost_cards(answers.nvml)
+    selection = select([card.names for card in cards], answers.visible)
+    selected = tuple(cards[each.card].at(each) for each in selection.positions)
+    if devices:
+        shown = in_order_of_driver(cards, devices)
+        # Where the driver reads the variable in another way, our reason is not its own.
+        problem = selection.problem if len(shown) == len(selected) else None
+        notes = (*notes, *_partly_hidden(answers, shown, cards, problem))
+        return _sighting(answers, shown, notes=notes)
+    if not selected and _sees_none(answers.driver):
+        return _none_shown(answers, cards, selection.problem, notes)
+    around = answers.around
+    reason = driver_reason(answers.driver, around) or Reason(
+        "driver_missing", "NVML answers but there is no CUDA driver library", _add_compute(around)
+    )
+    notes = (*notes, *_partly_hidden(answers, selected, cards, selection.problem))
+    return _sighting(answers, selected, notes=notes, reason=reason)
+
+
+def _none_shown(
+    answers: Answers, cards: Sequence[CudaCard], problem: str | None, notes: tuple[str, ...]
+) -> Sighting:
+    if answers.visible is not None:
+        return _hidden(answers, _showable(cards), problem, notes)
+    reason = Reason(
+        "no_mig_instance",
+        "MIG mode is on, and no MIG instance has been made",
+        "make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
+    )
+    return Sighting("cuda", present=True, stage="device", reason=reason, notes=notes)
+
+
+def _sighting(
+    answers: Answers,
+    shown: Sequence[Facts],
+    notes: tuple[str, ...] = (),
+    reason: Reason | None = None,
+) -> Sighting:
+    reason = reason or _old_driver(shown[0], answers.around)
+    return Sighting(
+        "cuda",
+        present=True,
+        devices=tuple(_seen(index, facts) for index, facts in enumerate(shown)),
+        stage="driver" if reason else None,
+        reason=reason,
+        notes=notes,
+    )
+
+
+def _seen(index: int, facts: Facts) -> Seen:
+    capability = capability_numbers(facts)
+    if capability is not None and capability < OLDEST_CAPABILITY:
+        text = f"compute capability {facts.compute_capability} is older than 5.0 (Maxwell)"
+        return Seen(index, "gpu", facts, Reason("card_too_old", text))
+    if facts.details.get("compute_mode") == "prohibited":
+        text = "its compute mode is Prohibited: no program may compute on it"
+        fix = f"sudo nvidia-smi -i {facts.uuid} -c DEFAULT"
+        return Seen(index, "gpu", facts, Reason("compute_prohibited", text, fix))
+    return Seen(index, "gpu", facts)
+
+
+def _old_driver(facts: Facts, around: Surroundings) -> Reason | None:
+    if facts.runtime_version is not None:
+        if compare_versions(facts.runtime_version, OLDEST_CUDA) >= 0:
+            return None
+        serves = f" serves CUDA {facts.runtime_version}"
+    else:
+        oldest = OLDEST_DRIVER.get(around.system)
+        number = facts.driver_version
+        if number is None or oldest is None or compare_versions(number, oldest) >= 0:
+            return None
+        serves = f" is older than {oldest}"
+    version = f" {facts.driver_version}" if facts.driver_version else ""
+    text = f"driver{version}{serves}, and CUDA 12 or newer is needed"
+    return Reason("driver_too_old", text, _update_driver(around))
+
+
+def _showable(cards: Sequence[CudaCard]) -> list[Facts]:
+    return [facts for card in cards for facts in (card.instances or (card.facts,))]
+
+
+def _hidden(
+    answers: Answers, devices: Sequence[Facts], problem: str | None, notes: tuple[str, ...]
+) -> Sighting:
+    because = f" ({problem})" if problem and answers.visible else ""
+    valid = ", ".join(
+        f"{facts.uuid or index} ({facts.name})" for index, facts in enumerate(devices)
+    )
+    last = len(devices) - 1
+    numbers = "0" if last == 0 else f"0 to {last}"
+    text = (
+        f'{VISIBLE}="{answers.visible}" hides every device{because}; it takes {numbers}, or {valid}'
+    )
+    fix = f"set {VISIBLE}=" if answers.around.system == "win32" else f"unset {VISIBLE}"
+    reason = Reason("hidden", text, fix)
+    return Sighting("cuda", present=True, stage="device", reason=reason, notes=notes)
+
+
+def _partly_hidden(
+    answers: Answers, shown: Sequence[Facts], cards: Sequence[CudaCard], problem: str | None = None
+) -> tuple[str, ...]:
+    every = len(_showable(cards))
+    if len(shown) == every:
+        return ()
+    if answers.visible is not None:
+        because = f" ({problem})" if problem else ""
+        name = f'{VISIBLE}="{answers.visible}"'
+        return (f"{name} shows {len(shown)} of {every} devices{because}",)
+    if any(card.names.mig for card in cards):
+        return (f"a process sees one MIG instance and no other card: {len(shown)} of {every}",)
+    return (f"CUDA shows {len(shown)} of the {every} cards that NVML knows",)
+
+
+def _failed(around: Surroundings, reasons: Sequence[Reason]) -> Sighting:
+    if not reasons:
+        return _not_installed(around)
+    named = [reason for reason in reasons if reason.code not in _UNNAMED]
+    decisive = next(iter(named), reasons[0])
+    text, fix = "; ".join(reason.text for reason in reasons), decisive.fix
+    no_card = around.system == "linux" and not (around.cards or around.nodes or around.tegra)
+    if no_card and not around.wsl and len(named) == len(reasons):
+        text, fix = f"{text}; no NVIDIA card is on the PCI bus", None
+    reason = Reason(decisive.code, text, fix)
+    return Sighting("cuda", present=True, stage="driver", reason=reason)
+
+
+def _not_installed(around: Surroundings) -> Sighting:
+    """The sighting where no NVIDIA library is installed: is there a card that would need one?"""
+    present, code, fix = True, "driver_missing", _install_driver(around)
+    if around.cards:
+        many = len(around.cards) > 1
+        where = ("NVIDIA cards are" if many else "an NVIDIA card is") + " at "
+        held = f" (held by {', '.join(around.holders)})" if around.holders else ""
+        lack = "no NVIDIA driver is installed"
+        if lacks_nodes(around):
+            code = "not_in_container"
+            lack = f"this container was started without {'them' if many else 'it'}"
+        text = f"{where}{', '.join(around.cards)}{held} but {lack}"
+    elif around.tegra:
+        text = f"this is a Jetson ({around.tegra}) but no CUDA driver library is installed"
+    elif around.wsl:
+        present = False
+        text = "no NVIDIA driver library; in WSL it comes with the NVIDIA driver of Windows"
+    elif around.nodes:
+        text = f"{', '.join(around.nodes)} are here but no NVIDIA driver library is"
+    elif around.system == "win32":
+        text = "no NVIDIA driver is installed (no nvml.dll and no nvcuda.dll)"
+        return Sighting("cuda", present=False, stage="driver", reason=Reason(code, text))
+    else:
+        text = "no NVIDIA card on the PCI bus and no driver library"
+        return Sighting("cuda", present=False, stage="driver", reason=Reason("no_hardware", text))
+    return Sighting("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
+
+
+def _cards(nvml: Outcome) -> tuple[CudaCard, ...]:
+    if nvml.how != "answered" or nvml.answer["library"] is None:
+        return ()
+    return cards_of_nvml(nvml.answer)
+
+
+def _devices(driver: Outcome | None, around: Surroundings) -> tuple[Facts, ...]:
+    if driver is None or driver.how != "answered" or driver.answer["library"] is None:
+        return ()
+    return devices_of_driver(driver.answer, around)
+
+
+def nvml_reason(outcome: Outcome, around: Surroundings) -> Reason | None:
+    """Why NVML showed no card; `None` where NVML is simply not installed."""
+    if outcome.how != "answered":
+        return _no_answer("NVML", outcome, around)
+    answer = outcome.answer
+    if answer["library"] is None:
+        return _cannot_open("NVML", answer["problem"], around)
+    errors = [answer["error"], *(card["error"] for card in answer["cards"])]
+    for error in errors:
+        if error is not None:
+            return _named("NVML", nvml_fault(error["code"]), error, around)
+    return Reason("no_device", "NVML answers but sees no card", fix_for("start", around))
+
+
+def driver_reason(outcome: Outcome | None, around: Surroundings) -> Reason | None:
+    """Why the CUDA driver showed no device; `None` where it is simply not installed."""
+    if outcome is None:
+        return None
+    if outcome.how != "answered":
+        return _no_answer("the CUDA driver", outcome, around)
+    answer = outcome.answer
+    if answer["library"] is None:
+        return _cannot_open("the CUDA driver", answer["problem"], around)
+    errors = [answer["error"], *(device["error"] for device in answer["devices"])]
+    none_seen: dict[str, Any] = {"call": "cuDeviceGetCount", "code": _NO_DEVICE}
+    error: dict[str, Any] = next((error for error in errors if error is not None), none_seen)
+    return _named("the CUDA driver", cuda_fault(error["code"]), error, around)
+
+
+def _sees_none(outcome: Outcome | None) -> bool:
+    """Whether the driver works, and shows this process no device."""
+    if outcome is None or outcome.how != "answered" or outcome.answer["library"] is None:
+        return False
+    error = outcome.answer["error"]
+    if error is None:
+        return not outcome.answer["devices"]
+    return error["code"] in (_NO_DEVICE, _INVALID_DEVICE)
+
+
+def _lost_cards(nvml: Outcome) -> tuple[str, ...]:
+    """A sentence for each card that NVML counts and cannot read, while it reads others."""
+    return tuple(
+        f"card {index}: {_described(nvml_fault(row['error']['code']), row['error'])}"
+        for index, row in enumerate(nvml.answer["cards"])
+        if row["error"] is not None
+    )
+
+
+def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Reason:
+    fixes = {"timed_out": _after_no_answer(around), "not_started": None}
+    fix = fixes.get(outcome.how, "reinstall the NVIDIA driver, then reboot")
+    return Reason(outcome.how, f"{who} {outcome.sentence}", fix)
+
+
+def _cannot_open(who: str, problem: str | None, around: Surroundings) -> Reason | None:
+    if problem is None:
+        return None
+    return Reason("driver_broken", f"{who} cannot be loaded: {problem}", _install_driver(around))
+
+
+def _named(who: str, fault: Fault, error: Mapping[str, Any], around: Surroundings) -> Reason:
+    described = _described(fault, error)
+    if fault.remedy == "reload" and around.module is not None:
+        described += f"; the loaded kernel module is {around.module}"
+    return Reason(fault.code, f"{who}: {described}", fix_for(fault.remedy, around))
+
+
+def _described(fault: Fault, error: Mapping[str, Any]) -> str:
+    return f"{fault.meaning} ({fault.symbol}, {error['code']}) in {error['call']}"
+
 
 Remedy = Literal[
     "start", "reload", "access", "reset", "reboot", "update", "fabric", "compat", "stub",
     "unified", "busy", "mps", "inspect",
 ]  # fmt: skip
-"""What kind of help there is; `cuda_mend.mend` makes it a sentence for the machine at hand."""
+"""A kind of help; `fix_for` makes it a sentence for the machine at hand."""
 
 
 class Fault(NamedTuple):
-    """One error code: its name in the vendor's header, its meaning, and the kind of help."""
+    """One error of NVML or CUDA: the code of its reason, its name and meaning, and the help."""
 
+    code: str
     symbol: str
     meaning: str
     remedy: Remedy
 
 
 _NVML = {
-    1: Fault("NVML_ERROR_UNINITIALIZED", "NVML was not initialised", "reload"),
-    2: Fault("NVML_ERROR_INVALID_ARGUMENT", "NVML refused an argument", "update"),
-    3: Fault("NVML_ERROR_NOT_SUPPORTED", "this driver does not support NVML", "inspect"),
+    1: Fault("driver_failed", "NVML_ERROR_UNINITIALIZED", "NVML was not initialised", "reload"),
+    2: Fault("driver_failed", "NVML_ERROR_INVALID_ARGUMENT", "NVML refused an argument", "update"),
+    3: Fault(
+        "driver_failed", "NVML_ERROR_NOT_SUPPORTED", "this driver does not support NVML", "inspect"
+    ),
     4: Fault(
-        "NVML_ERROR_NO_PERMISSION", "this user may not open the card's device files", "access"
+        "no_permission",
+        "NVML_ERROR_NO_PERMISSION",
+        "this user may not open the card's device files",
+        "access",
     ),
-    6: Fault("NVML_ERROR_NOT_FOUND", "the driver found no card", "inspect"),
+    6: Fault("no_device", "NVML_ERROR_NOT_FOUND", "the driver found no card", "inspect"),
     8: Fault(
-        "NVML_ERROR_INSUFFICIENT_POWER", "a power cable of the card is not plugged in", "inspect"
+        "driver_failed",
+        "NVML_ERROR_INSUFFICIENT_POWER",
+        "a power cable of the card is not plugged in",
+        "inspect",
     ),
-    9: Fault("NVML_ERROR_DRIVER_NOT_LOADED", "the NVIDIA kernel driver is not loaded", "start"),
-    10: Fault("NVML_ERROR_TIMEOUT", "the driver did not answer NVML in time", "reboot"),
+    9: Fault(
+        "driver_not_loaded",
+        "NVML_ERROR_DRIVER_NOT_LOADED",
+        "the NVIDIA kernel driver is not loaded",
+        "start",
+    ),
+    10: Fault(
+        "driver_failed", "NVML_ERROR_TIMEOUT", "the driver did not answer NVML in time", "reboot"
+    ),
     11: Fault(
-        "NVML_ERROR_IRQ_ISSUE", "the kernel has a problem with the card's interrupt", "reset"
+        "driver_failed",
+        "NVML_ERROR_IRQ_ISSUE",
+        "the kernel has a problem with the card's interrupt",
+        "reset",
     ),
-    12: Fault("NVML_ERROR_LIBRARY_NOT_FOUND", "a library that NVML needs is missing", "reload"),
-    13: Fault("NVML_ERROR_FUNCTION_NOT_FOUND", "this NVML is too old", "update"),
-    15: Fault("NVML_ERROR_GPU_IS_LOST", "the card has fallen off the bus", "reset"),
-    16: Fault("NVML_ERROR_RESET_REQUIRED", "the card must be reset before it can be used", "reset"),
-    17: Fault("NVML_ERROR_OPERATING_SYSTEM", "the operating system blocked the request", "access"),
+    12: Fault(
+        "driver_failed",
+        "NVML_ERROR_LIBRARY_NOT_FOUND",
+        "a library that NVML needs is missing",
+        "reload",
+    ),
+    13: Fault("driver_too_old", "NVML_ERROR_FUNCTION_NOT_FOUND", "this NVML is too old", "update"),
+    15: Fault("needs_reset", "NVML_ERROR_GPU_IS_LOST", "the card has fallen off the bus", "reset"),
+    16: Fault(
+        "needs_reset",
+        "NVML_ERROR_RESET_REQUIRED",
+        "the card must be reset before it can be used",
+        "reset",
+    ),
+    17: Fault(
+        "no_permission",
+        "NVML_ERROR_OPERATING_SYSTEM",
+        "the operating system blocked the request",
+        "access",
+    ),
     18: Fault(
+        "driver_mismatch",
         "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
         "driver/library version mismatch: the loaded kernel module and the installed libraries"
         " are of different versions",
         "reload",
     ),
-    20: Fault("NVML_ERROR_MEMORY", "NVML ran out of memory", "inspect"),
-    27: Fault("NVML_ERROR_NOT_READY", "the driver is not ready yet", "reboot"),
-    28: Fault("NVML_ERROR_GPU_NOT_FOUND", "the driver found no card", "inspect"),
-    29: Fault("NVML_ERROR_INVALID_STATE", "the driver is in a bad state", "reboot"),
-    999: Fault("NVML_ERROR_UNKNOWN", "the driver failed without saying why", "reboot"),
+    20: Fault("out_of_memory", "NVML_ERROR_MEMORY", "NVML ran out of memory", "inspect"),
+    27: Fault("not_ready", "NVML_ERROR_NOT_READY", "the driver is not ready yet", "reboot"),
+    28: Fault("no_device", "NVML_ERROR_GPU_NOT_FOUND", "the driver found no card", "inspect"),
+    29: Fault(
+        "driver_failed", "NVML_ERROR_INVALID_STATE", "the driver is in a bad state", "reboot"
+    ),
+    999: Fault(
+        "driver_failed", "NVML_ERROR_UNKNOWN", "the driver failed without saying why", "reboot"
+    ),
 }
 
 _CUDA = {
-    1: Fault("CUDA_ERROR_INVALID_VALUE", "the driver refused an argument", "update"),
-    2: Fault("CUDA_ERROR_OUT_OF_MEMORY", "there is no memory left to start CUDA", "busy"),
-    3: Fault("CUDA_ERROR_NOT_INITIALIZED", "the CUDA driver could not be initialised", "reload"),
-    4: Fault("CUDA_ERROR_DEINITIALIZED", "the CUDA driver is shutting down", "reload"),
+    1: Fault(
+        "driver_failed", "CUDA_ERROR_INVALID_VALUE", "the driver refused an argument", "update"
+    ),
+    2: Fault(
+        "out_of_memory", "CUDA_ERROR_OUT_OF_MEMORY", "there is no memory left to start CUDA", "busy"
+    ),
+    3: Fault(
+        "driver_failed",
+        "CUDA_ERROR_NOT_INITIALIZED",
+        "the CUDA driver could not be initialised",
+        "reload",
+    ),
+    4: Fault(
+        "driver_failed", "CUDA_ERROR_DEINITIALIZED", "the CUDA driver is shutting down", "reload"
+    ),
     34: Fault(
+        "driver_shadowed",
         "CUDA_ERROR_STUB_LIBRARY",
         "a stub of libcuda, made only for linking, stands before the real driver library",
         "stub",
     ),
-    35: Fault("cudaErrorInsufficientDriver", "the driver is older than the CUDA in use", "update"),
+    35: Fault(
+        "driver_too_old",
+        "cudaErrorInsufficientDriver",
+        "the driver is older than the CUDA in use",
+        "update",
+    ),
     36: Fault(
+        "driver_too_old",
         "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER",
         "the driver is older than the CUDA in use",
         "update",
     ),
-    46: Fault("CUDA_ERROR_DEVICE_UNAVAILABLE", "another process holds the card alone", "busy"),
-    100: Fault("CUDA_ERROR_NO_DEVICE", "the CUDA driver sees no device", "start"),
-    101: Fault("CUDA_ERROR_INVALID_DEVICE", "the CUDA driver refused a device", "inspect"),
-    304: Fault("CUDA_ERROR_OPERATING_SYSTEM", "a call to the operating system failed", "access"),
-    719: Fault("CUDA_ERROR_LAUNCH_FAILED", "the card failed and must be reset", "reset"),
-    800: Fault("CUDA_ERROR_NOT_PERMITTED", "this user may not use the card", "access"),
-    801: Fault("CUDA_ERROR_NOT_SUPPORTED", "the driver does not support this system", "inspect"),
+    46: Fault(
+        "card_busy", "CUDA_ERROR_DEVICE_UNAVAILABLE", "another process holds the card alone", "busy"
+    ),
+    100: Fault("no_device", "CUDA_ERROR_NO_DEVICE", "the CUDA driver sees no device", "start"),
+    101: Fault(
+        "driver_failed", "CUDA_ERROR_INVALID_DEVICE", "the CUDA driver refused a device", "inspect"
+    ),
+    304: Fault(
+        "no_permission",
+        "CUDA_ERROR_OPERATING_SYSTEM",
+        "a call to the operating system failed",
+        "access",
+    ),
+    719: Fault(
+        "needs_reset", "CUDA_ERROR_LAUNCH_FAILED", "the card failed and must be reset", "reset"
+    ),
+    800: Fault(
+        "no_permission", "CUDA_ERROR_NOT_PERMITTED", "this user may not use the card", "access"
+    ),
+    801: Fault(
+        "driver_failed",
+        "CUDA_ERROR_NOT_SUPPORTED",
+        "the driver does not support this system",
+        "inspect",
+    ),
     802: Fault(
+        "not_ready",
         "CUDA_ERROR_SYSTEM_NOT_READY",
         "the system is not yet initialised: on machines with NVSwitch the fabric manager must run",
         "fabric",
     ),
     803: Fault(
+        "driver_mismatch",
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "driver/library version mismatch: the loaded kernel module and libcuda are of different"
         " versions",
         "reload",
     ),
     804: Fault(
+        "driver_mismatch",
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
         "a forward-compatibility libcuda was found, and this card does not support that",
         "compat",
     ),
-    805: Fault("CUDA_ERROR_MPS_CONNECTION_FAILED", "the MPS server does not answer", "mps"),
-    806: Fault("CUDA_ERROR_MPS_RPC_FAILURE", "talking to the MPS server failed", "mps"),
-    807: Fault("CUDA_ERROR_MPS_SERVER_NOT_READY", "the MPS server is not ready", "mps"),
-    808: Fault("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "the MPS server has no free client", "mps"),
+    805: Fault(
+        "mps_failed", "CUDA_ERROR_MPS_CONNECTION_FAILED", "the MPS server does not answer", "mps"
+    ),
+    806: Fault(
+        "mps_failed", "CUDA_ERROR_MPS_RPC_FAILURE", "talking to the MPS server failed", "mps"
+    ),
+    807: Fault(
+        "mps_failed", "CUDA_ERROR_MPS_SERVER_NOT_READY", "the MPS server is not ready", "mps"
+    ),
+    808: Fault(
+        "mps_failed",
+        "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
+        "the MPS server has no free client",
+        "mps",
+    ),
     999: Fault(
+        "driver_failed",
         "CUDA_ERROR_UNKNOWN",
         "the driver failed without saying why, often because nvidia_uvm is not loaded or was"
         " broken by a suspend",
@@ -122,20 +516,15 @@ _CUDA = {
 
 
 def nvml_fault(code: int) -> Fault:
-    """What NVML's error `code` means; an unknown one is said to be that."""
-    return _NVML.get(code) or Fault("NVML_ERROR", "NVML failed", "inspect")
+    """The row of NVML's error `code`; one that says so for an unknown code."""
+    unknown = Fault("driver_failed", "NVML_ERROR", "NVML failed", "inspect")
+    return _NVML.get(code, unknown)
 
 
 def cuda_fault(code: int) -> Fault:
-    """What the CUDA driver's error `code` means; an unknown one is said to be that."""
-    return _CUDA.get(code) or Fault("CUDA_ERROR", "the CUDA driver failed", "inspect")
-
-
-NO_DEVICE = 100
-"""The code with which the driver says that it sees none, also where a variable hides them all."""
-
-INVALID_DEVICE = 101
-"""The code with which the driver refuses a CUDA_VISIBLE_DEVICES that names a card twice."""
+    """The row of the CUDA driver's error `code`; one that says so for an unknown code."""
+    unknown = Fault("driver_failed", "CUDA_ERROR", "the CUDA driver failed", "inspect")
+    return _CUDA.get(code, unknown)
 
 
 OLDEST_DRIVER = {"linux": "525.60.13", "win32": "527.41"}
@@ -147,6 +536,7 @@ _INSTALL = {
     "fedora": "sudo dnf install akmod-nvidia",
     "arch": "sudo pacman -S nvidia-open",
 }
+_EXPOSE = "start the container with its GPUs: docker run --gpus all …"
 _ON_WINDOWS_SIDE = "on the Windows side (https://www.nvidia.com/drivers), then run: wsl --shutdown"
 
 _PLAIN: dict[Remedy, str] = {
@@ -162,16 +552,16 @@ _PLAIN: dict[Remedy, str] = {
 }
 
 
-def mend(remedy: Remedy, around: Surroundings) -> str:
+def fix_for(remedy: Remedy, around: Surroundings) -> str:
     """The sentence, with a command where there is one, that helps on this machine."""
     if remedy in _PLAIN:
         return _PLAIN[remedy]
     if remedy == "update":
-        return update_driver(around)
+        return _update_driver(around)
     if remedy == "access":
         return _give_access(around)
     if lacks_nodes(around):
-        return expose_to_container()
+        return _EXPOSE
     if around.wsl:
         return f"update the NVIDIA driver {_ON_WINDOWS_SIDE}"
     if around.system == "win32":
@@ -186,8 +576,8 @@ def mend(remedy: Remedy, around: Surroundings) -> str:
     )
 
 
-def after_no_answer(around: Surroundings) -> str:
-    """What helps where the driver did not answer in time: it may be slow, or it may hang."""
+def _after_no_answer(around: Surroundings) -> str:
+    """The fix where the driver did not answer in time: it may be slow, or it may hang."""
     longer = (
         "give it more time: anydevice.configure(time_limit=20), or time_limit = 20 in"
         " anydevice.toml"
@@ -204,24 +594,20 @@ def lacks_nodes(around: Surroundings) -> bool:
     return around.container and not around.wsl and not around.nodes
 
 
-def expose_to_container() -> str:
-    return "start the container with its GPUs: docker run --gpus all …"
-
-
-def add_compute(around: Surroundings) -> str:
+def _add_compute(around: Surroundings) -> str:
     """How to get the CUDA driver library where only the part that watches the card is there."""
     if around.container:
         return (
             "start the container with the driver's compute part:"
             " docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
         )
-    return install_driver(around)
+    return _install_driver(around)
 
 
-def install_driver(around: Surroundings) -> str:
+def _install_driver(around: Surroundings) -> str:
     """How to get an NVIDIA driver where there is none."""
     if lacks_nodes(around):
-        return expose_to_container()
+        return _EXPOSE
     if around.wsl:
         return f"install or update the NVIDIA driver {_ON_WINDOWS_SIDE}"
     if around.tegra:
@@ -229,7 +615,7 @@ def install_driver(around: Surroundings) -> str:
     return f"install the NVIDIA driver{_with_command(around)}"
 
 
-def update_driver(around: Surroundings) -> str:
+def _update_driver(around: Surroundings) -> str:
     """How to get a driver that serves CUDA 12."""
     if around.wsl:
         oldest = OLDEST_DRIVER["win32"]
@@ -250,326 +636,6 @@ def _give_access(around: Surroundings) -> str:
     if around.system == "win32":
         return "run with an account that may use the GPU"
     if lacks_nodes(around):
-        return expose_to_container()
+        return _EXPOSE
     nodes = ", ".join(around.nodes) or "/dev/nvidia*"
     return f"let this user open {nodes}: sudo usermod -aG video $USER; then log in again"
-
-
-class Trouble(Record):
-    """What went wrong and what helps; `coded` where the driver itself named the error."""
-
-    reason: str
-    mend: str | None
-    coded: bool = False
-
-
-def nvml_trouble(outcome: Outcome, around: Surroundings) -> Trouble | None:
-    """Why NVML showed no card; `None` where NVML is simply not installed."""
-    if outcome.how != "answered":
-        return _no_answer("NVML", outcome, around)
-    answer = outcome.answer
-    if answer["library"] is None:
-        return _cannot_open("NVML", answer["problem"], around)
-    errors = [answer["error"], *(card["error"] for card in answer["cards"])]
-    for error in errors:
-        if error is not None:
-            return _coded("NVML", nvml_fault(error["code"]), error, around)
-    return Trouble("NVML answers but sees no card", mend("start", around), coded=True)
-
-
-def driver_trouble(outcome: Outcome | None, around: Surroundings) -> Trouble | None:
-    """Why the CUDA driver showed no device; `None` where it is simply not installed."""
-    if outcome is None:
-        return None
-    if outcome.how != "answered":
-        return _no_answer("the CUDA driver", outcome, around)
-    answer = outcome.answer
-    if answer["library"] is None:
-        return _cannot_open("the CUDA driver", answer["problem"], around)
-    errors = [answer["error"], *(device["error"] for device in answer["devices"])]
-    none_seen: dict[str, Any] = {"call": "cuDeviceGetCount", "code": NO_DEVICE}
-    error: dict[str, Any] = next((error for error in errors if error is not None), none_seen)
-    return _coded("the CUDA driver", cuda_fault(error["code"]), error, around)
-
-
-def driver_missing(around: Surroundings) -> Trouble:
-    """The trouble where NVML answers and there is no CUDA driver library beside it."""
-    return Trouble("NVML answers but there is no CUDA driver library", add_compute(around))
-
-
-def driver_sees_none(outcome: Outcome | None) -> bool:
-    """Whether the driver works, and shows this process no device."""
-    if outcome is None or outcome.how != "answered" or outcome.answer["library"] is None:
-        return False
-    error = outcome.answer["error"]
-    if error is None:
-        return not outcome.answer["devices"]
-    return error["code"] in (NO_DEVICE, INVALID_DEVICE)
-
-
-def lost_cards(nvml: Outcome) -> tuple[str, ...]:
-    """A sentence for each card that NVML counts and cannot read, while it reads others."""
-    return tuple(
-        f"card {index}: {_described(nvml_fault(row['error']['code']), row['error'])}"
-        for index, row in enumerate(nvml.answer["cards"])
-        if row["error"] is not None
-    )
-
-
-def not_installed(around: Surroundings) -> Sighting:
-    """The sighting where no NVIDIA library is installed: is there a card that would need one?"""
-    mend: str | None = install_driver(around)
-    present = True
-    if around.cards:
-        many = len(around.cards) > 1
-        where = ("NVIDIA cards are" if many else "an NVIDIA card is") + " at "
-        held = f" (held by {', '.join(around.holders)})" if around.holders else ""
-        if lacks_nodes(around):
-            lack = f"this container was started without {'them' if many else 'it'}"
-        else:
-            lack = "no NVIDIA driver is installed"
-        reason = f"{where}{', '.join(around.cards)}{held} but {lack}"
-    elif around.tegra:
-        reason = f"this is a Jetson ({around.tegra}) but no CUDA driver library is installed"
-    elif around.wsl:
-        present = False
-        reason = "no NVIDIA driver library; in WSL it comes with the NVIDIA driver of Windows"
-    elif around.nodes:
-        reason = f"{', '.join(around.nodes)} are here but no NVIDIA driver library is"
-    else:
-        present, mend = False, None
-        reason = "no NVIDIA card on the PCI bus and no driver library"
-        if around.system == "win32":
-            reason = "no NVIDIA driver is installed (no nvml.dll and no nvcuda.dll)"
-    return Sighting("cuda", present=present, stage="driver", reason=reason, mend=mend)
-
-
-def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Trouble:
-    mends = {
-        "crashed": "reinstall the NVIDIA driver, then reboot",
-        "timed out": after_no_answer(around),
-        "failed": "reinstall the NVIDIA driver, then reboot",
-        "not started": None,
-    }
-    return Trouble(f"{who} {outcome.sentence}", mends[outcome.how])
-
-
-def _cannot_open(who: str, problem: str | None, around: Surroundings) -> Trouble | None:
-    if problem is None:
-        return None
-    return Trouble(f"{who} cannot be loaded: {problem}", install_driver(around))
-
-
-def _coded(who: str, fault: Fault, error: Mapping[str, Any], around: Surroundings) -> Trouble:
-    described = _described(fault, error)
-    if fault.remedy == "reload" and around.module is not None:
-        described += f"; the loaded kernel module is {around.module}"
-    return Trouble(f"{who}: {described}", mend(fault.remedy, around), coded=True)
-
-
-def _described(fault: Fault, error: Mapping[str, Any]) -> str:
-    return f"{fault.meaning} ({fault.symbol}, {error['code']}) in {error['call']}"
-
-
-OLDEST_CAPABILITY = (5, 0)
-OLDEST_CUDA = "12.0"
-
-
-class Evidence(Record):
-    """Everything that was learnt in one look.
-
-    `driver` is `None` where no driver is installed. `unhidden` is the driver's answer without
-    CUDA_VISIBLE_DEVICES, where with it there was no device and NVML could not tell why.
-    """
-
-    around: Surroundings
-    environment: Mapping[str, str]
-    nvml: Outcome
-    driver: Outcome | None = None
-    unhidden: Outcome | None = None
-
-    @property
-    def visible(self) -> str | None:
-        return self.environment.get(cuda_visible.VISIBLE)
-
-
-def driver_needed(nvml: Outcome) -> bool:
-    """Whether the CUDA driver is to be asked too: wherever it may be installed.
-
-    NVML answers on many a machine on which `cuInit` fails or hangs, and only the driver knows in
-    which order it counts cards of different models.
-    """
-    if nvml.how != "answered":
-        return True
-    return bool(nvml.answer["driver_library"] or nvml.answer["driver_problem"])
-
-
-def hidden_perhaps(nvml: Outcome, driver: Outcome, environment: Mapping[str, str]) -> bool:
-    """Whether the driver may see no device only because CUDA_VISIBLE_DEVICES hides them."""
-    return cuda_visible.VISIBLE in environment and driver_sees_none(driver) and not _cards(nvml)
-
-
-def interpret(evidence: Evidence) -> Sighting:
-    """What the evidence says of the CUDA backend. Never raises on a recorded answer."""
-    cards = _cards(evidence.nvml)
-    devices = _devices(evidence.driver, evidence.around)
-    if cards:
-        return _from_nvml(evidence, cards, devices)
-    nvml = nvml_trouble(evidence.nvml, evidence.around)
-    if devices:
-        notes = (nvml.reason,) if nvml else ()
-        return _sighting(evidence, devices, notes=notes)
-    unhidden = _devices(evidence.unhidden, evidence.around)
-    if unhidden:
-        return _hidden(evidence, unhidden, problem=None, notes=())
-    driver = driver_trouble(evidence.driver, evidence.around)
-    troubles = [trouble for trouble in (nvml, driver) if trouble is not None]
-    return _failed(evidence, troubles)
-
-
-def _from_nvml(evidence: Evidence, cards: Sequence[Card], devices: tuple[Facts, ...]) -> Sighting:
-    notes = lost_cards(evidence.nvml)
-    selection = cuda_visible.select([card.names for card in cards], evidence.visible)
-    selected = tuple(cards[place.card].at(place) for place in selection.places)
-    if devices:
-        shown = cuda_cards.in_order_of_driver(cards, devices)
-        # Where the driver reads the variable in another way, our reason is not its own.
-        problem = selection.problem if len(shown) == len(selected) else None
-        notes = (*notes, *_partly_hidden(evidence, shown, cards, problem))
-        return _sighting(evidence, shown, notes=notes)
-    if not selected and driver_sees_none(evidence.driver):
-        return _none_shown(evidence, cards, selection.problem, notes)
-    around = evidence.around
-    trouble = driver_trouble(evidence.driver, around) or driver_missing(around)
-    notes = (*notes, *_partly_hidden(evidence, selected, cards, selection.problem))
-    return _sighting(evidence, selected, notes=notes, trouble=trouble)
-
-
-def _none_shown(
-    evidence: Evidence, cards: Sequence[Card], problem: str | None, notes: tuple[str, ...]
-) -> Sighting:
-    if evidence.visible is not None:
-        return _hidden(evidence, _showable(cards), problem, notes)
-    return Sighting(
-        "cuda",
-        present=True,
-        stage="device",
-        reason="MIG mode is on, and no MIG instance has been made",
-        mend="make an instance, or switch MIG mode off: sudo nvidia-smi -mig 0",
-        notes=notes,
-    )
-
-
-def _sighting(
-    evidence: Evidence,
-    shown: Sequence[Facts],
-    notes: tuple[str, ...] = (),
-    trouble: Trouble | None = None,
-) -> Sighting:
-    trouble = trouble or _old_driver(shown[0], evidence.around)
-    return Sighting(
-        "cuda",
-        present=True,
-        devices=tuple(_seen(index, facts) for index, facts in enumerate(shown)),
-        stage="driver" if trouble else None,
-        reason=trouble.reason if trouble else None,
-        mend=trouble.mend if trouble else None,
-        notes=notes,
-    )
-
-
-def _seen(index: int, facts: Facts) -> Seen:
-    capability = cuda_cards.capability_numbers(facts)
-    if capability is not None and capability < OLDEST_CAPABILITY:
-        reason = f"compute capability {facts.compute_capability} is older than 5.0 (Maxwell)"
-        return Seen(index, "gpu", facts, reason)
-    if facts.details.get("compute_mode") == "prohibited":
-        reason = "its compute mode is Prohibited: no program may compute on it"
-        return Seen(index, "gpu", facts, reason, f"sudo nvidia-smi -i {facts.uuid} -c DEFAULT")
-    return Seen(index, "gpu", facts)
-
-
-def _old_driver(facts: Facts, around: Surroundings) -> Trouble | None:
-    if facts.runtime_version is not None:
-        if compare_versions(facts.runtime_version, OLDEST_CUDA) >= 0:
-            return None
-        serves = f" serves CUDA {facts.runtime_version}"
-    else:
-        oldest = OLDEST_DRIVER.get(around.system)
-        number = facts.driver_version
-        if number is None or oldest is None or compare_versions(number, oldest) >= 0:
-            return None
-        serves = f" is older than {oldest}"
-    version = f" {facts.driver_version}" if facts.driver_version else ""
-    reason = f"driver{version}{serves}, and CUDA 12 or newer is needed"
-    return Trouble(reason, update_driver(around))
-
-
-def _showable(cards: Sequence[Card]) -> list[Facts]:
-    return [facts for card in cards for facts in (card.instances or (card.facts,))]
-
-
-def _hidden(
-    evidence: Evidence, devices: Sequence[Facts], problem: str | None, notes: tuple[str, ...]
-) -> Sighting:
-    because = f" ({problem})" if problem and evidence.visible else ""
-    valid = ", ".join(
-        f"{facts.uuid or index} ({facts.name})" for index, facts in enumerate(devices)
-    )
-    last = len(devices) - 1
-    numbers = "0" if last == 0 else f"0 to {last}"
-    return Sighting(
-        "cuda",
-        present=True,
-        stage="device",
-        reason=f'{cuda_visible.VISIBLE}="{evidence.visible}" hides every device{because};'
-        f" it takes {numbers}, or {valid}",
-        mend=_unset(evidence.around),
-        notes=notes,
-    )
-
-
-def _unset(around: Surroundings) -> str:
-    if around.system == "win32":
-        return f"set {cuda_visible.VISIBLE}="
-    return f"unset {cuda_visible.VISIBLE}"
-
-
-def _partly_hidden(
-    evidence: Evidence, shown: Sequence[Facts], cards: Sequence[Card], problem: str | None = None
-) -> tuple[str, ...]:
-    every = len(_showable(cards))
-    if len(shown) == every:
-        return ()
-    if evidence.visible is not None:
-        because = f" ({problem})" if problem else ""
-        name = f'{cuda_visible.VISIBLE}="{evidence.visible}"'
-        return (f"{name} shows {len(shown)} of {every} devices{because}",)
-    if any(card.names.mig for card in cards):
-        return (f"a process sees one MIG instance and no other card: {len(shown)} of {every}",)
-    return (f"CUDA shows {len(shown)} of the {every} cards that NVML knows",)
-
-
-def _failed(evidence: Evidence, troubles: Sequence[Trouble]) -> Sighting:
-    if not troubles:
-        return not_installed(evidence.around)
-    around = evidence.around
-    reason = "; ".join(trouble.reason for trouble in troubles)
-    mend = next((trouble.mend for trouble in troubles if trouble.coded), troubles[0].mend)
-    no_card = around.system == "linux" and not (around.cards or around.nodes or around.tegra)
-    if no_card and not around.wsl and all(trouble.coded for trouble in troubles):
-        reason += "; no NVIDIA card is on the PCI bus"
-        mend = None
-    return Sighting("cuda", present=True, stage="driver", reason=reason, mend=mend)
-
-
-def _cards(nvml: Outcome) -> tuple[Card, ...]:
-    if nvml.how != "answered" or nvml.answer["library"] is None:
-        return ()
-    return cuda_cards.cards_of_nvml(nvml.answer)
-
-
-def _devices(driver: Outcome | None, around: Surroundings) -> tuple[Facts, ...]:
-    if driver is None or driver.how != "answered" or driver.answer["library"] is None:
-        return ()
-    return cuda_cards.devices_of_driver(driver.answer, around)

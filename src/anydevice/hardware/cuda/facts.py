@@ -1,7 +1,4 @@
-"""What the files of a machine tell of NVIDIA cards and their driver, without asking the driver.
-
-From what NVML and the CUDA driver answered to facts: each card, and each MIG instance.
-"""
+"""Facts of NVIDIA cards: from the machine's files, and from what NVML and the driver answered."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ from typing import Any
 from anydevice.core.finding import Detail, Facts
 from anydevice.core.record import Record, replace
 from anydevice.hardware import linux
-from anydevice.hardware import linux as pci
-from anydevice.hardware.cuda import visible as cuda_visible
-from anydevice.hardware.cuda.visible import Place
+from anydevice.hardware.cuda.visible import CardNames, InstanceNames, Position
 from anydevice.hardware.linux import normal_address, read_table, read_text
 
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
@@ -43,14 +38,14 @@ class Surroundings(Record):
     available_memory: int | None = None
 
 
-def read(
+def read_surroundings(
     environment: Mapping[str, str], root: Path = Path("/"), system: str = sys.platform
 ) -> Surroundings:
     """The surroundings as the files under `root` tell them; on Windows they tell nothing."""
     if system != "linux":
         return Surroundings(system)
-    cards = pci.cards(pci.NVIDIA, root)
-    holders = {pci.bound_driver(card, root) for card in cards}
+    cards = linux.cards(linux.NVIDIA, root)
+    holders = {linux.bound_driver(card, root) for card in cards}
     return Surroundings(
         system=system,
         cards=cards,
@@ -132,19 +127,19 @@ _ARCHITECTURES = {
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
 
-class Card(Record):
+class CudaCard(Record):
     """One card as NVML shows it: its facts, its names, and the facts of its MIG instances."""
 
     facts: Facts
-    names: cuda_visible.Card
+    names: CardNames
     instances: tuple[Facts, ...] = ()
 
-    def at(self, place: Place) -> Facts:
-        """The facts of the card itself, or of the instance that `place` names."""
-        return self.facts if place.instance is None else self.instances[place.instance]
+    def at(self, position: Position) -> Facts:
+        """The facts of the card itself, or of the instance at that position."""
+        return self.facts if position.instance is None else self.instances[position.instance]
 
 
-def cards_of_nvml(answer: Mapping[str, Any]) -> tuple[Card, ...]:
+def cards_of_nvml(answer: Mapping[str, Any]) -> tuple[CudaCard, ...]:
     """The cards of NVML's answer in its order, without those that it could not read."""
     return tuple(_card(row, answer) for row in answer["cards"] if row["error"] is None)
 
@@ -156,7 +151,7 @@ def devices_of_driver(answer: Mapping[str, Any], around: Surroundings) -> tuple[
     )
 
 
-def in_order_of_driver(cards: Iterable[Card], devices: Iterable[Facts]) -> tuple[Facts, ...]:
+def in_order_of_driver(cards: Iterable[CudaCard], devices: Iterable[Facts]) -> tuple[Facts, ...]:
     """The driver's devices in its order, each with what NVML knows of the same card."""
     known = {}
     for card in cards:
@@ -182,7 +177,7 @@ def version_of(number: int | None) -> str | None:
     return None if not number else f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> Card:
+def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> CudaCard:
     details: dict[str, Detail] = {"source": "nvml"}
     # free_memory() must find the same library again where only a full path finds it.
     if "/" in answer["library"]:
@@ -204,15 +199,15 @@ def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> Card:
         **_memory(row),
     )
     instances = tuple(_instance(part, facts, details) for part in row["instances"])
-    names = cuda_visible.Card(
+    names = CardNames(
         uuid=row["uuid"],
         mig=bool(row["mig"]),
         instances=tuple(
-            cuda_visible.Instance(part["uuid"], part["gpu_instance"], part["compute_instance"])
+            InstanceNames(part["uuid"], part["gpu_instance"], part["compute_instance"])
             for part in row["instances"]
         ),
     )
-    return Card(facts, names, instances)
+    return CudaCard(facts, names, instances)
 
 
 def _instance(part: Mapping[str, Any], card: Facts, details: dict[str, Detail]) -> Facts:

@@ -14,13 +14,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anydevice.core.finding import Facts, Sighting
-from anydevice.hardware.cuda import facts as cuda_surroundings
-from anydevice.hardware.cuda.facts import Surroundings
-from anydevice.hardware.driver_process.parent import Asking, Outcome, start
+from anydevice.core.finding import Facts, Reason, Sighting
+from anydevice.hardware.cuda.facts import (
+    Surroundings,
+    available_memory,
+    cards_of_nvml,
+    driver_libraries,
+    nvml_libraries,
+    read_surroundings,
+)
+from anydevice.hardware.cuda.visible import VISIBLE
+from anydevice.hardware.driver_process.parent import Outcome, Question, start
 
 if TYPE_CHECKING:
-    from anydevice.hardware.cuda.diagnosis import Evidence
+    from anydevice.hardware.cuda.diagnosis import Answers
 
 _SHARE_OF_NVML = 0.6
 _WORTH_ASKING = 0.1
@@ -39,12 +46,12 @@ def begin() -> Callable[[float], Sighting]:
     NVML's child says first whether there is a driver at all.
     """
     if sys.platform == "darwin":
-        return lambda limit: Sighting(
-            "cuda", present=False, stage="driver", reason="CUDA needs Linux or Windows"
-        )
+        reason = Reason("wrong_system", "CUDA needs Linux or Windows")
+        absent = Sighting("cuda", present=False, stage="driver", reason=reason)
+        return lambda limit: absent
     environment = dict(os.environ)
     try:
-        around = cuda_surroundings.read(environment)
+        around = read_surroundings(environment)
         nvml = start("nvml", question_to_nvml(around, environment))
         traces = around.cards or around.nodes or around.wsl or around.tegra
         driver = _ask_driver(around) if traces else None
@@ -68,30 +75,29 @@ def gather(
     limit: float,
     around: Surroundings,
     environment: Mapping[str, str],
-    nvml_asked: Asking,
-    driver_asked: Asking | None,
-) -> Evidence:
+    nvml_asked: Question,
+    driver_asked: Question | None,
+) -> Answers:
     """The answers of NVML, and of the CUDA driver wherever it may be installed."""
-    from anydevice.hardware.cuda import visible as cuda_visible
-    from anydevice.hardware.cuda.diagnosis import Evidence, driver_needed, hidden_perhaps
+    from anydevice.hardware.cuda.diagnosis import Answers, driver_needed, hidden_perhaps
 
     end = time.monotonic() + limit
     nvml = nvml_asked.finish(limit * _SHARE_OF_NVML)
     if driver_asked is not None:
         driver = driver_asked.finish(limit)
     if not driver_needed(nvml):
-        return Evidence(around, environment, nvml)
+        return Answers(around, environment, nvml)
     if driver_asked is None:
         driver = _ask_driver_until(end, around)
     unhidden: Outcome | None = None
     if hidden_perhaps(nvml, driver, environment):
-        everything = {k: v for k, v in environment.items() if k != cuda_visible.VISIBLE}
+        everything = {k: v for k, v in environment.items() if k != VISIBLE}
         unhidden = _ask_driver_until(end, around, environment=everything)
     elif _lacks_free_memory(nvml, driver):
         # A child of its own: making a context can fail where all questions before were answered.
         told = _ask_driver_until(end, around, free_memory=True)
         driver = told if told.how == "answered" else driver
-    return Evidence(around, environment, nvml, driver, unhidden)
+    return Answers(around, environment, nvml, driver, unhidden)
 
 
 def free_memory(index: int, facts: Facts) -> int | None:
@@ -102,7 +108,7 @@ def free_memory(index: int, facts: Facts) -> int | None:
     second, so that asking for every card of a machine takes one child.
     """
     if facts.memory_kind == "unified":
-        free = cuda_surroundings.available_memory(Path("/"))
+        free = available_memory(Path("/"))
         return free if free is None or facts.total_memory is None else min(free, facts.total_memory)
     if facts.details.get("source") != "nvml" or facts.uuid is None:
         return None
@@ -116,15 +122,13 @@ def _free_now() -> dict[str, int | None]:
     global _last_reading
     if time.monotonic() - _last_reading[0] > _ONE_MOMENT:
         environment = dict(os.environ)
-        around = cuda_surroundings.read(environment)
+        around = read_surroundings(environment)
         outcome = start("nvml", question_to_nvml(around, environment)).finish(2.0)
         _last_reading = (time.monotonic(), _free_of_each(outcome))
     return _last_reading[1]
 
 
 def _free_of_each(outcome: Outcome) -> dict[str, int | None]:
-    from anydevice.hardware.cuda.facts import cards_of_nvml
-
     if outcome.how != "answered" or outcome.answer["library"] is None:
         return {}
     return {
@@ -138,8 +142,8 @@ def _free_of_each(outcome: Outcome) -> dict[str, int | None]:
 def question_to_nvml(around: Surroundings, environment: Mapping[str, str]) -> dict[str, object]:
     """Where a child finds NVML, the CUDA driver and nvidia-ml-py."""
     return {
-        "libraries": cuda_surroundings.nvml_libraries(around, environment),
-        "driver_libraries": cuda_surroundings.driver_libraries(around),
+        "libraries": nvml_libraries(around, environment),
+        "driver_libraries": driver_libraries(around),
         "pynvml": _file_of_pynvml(),
     }
 
@@ -149,8 +153,8 @@ def _ask_driver(
     *,
     free_memory: bool = False,
     environment: Mapping[str, str] | None = None,
-) -> Asking:
-    libraries = cuda_surroundings.driver_libraries(around)
+) -> Question:
+    libraries = driver_libraries(around)
     question = {"libraries": libraries, "free_memory": free_memory}
     return start("cuda", question, environment=environment)
 
@@ -164,7 +168,7 @@ def _ask_driver_until(
 ) -> Outcome:
     left = end - time.monotonic()
     if left < _WORTH_ASKING:
-        return Outcome("timed out", error="no time was left for it")
+        return Outcome("timed_out", error="no time was left for it")
     asking = _ask_driver(around, free_memory=free_memory, environment=environment)
     # Whole hundredths, because the limit is said in the reason.
     return asking.finish(round(left, 2))
@@ -179,8 +183,8 @@ def _lacks_free_memory(nvml: Outcome, driver: Outcome) -> bool:
 
 def _failed(error: Exception) -> Sighting:
     # Whatever an odd machine makes of our reading, the other backends must still be found.
-    reason = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
-    return Sighting("cuda", present=True, stage="driver", reason=reason)
+    text = f"reading the NVIDIA driver failed: {type(error).__name__}: {error}"
+    return Sighting("cuda", present=True, stage="driver", reason=Reason("reading_failed", text))
 
 
 def _file_of_pynvml() -> str | None:

@@ -1,4 +1,4 @@
-"""What NVIDIA cards do at this moment, through a child that keeps NVML open.
+"""The load, heat and power of NVIDIA cards now, through a child that keeps NVML open.
 
 NVML in this process would load the driver and leave a thread behind; a child for every question
 would take some 50 ms each. One child that stays answers within a millisecond or two.
@@ -12,8 +12,8 @@ from typing import Any
 
 from anydevice.core.finding import Facts
 from anydevice.core.locks import ForkSafeLock
-from anydevice.hardware.cuda import facts as cuda_surroundings
-from anydevice.hardware.cuda import reader as cuda
+from anydevice.hardware.cuda.facts import read_surroundings
+from anydevice.hardware.cuda.reader import free_memory, question_to_nvml
 from anydevice.hardware.driver_process.parent import Conversation
 from anydevice.hardware.linux import name_of
 from anydevice.hardware.readers import DeviceProcess, Readings
@@ -30,7 +30,7 @@ _last: tuple[float, dict[str, Any]] = (-1.0, {})
 def readings(index: int, facts: Facts) -> Readings:
     """What the card or instance with this UUID does now."""
     told = _told(facts)
-    shared = cuda.free_memory(index, facts) if facts.memory_kind == "unified" else None
+    shared = free_memory(index, facts) if facts.memory_kind == "unified" else None
     if told is None:
         return Readings(free_memory=shared)
     return Readings(
@@ -69,8 +69,8 @@ def _everything() -> dict[str, Any]:
         if time.monotonic() - _last[0] <= _ONE_MOMENT:
             return _last[1]
         if _conversation is None:
-            around = cuda_surroundings.read(dict(os.environ))
-            question = cuda.question_to_nvml(around, os.environ)
+            around = read_surroundings(dict(os.environ))
+            question = question_to_nvml(around, os.environ)
             _conversation = Conversation("nvml", question)
         outcome = _conversation.ask(None, limit=_LIMIT)
         _last = (time.monotonic(), outcome.answer if outcome.how == "answered" else {})

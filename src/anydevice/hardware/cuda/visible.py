@@ -17,7 +17,7 @@ _LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _OLD_MIG_NAME = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
 
-class Instance(Record):
+class InstanceNames(Record):
     """A MIG instance by its names: the UUID, and the numbers that old drivers go by."""
 
     uuid: str | None
@@ -25,15 +25,15 @@ class Instance(Record):
     compute_instance: int | None = None
 
 
-class Card(Record):
+class CardNames(Record):
     """A card by its names; with MIG mode on, CUDA shows its instances and never the card."""
 
     uuid: str | None
     mig: bool = False
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[InstanceNames, ...] = ()
 
 
-class Place(Record):
+class Position(Record):
     """A position in the list of cards, and in a card's instances where MIG mode is on."""
 
     card: int
@@ -43,42 +43,44 @@ class Place(Record):
 class Selection(Record):
     """What is visible, in CUDA's order; `problem` says why an entry of the variable was refused."""
 
-    places: tuple[Place, ...]
+    positions: tuple[Position, ...]
     problem: str | None = None
 
 
-def select(cards: Sequence[Card], value: str | None) -> Selection:
+def select(cards: Sequence[CardNames], value: str | None) -> Selection:
     """The visible ones of `cards`, which are in CUDA's order; `value` is the variable's, if set.
 
     The first entry that names nothing ends the list, and what stands before it stays. A card that
     is named twice leaves none. Where a MIG instance is visible, it is the only device.
 
-    >>> cards = [Card("GPU-f425bb54"), Card("GPU-a0b1c2d3")]
-    >>> select(cards, "1,0").places
-    (Place(card=1, instance=None), Place(card=0, instance=None))
+    >>> cards = [CardNames("GPU-f425bb54"), CardNames("GPU-a0b1c2d3")]
+    >>> select(cards, "1,0").positions
+    (Position(card=1, instance=None), Position(card=0, instance=None))
     >>> select(cards, "GPU-f4,7").problem
     '"7" is not a UUID like the first entry'
     """
     if value is None:
         every = [_first_instance(index, card) for index, card in enumerate(cards)]
-        return Selection(_one_instance_at_most([place for place in every if place is not None]))
+        return Selection(
+            _one_instance_at_most([position for position in every if position is not None])
+        )
     by_uuid = _is_uuid(value)
-    places: list[Place] = []
+    positions: list[Position] = []
     for entry in value.split(","):
         found = _by_uuid(entry, cards) if by_uuid else _by_index(entry, cards)
         if isinstance(found, str):
-            return Selection(_one_instance_at_most(places), found)
-        if found in places:
+            return Selection(_one_instance_at_most(positions), found)
+        if found in positions:
             return Selection((), f'"{entry.strip()}" names a card that is named before')
-        places.append(found)
-    return Selection(_one_instance_at_most(places))
+        positions.append(found)
+    return Selection(_one_instance_at_most(positions))
 
 
 def _is_uuid(entry: str) -> bool:
     return entry.startswith(("GPU-", "MIG-"))
 
 
-def _by_index(entry: str, cards: Sequence[Card]) -> Place | str:
+def _by_index(entry: str, cards: Sequence[CardNames]) -> Position | str:
     # CUDA reads the leading number and passes over what follows it.
     match = _LEADING_NUMBER.match(entry)
     if match is None:
@@ -91,21 +93,21 @@ def _by_index(entry: str, cards: Sequence[Card]) -> Place | str:
     return _first_instance(index, cards[index]) or f"card {index} has MIG mode on and no instance"
 
 
-def _by_uuid(entry: str, cards: Sequence[Card]) -> Place | str:
+def _by_uuid(entry: str, cards: Sequence[CardNames]) -> Position | str:
     if not _is_uuid(entry):
         return f'"{entry}" is not a UUID like the first entry'
     old = _OLD_MIG_NAME.fullmatch(entry)
     if old is not None:
         return _by_old_name(entry, old, cards)
-    matching = [place for place, uuid in _names(cards) if _fits(entry, uuid)]
+    matching = [position for position, uuid in _names(cards) if _fits(entry, uuid)]
     if not matching:
         return f'no card has the UUID "{entry}"'
     if len(matching) > 1:
         return f'"{entry}" fits {len(matching)} cards'
-    place = matching[0]
-    if place.instance is not None:
-        return place
-    return _first_instance(place.card, cards[place.card]) or f'"{entry}" has no MIG instance'
+    position = matching[0]
+    if position.instance is not None:
+        return position
+    return _first_instance(position.card, cards[position.card]) or f'"{entry}" has no MIG instance'
 
 
 def _as_c_int(number: int) -> int:
@@ -122,36 +124,36 @@ def _fits(entry: str, uuid: str) -> bool:
     return bool(wanted) and (digits.startswith(wanted) or wanted.startswith(digits))
 
 
-def _by_old_name(entry: str, old: re.Match[str], cards: Sequence[Card]) -> Place | str:
+def _by_old_name(entry: str, old: re.Match[str], cards: Sequence[CardNames]) -> Position | str:
     numbers = (int(old[2]), int(old[3]))
     for index, card in enumerate(cards):
         if card.uuid is None or card.uuid.lower() != old[1].lower():
             continue
         for number, instance in enumerate(card.instances):
             if (instance.gpu_instance, instance.compute_instance) == numbers:
-                return Place(index, number)
+                return Position(index, number)
     return f'no MIG instance is "{entry}"'
 
 
-def _names(cards: Sequence[Card]) -> list[tuple[Place, str]]:
+def _names(cards: Sequence[CardNames]) -> list[tuple[Position, str]]:
     names = []
     for index, card in enumerate(cards):
         if card.uuid is not None:
-            names.append((Place(index), card.uuid))
+            names.append((Position(index), card.uuid))
         for number, instance in enumerate(card.instances):
             if instance.uuid is not None:
-                names.append((Place(index, number), instance.uuid))
+                names.append((Position(index, number), instance.uuid))
     return names
 
 
-def _first_instance(index: int, card: Card) -> Place | None:
+def _first_instance(index: int, card: CardNames) -> Position | None:
     if not card.mig:
-        return Place(index)
-    return Place(index, 0) if card.instances else None
+        return Position(index)
+    return Position(index, 0) if card.instances else None
 
 
-def _one_instance_at_most(places: list[Place]) -> tuple[Place, ...]:
-    for place in places:
-        if place.instance is not None:
-            return (place,)
-    return tuple(places)
+def _one_instance_at_most(positions: list[Position]) -> tuple[Position, ...]:
+    for position in positions:
+        if position.instance is not None:
+            return (position,)
+    return tuple(positions)

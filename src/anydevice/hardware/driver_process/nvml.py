@@ -1,13 +1,10 @@
-"""Asks NVML which NVIDIA cards there are. Runs in a child, where it may crash or hang.
+"""Asks NVML which NVIDIA cards there are, and what each does now. Runs in a child.
 
-Arguments: `libraries`, the names under which to try NVML, in order; `driver_libraries`, the same
-for the CUDA driver, which is only opened, to tell whether it is there; `pynvml`, the file of
-nvidia-ml-py's module, or null.
-
-Asks NVML what every card does now, again and again. Runs in a child that stays.
-
-Arguments: `libraries` and `pynvml`, as for `nvml.py`. The question itself says nothing; the answer
-is a table by UUID, of cards and of MIG instances.
+`ask` is put once, `attend` again and again in a child that stays: its question says nothing, and
+its answer is a table by UUID, of cards and of MIG instances. Arguments: `libraries`, the names
+under which to try NVML, in order; `pynvml`, the file of nvidia-ml-py's module, or null; and for
+`ask` `driver_libraries`, the names of the CUDA driver, which is only opened, to tell whether it is
+there.
 """
 
 from __future__ import annotations
@@ -25,6 +22,8 @@ if TYPE_CHECKING:
 
     Answer = dict[str, Any]
 
+_RECENT = 2.0
+
 
 def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
     """The cards in NVML's order; or which call failed, with its code; or that there is no NVML."""
@@ -35,7 +34,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
         answer["problem"] = "nvidia-ml-py is not installed"
     elif library is not None:
         # Only now: reading nvidia-ml-py takes longer than starting this process.
-        nvml = bindings(arguments["pynvml"])
+        nvml = _bindings(arguments["pynvml"])
         nvml.nvmlLib = library
         answer = {"library": name, **_read(nvml, tell)}
     tell("loading the CUDA driver")
@@ -45,7 +44,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
     return answer
 
 
-def bindings(file: str) -> Any:
+def _bindings(file: str) -> Any:
     """The module of nvidia-ml-py that lies in this file."""
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -64,10 +63,10 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
     call = "nvmlInit"
     try:
         tell(call)
-        initialise(nvml)
+        _initialise(nvml)
         tell("nvmlSystemGetDriverVersion")
-        answer["driver_version"] = if_told(nvml, nvml.nvmlSystemGetDriverVersion)
-        answer["cuda_version"] = if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+        answer["driver_version"] = _if_told(nvml, nvml.nvmlSystemGetDriverVersion)
+        answer["cuda_version"] = _if_told(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
         call = "nvmlDeviceGetCount"
         tell(call)
         count = nvml.nvmlDeviceGetCount()
@@ -80,7 +79,7 @@ def _read(nvml: Any, tell: Callable[[str], None]) -> Answer:
     return answer
 
 
-def initialise(nvml: Any) -> None:
+def _initialise(nvml: Any) -> None:
     """Begin to use NVML; raises its error where that fails."""
     try:
         nvml.nvmlInit()
@@ -102,54 +101,54 @@ def _card(nvml: Any, index: int) -> Answer:
         uuid = nvml.nvmlDeviceGetUUID(handle)
     except nvml.NVMLError as error:
         return {"error": {"call": call, "code": error.value}}
-    mig = if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    pci = if_told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    pci = _if_told(nvml, nvml.nvmlDeviceGetPciInfo, handle)
     return {
         "error": None,
         "uuid": uuid,
-        "name": if_told(nvml, nvml.nvmlDeviceGetName, handle),
+        "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
         "bus": None if pci is None else _text(pci.busId),
-        "capability": if_told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
-        "compute_mode": if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
-        "cuda_cores": if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
+        "capability": _if_told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "compute_mode": _if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
+        "cuda_cores": _if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
         "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
         "instances": _instances(nvml, handle) if mig and mig[0] else [],
-        **memory(nvml, handle),
+        **_memory(nvml, handle),
     }
 
 
 def _instances(nvml: Any, card: Any) -> list[Answer]:
     instances = []
-    for index in range(if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
-        handle = if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
+    for index in range(_if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
+        handle = _if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
         if handle is None:
             continue
-        attributes = if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
+        attributes = _if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
         instances.append(
             {
-                "uuid": if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
-                "name": if_told(nvml, nvml.nvmlDeviceGetName, handle),
-                "gpu_instance": if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
-                "compute_instance": if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+                "uuid": _if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
+                "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
+                "gpu_instance": _if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+                "compute_instance": _if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
                 "multiprocessors": attributes and attributes.multiprocessorCount,
-                **memory(nvml, handle),
+                **_memory(nvml, handle),
             }
         )
     return instances
 
 
-def memory(nvml: Any, handle: Any) -> Answer:
+def _memory(nvml: Any, handle: Any) -> Answer:
     """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
-    told = if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if told is not None:
         return {"total": told.total, "free": told.free, "reserved": told.reserved}
-    told = if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     if told is not None:
         return {"total": told.total, "free": told.free, "reserved": None}
     return {"total": None, "free": None, "reserved": None}
 
 
-def if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """What a question of NVML gives; `None` where it is refused."""
     # Old drivers and small cards lack single questions; that is no reason to lose the card.
     try:
@@ -162,9 +161,6 @@ def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-_RECENT = 2.0
-
-
 def attend(
     tell: Callable[[str], None], arguments: dict[str, Any]
 ) -> Callable[[object], dict[str, Answer]]:
@@ -173,16 +169,16 @@ def attend(
     _, library, problem = open_first(arguments["libraries"])
     if library is None or arguments["pynvml"] is None:
         raise OSError(problem or "there is no NVML, or nvidia-ml-py is not installed")
-    nvml = bindings(arguments["pynvml"])
+    nvml = _bindings(arguments["pynvml"])
     nvml.nvmlLib = library
     tell("nvmlInit")
-    initialise(nvml)
+    _initialise(nvml)
 
     def answer(question: object) -> dict[str, Answer]:
         read: dict[str, Answer] = {}
         for index in range(nvml.nvmlDeviceGetCount()):
             tell(f"reading card {index}")
-            handle = if_told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+            handle = _if_told(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
             if handle is not None:
                 read.update(_card_now(nvml, handle))
         return read
@@ -193,32 +189,32 @@ def attend(
 def _card_now(nvml: Any, handle: Any) -> dict[str, Answer]:
     """The card and its instances; heat and power are those of the whole card in each."""
     whole = {
-        "temperature": if_told(
+        "temperature": _if_told(
             nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
         ),
-        "power": if_told(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
-        "power_limit": if_told(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-        "fan": if_told(nvml, nvml.nvmlDeviceGetFanSpeed, handle),
-        "clock": if_told(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        "power": _if_told(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
+        "power_limit": _if_told(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        "fan": _if_told(nvml, nvml.nvmlDeviceGetFanSpeed, handle),
+        "clock": _if_told(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
     }
     parts = [handle]
-    mig = if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mig and mig[0]:
-        for index in range(if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-            part = if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        for index in range(_if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            part = _if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
             parts += [] if part is None else [part]
     read = {
-        if_told(nvml, nvml.nvmlDeviceGetUUID, part): _part(nvml, part) | whole for part in parts
+        _if_told(nvml, nvml.nvmlDeviceGetUUID, part): _part(nvml, part) | whole for part in parts
     }
     return {uuid: answer for uuid, answer in read.items() if uuid}
 
 
 def _part(nvml: Any, handle: Any) -> Answer:
-    rates = if_told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    rates = _if_told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return {
         "load": rates and rates.gpu,
         "memory_load": rates and rates.memory,
-        "free": memory(nvml, handle)["free"],
+        "free": _memory(nvml, handle)["free"],
         "processes": _processes(nvml, handle),
     }
 
@@ -238,7 +234,7 @@ def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
     # Drivers before 510 have only the second form.
     for form in ("_v3", "_v2"):
         function = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses{form}", None)
-        told = None if function is None else if_told(nvml, function, handle)
+        told = None if function is None else _if_told(nvml, function, handle)
         if told is not None:
             return list(told)
     return []

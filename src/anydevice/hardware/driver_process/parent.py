@@ -3,11 +3,8 @@
 `subprocess` with an isolated interpreter and never `multiprocessing`: the caller's main module is
 not imported again, and nothing of the driver's state is left in the caller.
 
-A child that stays: a driver that is asked several times a second, and may crash or hang.
-
-Starting a process for every question takes longer than the question. This one is started with
-the first, answers until the program ends, and is started again, after a pause, where the driver
-took it down. It ends by itself when nobody is left to ask.
+A `Question` has a child of its own. A `Conversation` has one that stays, for a driver that is
+asked several times a second: starting a process takes longer than most questions.
 """
 
 from __future__ import annotations
@@ -21,20 +18,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 
-_ASKS = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 _TIME_TO_END = 0.5
+_PAUSE = 5.0
+_AT_ONCE = 2**16
+"""How many bytes are read at a time: as many as a pipe holds."""
 
 _leaving: set[int] = set()
 """Children that have answered and were still ending when nobody waited for them any longer."""
 
-How = Literal["answered", "failed", "crashed", "timed out", "not started"]
+How = Literal["answered", "failed", "crashed", "timed_out", "not_started"]
+"""How a question ended; all but the first are codes of a `Reason`."""
 
 
 class Outcome(Record):
@@ -50,11 +51,11 @@ class Outcome(Record):
         """What went wrong, for a finding: "crashed (SIGSEGV) in cuInit"."""
         during = f" in {self.step}" if self.step else ""
         detail = f" ({self.error})" if self.error else ""
-        return f"{self.how}{detail}{during}"
+        return f"{self.how.replace('_', ' ')}{detail}{during}"
 
 
-class Asking:
-    """A question on its way: the child is at work, and `finish` waits for what it says."""
+class Question:
+    """A question on its way: the child is at work, and `finish` waits for its answer."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, problem: str | None = None) -> None:
         self._process = process
@@ -62,26 +63,24 @@ class Asking:
         self._began = time.monotonic()
 
     def finish(self, limit: float) -> Outcome:
-        """What came of it, at most `limit` seconds after it was started.
+        """The outcome, at most `limit` seconds after the start.
 
         Returns as soon as the answer is there: a process that has used a GPU takes longer to end
         than many a driver takes to answer, and nobody has to wait for that.
         """
-        if self._process is None:
-            return Outcome("not started", error=self._problem)
         process = self._process
+        if process is None:
+            return Outcome("not_started", error=self._problem)
+        messages = _Messages()
         try:
-            said, noise = _hear(process, self._began + limit)
-            heard = _read(said)
-            if heard.how != "crashed":
-                return heard
+            printed = _listen(process, messages, self._began + limit)
+            if messages.outcome is not None:
+                return messages.outcome
             code = process.wait(timeout=_TIME_TO_END)
-            return Outcome("crashed", step=heard.step, error=_cause(code, noise))
-        except (TimeoutError, subprocess.TimeoutExpired) as late:
+            return Outcome("crashed", step=messages.step, error=_cause(code, printed))
+        except (TimeoutError, subprocess.TimeoutExpired):
             _kill(process)
-            said = late.args[0] if isinstance(late, TimeoutError) else said
-            error = f"no answer within {limit:g} s"
-            return Outcome("timed out", step=_read(said).step, error=error)
+            return _late(messages.step, limit)
         except BaseException:
             _kill(process)
             raise
@@ -95,25 +94,23 @@ def start(
     *,
     environment: Mapping[str, str] | None = None,
     site: bool = False,
-) -> Asking:
+) -> Question:
     """Put question `name` to a child.
 
-    The name is that of a module in `asks/`, or a path without its `.py`. `site` gives the child
-    the installed packages, which costs it a few milliseconds.
+    The name is that of a module in this folder, or a path without its `.py`. `site` gives the
+    child the installed packages, which costs it a few milliseconds.
     """
-    if getattr(sys, "frozen", False) or not sys.executable:
-        return Asking(None, "this program has no Python interpreter to start")
-    flags = ["-I"] if site else ["-I", "-S"]
-    question = marshal.dumps(dict(arguments or {})).hex()
-    command = [sys.executable, *flags, str(_ASKS / "entry.py"), str(_ASKS / name), question]
-    return start_command(command, environment)
+    problem = _no_interpreter()
+    if problem:
+        return Question(None, problem)
+    return start_command(_command(name, arguments or {}, site=site), environment)
 
 
-def start_command(command: list[str], environment: Mapping[str, str] | None = None) -> Asking:
-    """Start a command that answers as `asks/entry.py` does."""
+def start_command(command: list[str], environment: Mapping[str, str] | None = None) -> Question:
+    """Start a command that answers as `entry.py` does."""
     reap()
     try:
-        return Asking(
+        return Question(
             subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -124,7 +121,7 @@ def start_command(command: list[str], environment: Mapping[str, str] | None = No
             )
         )
     except OSError as error:
-        return Asking(None, str(error))
+        return Question(None, str(error))
 
 
 def ask(
@@ -135,7 +132,7 @@ def ask(
     environment: Mapping[str, str] | None = None,
     site: bool = False,
 ) -> Outcome:
-    """Put question `name` to a child and wait for what comes of it, at most `limit` seconds."""
+    """Put question `name` to a child and wait for its outcome, at most `limit` seconds."""
     return start(name, arguments, environment=environment, site=site).finish(limit)
 
 
@@ -150,115 +147,22 @@ def reap() -> None:
             _leaving.discard(pid)
 
 
-def _hear(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """What the child says until its answer is complete or it ends, and what its driver prints.
-
-    Raises `TimeoutError` with what was said so far.
-    """
-    if os.name != "posix":  # there, pipes cannot be waited for together
-        try:
-            return process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired as late:
-            raise TimeoutError(late.stdout or b"") from None
-    heard = {process.stdout: bytearray(), process.stderr: bytearray()}
-    said, noise = heard.values()
-    with selectors.DefaultSelector() as pipes:
-        for pipe in heard:
-            assert pipe is not None
-            pipes.register(pipe, selectors.EVENT_READ)
-        while pipes.get_map() and not _is_complete(said):
-            ready = pipes.select(max(0.0, deadline - time.monotonic()))
-            if not ready and time.monotonic() >= deadline:
-                raise TimeoutError(bytes(said))
-            for key, _ in ready:
-                chunk = os.read(key.fd, 1 << 16)
-                heard[key.fileobj].extend(chunk)  # type: ignore[index]
-                if not chunk:
-                    pipes.unregister(key.fileobj)
-    return bytes(said), bytes(noise)
-
-
-def _is_complete(said: bytearray) -> bool:
-    last = said.rfind(b"\n", 0, -1) + 1
-    return said.endswith(b"\n") and said.startswith((b"answer ", b"error "), last)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if os.name == "posix":
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    process.kill()
-
-
-def _let_go(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdout, process.stderr):
-        if pipe:
-            pipe.close()
-    if process.poll() is not None:
-        return
-    if os.name != "posix":  # it was killed, and ends at once
-        process.wait(timeout=_TIME_TO_END)
-        return
-    _leaving.add(process.pid)
-    process.returncode = 0  # from here on it is ours to collect, not the Popen's
-
-
-def _read(said: bytes) -> Outcome:
-    step: str | None = None
-    for line in said.split(b"\n"):
-        kind, _, content = line.partition(b" ")
-        try:
-            message = marshal.loads(bytes.fromhex(content.decode("ascii")))
-        except (ValueError, EOFError, TypeError):  # cut off in the middle of a line
-            continue
-        if kind == b"step":
-            step = message
-        elif kind == b"answer":
-            return Outcome("answered", answer=message, step=step)
-        elif kind == b"error":
-            return Outcome("failed", step=step, error=message)
-    return Outcome("crashed", step=step)
-
-
-def _cause(code: int, noise: bytes) -> str:
-    if code < 0:
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            return f"signal {-code}"
-    lines = noise.decode("utf-8", "replace").strip().splitlines()
-    last = lines[-1].strip() if lines else "no message"
-    return f"exit code {code}: {last[:200]}"
-
-
-_PAUSE = 5.0
-_AT_ONCE = 2**16
-"""How many bytes are read at a time: as many as a pipe holds."""
-
-
 class Conversation:
-    """Questions to a module of `asks/` that stays loaded in a child.
+    """Questions to a module of this folder that stays loaded in a child.
 
-    The module's `attend(tell, arguments)` gives the function that answers each question. Several
-    threads may ask; they take turns. A forked copy of this process starts a child of its own.
+    The child is started with the first question, ends when nobody is left to ask, and is started
+    again, after a pause, where the driver took it down. The module's `attend(tell, arguments)`
+    returns the function that answers each question. Several threads may ask; they take turns. A
+    forked copy of this process starts a child of its own.
     """
 
     def __init__(
         self, name: str, arguments: Mapping[str, object], *, pause: float = _PAUSE
     ) -> None:
-        self._command = [
-            sys.executable,
-            *("-I", "-S"),
-            str(_ASKS / "entry.py"),
-            str(_ASKS / name),
-            marshal.dumps(dict(arguments)).hex(),
-            "stay",
-        ]
+        self._command = [*_command(name, arguments), "stay"]
         self._pause = pause
         self._not_before = 0.0
-        self._failed = Outcome("not started")
+        self._failed = Outcome("not_started")
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = ForkSafeLock()
         atexit.register(self.close)
@@ -266,7 +170,7 @@ class Conversation:
             os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, question: Any, *, limit: float) -> Outcome:
-        """What came of a question, at most `limit` seconds later.
+        """The outcome of a question, at most `limit` seconds later.
 
         For some seconds after a failure the same failure is answered at once: a driver that hangs
         must not hold up every question.
@@ -287,12 +191,13 @@ class Conversation:
             self._not_before = 0.0
 
     def _ask(self, question: Any, limit: float) -> Outcome:
-        if not sys.executable or getattr(sys, "frozen", False):
-            return Outcome("not started", error="this program has no Python interpreter to start")
+        problem = _no_interpreter()
+        if problem:
+            return Outcome("not_started", error=problem)
         try:
             process = self._process = self._process or self._start()
         except OSError as error:
-            return Outcome("not started", error=str(error))
+            return Outcome("not_started", error=str(error))
         late = threading.Event()
 
         def give_up() -> None:
@@ -304,7 +209,7 @@ class Conversation:
         try:
             timer.start()
         except RuntimeError as error:  # the system gives no thread: there is no memory left
-            return Outcome("not started", error=str(error))
+            return Outcome("not_started", error=str(error))
         try:
             try:
                 outcome = _exchange(process, question)
@@ -318,7 +223,7 @@ class Conversation:
         if not late.is_set():
             return outcome
         if outcome.how == "crashed":
-            return Outcome("timed out", step=outcome.step, error=f"no answer within {limit:g} s")
+            return _late(outcome.step, limit)
         self._end()  # it answered at the last moment, and is gone all the same
         return outcome
 
@@ -352,36 +257,129 @@ class Conversation:
             _close(process)
 
 
-def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
-    step: str | None = None
-    try:
-        _write(process, marshal.dumps(question).hex().encode() + b"\n")
-        for line in _lines(process):
+class _Messages:
+    """Reads what a child writes: the step it is in, and the outcome once it is there."""
+
+    def __init__(self) -> None:
+        self.step: str | None = None
+        self.outcome: Outcome | None = None
+        self._begun = b""
+
+    def feed(self, written: bytes) -> Outcome | None:
+        *lines, self._begun = (self._begun + written).split(b"\n")
+        for line in lines:
             kind, _, content = line.partition(b" ")
-            message = marshal.loads(bytes.fromhex(content.decode("ascii")))
-            if kind == b"answer":
-                return Outcome("answered", answer=message, step=step)
-            if kind == b"error":
-                return Outcome("failed", step=step, error=message)
-            step = message
-    except (OSError, ValueError, EOFError):  # it ended in the middle of a question or an answer
-        pass
-    return Outcome("crashed", step=step)
+            try:
+                message = marshal.loads(bytes.fromhex(content.decode("ascii")))
+            except (ValueError, EOFError, TypeError):  # not a message of ours
+                continue
+            if kind == b"step":
+                self.step = message
+            elif kind == b"answer":
+                self.outcome = Outcome("answered", answer=message, step=self.step)
+            elif kind == b"error":
+                self.outcome = Outcome("failed", step=self.step, error=message)
+        return self.outcome
 
 
-def _write(process: subprocess.Popen[bytes], text: bytes) -> None:
-    assert process.stdin is not None
-    while text:
-        text = text[process.stdin.write(text) :]
+def _no_interpreter() -> str | None:
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return "this program has no Python interpreter to start"
+    return None
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What the child says, line by line, until it ends."""
+def _command(name: str, arguments: Mapping[str, object], *, site: bool = False) -> list[str]:
+    flags = ["-I"] if site else ["-I", "-S"]
+    question = marshal.dumps(dict(arguments)).hex()
+    return [sys.executable, *flags, str(_FOLDER / "entry.py"), str(_FOLDER / name), question]
+
+
+def _late(step: str | None, limit: float) -> Outcome:
+    return Outcome("timed_out", step=step, error=f"no answer within {limit:g} s")
+
+
+def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: float) -> bytes:
+    """Read messages until the outcome is there or the child ends; returns what its driver printed.
+
+    Raises `TimeoutError` at the deadline.
+    """
+    if os.name != "posix":  # there, pipes cannot be waited for together
+        try:
+            written, printed = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as late:
+            messages.feed(late.stdout or b"")
+            raise TimeoutError from None
+        messages.feed(written)
+        return printed
     assert process.stdout is not None
-    begun = b""
-    while said := process.stdout.read(_AT_ONCE):
-        *whole, begun = (begun + said).split(b"\n")
-        yield from whole
+    assert process.stderr is not None
+    answers, said = process.stdout, bytearray()
+    with selectors.DefaultSelector() as pipes:
+        pipes.register(answers, selectors.EVENT_READ)
+        pipes.register(process.stderr, selectors.EVENT_READ)
+        while pipes.get_map() and messages.outcome is None:
+            ready = pipes.select(max(0.0, deadline - time.monotonic()))
+            if not ready and time.monotonic() >= deadline:
+                raise TimeoutError
+            for key, _ in ready:
+                chunk = os.read(key.fd, _AT_ONCE)
+                if not chunk:
+                    pipes.unregister(key.fileobj)
+                elif key.fileobj is answers:
+                    messages.feed(chunk)
+                else:
+                    said += chunk
+    return bytes(said)
+
+
+def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    messages = _Messages()
+    try:
+        text = marshal.dumps(question).hex().encode() + b"\n"
+        while text:
+            text = text[process.stdin.write(text) :]
+        while written := process.stdout.read(_AT_ONCE):
+            outcome = messages.feed(written)
+            if outcome is not None:
+                return outcome
+    except (OSError, ValueError):  # it ended in the middle of a question or an answer
+        pass
+    return Outcome("crashed", step=messages.step)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if os.name == "posix":
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.kill()
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
+    if process.poll() is not None:
+        return
+    if os.name != "posix":  # it was killed, and ends at once
+        process.wait(timeout=_TIME_TO_END)
+        return
+    _leaving.add(process.pid)
+    process.returncode = 0  # from here on it is ours to collect, not the Popen's
+
+
+def _cause(code: int, printed: bytes) -> str:
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    lines = printed.decode("utf-8", "replace").strip().splitlines()
+    last = lines[-1].strip() if lines else "no message"
+    return f"exit code {code}: {last[:200]}"
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from anydevice.core.finding import Detail, Facts, Seen, Sighting, compare_versions
+from anydevice.core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
 from anydevice.hardware import macos
 from anydevice.hardware.linux import as_number
 
@@ -16,9 +16,12 @@ OLDEST_FOR_TORCH = "12.3"
 OLDEST_FOR_MLX = "13.5"
 
 _SMALL_MACHINE = 36 * 2**30
-_INTEGRATED = "Metal needs Apple Silicon or a discrete GPU"
-_ROSETTA = "this Python is an Intel build running under Rosetta"
-_GET_ARM_PYTHON = "arch -arm64 brew install python"
+_INTEGRATED = Reason("card_unsupported", "Metal needs Apple Silicon or a discrete GPU")
+_ROSETTA = Reason(
+    "translated_python",
+    "this Python is an Intel build running under Rosetta",
+    "arch -arm64 brew install python",
+)
 _UPDATE = "softwareupdate --list-full-installers"
 _VIRTUAL = (
     "this is a virtual machine: its paravirtual GPU may be slow, refuse work or give wrong answers"
@@ -39,7 +42,7 @@ def look(
     where it failed; `platform` and `machine` are the names of the system and of its processor.
     """
     if platform != "darwin":
-        return Sighting("metal", present=False, stage="driver", reason="Metal is only on macOS")
+        return _stopped(Reason("wrong_system", "Metal is only on macOS"), present=False)
     ask = run if run is not None else macos.running_until(time.monotonic() + limit)
     told = macos.read_system(ask(macos.SYSTEM))
     processor = machine if machine is not None else os.uname().machine
@@ -76,14 +79,14 @@ def _apple_silicon(told: Mapping[str, str], ask: macos.Run) -> Sighting:
         driver_version=told.get("kern.osproductversion"),
         details=details,
     )
-    reason, mend = _why_not(told)
+    reason = _why_not(told)
     notes = [_VIRTUAL] if virtual else []
     if not told:
         notes.append("sysctl did not answer: memory and version of macOS are unknown")
     elif reason is None and _older(told, OLDEST_FOR_MLX):
         version = told["kern.osproductversion"]
         notes.append(f"mlx needs macOS {OLDEST_FOR_MLX} or newer; on {version} only torch serves")
-    device = Seen(0, "gpu", facts, reason, mend)
+    device = Seen(0, "gpu", facts, reason)
     return Sighting("metal", present=True, devices=(device,), notes=tuple(notes))
 
 
@@ -102,14 +105,14 @@ def _free(usable: int | None, ask: macos.Run) -> int | None:
     return available if available is None or usable is None else min(available, usable)
 
 
-def _why_not(told: Mapping[str, str]) -> tuple[str | None, str | None]:
+def _why_not(told: Mapping[str, str]) -> Reason | None:
     if told.get("sysctl.proc_translated") == "1":
-        return _ROSETTA, _GET_ARM_PYTHON
+        return _ROSETTA
     if _older(told, OLDEST_FOR_TORCH):
         version = told["kern.osproductversion"]
         needs = f"torch needs {OLDEST_FOR_TORCH} and mlx {OLDEST_FOR_MLX}"
-        return f"macOS {version} is too old: {needs}", _UPDATE
-    return None, None
+        return Reason("system_too_old", f"macOS {version} is too old: {needs}", _UPDATE)
+    return None
 
 
 def _older(told: Mapping[str, str], needed: str) -> bool:
@@ -128,11 +131,10 @@ def _is_virtual(told: Mapping[str, str]) -> bool:
 def _intel(told: Mapping[str, str], ask: macos.Run) -> Sighting:
     listed = macos.read_graphics(ask(macos.DISPLAYS))
     if listed is None:
-        reason = "system_profiler did not tell which graphics hardware this Mac has"
-        mend = "system_profiler SPDisplaysDataType"
-        return Sighting("metal", present=True, stage="driver", reason=reason, mend=mend)
+        text = "system_profiler did not tell which graphics hardware this Mac has"
+        return _stopped(Reason("not_readable", text, "system_profiler SPDisplaysDataType"))
     if not listed:
-        return Sighting("metal", present=False, stage="device", reason="this Mac has no GPU")
+        return _stopped(Reason("no_hardware", "this Mac has no GPU"), present=False, stage="device")
     # Metal takes the card before the integrated GPU, so the cards are numbered first.
     ordered = sorted(listed, key=lambda graphics: not graphics.discrete)
     devices = tuple(_of_intel(index, graphics, told) for index, graphics in enumerate(ordered))
@@ -154,4 +156,8 @@ def _of_intel(index: int, graphics: macos.Graphics, told: Mapping[str, str]) -> 
     )
     if not graphics.discrete:
         return Seen(index, "gpu", facts, _INTEGRATED)
-    return Seen(index, "gpu", facts, *_why_not(told))
+    return Seen(index, "gpu", facts, _why_not(told))
+
+
+def _stopped(reason: Reason, *, present: bool = True, stage: Stage = "driver") -> Sighting:
+    return Sighting("metal", present=present, stage=stage, reason=reason)

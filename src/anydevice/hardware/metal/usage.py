@@ -1,15 +1,15 @@
-"""What Apple's GPUs do at this moment: without the superuser, macOS tells only their memory."""
+"""The free memory of Apple's GPUs now: macOS tells their load to the superuser alone."""
 
 from __future__ import annotations
 
 from anydevice.core.finding import Facts
-from anydevice.hardware.metal import reader as metal
+from anydevice.hardware.metal.reader import free_memory
 from anydevice.hardware.readers import DeviceProcess, Readings
 
 
 def readings(index: int, facts: Facts) -> Readings:
     """The free memory; load, heat and power are told to the superuser alone."""
-    return Readings(free_memory=metal.free_memory(index, facts))
+    return Readings(free_memory=free_memory(index, facts))
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:

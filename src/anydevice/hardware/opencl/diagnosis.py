@@ -1,8 +1,6 @@
-"""The one command that would mend OpenCL on this machine.
+"""What an OpenCL loader's answer means, and the one command that fixes what is wrong.
 
-From what a loader shows to what we say of it: pure, so that recorded answers can test it.
-
-What the outcome of asking an OpenCL loader means: pure, so that recordings can test it.
+Pure, so that recorded answers can test it.
 """
 
 from __future__ import annotations
@@ -15,110 +13,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anydevice.core.finding import Detail, Facts, Kind, MemoryKind, Seen, Sighting, compare_versions
+from anydevice.core.finding import (
+    Detail,
+    Facts,
+    Kind,
+    MemoryKind,
+    Reason,
+    Seen,
+    Sighting,
+    compare_versions,
+)
 from anydevice.core.record import replace
-from anydevice.hardware import linux as pci
+from anydevice.hardware import linux
 from anydevice.hardware.driver_process.parent import Outcome
 from anydevice.hardware.opencl.facts import (
     Driver,
     Loader,
-    Machine,
+    OpenCLMachine,
     registered_drivers,
     vendor_folders,
 )
-
-INTEL = 0x8086
-
-GIVE_A_LOADER = 'pip install "anydevice[opencl]"'
-"""What brings a loader: pyopencl's wheels have one inside."""
-
-LINK_WITH_SYSTEM = "pip install --force-reinstall --no-binary pyopencl pyopencl"
-"""What makes pyopencl use the system's loader instead of one of its own."""
-
-_NVIDIA_DRIVER = "libnvidia-opencl.so.1"
-_RUSTICL_DRIVERS = {INTEL: "iris", pci.AMD: "radeonsi", pci.NVIDIA: "nouveau"}
-
-
-def card_without_driver(machine: Machine, folder: Path) -> tuple[str, str] | None:
-    """For the first vendor with a card on the bus: who it is, and what gives it an OpenCL driver.
-
-    `None` where no known card is there. `folder` is where the loader looks for `.icd` files.
-    """
-    if machine.cards(pci.NVIDIA):
-        if machine.library(_NVIDIA_DRIVER):
-            return "NVIDIA", _write(machine, folder / "nvidia.icd", _NVIDIA_DRIVER)
-        command = _install(machine, "nvidia-opencl-icd")
-        return "NVIDIA", command or f"install the NVIDIA driver with its {_NVIDIA_DRIVER}"
-    if machine.cards(pci.AMD):
-        command = _install(machine, "rocm-opencl")
-        return "AMD", command or "install rocm-opencl, AMD's OpenCL driver"
-    if machine.cards(INTEL):
-        command = _install(machine, "intel-opencl-icd")
-        return "Intel", command or "install Intel's compute runtime (intel-opencl-icd)"
-    return None
-
-
-def give_a_driver(machine: Machine, folder: Path, loader: Loader | None) -> str:
-    """What gives this machine its first OpenCL driver: for its card, or else for its CPU."""
-    card = card_without_driver(machine, folder)
-    if card is not None:
-        return card[1]
-    if machine.system == "linux" and machine.architecture == "x86_64":
-        # PoCL's wheel puts its driver beside the loader of pyopencl's, where only that one looks.
-        wheel = "" if loader is not None and loader.home is not None else "pyopencl "
-        return f"pip install {wheel}pocl-binary-distribution"
-    return "install the OpenCL driver of your GPU's vendor"
-
-
-def repair(loader: Loader, machine: Machine) -> str:
-    """What replaces a loader that does not load."""
-    if loader.home is not None:
-        return "pip install --force-reinstall pyopencl"
-    command = _install(machine, "--reinstall ocl-icd-libopencl1")
-    return command or "install your system's OpenCL loader again"
-
-
-def hide(drivers: Sequence[Driver], machine: Machine) -> str | None:
-    """What keeps these drivers from being loaded; `None` for no drivers."""
-    commands = [
-        _move_away(driver.file, machine)
-        for driver in drivers
-        if driver.file is not None and driver.variable is None
-    ]
-    for variable in sorted({driver.variable for driver in drivers if driver.variable}):
-        named = machine.environment.get(variable, "").split(os.pathsep)
-        bad = {driver.library for driver in drivers if driver.variable == variable}
-        kept = os.pathsep.join(name for name in named if name and name not in bad)
-        whole = variable != "OCL_ICD_FILENAMES" or not kept
-        commands.append(f"unset {variable}" if whole else f"export {variable}={shlex.quote(kept)}")
-    return " && ".join(commands) or None
-
-
-def enable_rusticl(machine: Machine) -> str:
-    """What makes Mesa's rusticl show devices: it shows none that its variable does not name."""
-    names = [name for vendor, name in _RUSTICL_DRIVERS.items() if machine.cards(vendor)]
-    return f"export RUSTICL_ENABLE={','.join(names) or 'llvmpipe'}"
-
-
-def _move_away(icd: Path, machine: Machine) -> str:
-    file = shlex.quote(str(icd))
-    return f"{_sudo(machine, icd.parent)}mv {file} {file}.off"
-
-
-def _write(machine: Machine, file: Path, line: str) -> str:
-    sudo = _sudo(machine, file.parent)
-    folder, target = shlex.quote(str(file.parent)), shlex.quote(str(file))
-    return f"{sudo}mkdir -p {folder} && echo {line} | {sudo}tee {target}"
-
-
-def _install(machine: Machine, package: str) -> str | None:
-    sudo = "" if machine.is_superuser else "sudo "
-    return f"{sudo}apt install {package}" if machine.has_apt else None
-
-
-def _sudo(machine: Machine, folder: Path) -> str:
-    return "" if machine.is_superuser or os.access(folder, os.W_OK) else "sudo "
-
 
 OLDEST = "1.2"
 
@@ -126,25 +40,90 @@ _CPU_TYPE = 1 << 1
 _UNKNOWN_UUIDS = ("", "0" * 32, "f" * 32)
 
 Answer = Mapping[str, Any]
-"""What `asks/opencl.py` returns."""
+"""What `driver_process/opencl.py` returns."""
 
 
-def read_answer(answer: Answer, loader: Loader, machine: Machine) -> Sighting:
+def _stopped(reason: Reason, *, present: bool = True) -> Sighting:
+    return Sighting("opencl", present=present, stage="driver", reason=reason)
+
+
+def read_outcome(outcome: Outcome, loader: Loader, machine: OpenCLMachine) -> Sighting:
+    """The sighting for a child that came back, with an answer or without one."""
+    if outcome.how == "answered":
+        return read_answer(outcome.answer, loader, machine)
+    if outcome.how == "not_started":
+        text = f"OpenCL could not be asked, because no child process started: {outcome.error}"
+        present = bool(registered_drivers(loader, machine))
+        return _stopped(Reason("not_started", text), present=present)
+    text = f"the OpenCL loader {loader.path} does not work: {outcome.sentence}"
+    code = "driver_broken" if outcome.how == "failed" else outcome.how
+    return _stopped(Reason(code, text, repair(loader, machine)))
+
+
+def read_breakdown(
+    together: Outcome,
+    drivers: Sequence[Driver],
+    outcomes: Sequence[Outcome],
+    loader: Loader,
+    machine: OpenCLMachine,
+) -> Sighting:
+    """The sighting after all drivers together crashed or hung, and each was asked alone.
+
+    `outcomes` belongs to `drivers`, one for one; it is empty where they were not asked.
+    """
+    if len(drivers) == 1:
+        outcomes = (together,)
+    pairs = list(zip(drivers, outcomes, strict=False))
+    bad = [(driver, outcome) for driver, outcome in pairs if outcome.how != "answered"]
+    good = [outcome.answer for _, outcome in pairs if outcome.how == "answered"]
+    if bad:
+        blamed = "; ".join(f"{driver} {outcome.sentence}" for driver, outcome in bad)
+        names = " and ".join(driver.name for driver, _ in bad)
+        text = f"{blamed}; remove or hide it, since it does so in every program that uses OpenCL"
+    else:
+        names = "one of its drivers" if drivers else "it"
+        known = ", ".join(str(driver) for driver in drivers) or "none that could be named"
+        text = f"the OpenCL loader {loader.path} {together.sentence}; its drivers: {known}"
+        if good:
+            text += "; each of them answers when it is alone"
+    fix = hide([driver for driver, _ in bad], machine)
+    does = "hangs" if together.how == "timed_out" else "crashes"
+    devices = read_devices([each for answer in good for each in answer["platforms"]], machine)
+    unusable = f"listing the OpenCL devices {does}, because of {names}"
+    sighting = _stopped(Reason(together.how, text, fix))
+    return replace(sighting, devices=_made_unusable(devices, Reason(together.how, unusable, fix)))
+
+
+def add_seen_elsewhere(
+    sighting: Sighting, outcome: Outcome, system: Loader, machine: OpenCLMachine
+) -> Sighting:
+    """What the system's loader shows, where the loader that pyopencl uses shows nothing."""
+    if outcome.how != "answered":
+        return sighting
+    devices = read_devices(outcome.answer["platforms"], machine)
+    if not devices:
+        return sighting
+    text = f"only the system's loader {system.path} shows it, and pyopencl uses another"
+    stopped = sighting.reason and replace(sighting.reason, fix=LINK_WITH_SYSTEM)
+    unusable = _made_unusable(devices, Reason("other_loader", text, LINK_WITH_SYSTEM))
+    return replace(sighting, present=True, devices=unusable, reason=stopped)
+
+
+def _made_unusable(devices: Sequence[Seen], reason: Reason) -> tuple[Seen, ...]:
+    return tuple(device if device.reason else replace(device, reason=reason) for device in devices)
+
+
+def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Sighting:
     """The sighting for a loader that answered."""
     platforms = answer["platforms"]
     if answer["error"]:
-        return Sighting(
-            "opencl",
-            present=True,
-            stage="driver",
-            reason=f"the OpenCL loader {loader.path}: {refusal('clGetPlatformIDs', answer)}",
-            mend=repair(loader, machine),
-        )
+        text = f"the OpenCL loader {loader.path}: {_refused('clGetPlatformIDs', answer)}"
+        return _stopped(Reason("driver_failed", text, repair(loader, machine)))
     if not platforms:
         return _no_platform(loader, machine)
     devices = read_devices(platforms, machine)
     notes = tuple(
-        f"{platform['name']}: {refusal('clGetDeviceIDs', platform)}"
+        f"{platform['name']}: {_refused('clGetDeviceIDs', platform)}"
         for platform in platforms
         if platform["error"]
     )
@@ -155,29 +134,23 @@ def read_answer(answer: Answer, loader: Loader, machine: Machine) -> Sighting:
     return Sighting("opencl", present=True, devices=devices, notes=notes)
 
 
-def refusal(function: str, answer: Answer) -> str:
-    """A call that returned an error code, in words."""
+def _refused(function: str, answer: Answer) -> str:
     return f"{function} returned {answer['error']}"
 
 
-def without_loader(machine: Machine) -> Sighting:
+def without_loader(machine: OpenCLMachine) -> Sighting:
     """The sighting for a machine that has no loader, with or without drivers."""
     drivers = registered_drivers(None, machine)
-    if not drivers:
-        reason = "no OpenCL loader and no driver is installed"
-    else:
-        names = ", ".join(str(driver) for driver in drivers)
-        reason = f"no OpenCL loader is installed, though a driver is: {names}"
-    return Sighting(
-        "opencl",
-        present=bool(drivers),
-        stage="driver",
-        reason=reason,
-        mend=GIVE_A_LOADER,
+    names = ", ".join(str(driver) for driver in drivers)
+    text = (
+        f"no OpenCL loader is installed, though a driver is: {names}"
+        if drivers
+        else "no OpenCL loader and no driver is installed"
     )
+    return _stopped(Reason("loader_missing", text, GIVE_A_LOADER), present=bool(drivers))
 
 
-def read_devices(platforms: Sequence[Answer], machine: Machine) -> tuple[Seen, ...]:
+def read_devices(platforms: Sequence[Answer], machine: OpenCLMachine) -> tuple[Seen, ...]:
     """Every device of every platform, numbered in that order."""
     seen: list[Seen] = []
     for place, platform in enumerate(platforms):
@@ -191,16 +164,18 @@ def read_devices(platforms: Sequence[Answer], machine: Machine) -> tuple[Seen, .
     return tuple(seen)
 
 
-def _read_device(index: int, device: Answer, where: Mapping[str, Detail], machine: Machine) -> Seen:
+def _read_device(
+    index: int, device: Answer, where: Mapping[str, Detail], machine: OpenCLMachine
+) -> Seen:
     kind: Kind = "cpu" if (device["type"] or 0) & _CPU_TYPE else "gpu"
     version = re.match(r"OpenCL (\d+\.\d+)", device["version"])
-    reason = mend = None
+    reason = None
+    newer = f"install a newer OpenCL driver of {device['vendor'] or 'its vendor'}"
     if version is None:
-        reason = f"its driver does not say which OpenCL it serves: {device['version']!r}"
+        text = f"its driver does not say which OpenCL it serves: {device['version']!r}"
+        reason = Reason("card_unsupported", text, newer)
     elif compare_versions(version[1], OLDEST) < 0:
-        reason = f"OpenCL {version[1]} is older than {OLDEST}"
-    if reason is not None:
-        mend = f"install a newer OpenCL driver of {device['vendor'] or 'its vendor'}"
+        reason = Reason("driver_too_old", f"OpenCL {version[1]} is older than {OLDEST}", newer)
     board, free = device.get("board"), device.get("free_kib")
     capability = device.get("capability") or (None, None)
     facts = Facts(
@@ -224,7 +199,7 @@ def _read_device(index: int, device: Answer, where: Mapping[str, Detail], machin
             "double": device["double"],
         },
     )
-    return Seen(index, kind, facts, reason, mend)
+    return Seen(index, kind, facts, reason)
 
 
 def _memory_kind(kind: Kind, unified: bool) -> MemoryKind:
@@ -239,11 +214,11 @@ def _uuid(digits: str, vendor: int | None) -> str | None:
         return None
     ends = (0, 8, 12, 16, 20, 32)
     dashed = "-".join(digits[start:end] for start, end in pairwise(ends))
-    return f"GPU-{dashed}" if vendor == pci.NVIDIA else dashed
+    return f"GPU-{dashed}" if vendor == linux.NVIDIA else dashed
 
 
 def _pci_address(
-    place: Sequence[int | None] | None, vendor: int | None, machine: Machine
+    place: Sequence[int | None] | None, vendor: int | None, machine: OpenCLMachine
 ) -> str | None:
     if place is None:
         return None
@@ -256,15 +231,15 @@ def _pci_address(
     return matching[0] if len(matching) == 1 else None
 
 
-def _no_platform(loader: Loader, machine: Machine) -> Sighting:
+def _no_platform(loader: Loader, machine: OpenCLMachine) -> Sighting:
     folders = vendor_folders(loader, machine)
     drivers = registered_drivers(loader, machine)
     card = card_without_driver(machine, folders[0])
-    mend = give_a_driver(machine, folders[0], loader)
+    fix = give_a_driver(machine, folders[0], loader)
     if machine.system == "win32":
-        reason = "the OpenCL loader finds no driver in the registry"
+        text = "the OpenCL loader finds no driver in the registry"
     elif drivers:
-        reason = "no OpenCL driver shows a platform: " + "; ".join(
+        text = "no OpenCL driver shows a platform: " + "; ".join(
             f"{driver} is not there"
             if _is_missing(driver.library, loader, machine)
             else f"{driver} shows none"
@@ -272,116 +247,121 @@ def _no_platform(loader: Loader, machine: Machine) -> Sighting:
         )
     else:
         looked = " and ".join(str(folder) for folder in folders)
-        reason = f"no OpenCL driver is registered: no .icd file in {looked}"
-    return Sighting(
-        "opencl",
-        present=bool(drivers) or card is not None,
-        stage="driver",
-        reason=reason,
-        mend=mend,
-    )
+        text = f"no OpenCL driver is registered: no .icd file in {looked}"
+    present = bool(drivers) or card is not None
+    return _stopped(Reason("driver_missing", text, fix), present=present)
 
 
-def _is_missing(library: str, loader: Loader, machine: Machine) -> bool:
+def _is_missing(library: str, loader: Loader, machine: OpenCLMachine) -> bool:
     beside = loader.home is not None and (loader.home / ".libs" / library).is_file()
     return not beside and machine.library(library) is None
 
 
-def _no_device(platforms: Sequence[Answer], machine: Machine, notes: tuple[str, ...]) -> Sighting:
+def _no_device(
+    platforms: Sequence[Answer], machine: OpenCLMachine, notes: tuple[str, ...]
+) -> Sighting:
     names = ", ".join(platform["name"] for platform in platforms)
-    reason = "; ".join((f"OpenCL shows no device on {names}", *notes))
-    mend = None
-    if any(platform["name"] == "rusticl" for platform in platforms):
-        mend = enable_rusticl(machine)
-    return Sighting("opencl", present=True, stage="device", reason=reason, mend=mend)
+    text = "; ".join((f"OpenCL shows no device on {names}", *notes))
+    rusticl = any(platform["name"] == "rusticl" for platform in platforms)
+    reason = Reason("no_device", text, enable_rusticl(machine) if rusticl else None)
+    return Sighting("opencl", present=True, stage="device", reason=reason)
 
 
-def _card_left_out(loader: Loader, machine: Machine) -> tuple[str, ...]:
+def _card_left_out(loader: Loader, machine: OpenCLMachine) -> tuple[str, ...]:
     card = card_without_driver(machine, vendor_folders(loader, machine)[0])
     if card is None:
         return ()
     return (f"there is an {card[0]} card, and no OpenCL driver shows it: {card[1]}",)
 
 
-def read_outcome(outcome: Outcome, loader: Loader, machine: Machine) -> Sighting:
-    """The sighting for a child that came back, with an answer or without one."""
-    if outcome.how == "answered":
-        return read_answer(outcome.answer, loader, machine)
-    if outcome.how == "not started":
-        return Sighting(
-            "opencl",
-            present=bool(registered_drivers(loader, machine)),
-            stage="driver",
-            reason=f"OpenCL could not be asked, because no child process started: {outcome.error}",
-        )
-    return Sighting(
-        "opencl",
-        present=True,
-        stage="driver",
-        reason=f"the OpenCL loader {loader.path} does not work: {outcome.sentence}",
-        mend=repair(loader, machine),
-    )
+INTEL = 0x8086
+
+GIVE_A_LOADER = 'pip install "anydevice[opencl]"'
+"""Installs a loader: pyopencl's wheels have one inside."""
+
+LINK_WITH_SYSTEM = "pip install --force-reinstall --no-binary pyopencl pyopencl"
+"""Makes pyopencl use the system's loader instead of one of its own."""
+
+_NVIDIA_DRIVER = "libnvidia-opencl.so.1"
+_RUSTICL_DRIVERS = {INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau"}
 
 
-def read_breakdown(
-    together: Outcome,
-    drivers: Sequence[Driver],
-    outcomes: Sequence[Outcome],
-    loader: Loader,
-    machine: Machine,
-) -> Sighting:
-    """The sighting after all drivers together crashed or hung, and each was asked alone.
+def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str] | None:
+    """The first vendor with a card on the bus, and how to get its OpenCL driver.
 
-    `outcomes` belongs to `drivers`, one for one; it is empty where they were not asked.
+    `None` where no known card is there. `folder` is where the loader looks for `.icd` files.
     """
-    if len(drivers) == 1:
-        outcomes = (together,)
-    pairs = list(zip(drivers, outcomes, strict=False))
-    bad = [(driver, outcome) for driver, outcome in pairs if outcome.how != "answered"]
-    good = [outcome.answer for _, outcome in pairs if outcome.how == "answered"]
-    if bad:
-        blamed = "; ".join(f"{driver} {outcome.sentence}" for driver, outcome in bad)
-        names = " and ".join(driver.name for driver, _ in bad)
-        reason = f"{blamed}; remove or hide it, since it does so in every program that uses OpenCL"
-    else:
-        names = "one of its drivers" if drivers else "it"
-        known = ", ".join(str(driver) for driver in drivers) or "none that could be named"
-        reason = f"the OpenCL loader {loader.path} {together.sentence}; its drivers: {known}"
-        if good:
-            reason += "; each of them answers when it is alone"
-    mend = hide([driver for driver, _ in bad], machine)
-    does = "hangs" if together.how == "timed out" else "crashes"
-    devices = read_devices([each for answer in good for each in answer["platforms"]], machine)
-    unusable = f"listing the OpenCL devices {does}, because of {names}"
-    return Sighting(
-        "opencl",
-        present=True,
-        devices=_made_unusable(devices, unusable, mend),
-        stage="driver",
-        reason=reason,
-        mend=mend,
-    )
+    if machine.cards(linux.NVIDIA):
+        if machine.library(_NVIDIA_DRIVER):
+            return "NVIDIA", _write(machine, folder / "nvidia.icd", _NVIDIA_DRIVER)
+        command = _install(machine, "nvidia-opencl-icd")
+        return "NVIDIA", command or f"install the NVIDIA driver with its {_NVIDIA_DRIVER}"
+    if machine.cards(linux.AMD):
+        command = _install(machine, "rocm-opencl")
+        return "AMD", command or "install rocm-opencl, AMD's OpenCL driver"
+    if machine.cards(INTEL):
+        command = _install(machine, "intel-opencl-icd")
+        return "Intel", command or "install Intel's compute runtime (intel-opencl-icd)"
+    return None
 
 
-def add_seen_elsewhere(
-    sighting: Sighting, outcome: Outcome, system: Loader, machine: Machine
-) -> Sighting:
-    """What the system's loader shows, where the loader that pyopencl uses shows nothing."""
-    if outcome.how != "answered":
-        return sighting
-    devices = read_devices(outcome.answer["platforms"], machine)
-    if not devices:
-        return sighting
-    reason = f"only the system's loader {system.path} shows it, and pyopencl uses another"
-    return replace(
-        sighting,
-        present=True,
-        devices=_made_unusable(devices, reason, LINK_WITH_SYSTEM),
-        mend=LINK_WITH_SYSTEM,
-    )
+def give_a_driver(machine: OpenCLMachine, folder: Path, loader: Loader | None) -> str:
+    """How to get a first OpenCL driver: for the machine's card, or else for its CPU."""
+    card = card_without_driver(machine, folder)
+    if card is not None:
+        return card[1]
+    if machine.system == "linux" and machine.architecture == "x86_64":
+        # PoCL's wheel puts its driver beside the loader of pyopencl's, where only that one looks.
+        wheel = "" if loader is not None and loader.home is not None else "pyopencl "
+        return f"pip install {wheel}pocl-binary-distribution"
+    return "install the OpenCL driver of your GPU's vendor"
 
 
-def _made_unusable(devices: Sequence[Seen], reason: str, mend: str | None) -> tuple[Seen, ...]:
-    return tuple(
-        device if device.reason else replace(device, reason=reason, mend=mend) for device in devices
-    )
+def repair(loader: Loader, machine: OpenCLMachine) -> str:
+    """How to replace a loader that does not load."""
+    if loader.home is not None:
+        return "pip install --force-reinstall pyopencl"
+    command = _install(machine, "--reinstall ocl-icd-libopencl1")
+    return command or "install your system's OpenCL loader again"
+
+
+def hide(drivers: Sequence[Driver], machine: OpenCLMachine) -> str | None:
+    """How to keep these drivers from being loaded; `None` for no drivers."""
+    commands = [
+        _move_away(driver.file, machine)
+        for driver in drivers
+        if driver.file is not None and driver.variable is None
+    ]
+    for variable in sorted({driver.variable for driver in drivers if driver.variable}):
+        named = machine.environment.get(variable, "").split(os.pathsep)
+        bad = {driver.library for driver in drivers if driver.variable == variable}
+        kept = os.pathsep.join(name for name in named if name and name not in bad)
+        whole = variable != "OCL_ICD_FILENAMES" or not kept
+        commands.append(f"unset {variable}" if whole else f"export {variable}={shlex.quote(kept)}")
+    return " && ".join(commands) or None
+
+
+def enable_rusticl(machine: OpenCLMachine) -> str:
+    """How to make Mesa's rusticl show devices: it shows none that its variable does not name."""
+    names = [name for vendor, name in _RUSTICL_DRIVERS.items() if machine.cards(vendor)]
+    return f"export RUSTICL_ENABLE={','.join(names) or 'llvmpipe'}"
+
+
+def _move_away(icd: Path, machine: OpenCLMachine) -> str:
+    file = shlex.quote(str(icd))
+    return f"{_sudo(machine, icd.parent)}mv {file} {file}.off"
+
+
+def _write(machine: OpenCLMachine, file: Path, line: str) -> str:
+    sudo = _sudo(machine, file.parent)
+    folder, target = shlex.quote(str(file.parent)), shlex.quote(str(file))
+    return f"{sudo}mkdir -p {folder} && echo {line} | {sudo}tee {target}"
+
+
+def _install(machine: OpenCLMachine, package: str) -> str | None:
+    sudo = "" if machine.is_superuser else "sudo "
+    return f"{sudo}apt install {package}" if machine.has_apt else None
+
+
+def _sudo(machine: OpenCLMachine, folder: Path) -> str:
+    return "" if machine.is_superuser or os.access(folder, os.W_OK) else "sudo "

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from anydevice.core.record import NOTHING, Record
 from anydevice.hardware import linux
-from anydevice.hardware import linux as pci
 
 FRAMEWORK = "/System/Library/Frameworks/OpenCL.framework"
 VENDORS = "/etc/OpenCL/vendors"
@@ -32,7 +31,7 @@ _COMPILED_FOLDER = re.compile(rb"(/[\x21-\x7e]{1,500}/OpenCL/vendors)/?\0")
 _BUNDLED = (".libs", ".dylibs", "../pyopencl.libs", ".")
 
 
-class Machine(Record):
+class OpenCLMachine(Record):
     """What decides where loaders and drivers are; `root` is where its files begin."""
 
     system: str
@@ -47,7 +46,7 @@ class Machine(Record):
 
     def cards(self, vendor: int) -> tuple[str, ...]:
         """The PCI addresses of the vendor's cards."""
-        return pci.cards(vendor, self.root)
+        return linux.cards(vendor, self.root)
 
     @property
     def has_apt(self) -> bool:
@@ -72,10 +71,10 @@ class Machine(Record):
         return None
 
 
-def this_machine() -> Machine:
+def this_machine() -> OpenCLMachine:
     """The machine and process that we run in."""
     posix = os.name == "posix"
-    return Machine(
+    return OpenCLMachine(
         system=sys.platform,
         architecture=os.uname().machine if posix else "",
         environment=dict(os.environ),
@@ -95,7 +94,7 @@ class Loader(Record):
     library: Path | None = None
     home: Path | None = None
 
-    def environment(self, machine: Machine) -> dict[str, str]:
+    def environment(self, machine: OpenCLMachine) -> dict[str, str]:
         """The variables under which it sees what pyopencl would see."""
         settings = dict(machine.environment)
         if self.home is not None:
@@ -103,7 +102,7 @@ class Loader(Record):
         return settings
 
 
-def find_loaders(machine: Machine, home: Path | None) -> tuple[Loader, ...]:
+def find_loaders(machine: OpenCLMachine, home: Path | None) -> tuple[Loader, ...]:
     """The loaders of a machine: first the one that pyopencl (in folder `home`) uses, if any."""
     system = _system_loader(machine)
     own = None if home is None else _loader_of_pyopencl(machine, home, system)
@@ -122,7 +121,7 @@ def pyopencl_folder() -> Path | None:
     return Path(os.path.abspath(spec.origin)).parent
 
 
-def _system_loader(machine: Machine) -> Loader | None:
+def _system_loader(machine: OpenCLMachine) -> Loader | None:
     if machine.system == "darwin":
         # The file itself is only in the system's cache of libraries; its folder is on the disk.
         return Loader(f"{FRAMEWORK}/OpenCL") if machine.file(FRAMEWORK).is_dir() else None
@@ -134,7 +133,7 @@ def _system_loader(machine: Machine) -> Loader | None:
     return Loader("libOpenCL.so.1", found) if found else None
 
 
-def _loader_of_pyopencl(machine: Machine, home: Path, system: Loader | None) -> Loader | None:
+def _loader_of_pyopencl(machine: OpenCLMachine, home: Path, system: Loader | None) -> Loader | None:
     pattern = "OpenCL*.dll" if machine.system == "win32" else "libOpenCL*"
     bundled = next((file for place in _BUNDLED for file in (home / place).glob(pattern)), None)
     if machine.system == "win32":
@@ -163,14 +162,14 @@ class Driver(Record):
         return f"{self.file} ({self.library})" if self.file else self.library
 
 
-def vendor_folders(loader: Loader | None, machine: Machine) -> tuple[Path, ...]:
+def vendor_folders(loader: Loader | None, machine: OpenCLMachine) -> tuple[Path, ...]:
     """The folders in which the loader looks for `.icd` files; the usual one for no loader."""
     text = b"" if loader is None or loader.library is None else _read(loader.library)
     single, folders = _places(loader, machine, text)
     return (single.parent,) if single else folders
 
 
-def registered_drivers(loader: Loader | None, machine: Machine) -> tuple[Driver, ...]:
+def registered_drivers(loader: Loader | None, machine: OpenCLMachine) -> tuple[Driver, ...]:
     """The drivers that the loader will load, in no particular order; empty on Windows."""
     text = b"" if loader is None or loader.library is None else _read(loader.library)
     single, folders = _places(loader, machine, text)
@@ -188,7 +187,7 @@ def registered_drivers(loader: Loader | None, machine: Machine) -> tuple[Driver,
     return tuple(drivers)
 
 
-def alone(driver: Driver, machine: Machine, folder: Path) -> dict[str, str]:
+def alone(driver: Driver, machine: OpenCLMachine, folder: Path) -> dict[str, str]:
     """Variables under which either family of loader loads this driver and no other.
 
     Writes a file into `folder`, which must be empty.
@@ -200,7 +199,7 @@ def alone(driver: Driver, machine: Machine, folder: Path) -> dict[str, str]:
 
 
 def _places(
-    loader: Loader | None, machine: Machine, text: bytes
+    loader: Loader | None, machine: OpenCLMachine, text: bytes
 ) -> tuple[Path | None, tuple[Path, ...]]:
     """A single `.icd` file or library that is all that counts, or the folders that do."""
     compiled = _COMPILED_FOLDER.search(text)

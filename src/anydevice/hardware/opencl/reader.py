@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anydevice.core.finding import Sighting
-from anydevice.hardware.driver_process.parent import Asking, Outcome, start
+from anydevice.hardware.driver_process.parent import Outcome, Question, start
 from anydevice.hardware.opencl.facts import (
     FRAMEWORK,
     Driver,
     Loader,
-    Machine,
+    OpenCLMachine,
     alone,
     find_loaders,
     pyopencl_folder,
@@ -47,27 +47,26 @@ def begin() -> Callable[[float], Sighting]:
 
 
 def look_through(
-    loaders: Sequence[Loader], machine: Machine, limit: float, asked: Asking | None = None
+    loaders: Sequence[Loader], machine: OpenCLMachine, limit: float, asked: Question | None = None
 ) -> Sighting:
     """The same through these loaders, of which the first is the one that counts."""
     # Loaded while the child is at work.
-    from anydevice.hardware.opencl import diagnosis as sighting_of
-    from anydevice.hardware.opencl.diagnosis import without_loader
+    from anydevice.hardware.opencl import diagnosis
 
     if not loaders:
-        return without_loader(machine)
+        return diagnosis.without_loader(machine)
     end = time.monotonic() + limit
     asked = asked or _start(loaders[0], loaders[0].environment(machine))
     outcome = asked.finish(_whole_hundredths(limit * _FIRST_SHARE))
-    if outcome.how in ("crashed", "timed out"):
+    if outcome.how in ("crashed", "timed_out"):
         drivers = _separable_drivers(loaders[0], machine)
         outcomes = _ask_each(drivers, loaders[0], machine, end) if len(drivers) > 1 else ()
-        return sighting_of.read_breakdown(outcome, drivers, outcomes, loaders[0], machine)
-    sighting = sighting_of.read_outcome(outcome, loaders[0], machine)
+        return diagnosis.read_breakdown(outcome, drivers, outcomes, loaders[0], machine)
+    sighting = diagnosis.read_outcome(outcome, loaders[0], machine)
     left = end - time.monotonic()
     if sighting.stage == "driver" and len(loaders) > 1 and left > _WORTH_ASKING:
         elsewhere = _ask(loaders[1], loaders[1].environment(machine), left)
-        return sighting_of.add_seen_elsewhere(sighting, elsewhere, loaders[1], machine)
+        return diagnosis.add_seen_elsewhere(sighting, elsewhere, loaders[1], machine)
     return sighting
 
 
@@ -75,7 +74,7 @@ def _ask(loader: Loader, environment: dict[str, str], limit: float) -> Outcome:
     return _start(loader, environment).finish(_whole_hundredths(limit))
 
 
-def _start(loader: Loader, environment: dict[str, str]) -> Asking:
+def _start(loader: Loader, environment: dict[str, str]) -> Question:
     return start("opencl", {"loader": loader.path}, environment=environment)
 
 
@@ -84,7 +83,7 @@ def _whole_hundredths(limit: float) -> float:
     return max(int(limit * 100), 1) / 100
 
 
-def _separable_drivers(loader: Loader, machine: Machine) -> tuple[Driver, ...]:
+def _separable_drivers(loader: Loader, machine: OpenCLMachine) -> tuple[Driver, ...]:
     # Windows lists its drivers in the registry, and Apple's framework has none to take apart.
     if machine.system == "win32" or loader.path.startswith(FRAMEWORK):
         return ()
@@ -92,7 +91,7 @@ def _separable_drivers(loader: Loader, machine: Machine) -> tuple[Driver, ...]:
 
 
 def _ask_each(
-    drivers: Sequence[Driver], loader: Loader, machine: Machine, end: float
+    drivers: Sequence[Driver], loader: Loader, machine: OpenCLMachine, end: float
 ) -> tuple[Outcome, ...]:
     """Each driver asked by itself, all at once; empty where no time or disk is left for it."""
     from concurrent.futures import ThreadPoolExecutor

@@ -1,13 +1,12 @@
-"""Why no AMD GPU can be used here, and what would mend it: each case its own answer."""
+"""Why no AMD GPU can be used here, and what fixes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from anydevice.core.finding import Sighting, Stage
+from anydevice.core.finding import Reason, Sighting, Stage
 from anydevice.hardware import linux
-from anydevice.hardware import linux as pci
 from anydevice.hardware.linux import exists
 from anydevice.hardware.rocm.facts import folders
 
@@ -28,10 +27,10 @@ _INSTALL = {
 
 
 def stopped(
-    reason: str, *, present: bool, stage: Stage = "driver", mend: str | None = None
+    code: str, text: str, fix: str | None = None, *, present: bool = True, stage: Stage = "driver"
 ) -> Sighting:
     """The sighting of a backend that stopped as a whole."""
-    return Sighting("rocm", present=present, stage=stage, reason=reason, mend=mend)
+    return Sighting("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
 
 
 def no_compute_driver(
@@ -42,19 +41,19 @@ def no_compute_driver(
         return _under_wsl(root, environment)
     which = _named(cards)
     if linux.in_container(root, environment):
-        reason = f"{which} is in the machine, but this container has no /dev/kfd"
-        return stopped(reason, present=True, mend=PASS_DEVICES)
-    holder = pci.bound_driver(cards[0], root)
+        text = f"{which} is in the machine, but this container has no /dev/kfd"
+        return stopped("not_in_container", text, PASS_DEVICES)
+    holder = linux.bound_driver(cards[0], root)
     if holder not in (None, "amdgpu"):
-        reason = f"{which} is held by the driver {holder}, not by amdgpu"
-        return stopped(reason, present=True)
+        text = f"{which} is held by the driver {holder}, not by amdgpu"
+        return stopped("driver_not_loaded", text)
     if exists(root / "sys/module/amdgpu"):
-        reason = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
+        text = f"amdgpu drives {which}, but without its compute part: /dev/kfd is missing"
         has_apt = linux.uses_apt(linux.distribution(root))
-        mend = "sudo apt install amdgpu-dkms" if has_apt else None
-        return stopped(reason, present=True, mend=mend)
-    reason = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
-    return stopped(reason, present=True, mend=_install_driver(root))
+        fix = "sudo apt install amdgpu-dkms" if has_apt else None
+        return stopped("driver_missing", text, fix)
+    text = f"{which} is on the PCI bus, but the driver amdgpu is not loaded"
+    return stopped("driver_not_loaded", text, _install_driver(root))
 
 
 def no_gpu_in_topology(
@@ -62,13 +61,14 @@ def no_gpu_in_topology(
 ) -> Sighting:
     """There is a /dev/kfd, but its topology shows this process no GPU."""
     if withheld:
-        reason = f"no permission to read {_count(withheld, 'node')} of the GPU topology"
-        return stopped(reason, present=True, mend=give_access(root, environment))
+        nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
+        text = f"no permission to read {nodes} of the GPU topology"
+        return stopped("no_permission", text, give_access(root, environment))
     if not cards:
-        return stopped("/dev/kfd is there, but no AMD GPU is on the PCI bus", present=False)
-    reason = f"{_named(cards)} is on the PCI bus, but the compute driver did not take it"
-    mend = "sudo dmesg | grep -i -e amdgpu -e kfd"
-    return stopped(reason, present=True, stage="device", mend=mend)
+        text = "/dev/kfd is there, but no AMD GPU is on the PCI bus"
+        return stopped("no_hardware", text, present=False)
+    text = f"{_named(cards)} is on the PCI bus, but the compute driver did not take it"
+    return stopped("no_device", text, "sudo dmesg | grep -i -e amdgpu -e kfd", stage="device")
 
 
 def give_access(root: Path, environment: Mapping[str, str]) -> str:
@@ -79,24 +79,18 @@ def give_access(root: Path, environment: Mapping[str, str]) -> str:
 def _under_wsl(root: Path, environment: Mapping[str, str]) -> Sighting:
     bridge = any(exists(folder / "lib/librocdxg.so") for folder in folders(root, environment))
     if not bridge:
-        reason = (
-            "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
-        )
-        return stopped(reason, present=False)
-    reason = (
+        text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
+        return stopped("driver_missing", text, present=False)
+    text = (
         "ROCm under WSL reaches the GPU through /dev/dxg, which has no topology to read: "
         "anydevice cannot tell what is there"
     )
-    return stopped(reason, present=True, stage="device")
+    return stopped("not_readable", text, stage="device")
 
 
 def _named(cards: tuple[str, ...]) -> str:
     others = f" (and {len(cards) - 1} more)" if len(cards) > 1 else ""
     return f"the AMD GPU {cards[0]}{others}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _install_driver(root: Path) -> str:

@@ -1,17 +1,9 @@
-"""The GPU architectures of AMD as data: which ROCm carries, and which sit in a processor.
+"""Facts of AMD GPUs: their architectures, topology, names, software and memory, read from files.
 
-The GPUs of AMD's compute driver, as its topology under `/sys/class/kfd` shows them.
-
-Only files are read: the driver is not opened and no context is made.
-
-What is installed of ROCm: its version, the driver's version, product names, amdsmi.
-
-How much memory an AMD GPU has, from the counters of its driver.
-
-A card with its own memory is plain: the driver counts its VRAM. A GPU inside a processor has two
-pools of one physical memory. The carve-out is set aside by the firmware before the system starts,
-so Linux does not count it in `MemTotal`; the GTT is ordinary system memory that the GPU may map.
-The rule for such a GPU:
+No driver is opened and no context is made. A card with its own memory is plain: the driver counts
+its VRAM. A GPU inside a processor has two pools of one physical memory. The carve-out is set aside
+by the firmware before the system starts, so Linux does not count it in `MemTotal`; the GTT is
+ordinary system memory that the GPU may map. The rule for such a GPU:
 
 - total is carve-out + GTT, and never more than the physical memory, `MemTotal` + carve-out;
 - usable is what the compute driver offers of it: current kernels offer the GTT where that is the
@@ -33,15 +25,14 @@ from typing import Literal
 
 from anydevice.core.finding import Detail, MemoryKind, version_numbers
 from anydevice.core.record import Record, replace
-from anydevice.hardware import linux as pci
-from anydevice.hardware.linux import exists, read_number, read_table, read_text
+from anydevice.hardware.linux import DEVICES, exists, read_number, read_table, read_text
 
 Support = Literal["supported", "experimental"]
 
 _NAME = re.compile(r"gfx(\d{1,2})([0-9a-f])([0-9a-f])")
 
 
-class Target(Record):
+class Architecture(Record):
     """One architecture: its generation, how far ROCm supports it, whether it is inside a CPU."""
 
     generation: str
@@ -51,11 +42,11 @@ class Target(Record):
 
 def _row(
     generation: str, support: Support, names: str, integrated: bool = False
-) -> dict[str, Target]:
-    return dict.fromkeys(names.split(), Target(generation, support, integrated))
+) -> dict[str, Architecture]:
+    return dict.fromkeys(names.split(), Architecture(generation, support, integrated))
 
 
-TARGETS: dict[str, Target] = {
+ARCHITECTURES: dict[str, Architecture] = {
     **_row("GCN 5", "experimental", "gfx900 gfx904 gfx906"),
     **_row("GCN 5", "experimental", "gfx902 gfx909 gfx90c", integrated=True),
     **_row("CDNA", "supported", "gfx908"),
@@ -109,12 +100,12 @@ def caution(architecture: str | None) -> str | None:
     """What a user of this architecture should know before relying on it; `None` if nothing."""
     if architecture is None:
         return "the kernel does not tell this GPU's architecture; Linux 5.16 or newer does"
-    if architecture not in TARGETS:
+    if architecture not in ARCHITECTURES:
         return f"{architecture} is newer than the architectures that anydevice knows"
-    target = TARGETS[architecture]
-    if target.support == "experimental":
+    known = ARCHITECTURES[architecture]
+    if known.support == "experimental":
         return (
-            f"{architecture} ({target.generation}) is experimental: AMD's current builds of the "
+            f"{architecture} ({known.generation}) is experimental: AMD's current builds of the "
             "libraries may leave it out"
         )
     return None
@@ -228,7 +219,7 @@ def pci_address(location: int, domain: int) -> str:
 
 def _address_on_bus(properties: dict[str, int], root: Path) -> str:
     address = pci_address(properties.get("location_id", 0), properties.get("domain", 0))
-    if exists(root / pci.DEVICES / address):
+    if exists(root / DEVICES / address):
         return address
     # A divided card counts its partitions in the function, though all of them are function 0.
     return f"{address[:-1]}0"
@@ -268,7 +259,7 @@ def driver_version(root: Path) -> str | None:
 
 def product_name(gpu: Gpu, root: Path) -> str | None:
     """What the card calls itself, or the name that libdrm's table has for it."""
-    device = root / pci.DEVICES / gpu.pci_address
+    device = root / DEVICES / gpu.pci_address
     own = (read_text(device / "product_name") or "").strip()
     return own or _name_in_table(gpu, (read_text(device / "revision") or "").strip(), root)
 
@@ -301,7 +292,7 @@ Pool = Literal["carve-out", "gtt", "carve-out and gtt", "system memory"]
 _SMALLEST_CARD = 2 * 2**30  # no card of an architecture that ROCm carries has less
 
 
-class Memory(Record):
+class GpuMemory(Record):
     """Bytes of one GPU, `None` where unknown; `details` goes into its facts."""
 
     kind: MemoryKind
@@ -324,7 +315,7 @@ class Counters(Record):
 
 def counters(pci_address: str, root: Path = Path("/")) -> Counters:
     """Read them anew; what cannot be read is `None`."""
-    device = root / pci.DEVICES / pci_address
+    device = root / DEVICES / pci_address
     system = read_table(root / "proc/meminfo")
     return Counters(
         vram=read_number(device / "mem_info_vram_total"),
@@ -336,7 +327,7 @@ def counters(pci_address: str, root: Path = Path("/")) -> Counters:
     )
 
 
-def memory_of(gpu: Gpu, root: Path = Path("/")) -> Memory:
+def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
     """The memory of a GPU of the topology."""
     now = counters(gpu.pci_address, root)
     if gpu.device_id == MI300A:
@@ -347,22 +338,22 @@ def memory_of(gpu: Gpu, root: Path = Path("/")) -> Memory:
 
 
 def _is_integrated(gpu: Gpu, now: Counters) -> bool:
-    target = TARGETS.get(gpu.architecture or "")
+    known = ARCHITECTURES.get(gpu.architecture or "")
     return (
         gpu.has_cpu_cores
-        or (target is not None and target.integrated)
+        or (known is not None and known.integrated)
         or (now.vram is not None and now.vram < _SMALLEST_CARD)
     )
 
 
-def _of_a_card(gpu: Gpu, now: Counters) -> Memory:
+def _of_a_card(gpu: Gpu, now: Counters) -> GpuMemory:
     if gpu.partitions == 1:
         total = now.vram or gpu.pool
-        return Memory("dedicated", total, total, free_of_card(total, now), {})
+        return GpuMemory("dedicated", total, total, free_of_card(total, now), {})
     share = None if now.vram is None else now.vram // gpu.partitions
     total = gpu.pool or share
     details: dict[str, Detail] = {"partitions": gpu.partitions}
-    return Memory("dedicated", total, total, free_of_card(total, now), details)
+    return GpuMemory("dedicated", total, total, free_of_card(total, now), details)
 
 
 def free_of_card(total: int | None, now: Counters) -> int | None:
@@ -372,7 +363,7 @@ def free_of_card(total: int | None, now: Counters) -> int | None:
     return min(total, max(0, now.vram - now.vram_used))
 
 
-def _with_carve_out(gpu: Gpu, now: Counters) -> Memory:
+def _with_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
     if now.vram is None or now.gtt is None:
         total = gpu.pool
     elif now.system is None:
@@ -385,14 +376,14 @@ def _with_carve_out(gpu: Gpu, now: Counters) -> Memory:
     return _shared(total, gpu.pool, now, pool, carve_out=now.vram)
 
 
-def _without_carve_out(gpu: Gpu, now: Counters) -> Memory:
+def _without_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
     known = [size for size in (now.vram or now.gtt, now.system) if size]
     return _shared(min(known, default=gpu.pool), gpu.pool, now, "system memory", carve_out=0)
 
 
 def _shared(
     total: int | None, offered: int | None, now: Counters, pool: Pool, carve_out: int | None
-) -> Memory:
+) -> GpuMemory:
     usable = total if total is None or offered is None else min(total, offered)
     details: dict[str, Detail] = {
         "integrated": True,
@@ -400,7 +391,7 @@ def _shared(
         "gtt": now.gtt,
         "pool": pool,
     }
-    return Memory("unified", total, usable, free_of_shared(usable, pool, now), details)
+    return GpuMemory("unified", total, usable, free_of_shared(usable, pool, now), details)
 
 
 def free_of_shared(usable: int | None, pool: Detail, now: Counters) -> int | None:

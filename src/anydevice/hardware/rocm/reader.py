@@ -1,7 +1,4 @@
-"""AMD GPUs through the files of their driver; no library of ROCm is loaded in this process.
-
-What the files of the AMD driver say of its GPUs, where there are traces of any.
-"""
+"""AMD GPUs through the files of their driver; no library of ROCm is loaded in this process."""
 
 from __future__ import annotations
 
@@ -12,20 +9,48 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from anydevice.core.finding import Detail, Facts, Seen, Sighting, compare_versions
+from anydevice.core.finding import Detail, Facts, Reason, Seen, Sighting, compare_versions
 from anydevice.core.record import Record, replace
-from anydevice.hardware import linux as pci
+from anydevice.hardware import linux
 from anydevice.hardware.driver_process.parent import ask
 from anydevice.hardware.linux import exists
-from anydevice.hardware.rocm import diagnosis as rocm_absent
-from anydevice.hardware.rocm import facts as rocm_memory
-from anydevice.hardware.rocm import facts as rocm_software
-from anydevice.hardware.rocm import facts as rocm_targets
-from anydevice.hardware.rocm.facts import Gpu, Topology, gfx_name, topology
+from anydevice.hardware.rocm import diagnosis
+from anydevice.hardware.rocm.facts import (
+    Gpu,
+    Topology,
+    amdsmi_folder,
+    caution,
+    counters,
+    driver_version,
+    free_of_card,
+    free_of_shared,
+    gfx_name,
+    last_resort_name,
+    memory_of,
+    product_name,
+    rocm_version,
+    too_old,
+    topology,
+)
 from anydevice.hardware.rocm.visible import visible
+
+OLDEST_ROCM = "5.0"
 
 _ROOT = Path("/")
 _TRACES = ("dev/kfd", "dev/dxg")
+_SHARE_OF_CHILD = 0.6  # of the time that is left, so that a child that hangs stays a note
+
+
+class AmdMachine(Record):
+    """Where to look, and with what permissions: the machine itself, or a recording of one.
+
+    `cards` are the PCI addresses of AMD's cards.
+    """
+
+    root: Path
+    environment: Mapping[str, str]
+    accessible: Callable[[Path], bool]
+    cards: tuple[str, ...]
 
 
 def may_open(path: Path) -> bool:
@@ -48,135 +73,112 @@ def look(
     """
     if not platform.startswith("linux"):
         system = {"win32": "Windows", "darwin": "macOS"}.get(platform, platform)
-        return _absent(f"ROCm needs Linux; this is {system}")
-    cards = pci.cards(pci.AMD, root)
+        text = f"ROCm needs Linux; this is {system}"
+        return diagnosis.stopped("wrong_system", text, present=False)
+    cards = linux.cards(linux.AMD, root)
     if not cards and not any(exists(root / trace) for trace in _TRACES):
-        return _absent("no AMD GPU on the PCI bus")
-
-    place = Place(root, os.environ if environment is None else environment, accessible, cards)
-    return look_within(limit, place)
+        return diagnosis.stopped("no_hardware", "no AMD GPU on the PCI bus", present=False)
+    environment = os.environ if environment is None else environment
+    return look_within(limit, AmdMachine(root, environment, accessible, cards))
 
 
 def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
     """The free bytes of the GPU at this moment, or `None` where its driver does not tell."""
-    from anydevice.hardware.rocm import facts as rocm_memory
-
     if facts.pci_address is None:
         return None
-    now = rocm_memory.counters(facts.pci_address, root)
+    now = counters(facts.pci_address, root)
     if facts.memory_kind == "unified":
-        return rocm_memory.free_of_shared(facts.usable_memory, facts.details.get("pool"), now)
-    return rocm_memory.free_of_card(facts.total_memory, now)
+        return free_of_shared(facts.usable_memory, facts.details.get("pool"), now)
+    return free_of_card(facts.total_memory, now)
 
 
-def _absent(reason: str) -> Sighting:
-    return Sighting("rocm", present=False, stage="driver", reason=reason)
-
-
-OLDEST_ROCM = "5.0"
-
-_SHARE_OF_CHILD = 0.6  # of the time that is left, so that a child that hangs stays a note
-
-
-class Place(Record):
-    """Where to look, and with what permissions: the machine itself, or a recording of one.
-
-    `cards` are the PCI addresses of AMD's cards.
-    """
-
-    root: Path
-    environment: Mapping[str, str]
-    accessible: Callable[[Path], bool]
-    cards: tuple[str, ...]
-
-
-def look_within(limit: float, place: Place) -> Sighting:
+def look_within(limit: float, machine: AmdMachine) -> Sighting:
     """The sighting, within `limit` seconds. Never raises."""
     # A wedged driver can hold a read of its files for ever; the thread that waits is left behind.
     answers: list[Sighting] = []
 
     def work() -> None:
         try:
-            answers.append(_look(place, time.monotonic() + limit))
+            answers.append(_look(machine, time.monotonic() + limit))
         except Exception as error:
-            reason = f"reading the driver's files failed: {type(error).__name__}: {error}"
-            answers.append(rocm_absent.stopped(reason, present=True))
+            text = f"reading the driver's files failed: {type(error).__name__}: {error}"
+            answers.append(diagnosis.stopped("reading_failed", text))
 
     worker = threading.Thread(target=work, name="anydevice-rocm", daemon=True)
     worker.start()
     worker.join(limit)
     if answers:
         return answers[0]
-    reason = f"timed out: the driver's files could not be read within {limit:g} s"
-    return rocm_absent.stopped(reason, present=True, mend="sudo dmesg | grep -i amdgpu")
+    text = f"timed out: the driver's files could not be read within {limit:g} s"
+    return diagnosis.stopped("timed_out", text, "sudo dmesg | grep -i amdgpu")
 
 
-def _look(place: Place, deadline: float) -> Sighting:
-    root, environment, cards = place.root, place.environment, place.cards
+def _look(machine: AmdMachine, deadline: float) -> Sighting:
+    root, environment, cards = machine.root, machine.environment, machine.cards
     if not exists(root / "dev/kfd"):
-        return rocm_absent.no_compute_driver(cards, root, environment)
+        return diagnosis.no_compute_driver(cards, root, environment)
     seen = topology(root)
     if not seen.gpus:
-        return rocm_absent.no_gpu_in_topology(cards, seen.withheld, root, environment)
+        return diagnosis.no_gpu_in_topology(cards, seen.withheld, root, environment)
     left = visible([gpu.uuid for gpu in seen.gpus], environment)
     if left.reason is not None:
-        return rocm_absent.stopped(left.reason, present=True, stage="device", mend=left.mend)
+        return Sighting("rocm", present=True, stage="device", reason=left.reason)
     shown = [seen.gpus[position] for position in left.positions]
-    version = rocm_software.rocm_version(root, environment)
-    devices, notes = _devices(shown, version, place, deadline)
+    version = rocm_version(root, environment)
+    devices, notes = _devices(shown, version, machine, deadline)
     notes = [*left.notes, *_notes(seen, shown, version, environment), *notes]
     sighting = Sighting("rocm", present=True, devices=tuple(devices), notes=tuple(notes))
-    stop = _why_none(sighting, version, place)
-    return sighting if stop is None else _stopped_with_devices(sighting, *stop)
+    reason = _why_none(sighting, version, machine)
+    return sighting if reason is None else _stopped_with_devices(sighting, reason)
 
 
-def _why_none(
-    sighting: Sighting, version: str | None, place: Place
-) -> tuple[str, str | None] | None:
+def _why_none(sighting: Sighting, version: str | None, machine: AmdMachine) -> Reason | None:
     if version is not None and compare_versions(version, OLDEST_ROCM) < 0:
-        reason = f"ROCm {version} is too old; anydevice needs ROCm {OLDEST_ROCM} or newer"
-        return reason, "sudo amdgpu-install --usecase=rocm"
-    if not place.accessible(place.root / "dev/kfd"):
-        return _no_permission("/dev/kfd", place)
-    # Of the reasons against a single GPU, only a closed device file has a mend.
-    closed = [device for device in sighting.devices if device.reason and device.mend]
+        text = f"ROCm {version} is too old; anydevice needs ROCm {OLDEST_ROCM} or newer"
+        return Reason("driver_too_old", text, "sudo amdgpu-install --usecase=rocm")
+    if not machine.accessible(machine.root / "dev/kfd"):
+        return _no_permission("/dev/kfd", machine)
+    closed = [
+        device.reason
+        for device in sighting.devices
+        if device.reason and device.reason.code in ("no_permission", "not_in_container")
+    ]
     if closed and len(closed) == len(sighting.devices):
-        return str(closed[0].reason), closed[0].mend
+        return closed[0]
     return None
 
 
-def _stopped_with_devices(sighting: Sighting, reason: str, mend: str | None) -> Sighting:
+def _stopped_with_devices(sighting: Sighting, reason: Reason) -> Sighting:
     devices = tuple(
-        device if device.reason else replace(device, reason=reason, mend=mend)
-        for device in sighting.devices
+        device if device.reason else replace(device, reason=reason) for device in sighting.devices
     )
-    return replace(sighting, devices=devices, stage="driver", reason=reason, mend=mend)
+    return replace(sighting, devices=devices, stage="driver", reason=reason)
 
 
-def _no_permission(file: str, place: Place) -> tuple[str, str]:
-    mend = rocm_absent.give_access(place.root, place.environment)
-    return f"no permission to open {file}", mend
+def _no_permission(file: str, machine: AmdMachine) -> Reason:
+    fix = diagnosis.give_access(machine.root, machine.environment)
+    return Reason("no_permission", f"no permission to open {file}", fix)
 
 
 def _devices(
-    gpus: list[Gpu], version: str | None, place: Place, deadline: float
+    gpus: list[Gpu], version: str | None, machine: AmdMachine, deadline: float
 ) -> tuple[list[Seen], list[str]]:
-    names = [rocm_software.product_name(gpu, place.root) for gpu in gpus]
-    driver = rocm_software.driver_version(place.root)
+    names = [product_name(gpu, machine.root) for gpu in gpus]
+    driver = driver_version(machine.root)
     told: dict[str, dict[str, str]] = {}
     notes: list[str] = []
     if driver is None or None in names:
-        told, notes = _ask_amdsmi(place, deadline)
-    override = _override(place.environment)
+        told, notes = _ask_amdsmi(machine, deadline)
+    override = _override(machine.environment)
     devices = []
     for index, (gpu, name) in enumerate(zip(gpus, names, strict=True)):
-        memory = rocm_memory.memory_of(gpu, place.root)
+        memory = memory_of(gpu, machine.root)
         also = told.get(gpu.pci_address, {})
         details: dict[str, Detail] = {**memory.details}
         if override is not None:
             details["architecture_override"] = override
         facts = Facts(
-            name=name or also.get("name") or rocm_software.last_resort_name(gpu),
+            name=name or also.get("name") or last_resort_name(gpu),
             uuid=gpu.uuid,
             pci_address=gpu.pci_address,
             memory_kind=memory.kind,
@@ -188,20 +190,23 @@ def _devices(
             runtime_version=version,
             details=details,
         )
-        devices.append(Seen(index, "gpu", facts, *_unfit(gpu, place)))
+        devices.append(Seen(index, "gpu", facts, _unfit(gpu, machine)))
     return devices, notes
 
 
-def _unfit(gpu: Gpu, place: Place) -> tuple[str | None, str | None]:
-    too_old = rocm_targets.too_old(gpu.architecture)
-    if too_old is not None or gpu.render_minor is None:
-        return too_old, None
+def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
+    old = too_old(gpu.architecture)
+    if old is not None:
+        return Reason("card_too_old", old)
+    if gpu.render_minor is None:
+        return None
     node = f"dev/dri/renderD{gpu.render_minor}"
-    if not exists(place.root / node):
-        return f"/{node} of this GPU is missing", rocm_absent.PASS_DEVICES
-    if not place.accessible(place.root / node):
-        return _no_permission(f"/{node}", place)
-    return None, None
+    if not exists(machine.root / node):
+        text = f"/{node} of this GPU is missing"
+        return Reason("not_in_container", text, diagnosis.PASS_DEVICES)
+    if not machine.accessible(machine.root / node):
+        return _no_permission(f"/{node}", machine)
+    return None
 
 
 def _notes(
@@ -217,8 +222,8 @@ def _notes(
         effect = _override(environment)
         what = f"the runtime takes every GPU for {effect}" if effect else "this is no version"
         notes.append(f"HSA_OVERRIDE_GFX_VERSION={written}: {what}")
-    young = [gpu.architecture for gpu in shown if not rocm_targets.too_old(gpu.architecture)]
-    cautions = [rocm_targets.caution(architecture) for architecture in dict.fromkeys(young)]
+    young = [gpu.architecture for gpu in shown if not too_old(gpu.architecture)]
+    cautions = [caution(architecture) for architecture in dict.fromkeys(young)]
     return notes + [caution for caution in cautions if caution is not None]
 
 
@@ -230,12 +235,14 @@ def _override(environment: Mapping[str, str]) -> str | None:
     return gfx_name(major * 10000 + minor * 100 + stepping)
 
 
-def _ask_amdsmi(place: Place, deadline: float) -> tuple[dict[str, dict[str, str]], list[str]]:
-    folder = rocm_software.amdsmi_folder(place.root, place.environment)
+def _ask_amdsmi(
+    machine: AmdMachine, deadline: float
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    folder = amdsmi_folder(machine.root, machine.environment)
     limit = (deadline - time.monotonic()) * _SHARE_OF_CHILD
     if folder is None or limit <= 0:
         return {}, []
-    outcome = ask("amdsmi", {"folder": str(folder)}, limit=limit, environment=place.environment)
+    outcome = ask("amdsmi", {"folder": str(folder)}, limit=limit, environment=machine.environment)
     if outcome.how != "answered":
         return {}, [f"amdsmi did not tell more of the GPUs: {outcome.sentence}"]
     return outcome.answer, []

@@ -1,15 +1,22 @@
-"""What AMD GPUs do at this moment, from the files of their driver."""
+"""The load, heat and power of AMD GPUs now, from the files of their driver."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from anydevice.core.finding import Facts
-from anydevice.hardware import linux as pci
-from anydevice.hardware.linux import monitors, name_of, read_number, read_text, scaled, temperature
+from anydevice.hardware.linux import (
+    DEVICES,
+    monitors,
+    name_of,
+    read_number,
+    read_text,
+    scaled,
+    temperature,
+)
 from anydevice.hardware.readers import DeviceProcess, Readings
-from anydevice.hardware.rocm import facts as kfd
-from anydevice.hardware.rocm import reader as rocm
+from anydevice.hardware.rocm.facts import NODES, topology
+from anydevice.hardware.rocm.reader import free_memory
 
 _ROOT = Path("/")
 _PROCESSES = "sys/class/kfd/kfd/proc"
@@ -20,8 +27,8 @@ def readings(index: int, facts: Facts, *, root: Path = _ROOT) -> Readings:
     """What the GPU at this PCI address does now; all parts of a divided card tell of the whole."""
     if facts.pci_address is None:
         return Readings()
-    device = root / pci.DEVICES / facts.pci_address
-    free = rocm.free_memory(index, facts, root=root)
+    device = root / DEVICES / facts.pci_address
+    free = free_memory(index, facts, root=root)
     if (read_text(device / "power/runtime_status") or "").strip() == "suspended":
         # Asking its sensors would wake it.
         return Readings(load=0.0, free_memory=free)
@@ -45,9 +52,9 @@ def processes(index: int, facts: Facts, *, root: Path = _ROOT) -> tuple[DevicePr
     del index
     names = {
         f"vram_{number}"
-        for gpu in kfd.topology(root).gpus
+        for gpu in topology(root).gpus
         if gpu.pci_address == facts.pci_address and gpu.uuid in (None, facts.uuid)
-        if (number := read_number(root / kfd.NODES / str(gpu.node) / "gpu_id"))
+        if (number := read_number(root / NODES / str(gpu.node) / "gpu_id"))
     }
     held: dict[int, int] = {}
     for folder in _folders(root / _PROCESSES):

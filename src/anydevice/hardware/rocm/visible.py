@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from anydevice.core.finding import Reason
 from anydevice.core.record import Record
 
 Pick = Callable[[str, Sequence[str | None]], tuple[list[int], str | None]]
@@ -29,12 +30,11 @@ _SHORTEST, _LONGEST = len("GPU-") + 1, len("GPU-") + 16
 class Visible(Record):
     """The GPUs that are left, as positions in the list that was given, in the order of programs.
 
-    Where nothing is left, `reason` and `mend` say which variable did that.
+    Where nothing is left, `reason` says which variable did that.
     """
 
     positions: tuple[int, ...]
-    reason: str | None = None
-    mend: str | None = None
+    reason: Reason | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -51,8 +51,8 @@ def visible(uuids: Sequence[str | None], environment: Mapping[str, str]) -> Visi
         value = environment[variable]
         chosen, stopped_at = pick(value, [uuids[position] for position in left])
         if not chosen:
-            reason = _nothing_left(variable, value, len(left), narrowed)
-            return Visible((), reason, f"unset {variable}")
+            text = _nothing_left(variable, value, len(left), narrowed)
+            return Visible((), Reason("hidden", text, f"unset {variable}"))
         if stopped_at is not None:
             notes.append(
                 f'{variable}={value}: "{stopped_at}" names no further GPU, so the list ends there'

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting, Stage
 from anydevice.core.record import Record
 from anydevice.hardware.linux import exists, read_text
 
@@ -91,31 +91,35 @@ def look(
     """
     del limit
     if not system.startswith("linux"):
-        return Sighting("tpu", present=False, stage="driver", reason="TPUs are only on Linux")
+        return _stopped(Reason("wrong_system", "TPUs are only on Linux"), present=False)
     chips = _chips_on_pci(root) or _chips_by_type(root, environment)
     if not chips:
-        return Sighting(
-            "tpu", present=False, stage="driver", reason="no TPU on the PCI bus nor in /dev"
-        )
+        return _stopped(Reason("no_hardware", "no TPU on the PCI bus nor in /dev"), present=False)
     notes = _holders(root)
     with_node = [chip for chip in chips if chip.node is not None]
     if not with_node:
-        return Sighting(
-            "tpu",
-            present=True,
-            stage="driver",
-            reason=f"{_count(len(chips))} on the PCI bus, but no device file {chips[0].node_name}",
-            mend="in a container: pass the device files on (docker run --privileged); "
-            "otherwise start the machine from an image with the TPU driver",
-            notes=notes,
+        text = f"{_count(len(chips))} on the PCI bus, but no device file {chips[0].node_name}"
+        fix = (
+            "in a container: pass the device files on (docker run --privileged); "
+            "otherwise start the machine from an image with the TPU driver"
         )
+        return _stopped(Reason("not_in_container", text, fix), notes=notes)
     if len(with_node) < len(chips):
         notes += (f"{len(with_node)} of {_count(len(chips))} have a device file here",)
     visible, wrong = _visible(with_node, environment)
     if wrong is not None:
-        mend = f"unset {wrong.split('=')[0]}, or name chips 0 to {len(with_node) - 1}"
-        return Sighting("tpu", True, stage="device", reason=wrong, mend=mend, notes=notes)
+        return _stopped(wrong, stage="device", notes=notes)
     return _sighting(visible, root, accessible or _may_open, notes)
+
+
+def _stopped(
+    reason: Reason,
+    *,
+    present: bool = True,
+    stage: Stage = "driver",
+    notes: tuple[str, ...] = (),
+) -> Sighting:
+    return Sighting("tpu", present=present, stage=stage, reason=reason, notes=notes)
 
 
 def _sighting(
@@ -125,22 +129,19 @@ def _sighting(
     notes: tuple[str, ...],
 ) -> Sighting:
     devices: list[Seen] = []
-    refused: list[tuple[str, str]] = []
+    refused: list[Reason] = []
     for number, chip in chips:
         closed = next((node for node in _nodes(chip, root) if not accessible(node)), None)
-        reason = mend = None
+        reason = None
         if closed is not None:
-            reason = f"no permission to open /{closed.relative_to(root)}"
-            mend = _permission(closed, root)
-            refused.append((reason, mend))
+            text = f"no permission to open /{closed.relative_to(root)}"
+            reason = Reason("no_permission", text, _permission(closed, root))
+            refused.append(reason)
         for core in range(chip.generation.devices_per_chip):
-            facts = _facts(chip, number, core)
-            devices.append(Seen(len(devices), "tpu", facts, reason, mend))
+            devices.append(Seen(len(devices), "tpu", _facts(chip, number, core), reason))
     if len(refused) < len(chips):
         return Sighting("tpu", present=True, devices=tuple(devices), notes=notes)
-    return Sighting(
-        "tpu", True, tuple(devices), "driver", refused[0][0], mend=refused[0][1], notes=notes
-    )
+    return Sighting("tpu", True, tuple(devices), "driver", refused[0], notes=notes)
 
 
 def _facts(chip: _Chip, number: int, core: int) -> Facts:
@@ -219,7 +220,7 @@ def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
 
 def _visible(
     chips: list[_Chip], environment: Mapping[str, str]
-) -> tuple[list[tuple[int, _Chip]], str | None]:
+) -> tuple[list[tuple[int, _Chip]], Reason | None]:
     """The chips that the environment leaves, with their numbers; or what is wrong with it."""
     numbers = list(range(len(chips)))
     # libtpu looks at the second name only where the first is not set or empty.
@@ -229,7 +230,9 @@ def _visible(
             continue
         words = [word.strip() for word in text.split(",")]
         if not all(re.fullmatch(r"\d{1,6}", word) and int(word) in numbers for word in words):
-            return [], f"{variable}={text} does not name chips of this machine"
+            fix = f"unset {variable}, or name chips 0 to {len(chips) - 1}"
+            wrong = f"{variable}={text} does not name chips of this machine"
+            return [], Reason("hidden", wrong, fix)
         numbers = sorted({int(word) for word in words})
         break
     for variable in ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"):
