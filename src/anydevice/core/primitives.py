@@ -2,15 +2,14 @@
 
 They are named as in the array API standard where it has them. They work the same everywhere:
 
-- Array operands share an element type and broadcast; a Python number beside an array adopts the
-  array's type. The result has that type, comparisons give `bool`.
-- Results that count or point (`argmax`, `top_k`) are `int32`; indices may be any whole numbers.
-- `sum` and `matmul` of 16-bit numbers add up in `float32` and are rounded once, at the end.
-- What is not a number stays so: `max`, `maximum` and their kin pass it on, `argmax` and `top_k`
-  take it for the largest.
+- Array operands share a dtype and broadcast; a Python number beside an array adopts the array's
+  dtype. The result has that dtype, comparisons give `bool`.
+- Results that count or point (`argmax`, `top_k`) are `int32`; indices may have any integer dtype.
+- `sum` and `matmul` of 16-bit floats add up in `float32` and are rounded once, at the end.
+- NaN is passed on by `max`, `maximum` and their kin; `argmax` and `top_k` take it for the largest.
 - Nothing changes its operands, except `write`, which consumes its first.
-- An index out of range reads nothing that is there: `take` and `take_along_axis` give `nan` for
-  floating numbers and 0 for others, `write` leaves it out. Negative indices are out of range.
+- An index out of range reads nothing: `take` and `take_along_axis` give NaN for floating dtypes
+  and 0 for others, `write` leaves it out. Negative indices are out of range.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ class Primitives(Protocol):
         """A new array, every element `value`."""
 
     def arange(self, stop: int, dtype: DType, like: Any) -> Any:
-        """The whole numbers from 0 up to and without `stop`."""
+        """The integers from 0 up to and without `stop`."""
 
     def asarray(self, values: Any, like: Any) -> Any:
         """A small NumPy array as an array of this engine."""
 
-    # Types and shapes
+    # Dtypes and shapes
 
     def dtype(self, x: Any) -> DType:
-        """The type of the elements; works for traced arrays too."""
+        """The dtype; works for traced arrays too."""
 
     def astype(self, x: Any, dtype: DType) -> Any:
-        """The same numbers as another type, rounded; the same array where it is of that type."""
+        """The same numbers in another dtype, rounded; the same array where it has that dtype."""
 
     def reshape(self, x: Any, shape: Shape) -> Any:
         """The elements in C order in another shape; one size may be -1."""
@@ -56,7 +55,7 @@ class Primitives(Protocol):
         """Repeated along new axes and along those of size 1."""
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        """One behind the other along an axis that they have."""
+        """One after the other along an axis that they have."""
 
     def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
         """`x[..., start:stop:step, ...]` at an axis; `0 <= start <= stop <= size`, `step >= 1`."""
@@ -95,7 +94,7 @@ class Primitives(Protocol):
     def logical_or(self, a: Any, b: Any) -> Any: ...
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
-        """`a` where the condition holds, `b` elsewhere; at least one of them is an array."""
+        """`a` where the condition is true, `b` elsewhere; at least one of them is an array."""
 
     # Along axes
 
@@ -104,18 +103,18 @@ class Primitives(Protocol):
     def min(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any: ...
 
     def argmax(self, x: Any, axis: int) -> Any:
-        """Where the largest is, the first of equal ones."""
+        """The index of the largest element, the first of equal ones."""
 
     def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
-        """The `k` largest along the last axis, largest first, and where they are."""
+        """The `k` largest along the last axis, largest first, and their indices."""
 
-    # Products and places
+    # Products and indices
 
     def matmul(self, a: Any, b: Any) -> Any:
         """Products of matrices (…, m, k) and (…, k, n); the axes before them broadcast."""
 
     def take(self, x: Any, indices: Any, axis: int) -> Any:
-        """The slices of `x` at these places: the shape of `indices` in place of the axis."""
+        """The slices of `x` at these indices: the shape of `indices` in place of the axis."""
 
     def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
         """One element for each index; `indices` has as many axes as `x`, and broadcasts to it."""
@@ -129,22 +128,22 @@ class Primitives(Protocol):
 
 
 class Autodiff(Protocol):
-    """Gradients. Trees are nests of dicts, lists and tuples of arrays."""
+    """Gradients. Trees are dicts, lists and tuples of arrays, in any depth."""
 
     compiles: bool
     """Whether a compiled function may take gradients inside; else they are taken of one."""
 
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        """The function that gives a scalar, and its gradient by the arrays of its first argument.
+        """A function that returns the scalar, and its gradient by the arrays of the first argument.
 
         The gradient is a tree like the first argument. The function may be a compiled one.
         """
 
     def stop_gradient(self, x: Any) -> Any:
-        """The same numbers, taken for constants."""
+        """The same array, taken for a constant."""
 
     def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which is run again for its gradient instead of keeping what it computed."""
+        """The function, run again for its gradient instead of keeping what it computed."""
 
 
 class Compiler(Protocol):
@@ -159,7 +158,7 @@ class Compiler(Protocol):
         whole: bool = True,
         most: bool = False,
     ) -> Callable[..., Any]:
-        """The function, compiled when it is first called with arrays of new shapes or types.
+        """The function, compiled when it is first called with arrays of new shapes or dtypes.
 
         `static` names arguments that are constants of the compiled code, `donate` those that the
         caller gives up, so that results may take their memory. What the compiler cannot look
@@ -168,7 +167,7 @@ class Compiler(Protocol):
         """
 
     def efforts(self, most: bool) -> str:
-        """What `compile` does, in words."""
+        """A description of what `compile` does."""
 
     def keep(self, folder: str) -> str | None:
         """Keep compiled code across processes in a folder, unless the user has named another.

@@ -53,7 +53,7 @@ def _one(function: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """A function of two arrays, or of an array and a number that takes over its type."""
+    """A function of two arrays, or of an array and a number that takes over its dtype."""
 
     def call(_: CupyPrimitives, a: Any, b: Any) -> Any:
         return function(*_alike(a, b))
@@ -173,7 +173,7 @@ class CupyPrimitives:
             return cupy.asarray(np.argmax(np.empty(x.shape), axis)).astype(np.int32)
         largest = cupy.argmax(_wide(x), axis)
         if _is_floating(x):
-            # Which of several that are not numbers is found first is left open by CuPy.
+            # Which of several NaNs is found first is left open by CuPy.
             others = cupy.isnan(x)
             largest = cupy.where(others.any(axis), cupy.argmax(others, axis), largest)
         return largest.astype(np.int32)
@@ -195,7 +195,7 @@ class CupyPrimitives:
             shape = (*a.shape[:-1], b.shape[-1])
             a = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         elif max(a.ndim, b.ndim) > 2:
-            # CuPy sends batches of `bfloat16` to a kernel for whole numbers.
+            # CuPy sends batches of `bfloat16` to a kernel for integers.
             return cupy.matmul(_wide(a), _wide(b)).astype(a.dtype, copy=False)
         product = cupy.matmul(a, b).astype(a.dtype, copy=False)
         return product if shape is None else product.reshape(shape)
@@ -270,7 +270,7 @@ def _type_of(a: Any, b: Any) -> Any:
 
 
 def _alike(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands, a number among them so that it does not change the type of the result."""
+    """The operands, a number among them so that it does not change the dtype of the result."""
     if not isinstance(b, cupy.ndarray):
         return a, _number(b, a)
     if not isinstance(a, cupy.ndarray):
@@ -291,7 +291,7 @@ def _bits(x: Any) -> Any:
 
 
 def _ordered(x: Any) -> Any:
-    """Whole numbers in the order of the elements; what is not a number is the largest of all."""
+    """Integers in the order of the elements; NaN is the largest of all."""
     if not _is_floating(x):
         return x.view(np.uint8) if x.dtype == np.bool_ else x
     wide = _wide(x) + 0.0  # without the sign of a zero

@@ -61,7 +61,7 @@ def _added_up(x: Any, axis: Axes, keepdims: bool = False) -> Any:
     if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
         # Left to itself, XLA may add up parts of a long sum in 16 bits.
         return jnp.sum(x.astype(_FLOAT32), axis, keepdims=keepdims).astype(kind)
-    # A sum of truths is a count.
+    # A sum of booleans is a count.
     return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
 
 
@@ -209,7 +209,7 @@ class JaxPrimitives:
 
     def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
         if jnp.issubdtype(x.dtype, jnp.floating):
-            # XLA's order puts what is not a number behind all others where its sign is set.
+            # XLA's order puts NaN behind all others where its sign is set.
             x = jnp.where(jnp.isnan(x), jnp.nan, x)
         largest, places = jax.lax.top_k(x, k)
         return largest, places.astype(jnp.int32)
@@ -241,7 +241,7 @@ class JaxPrimitives:
 
 
 def _theirs(dtype: DType) -> Any:
-    """NumPy's type for the row; JAX would narrow 64 bits with no more than a warning."""
+    """NumPy's dtype for the row; JAX would narrow 64 bits with no more than a warning."""
     if dtype.name in NARROWER and not jax.config.jax_enable_x64:
         raise _NO_64_BITS.error()
     if dtype.packed and dtype.kind == "float":
@@ -258,7 +258,7 @@ def _device(like: Any) -> Any:
 
 
 def _pair(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands; a Python number becomes one that does not change the other's type."""
+    """The operands; a Python number becomes one that does not change the other's dtype."""
     if isinstance(b, _NUMBERS):
         return a, _number(b, a)
     if isinstance(a, _NUMBERS):
@@ -286,7 +286,7 @@ def _wide(x: Any) -> bool:
 def _outside_is_size(indices: Any, size: int) -> Any:
     """The indices, with the axis' size for each that is out of range: JAX counts negative ones."""
     if indices.dtype.itemsize < 4:
-        indices = indices.astype(jnp.int32)  # so that the size is a number of its type
+        indices = indices.astype(jnp.int32)  # so that the size is a number of its dtype
     inside = (indices >= 0) & (indices < size)
     return jnp.where(inside, indices, size).astype(jnp.int32)
 

@@ -38,7 +38,7 @@ under_way = local()
 
 
 def _two(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The function, in which a fraction beside whole numbers becomes whole."""
+    """The function, in which a fraction beside integers becomes an integer."""
 
     def call(a: Any, b: Any) -> Any:
         if type(b) is float:
@@ -95,7 +95,7 @@ class MlxPrimitives:
         row = known_dtype(values.dtype)
         if row.module == "numpy":
             return mx.array(values, dtype=_native(row))
-        # MLX reads no type that NumPy itself does not have.
+        # MLX reads no dtype that NumPy itself does not have.
         return mx.array(values.view(f"uint{row.bits}")).view(_native(row))
 
     def dtype(self, x: Any) -> DType:
@@ -114,7 +114,7 @@ class MlxPrimitives:
 
     def sign(self, x: Any) -> Any:
         plain = mx.sign(x)
-        # MLX gives 0 for what is not a number.
+        # MLX gives 0 for NaN.
         return mx.where(mx.isnan(x), x, plain) if x.dtype in _FLOATING else plain
 
     def exp(self, x: Any) -> Any:
@@ -155,7 +155,7 @@ class MlxPrimitives:
         if not x.size:
             return _of_nothing(np.sum, x, axis, keepdims).astype(dtype)
         wide = x.astype(mx.float32) if dtype in _HALF else x
-        # MLX itself widens whole numbers of few bits.
+        # MLX itself widens integers of few bits.
         return mx.sum(wide, axis=axis, keepdims=keepdims).astype(dtype)
 
     def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
@@ -176,7 +176,7 @@ class MlxPrimitives:
         return mx.argmax(x, axis=axis).astype(mx.int32)
 
     def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
-        # The sort is stable and puts what is not a number last; read backwards, the first of
+        # The sort is stable and puts NaN last; read backwards, the first of
         # equal ones would come last, so it is the array read backwards that is sorted.
         size = x.shape[-1]
         order = mx.argsort(x[..., ::-1], axis=-1)[..., ::-1]
@@ -221,7 +221,7 @@ def _written_in_place(x: Any, new: Any, positions: Any, inside: Any) -> Any:
     """`x` with one row of each batch replaced, where it is inside.
 
     MLX copies an array that is read and written by turns. So the old row is not read and chosen,
-    but taken away and the new one added, as whole numbers of the same bits: exact for all numbers,
+    but taken away and the new one added, as integers of the same bits: exact for all numbers,
     and nothing at all where the row is outside.
     """
     batch, heads, keys, size = x.shape
@@ -272,7 +272,7 @@ def _of_nothing(function: Callable[..., Any], x: Any, axis: Axes, keepdims: bool
 
 
 def _number(value: float, beside: Any) -> float:
-    """The number as one that leaves the type of the array beside it as it is."""
+    """The number as one that leaves the dtype of the array beside it as it is."""
     if beside.dtype in _FLOATING:
         return value
     return bool(value) if beside.dtype == mx.bool_ else int(value)
@@ -284,7 +284,7 @@ def _nothing(x: Any) -> float:
 
 
 def _as_index(indices: Any) -> Any:
-    """The indices in a type that holds them, the size of any axis, and what is below both."""
+    """The indices in a dtype that holds them, the size of any axis, and what is below both."""
     return indices if indices.dtype in _AS_INDEX else indices.astype(mx.int64)
 
 
@@ -296,7 +296,7 @@ def _safe(indices: Any, size: int) -> tuple[Any, Any]:
 
 
 def _argmax_of_numbers_and_others(x: Any, axis: int) -> Any:
-    """The first of what is not a number, where there is any: MLX's GPU kernel passes it over."""
+    """The index of the first NaN, where there is any: MLX's GPU kernel passes it over."""
     others = mx.isnan(x)
     first = mx.argmax(others, axis=axis)
     largest = mx.argmax(x, axis=axis)

@@ -1,4 +1,4 @@
-"""NumPy's version of the primitives: plain, exact about types, and silent about infinities."""
+"""NumPy's version of the primitives: plain, exact about dtypes, and silent about infinities."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _one(function: Callable[[Array], Any]) -> Callable[[NumpyPrimitives, Array],
 
 
 def _two(function: Callable[[Array, Array], Any]) -> Callable[[NumpyPrimitives, Any, Any], Array]:
-    """A function of two arrays, or of an array and a number that takes over its type."""
+    """A function of two arrays, or of an array and a number that takes over its dtype."""
 
     def call(_: NumpyPrimitives, a: Any, b: Any) -> Array:
         if type(a) is not np.ndarray or type(b) is not np.ndarray:
@@ -90,7 +90,7 @@ def _two(function: Callable[[Array, Array], Any]) -> Callable[[NumpyPrimitives, 
 
 
 def _array(result: Any, dtype: Any) -> Array:
-    """A result as an array of this type, also where it has no axes."""
+    """A result as an array of this dtype, also where it has no axes."""
     if type(result) is np.ndarray and result.dtype is dtype:
         return result
     return np.asarray(result).astype(dtype, copy=False)
@@ -110,7 +110,7 @@ def _alike(a: Any, b: Any) -> tuple[Array, Array]:
 
 
 class NumpyPrimitives:
-    """The primitives over `numpy.ndarray`; `bfloat16` is the type of ml_dtypes."""
+    """The primitives over `numpy.ndarray`; `bfloat16` is the one of ml_dtypes."""
 
     def full(self, shape: Shape, value: float, dtype: DType, like: Any) -> Array:
         return np.full(shape, value, dtype.numpy())
@@ -217,7 +217,7 @@ class NumpyPrimitives:
     @_silent
     def _descending(self, x: Array) -> Any:
         # Sorting backwards twice leaves equal numbers in the order in which they stand, and puts
-        # what is not a number, which NumPy sorts last, first.
+        # NaN, which NumPy sorts last, first.
         order = np.argsort(_wide(x)[..., ::-1], axis=-1, kind="stable")[..., ::-1]
         return x.shape[-1] - 1 - order
 

@@ -35,7 +35,7 @@ class TorchPrimitives:
         return torch.arange(stop, dtype=_theirs(dtype), device=like.device)
 
     def asarray(self, values: Any, like: Any) -> Any:
-        if torch.compiler.is_compiling():  # which cannot ask an array of NumPy for its type
+        if torch.compiler.is_compiling():  # which cannot ask an array of NumPy for its dtype
             return torch.as_tensor(values, device=like.device)
         if values.dtype.kind == "V":  # of ml_dtypes, which PyTorch does not read; float32 holds it
             kind = _theirs(known_dtype(values.dtype))
@@ -75,7 +75,7 @@ class TorchPrimitives:
         return torch.neg(x)
 
     def sign(self, x: Any) -> Any:
-        # PyTorch's sign of what is not a number is 0.
+        # PyTorch's sign of NaN is 0.
         signs = torch.sign(x)
         return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
 
@@ -172,7 +172,7 @@ class TorchPrimitives:
             return x.to(torch.int32) if kind == torch.bool else x
         if kind.is_floating_point:
             return torch.sum(x, axis, keepdims)
-        # A sum of truths is a count, and PyTorch would give any other as int64.
+        # A sum of booleans is a count, and PyTorch would give any other as int64.
         kind = torch.int32 if kind == torch.bool else kind
         return torch.sum(x, axis, keepdims, dtype=kind)
 
@@ -240,7 +240,7 @@ def _theirs(dtype: DType) -> torch.dtype:
 
 
 def _pair(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands; a Python number becomes one that does not change the other's type."""
+    """The operands; a Python number becomes one that does not change the other's dtype."""
     if not isinstance(b, torch.Tensor):
         return a, _number(b, a)
     if not isinstance(a, torch.Tensor):
@@ -249,7 +249,7 @@ def _pair(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _arrays(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands, where PyTorch takes no numbers."""
+    """The operands, where PyTorch takes arrays only."""
     if not isinstance(b, torch.Tensor):
         return a, a.new_full((), b)
     if not isinstance(a, torch.Tensor):
@@ -259,7 +259,7 @@ def _arrays(a: Any, b: Any) -> tuple[Any, Any]:
 
 def _number(value: Any, beside: torch.Tensor) -> Any:
     if beside.dtype.is_floating_point or beside.dtype.is_complex:
-        return int(value) if type(value) is bool else value  # it subtracts no truth values
+        return int(value) if type(value) is bool else value  # it subtracts no booleans
     return bool(value) if beside.dtype == torch.bool else int(value)
 
 
