@@ -8,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 
+from anydevice.core import hooks
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.finding import Reason, Verdict
@@ -112,3 +113,6 @@ def _worth_keeping(verdict: Verdict, limit: float) -> bool:
     if code == "timed_out":
         return limit >= _LONG_ENOUGH
     return code not in ("out_of_memory", "not_started")
+
+
+hooks.check.register(check)

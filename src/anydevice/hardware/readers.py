@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from anydevice.core import hooks
 from anydevice.core.finding import Facts, Sighting
 from anydevice.core.record import Record, as_dict, replace
 
@@ -189,3 +190,6 @@ READERS: dict[str, Begin] = {
     "tpu": lambda: _look_at_tpu,
     "metal": lambda: _look_at_metal,
 }
+
+
+hooks.free_memory.register(free_memory)
