@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import random
+import string
 import sys
 import tracemalloc
 from collections.abc import Callable
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
+from safetensors.numpy import save_file
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import BY_CODE
 from anydevice.errors import OutOfMemoryError, TransferError
 from anydevice.transfer.weights.loading import load_weights
+from anydevice.transfer.weights.safetensors import read_header
 
 CPU = Device("cpu", engine="numpy")
 SMALL = 128 * 1024
@@ -266,6 +271,7 @@ UNPARSED = {
     "objects in a list": (b'{"a":{"x":[', b'{"":0},'),
     "lists after a bracket in a text": (b'{"[]\\"[":{"x":[', b"[],"),
     "brackets alone": (b"", b"["),
+    "short keys": (b'{"__metadata__":{', b'"ab":"",'),
 }
 PARSED = {
     "numbers in a shape": (b'{"a":{"shape":[', b"65536,"),
@@ -302,6 +308,37 @@ def test_a_header_of_brackets_takes_no_more_memory_than_its_file(tmp_path: Path,
 def test_a_hostile_header_takes_a_bounded_multiple_of_its_file(tmp_path: Path, name: str) -> None:
     # A valid header takes about 8 times its size.
     assert peak_of_refusal(tmp_path / "model.safetensors", *PARSED[name], LARGE // 16) <= 15
+
+
+def metadata_of(count: int, value: str) -> bytes:
+    """A valid header of metadata alone, with keys of four characters."""
+    letters = string.ascii_letters + string.digits
+    keys = map("".join, islice(product(letters, repeat=4), count))
+    return json.dumps({"__metadata__": dict.fromkeys(keys, value)}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("count", [50_000, 88_000, 200_000])
+def test_valid_metadata_of_short_keys_takes_a_bounded_multiple_of_its_file(
+    tmp_path: Path, count: int
+) -> None:
+    """Its dict takes most just after it has grown, which is at 87,382 keys and at 174,763."""
+    path = tmp_path / "model.safetensors"
+    header = metadata_of(count, "v" * 6)
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    tracemalloc.start()
+    metadata = read_header(path).metadata
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (peak - SMALL) / len(header) <= 15
+    with safetensors.safe_open(path, framework="np") as reference:
+        assert metadata == reference.metadata()
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+def test_a_header_of_very_many_tensors_with_short_names_is_read(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({f"{n:x}": np.ones(1, np.uint8) for n in range(count)}, path)
+    assert len(read_header(path).entries) == count
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is set as on Linux")

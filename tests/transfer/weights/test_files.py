@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anydevice.errors import TransferError
-from anydevice.transfer.weights import files as file_reading
+from anydevice.transfer.weights import files
 from anydevice.transfer.weights.files import PlainFile
 
 
@@ -43,7 +43,7 @@ def test_a_file_that_was_replaced_is_refused(file: Path) -> None:
 def test_threads_read_by_position(file: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "_read_by_position" and not hasattr(os, "preadv"):
         pytest.skip("this system does not read by position")
-    monkeypatch.setattr(file_reading, "_read", getattr(file_reading, way))
+    monkeypatch.setattr(files, "_read", getattr(files, way))
     whole = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8)
     file.write_bytes(whole.tobytes())
     found = np.zeros_like(whole)

@@ -30,9 +30,7 @@ from anydevice.errors import (
     UnsupportedError,
 )
 from anydevice.transfer.moving import to_numpy
-from anydevice.transfer.weights import files as file_reading
-from anydevice.transfer.weights import loading as loading_progress
-from anydevice.transfer.weights import loading as weights
+from anydevice.transfer.weights import files, loading
 from anydevice.transfer.weights.loading import load_weights
 
 CPU = Device("cpu", engine="numpy")
@@ -171,7 +169,7 @@ def test_only_floating_point_numbers_are_converted(file: Path, wanted: Any) -> N
 
 
 def test_conversion_goes_chunk_by_chunk(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "CHUNK", 64)
+    monkeypatch.setattr(loading, "CHUNK", 64)
     array = np.random.default_rng(0).normal(size=(7, 31)).astype(np.float32)
     found = load_weights(write(file, {"a": array}), CPU, "bfloat16")
     assert same(found["a"], array.astype(ml_dtypes.bfloat16))
@@ -237,7 +235,7 @@ def test_an_error_keeps_none_of_what_was_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, ours: type[Exception]
 ) -> None:
     engine = Placing(error)
-    monkeypatch.setattr(weights.registry, "load", lambda name: engine)
+    monkeypatch.setattr(loading.registry, "load", lambda name: engine)
     for file in ("1", "2"):  # the fourth tensor is in the second file
         write(tmp_path / file, {f"{file}.{n}": np.ones(8, np.float32) for n in range(2)})
     names = [f"{file}.{n}" for file in ("1", "2") for n in range(2)]
@@ -284,20 +282,20 @@ def meddle(monkeypatch: pytest.MonkeyPatch, at_read: int, action: Callable[[], o
 
     The first two reads of a file are its header's length and its header.
     """
-    real, reads = file_reading._read, iter(range(1, 100))
+    real, reads = files._read, iter(range(1, 100))
 
     def read(file: int, buffer: memoryview, position: int) -> int:
         if next(reads) == at_read:
             action()
         return real(file, buffer, position)
 
-    monkeypatch.setattr(file_reading, "_read", read)
+    monkeypatch.setattr(files, "_read", read)
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_said(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "CHUNK", 4096)
+    monkeypatch.setattr(loading, "CHUNK", 4096)
     write(file, {"a": np.zeros(2048, np.float32), "b": np.zeros(2048, np.float32)})
     meddle(monkeypatch, 4, lambda: os.truncate(file, 5000))
     with pytest.raises(TransferError, match=r"became shorter .* now ends at byte 5000"):
@@ -402,7 +400,7 @@ def test_a_large_or_slow_load_shows_a_bar(
     small: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float
 ) -> None:
     terminal = on_a_terminal(monkeypatch)
-    monkeypatch.setattr(loading_progress, name, value)
+    monkeypatch.setattr(loading, name, value)
     load_weights(small, CPU)
     assert "loading weights" in terminal.getvalue()
     assert "3.9/3.9 KiB" in terminal.getvalue()
@@ -413,7 +411,7 @@ def test_the_bar_is_shown_or_not_as_asked(small: Path, monkeypatch: pytest.Monke
     load_weights(small, CPU, progress=True)
     assert "loading weights" in terminal.getvalue()
     terminal.truncate(0)
-    monkeypatch.setattr(loading_progress, "LARGE", 0)
+    monkeypatch.setattr(loading, "LARGE", 0)
     load_weights(small, CPU, progress=False)
     assert terminal.getvalue() == ""
 

@@ -15,8 +15,7 @@ import safetensors.numpy
 
 from anydevice.core.dtypes import DTYPES
 from anydevice.errors import TransferError
-from anydevice.transfer.weights import safetensors as safetensors_files
-from anydevice.transfer.weights.safetensors import read_header, read_model
+from anydevice.transfer.weights.safetensors import LONGEST_HEADER, read_header, read_model
 
 INDEX = "model.safetensors.index.json"
 
@@ -462,7 +461,7 @@ def test_a_wrong_index_is_said(tmp_path: Path, name: str) -> None:
 
 def test_an_index_above_the_limit_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / INDEX).open("wb") as stream:
-        stream.truncate(safetensors_files.LONGEST_HEADER + 1)
+        stream.truncate(LONGEST_HEADER + 1)
     with pytest.raises(TransferError, match="an index has at most 100000000"):
         read_model(tmp_path)
 

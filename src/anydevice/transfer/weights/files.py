@@ -1,4 +1,4 @@
-"""A file that is read by position, from several threads, and that must not change meanwhile."""
+"""A file that is read by position, by several threads, and that must not change meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from anydevice.core.record import Record
@@ -17,7 +16,7 @@ _LOCK = threading.Lock()
 
 
 class Stamp(Record):
-    """What tells one state of a file from another."""
+    """One state of a file, to be compared with another."""
 
     device: int
     inode: int
@@ -52,12 +51,7 @@ class PlainFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""Weights from safetensors files straight onto a device, without a second copy of them all.
-
-How far a long load has come: a bar on a terminal, nothing when piped.
-"""
+"""Weights from safetensors files straight onto a device, without a second copy of them all."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -35,7 +31,9 @@ from anydevice.transfer.weights.files import PlainFile
 from anydevice.transfer.weights.safetensors import Entry, Header, Placed, read_model
 
 CHUNK = 8 * 2**20
-"""Bytes that are read, and where asked for converted, at a time."""
+"""Bytes that are read, and converted where a dtype is given, at a time."""
+LARGE, SLOW = 100_000_000, 1.0
+"""Bytes, and seconds, from which on a load shows its progress."""
 
 Advance = Callable[[int], None]
 
@@ -53,16 +51,16 @@ def load_weights(
     The tensors come in the order in which the file, or the index, lists them. They are read one
     after another, so that beside the arrays themselves only one tensor is in host memory.
 
-    With `dtype`, such as `"bfloat16"`, tensors of floating point numbers become that type, and
-    integers, booleans and complex numbers stay as they are. A number too large for it is an error.
+    With `dtype`, such as `"bfloat16"`, floating point tensors are converted to it; integers,
+    booleans and complex numbers stay as they are. A number too large for the dtype is an error.
 
     A load of more than 100 MB or one second shows its progress on a terminal; `progress=False`
     never, `progress=True` from the start.
 
     Every header is checked before the first array is made: a damaged, incomplete or foreign file is
     a `TransferError` that names it, and so is a tensor that the engine cannot hold. A tensor for
-    which there is no room is an `OutOfMemoryError` that names it. No error keeps the arrays that
-    were loaded before it. Pickles are refused: they are never read.
+    which there is no memory is an `OutOfMemoryError` that names it. No error keeps the arrays that
+    were loaded before it. Pickles are never read.
 
     >>> import tempfile
     >>> header = b'{"bias": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}'
@@ -72,7 +70,7 @@ def load_weights(
     ...     load_weights(path, "cpu", "float32")
     {'bias': array([0., 0.], dtype=float32)}
     """
-    wanted = _float_type(dtype)
+    wanted = _float_dtype(dtype)
     target = device if isinstance(device, Device) and device.usable else choose_device(device)
     if sys.byteorder != "little":
         raise UnsupportedError("safetensors files are little-endian, and this machine is not")
@@ -82,7 +80,7 @@ def load_weights(
     engine, place = registry.load(target.engine), place_of(target)
     arrays: dict[str, Any] = dict.fromkeys(model)
     try:
-        with LoadingProgress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
+        with _Progress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
             for header, entries in _by_file(model):
                 _load_file(header, entries, wanted, engine, place, shown.advance, arrays)
     except BaseException:
@@ -100,9 +98,9 @@ def _load_file(
     advance: Advance,
     arrays: dict[str, Any],
 ) -> None:
-    """Put those tensors of one file, on a device, into `arrays`.
+    """Put these tensors of one file into `arrays`, on a device, and check the file once more.
 
-    When it returns, it is certain that the file stayed the same meanwhile.
+    Raises `TransferError` where the file was changed meanwhile.
     """
     with PlainFile(header.path, header.stamp) as file:
         for entry in entries:
@@ -120,28 +118,25 @@ def _load_file(
 def _place(
     file: PlainFile, entry: Entry, dtype: DType, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """One tensor of an opened file as an array of `dtype` on a device.
-
-    The header has been checked, and whatever reads another way replaces this function alone.
-    """
+    """One tensor of an opened file, whose header has been checked, as an array on a device."""
     if device.backend == "cuda" and dtype == entry.dtype and entry.dtype.kind != "bool":
         staged = _place_staged(file, entry, engine, device, advance)
         if staged is not None:
             return staged
     host = _read(file, entry, dtype, advance)
-    # What was read is nobody else's, so for NumPy it is the result.
+    # Nobody else has the memory it was read into, so NumPy needs no copy.
     return host if engine.name == "numpy" else engine.place(host, device)
 
 
 def _place_staged(
     file: PlainFile, entry: Entry, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """A large tensor, read by several threads straight into what the device copies from."""
+    """A large tensor, read by several threads straight into pinned memory; else `None`."""
     ring = ring_of(device) if entry.nbytes >= WORTH_STAGING else None
     if ring is None:
         return None
-    room = engine.empty(entry.shape, entry.dtype, device)
-    address = engine.address(room)
+    array = engine.empty(entry.shape, entry.dtype, device)
+    address = engine.address(array)
     if address is None:
         return None
 
@@ -151,11 +146,11 @@ def _place_staged(
         advance(piece.size)
 
     ring.upload([Piece(entry.start, address, entry.nbytes)], fill)
-    return room
+    return array
 
 
 def _read(file: PlainFile, entry: Entry, dtype: DType, advance: Advance) -> Any:
-    """The tensor in host memory, read a chunk at a time into the memory where it stays."""
+    """The tensor in host memory, read a chunk at a time into the array that is returned."""
     array = np.empty(entry.shape, dtype.numpy())
     flat = array.reshape(-1)
     width = entry.dtype.itemsize
@@ -178,7 +173,7 @@ def _read(file: PlainFile, entry: Entry, dtype: DType, advance: Advance) -> Any:
 
 
 def _convert(source: Any, target: Any) -> bool:
-    """Write the numbers as the target's type; whether each that was finite still is."""
+    """Convert to the target's dtype; whether each number that was finite still is."""
     with np.errstate(all="ignore"):
         target[...] = source
     finite = np.isfinite(target)
@@ -195,14 +190,14 @@ def _by_file(model: Mapping[str, Placed]) -> Iterator[tuple[Header, list[Entry]]
         yield header, sorted(entries[path], key=lambda entry: entry.start)
 
 
-def _float_type(dtype: object) -> DType | None:
+def _float_dtype(dtype: object) -> DType | None:
     if dtype is None:
         return None
     wanted = as_dtype(dtype)
     if wanted.kind != "float" or wanted.packed:
         raise ConfigurationError(
-            f"weights cannot be loaded as {wanted}: dtype is what floating point numbers become, "
-            "such as 'bfloat16', 'float16' or 'float32'; other numbers keep their type"
+            f"weights cannot be loaded as {wanted}: dtype is that of floating point tensors, such "
+            "as 'bfloat16', 'float16' or 'float32'; all others keep their own"
         )
     return wanted
 
@@ -211,11 +206,7 @@ def _refused(file: PlainFile, entry: Entry, problem: str) -> TransferError:
     return TransferError(f"{file.path}: the tensor {entry.name!r}: {problem}", entry.name)
 
 
-LARGE = 100_000_000
-SLOW = 1.0
-
-
-class LoadingProgress:
+class _Progress:
     """A bar on the error stream for `total` bytes, while the block runs.
 
     It appears where that stream is a terminal, at once for more than 100 MB and else after one
@@ -225,10 +216,8 @@ class LoadingProgress:
     def __init__(self, total: int, wanted: bool | None = None) -> None:
         self._total = total
         self._done = 0
-        terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._bar = ProgressBar(sys.stderr, in_bytes=True) if terminal else None
-        if wanted is False:
-            self._bar = None
+        shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
+        self._bar = ProgressBar(sys.stderr, in_bytes=True) if shown else None
         at_once = wanted is True or total > LARGE
         self._from = time.monotonic() + (0.0 if at_once else SLOW)
 
@@ -236,17 +225,12 @@ class LoadingProgress:
         self.advance(0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._bar is not None:
-            self._bar.__exit__(kind, error, trace)
+            self._bar.__exit__(*error)
 
     def advance(self, size: int) -> None:
-        """So many more bytes are there."""
+        """Count so many more bytes as loaded."""
         self._done += size
         if self._bar is not None and time.monotonic() >= self._from:
             self._bar.tell(self._done, self._total, "loading weights")

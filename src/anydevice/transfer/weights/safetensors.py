@@ -1,12 +1,12 @@
-"""What safetensors files hold: the headers of one file or of a sharded model, fully checked.
+"""Headers of safetensors files, of one file or of a sharded model, read and checked.
 
 A file is eight bytes with the length of its header, the header in JSON, and the tensors' bytes
-without a gap. Nothing here allocates an array: when a header comes back from here, every tensor of
-it lies inside its file, has the bytes that its shape and type need, and shares none with another.
+without a gap. Nothing here allocates an array. Every tensor of a header that is returned lies
+inside its file, has the bytes that its shape and dtype need, and shares none with another.
 
 Files may come from anyone. Before a header is parsed, its brackets are counted, since many empty
-lists take little text and much memory. Then `json` reads it, less duplicate keys, NaN, infinity and
-text that is not valid Unicode.
+lists take little text and much memory. Then `json` reads it. Duplicate keys, NaN, infinity and
+text that is not valid Unicode are refused.
 """
 
 from __future__ import annotations
@@ -37,17 +37,23 @@ _DEEPEST = 64
 _LONGEST_NUMBER = 400
 """Characters of a number; a float has at most some 330."""
 
-# A tensor takes at least 50 bytes of JSON and three brackets; the spare ones are for other fields.
-_BYTES_PER_BRACKET = 16
-_SPARE_BRACKETS = 1000
+# A tensor has three brackets and four keys in at least 50 bytes of JSON, and in 64 or more where
+# there are very many, since names and offsets are longer then. Small headers may have any number.
+_BYTES_EACH = 16
+_SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
 
-# A string, also one that does not end, or a bracket. Possessive, since each way back takes memory.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
+_NAMED_DUPLICATES = 2**20
+"""Bytes of JSON up to which the message names a duplicate key: finding it takes memory."""
+
+# A string, also one that does not end, a bracket or a colon. Possessive, since each way back takes
+# memory.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}:]', re.DOTALL)
 
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _PICKLED_CONTENT = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
 _AGAIN = "it is damaged or incomplete: download or save it again"
 _METADATA = "__metadata__"
+_COLON = ord(":")
 
 
 class Entry(Record):
@@ -113,7 +119,9 @@ def read_header(path: Path) -> Header:
         text = file.read(length, 8)
         stamp = file.stamp
     try:
-        entries, metadata = parse_header(text, stamp.size)
+        header = _parse_object(text)
+        metadata = _strings(header.pop(_METADATA, {}))
+        entries = _read_entries(header, 8 + length, stamp.size)
     except ValueError as error:
         raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
     except TransferError as error:
@@ -121,40 +129,48 @@ def read_header(path: Path) -> Header:
     return Header(path, stamp, entries, metadata)
 
 
-def parse_header(text: bytes | bytearray, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors and the metadata of a header's JSON, in a file of `size` bytes.
+def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
+    """The tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
 
-    Raises `ValueError` where the text is not a header, and `TransferError`, naming the tensor,
-    where it describes what cannot be.
+    Raises `ValueError` where an entry is malformed, and `TransferError`, naming the tensor, where
+    it describes what cannot be.
     """
-    header = _parse_object(text)
-    metadata = _strings(header.pop(_METADATA, {}))
     entries = {}
     for name, value in header.items():
         try:
-            entries[name] = _read_entry(name, _object(value), 8 + len(text), size)
+            entries[name] = _read_entry(name, _object(value), base, size)
         except ValueError as error:
             raise ValueError(f"the tensor {_short(name)}: {error}") from error
-    _check_cover(entries, 8 + len(text), size)
-    return entries, metadata
+    _check_cover(entries, base, size)
+    return entries
 
 
-def _parse_object(text: bytes | bytearray) -> dict[str, Any]:
-    """A JSON text that is an object; raises `ValueError` for anything else."""
-    _check_brackets(text)
-    found = _object(_DECODER.decode(text.decode()))
-    if b"\\u" in text:
-        _check_characters(found)
+def _parse_object(raw: bytearray) -> dict[str, Any]:
+    """A JSON text that is an object; raises `ValueError` for anything else. Empties `raw`."""
+    keys = _check_size(raw)
+    text = raw.decode()
+    raw.clear()  # it may be large, and what it becomes is larger
+    found = _object(_DECODER.decode(text))
+    if keys != _check_strings(found):
+        # Not found by a hook, which would have a list of all pairs beside each dict.
+        if len(text) <= _NAMED_DUPLICATES:
+            json.loads(text, object_pairs_hook=_unique)
+        raise ValueError("a key occurs twice in one object")
     return found
 
 
-def _check_brackets(text: bytes | bytearray) -> None:
-    """Refuse a text that would become far more memory than it takes itself."""
-    most = _SPARE_BRACKETS + len(text) // _BYTES_PER_BRACKET
-    depth = opened = 0
+def _check_size(text: bytearray) -> int:
+    """The number of keys; a text that would become far more memory than it takes is refused."""
+    most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
+    most_keys = _SPARE_KEYS + len(text) // _BYTES_EACH
+    depth = opened = keys = 0
     for token in _TOKEN.finditer(text):
         first = text[token.start()]
-        if first in b"[{":
+        if first == _COLON:
+            keys += 1
+            if keys > most_keys:
+                raise ValueError(f"more than {most_keys} keys in {len(text)} bytes")
+        elif first in b"[{":
             depth += 1
             opened += 1
             if depth > _DEEPEST:
@@ -163,19 +179,29 @@ def _check_brackets(text: bytes | bytearray) -> None:
                 raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
         elif first in b"]}":
             depth -= 1
+    return keys
 
 
-def _check_characters(tree: Any) -> None:
-    """Refuse halves of surrogate pairs, which escapes can stand for but which are no characters."""
-    waiting = [tree]
+def _check_strings(tree: Any) -> int:
+    """The number of keys in all objects; a string that is not valid Unicode is refused.
+
+    An escape can stand for half of a surrogate pair, which is no character.
+    """
+    keys, waiting = 0, [iter((tree,))]
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            value.encode()
-        elif isinstance(value, dict):
-            waiting += [*value, *value.values()]
-        elif isinstance(value, list):
-            waiting += value
+        for value in waiting[-1]:
+            if isinstance(value, str):
+                value.encode()
+            elif isinstance(value, dict):
+                keys += len(value)
+                waiting += [iter(value), iter(value.values())]
+                break
+            elif isinstance(value, list):
+                waiting.append(iter(value))
+                break
+        else:
+            waiting.pop()
+    return keys
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -203,12 +229,7 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"expected a value, found {text}")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique,
-    parse_float=_float,
-    parse_int=_integer,
-    parse_constant=_refuse_constant,
-)
+_DECODER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_refuse_constant)
 
 
 def _object(value: Any) -> dict[str, Any]:
