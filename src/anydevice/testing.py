@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from anydevice.choose.scope import SETTING_VARIABLES, set_process_device
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import unknown_backend
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.core.text import parse_size
 from anydevice.discovery._discover import discover, machine_from
 from anydevice.discovery.report import Report
@@ -46,7 +46,7 @@ def fake_machine(
 
     Each device has `memory`, of which `free` (one amount, or one a device) is free. `engines` are
     said to drive them, as far as they are installed. `sightings` are taken as they are, for a
-    backend that fails: `Sighting("cuda", present=True, stage="driver", reason="…")`.
+    backend that fails: `Sighting("cuda", present=True, stage="driver", reason=Reason("code", "…"))`.
 
     What the person who runs the tests has set does not count in the block: variables such as
     `ANYDEVICE_DEVICE` and `LOCAL_RANK`, the settings files, `set_device`. What the block itself
@@ -97,7 +97,8 @@ def fake_backend(
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ConfigurationError(f"{backend}={count!r} is not a number of devices", f"{backend}=")
     if count == 0:
-        return Sighting(backend, present=False, stage="driver", reason="not in this fake machine")
+        missing = Reason("not_in_machine", "not in this fake machine")
+        return Sighting(backend, present=False, stage="driver", reason=missing)
     row = BACKENDS[backend]
     amounts = _amounts(free if free is not None else memory, count)
     seen = tuple(

@@ -9,9 +9,10 @@ import pytest
 import anydevice
 from anydevice import testing
 from anydevice.bench.measuring import save
-from anydevice.choose.measurements import measurements_file, read_measurements
+from anydevice.choose.measurements import read_measurements
 from anydevice.choose.scope import why
 from anydevice.discovery import _discover as discovery
+from anydevice.settings.files import measurements_file
 
 from .tiny import measurement, results
 

@@ -17,7 +17,6 @@ from anydevice.choose import limits
 from anydevice.core.device import Device
 from anydevice.core.engine import MemoryUse
 from anydevice.core.finding import Facts, Seen, Sighting
-from anydevice.engines import library_settings as effects
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.settings import config as settings
@@ -72,7 +71,7 @@ def jax_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX has started on a GPU, and no other library is loaded."""
     started = StartedJax()
     monkeypatch.setattr(limits, "jax_started", lambda: True)
-    monkeypatch.setattr(effects, "jax_started", lambda: True)
+    monkeypatch.setattr(registry, "jax_started", lambda: True)
     monkeypatch.setattr(registry, "load", lambda name: started)
     monkeypatch.setattr(registry, "loaded_engines", lambda: ("jax",))
 

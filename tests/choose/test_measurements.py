@@ -10,7 +10,6 @@ from anydevice.choose.measurements import (
     keep_measurements,
     measured_engine,
     measured_engines,
-    measurements_file,
     read_measurements,
 )
 from anydevice.core.choice import Choice, Measured, Request, Wish, choose, pick_engine
@@ -19,6 +18,7 @@ from anydevice.core.finding import Facts, Finding, Standing
 from anydevice.discovery.report import Report
 from anydevice.discovery.verdicts import key_of
 from anydevice.rendering.choice_text import because
+from anydevice.settings.files import measurements_file
 
 CARD = Facts("card", uuid="GPU-1", driver_version="580")
 

@@ -13,13 +13,15 @@ import pytest
 import anydevice
 from anydevice import Device, testing
 from anydevice.choose.scope import why
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 NO_LIBRARY = Sighting(
     "cuda",
     present=True,
-    devices=(Seen(0, "gpu", Facts(name="RTX 4070"), reason="too old", mend="buy another"),),
+    devices=(
+        Seen(0, "gpu", Facts(name="RTX 4070"), reason=Reason("too_old", "too old", "buy another")),
+    ),
 )
 
 
@@ -39,7 +41,7 @@ def test_it_ends_at_the_cpu_with_one_warning_that_gives_every_reason() -> None:
         with pytest.warns(UserWarning, match="using cpu: cuda:0: too old") as said:
             assert str(anydevice.device()) == "cpu"
         assert len(said) == 1
-        assert "mend: buy another" in str(said[0].message)
+        assert "fix: buy another" in str(said[0].message)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert str(anydevice.device()) == "cpu"
@@ -385,10 +387,12 @@ def test_several_devices_are_preferred_in_their_order(home: Path) -> None:
     assert (home / "anydevice.toml").read_text() == 'device = ["tpu", "cpu"]\n'
 
 
-def test_what_is_missing_for_an_engine_comes_with_its_mend() -> None:
+def test_what_is_missing_for_an_engine_comes_with_its_fix() -> None:
     with pytest.raises(DeviceNotFoundError, match=r"cupy does not drive it|pip install"):
         anydevice.device("cpu", engine="cupy")
-    absent = Sighting("cuda", present=False, stage="driver", reason="no NVIDIA card")
+    absent = Sighting(
+        "cuda", present=False, stage="driver", reason=Reason("no_card", "no NVIDIA card")
+    )
     with (
         testing.fake_machine(sightings=[absent]),
         pytest.raises(DeviceNotFoundError, match="this machine has no cuda: no NVIDIA card"),

@@ -86,32 +86,23 @@ for reentrant in (False, True):
 
 @needs_fork
 @pytest.mark.parametrize(
-    ("lock", "work"),
+    ("module", "lock", "work"),
     [
-        (
-            "anydevice.hardware.cpu.usage._meter._lock",
-            "anydevice.hardware.cpu.usage._meter.read()",
-        ),
-        (
-            "anydevice.hardware.cpu.usage._process_meter._lock",
-            "anydevice.hardware.cpu.usage._process_meter.read()",
-        ),
-        (
-            "anydevice.hardware.cuda.usage._lock",
-            "anydevice.hardware.cuda.usage._everything()",
-        ),
-        ("anydevice.discovery._discover._lock", "anydevice.discovery._discover.forget_report()"),
-        ("anydevice.settings.config._lock", "anydevice.configure(time_limit=4)"),
-        ("anydevice.choose.limits._lock", "anydevice.choose.limits.set_limit(None)"),
+        ("anydevice.hardware.cpu.usage", "_meter._lock", "_meter.read()"),
+        ("anydevice.hardware.cpu.usage", "_process_meter._lock", "_process_meter.read()"),
+        ("anydevice.hardware.cuda.usage", "_lock", "_everything()"),
+        ("anydevice.discovery._discover", "_lock", "forget_report()"),
+        ("anydevice.settings.config", "_lock", "configure(time_limit=4)"),
+        ("anydevice.choose.limits", "_lock", "set_limit(None)"),
     ],
-    ids=lambda text: text.rpartition(".")[0].split(".")[-1],
 )
-def test_a_copy_goes_on_whatever_other_threads_were_doing(lock: str, work: str) -> None:
-    module = ".".join(lock.split(".")[:3])
+def test_a_copy_goes_on_whatever_other_threads_were_doing(
+    module: str, lock: str, work: str
+) -> None:
     said = run(f"""
-import anydevice, {module}
-held_elsewhere({lock}.native)
-print(in_a_copy(lambda: {work}))
+import {module} as module
+held_elsewhere(module.{lock}.native)
+print(in_a_copy(lambda: module.{work}))
 """)
     assert said == "7"
 

@@ -10,19 +10,15 @@ from typing import Any
 from anydevice.core import hooks
 from anydevice.core.choice import Measured, pick_engine
 from anydevice.core.device import Device
+from anydevice.core.files import writing
 from anydevice.discovery.verdicts import key_of
 from anydevice.engines import registry
-from anydevice.settings.files import verdicts_file, writing
+from anydevice.settings.files import measurements_file
 
 Times = Mapping[str, float]
-"""Seconds by what was measured: the op, its case and its element type in one text."""
+"""Seconds by what was measured: the op, its case and its dtype in one text."""
 
 _kept: tuple[object, dict[str, dict[str, float]]] = (None, {})
-
-
-def measurements_file() -> Path:
-    """Where the measurements are kept."""
-    return verdicts_file().with_name("measurements.json")
 
 
 def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:

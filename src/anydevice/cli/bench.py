@@ -13,11 +13,12 @@ from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
 from anydevice.bench.page import page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, compare_runs, read_results
-from anydevice.choose.measurements import measured_engines, measurements_file
+from anydevice.choose.measurements import measured_engines
 from anydevice.cli.options import add_narrowing, shown_on
 from anydevice.cli.printing import Output, complain
 from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
+from anydevice.settings.files import measurements_file
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
 

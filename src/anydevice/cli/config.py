@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from textwrap import wrap
 
-from anydevice.check.trusted_kernels import kernels_file
-from anydevice.choose.measurements import measurements_file
+from anydevice.ops.trusted_kernels import kernels_file
 from anydevice.choose.scope import make_request, why
 from anydevice.cli.printing import Output, complain
 from anydevice.core.choice import Choice, Request, Step
@@ -18,7 +17,7 @@ from anydevice.errors import AnyDeviceError
 from anydevice.rendering.choice_text import because
 from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 from anydevice.settings.config import Config, current
-from anydevice.settings.files import project_file, user_file, verdicts_file
+from anydevice.settings.files import measurements_file, project_file, user_file, verdicts_file
 
 EXAMPLE = "anydevice config --why"
 

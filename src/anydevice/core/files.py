@@ -1,28 +1,32 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Files that are written whole or not at all, whatever happens meanwhile."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from anydevice.errors import TransferError
 
+if os.name == "posix":
+    import fcntl
+
 _RANDOM_BYTES = 8
-"""Of the name that a file has until it is whole."""
+"""In the name of a file that is being written."""
 
 
 def write_whole(path: Path, pieces: Iterable[Any]) -> None:
     """Write bytes-like pieces as one file, in place of the one that may be there.
 
-    They go to a new file in the same folder, which takes the name only when it is on the disk. A
-    process that is killed meanwhile leaves the old file as it was, and at most a hidden one, whose
-    name begins with that of the file, beside it. Where the path is a symbolic link, the file that
-    it leads to is replaced. Raises `TransferError` where it cannot be written.
+    They go to a new file in the same folder, which takes the name once it is on the disk. A process
+    that is killed meanwhile leaves the old file as it was, and at most a hidden file beside it. A
+    file that is replaced keeps its permissions. Of a symbolic link, the target is replaced.
+
+    Raises `TransferError` where the file cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,32 +34,46 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
     ...     Path(folder, "numbers").read_bytes()
     b'one two'
     """
-    target = _followed(path)
     try:
-        new = _beside(target)
-        try:
-            with open(new, "xb") as file:
-                for piece in pieces:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, target)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-        _settle(target.parent)
+        target = _target(path)
+        _replace(target, _unused_name(target), pieces)
     except OSError as error:
         raise _refusal(path, error) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Callable[[str], None]]:
+    """A block that reads a text file, changes it, and writes it with the function it is given.
+
+    Only one thread of one process is in it, for each folder. Where the folder cannot be locked
+    (Windows, NFS) the block runs all the same, and of two writers the later one wins. The file is
+    written as by `write_whole`; what a killed writer left is replaced by the next one. Raises
+    `OSError` where the file cannot be written.
+    """
+    target = _target(path)
+    if os.name != "posix":
+        yield lambda text: _replace(target, _unused_name(target), [text.encode()])
+        return
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            new = target.with_name(f".{target.name}.new")
+        except OSError:
+            new = _unused_name(target)
+        yield lambda text: _replace(target, new, [text.encode()])
+    finally:
+        os.close(descriptor)
 
 
 def check_writable(path: Path) -> None:
     """Raise the `TransferError` of `write_whole` now, where the file could not be written later.
 
-    It makes the folder where it is not there, and a file beside that one, which goes again.
+    Makes the folder where there is none.
     """
-    target = _followed(path)
     try:
-        new = _beside(target)
+        target = _target(path)
+        new = _unused_name(target)
         try:
             open(new, "xb").close()
         finally:
@@ -68,7 +86,7 @@ def check_writable(path: Path) -> None:
 
 def remove_leftovers(path: Path) -> None:
     """Delete what killed writers of this file left beside it; nobody may be writing it now."""
-    target = _followed(path)
+    target = Path(os.path.realpath(path))
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
     if target.parent.is_dir():
         for each in target.parent.iterdir():
@@ -76,32 +94,43 @@ def remove_leftovers(path: Path) -> None:
                 each.unlink(missing_ok=True)
 
 
-def _followed(path: Path) -> Path:
-    return Path(os.path.realpath(path))
-
-
-def _beside(target: Path) -> Path:
-    """A name in the folder of a file that nobody has yet; the folder is made where it is not there.
-
-    Files under it are opened as any others are, so that they get the rights of new files.
-    """
+def _target(path: Path) -> Path:
+    """The file that a path leads to, in a folder that is made where there is none."""
+    target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-    return target.parent / f".{target.name}.{secrets.token_hex(_RANDOM_BYTES)}.part"
+    return target
+
+
+def _unused_name(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.urandom(_RANDOM_BYTES).hex()}.part")
+
+
+def _replace(target: Path, new: Path, pieces: Iterable[Any]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    # Not through a link that somebody put there; and on Windows no translation of line ends.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(new, flags, 0o666), "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            os.chmod(new, target.stat().st_mode & 0o777)
+        os.replace(new, target)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the folder's new entry, too, is on the disk
+        descriptor = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _refusal(path: Path, error: OSError) -> TransferError:
     return TransferError(f"{path} cannot be written: {error.strerror or error}")
-
-
-def _settle(folder: Path) -> None:
-    """Have the folder's new entry on the disk too, where the system can do that."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

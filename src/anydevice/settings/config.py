@@ -9,13 +9,13 @@ from typing import Any
 
 from anydevice.core.device import parse_place
 from anydevice.core.locks import ForkSafeLock
-from anydevice.core.record import NOTHING, Record, replace
+from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import parse_size
 from anydevice.core.warn import level_outside
 from anydevice.engines import library_settings as effects
 from anydevice.errors import ConfigurationError
-from anydevice.settings.files import project_file, user_file
-from anydevice.settings.preferences import SETTINGS, read_settings
+from anydevice.settings import files
+from anydevice.settings.preferences import SETTINGS, FileSettings, read_files
 
 STRATEGIES: Mapping[str, float] = MappingProxyType(
     {"conservative": 0.60, "balanced": 0.75, "aggressive": 0.90}
@@ -81,6 +81,8 @@ ApplyMemory = Callable[[Config | None], list[str]]
 _lock = ForkSafeLock()
 _changes: dict[str, Any] = {}
 _applied: dict[str, Any] = {}
+_revision = 0
+_current: tuple[object, int, Config, dict[str, str]] | None = None
 _memory_listeners: list[tuple[CheckMemory, ApplyMemory]] = []
 
 
@@ -109,6 +111,7 @@ def configure(**changes: Any) -> Config:
 
 def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
     """What `configure` does; a `memory` that JAX is too late for is a warning without `insist`."""
+    global _revision
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
     if insist and checked.get("memory") is not None:
         for check, _ in _memory_listeners:
@@ -119,6 +122,7 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
                 _changes.pop(name, None)
             else:
                 _changes[name] = value
+        _revision += bool(checked)
     config, origins = current()
     _take_effect(changes, config, origins)
     return config
@@ -126,16 +130,28 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
 
 def current() -> tuple[Config, dict[str, str]]:
     """The settings in force, and for each that is not a default where it came from."""
-    config, origins = Config(), {}
-    for label, path in (("user file", user_file()), ("project file", project_file())):
-        file = read_settings(path)
-        for name, value, source in file.settings if file else ():
-            config = replace(config, **{name: _check(name, value, source)})
-            origins[name] = f"{label} {source}"
+    global _current
+    files_read, revision = read_files(), _revision
+    if _current is None or _current[0] is not files_read or _current[1] != revision:
+        _current = (files_read, revision, *_merged(files_read))
+    return _current[2], dict(_current[3])
+
+
+def state() -> tuple[object, ...]:
+    """A value that is another one as soon as any setting has changed; quicker than `current`."""
+    return files.state(), _revision
+
+
+def _merged(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for file in read:
+        for name, value, source in file.settings:
+            values[name] = _check(name, value, source)
+            origins[name] = f"{file.origin} {source}"
     for name, value in dict(_changes).items():
-        config = replace(config, **{name: value})
-        origins[name] = "configure()"
-    return config, origins
+        values[name], origins[name] = value, "configure()"
+    return Config(**values), origins
 
 
 def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
@@ -165,7 +181,9 @@ def forget_changes() -> None:
 
     The files take effect again when a device is next chosen.
     """
+    global _revision
     with _lock.native:
+        _revision += 1
         limited = "memory" in _changes or "memory" in _applied
         _changes.clear()
         _applied.clear()

@@ -1,20 +1,24 @@
-"""Files of ours: where they are, and writing them whole or not at all."""
+"""The files of anydevice: where they are, and whether one has changed since it was read."""
 
 from __future__ import annotations
 
 import os
-import threading
+import stat
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-if os.name == "posix":
-    import fcntl
+from anydevice.core.warn import level_outside
 
 FILE_NAME = "anydevice.toml"
 
-_hidden: set[Path] = set()
+_UNSETTLED = 2_000_000_000
+"""Nanoseconds in which a file may change twice without another time stamp, on any file system."""
+
+_hidden: frozenset[Path] = frozenset()
+_watched: tuple[object, tuple[str, ...]] = (None, ())
 
 
 def user_file() -> Path:
@@ -22,49 +26,18 @@ def user_file() -> Path:
     return _home("user_config_dir") / FILE_NAME
 
 
-def project_file(start: Path | None = None) -> Path | None:
+def project_file() -> Path | None:
     """The nearest `anydevice.toml` in the working directory or above it; `None` without one.
 
     A file that belongs to another user (but not to root) is passed over with a warning: anyone
     may put one into a shared folder such as `/tmp`.
     """
-    try:
-        folder = (start or Path.cwd()).resolve()
-    except OSError:  # the working directory was deleted under us
-        return None
-    mine = user_file()
-    for place in (folder, *folder.parents):
-        candidate = place / FILE_NAME
-        if candidate != mine and candidate not in _hidden and _is_ours(candidate):
-            return candidate
-    return None
+    return next(filter(_is_ours, _project_files()), None)
 
 
-@contextmanager
-def hidden(path: Path | None) -> Iterator[None]:
-    """A block in which there is no such project file, for tests; one that is made in it counts."""
-    if path is None or path in _hidden:
-        yield
-        return
-    _hidden.add(path)
-    try:
-        yield
-    finally:
-        _hidden.discard(path)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        owner = path.lstat().st_uid
-    except OSError:  # there is none, or its folder may not be entered
-        return False
-    if os.name != "posix" or owner in (os.geteuid(), 0):
-        return True
-    warnings.warn(
-        f"{path} belongs to another user and is not obeyed; to use it, make it yours",
-        stacklevel=2,
-    )
-    return False
+def measurements_file() -> Path:
+    """Where `anydevice bench --save` keeps its measurements."""
+    return _home("user_cache_dir") / "measurements.json"
 
 
 def verdicts_file() -> Path:
@@ -77,6 +50,111 @@ def compiled_folder(engine: str) -> Path:
     return _home("user_cache_dir") / "compiled" / engine
 
 
+@contextmanager
+def hidden(path: Path | None) -> Iterator[None]:
+    """A block in which there is no such project file, for tests; one that is made in it counts."""
+    global _hidden
+    if path is None or path in _hidden:
+        yield
+        return
+    _hidden |= {path}
+    try:
+        yield
+    finally:
+        _hidden -= {path}
+
+
+def variables(names: Sequence[str]) -> Callable[[], tuple[object, ...]]:
+    """A function that reads these environment variables quickly; its result is for comparing.
+
+    >>> read = variables(["SOME_SWITCH"])
+    >>> before = read()
+    >>> os.environ["SOME_SWITCH"] = "1"
+    >>> read() == before
+    False
+    >>> del os.environ["SOME_SWITCH"]
+    >>> read() == before
+    True
+    """
+    keys = tuple(map(os.environ.encodekey, names))
+
+    def read() -> tuple[object, ...]:
+        # Through its methods every variable takes a microsecond.
+        data = getattr(os.environ, "_data", None)
+        return tuple(map(os.environ.get, names) if data is None else map(data.get, keys))
+
+    return read
+
+
+_places = variables(("ANYDEVICE_HOME", "HOME", "USERPROFILE", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"))
+
+
+def state() -> tuple[object, ...]:
+    """A value that is another one as soon as a file of settings or measurements has changed.
+
+    That includes files that appear or go, the working directory, and variables that say where the
+    files are. Files are compared by their time stamps, size and identity; those that were changed
+    just now by their content too.
+    """
+    global _watched
+    try:
+        key = (os.getcwd(), _places(), _hidden)
+    except OSError:  # the working directory was deleted
+        key = ("", _places(), _hidden)
+    if _watched[0] != key:
+        files = (*_project_files(), user_file(), measurements_file())
+        _watched = (key, tuple(map(str, files)))
+    return key, [_stamp(path) for path in _watched[1] if os.access(path, os.F_OK)]
+
+
+def _stamp(path: str) -> object:
+    try:
+        of_link = status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            status = os.stat(path)
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        stamp = (path, *_identity(of_link), *_identity(status))
+        if time.time_ns() - changed > _UNSETTLED:
+            return stamp
+        with open(path, "rb") as file:
+            return (*stamp, file.read())
+    except OSError as error:
+        return (path, error.errno)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (*times, status.st_size, status.st_ino, status.st_dev, status.st_uid, status.st_mode)
+
+
+def _project_files() -> Iterator[Path]:
+    """Every place of a project's file, the nearest first."""
+    try:
+        folder = Path.cwd().resolve()
+    except OSError:  # the working directory was deleted
+        return
+    mine = user_file()
+    for place in (folder, *folder.parents):
+        candidate = place / FILE_NAME
+        if candidate != mine and candidate not in _hidden:
+            yield candidate
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        owner = path.lstat().st_uid
+        path.stat()
+    except OSError:  # there is none, or its folder may not be entered
+        return False
+    if os.name != "posix" or owner in (os.geteuid(), 0):
+        return True
+    warnings.warn(
+        f"{path} belongs to another user and is not obeyed; to use it, make it yours",
+        stacklevel=level_outside(),
+    )
+    return False
+
+
 def _home(kind: str) -> Path:
     own = os.environ.get("ANYDEVICE_HOME")
     if own:
@@ -84,52 +162,3 @@ def _home(kind: str) -> Path:
     import platformdirs
 
     return Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[Callable[[str], None]]:
-    """A block that reads a file, changes it and writes it with the function that it is given.
-
-    Only one thread of one process is in it, for each folder. Where the folder cannot be locked
-    (Windows, NFS) the block runs all the same: of two writers the later one wins.
-
-    Every reader, at any moment, sees the whole old file or the whole new one. A writer that is
-    killed leaves a hidden file beside it, which the next one replaces wherever it has the lock.
-    A link stays a link: the file that it points to is written.
-    """
-    target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if os.name != "posix":
-        yield lambda text: _write_whole(target, text, _own_name(target))
-        return
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            temporary = target.with_name(f".{target.name}.new")
-        except OSError:
-            temporary = _own_name(target)
-        yield lambda text: _write_whole(target, text, temporary)
-    finally:
-        os.close(descriptor)
-
-
-def _own_name(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.new")
-
-
-def _write_whole(target: Path, text: str, temporary: Path) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(temporary, flags, 0o666)
-    try:
-        # Without translation: a file of Windows comes with its own ends of lines.
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if target.exists():
-            os.chmod(temporary, target.stat().st_mode & 0o777)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -7,24 +7,29 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
+from anydevice.core.files import writing
 from anydevice.core.record import Record
+from anydevice.core.warn import level_outside
 from anydevice.errors import ConfigurationError
-from anydevice.settings.files import project_file, user_file, writing
+from anydevice.settings.files import project_file, state, user_file
 
 SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
 _KEYS = ("device", "engine", *SETTINGS)
+
+Origin = Literal["user file", "project file"]
 
 
 class FileSettings(Record):
     """One settings file as it was read. `wishes` are device names, first choice first.
 
-    `settings` are the other keys, each with its value and with the file and line that says so.
+    `settings` are the other keys, each with its value and with its file and line.
     """
 
+    origin: Origin
     path: Path
     wishes: tuple[str, ...] = ()
     engine: str | None = None
@@ -61,12 +66,25 @@ def prefer(
     return path
 
 
-def read_settings(path: Path | None) -> FileSettings | None:
-    """What a settings file says; `None` where there is no such file or it cannot be opened.
+_read: tuple[object, tuple[FileSettings, ...]] | None = None
 
-    Raises `ConfigurationError`, naming the file and the line, where it says something wrong. A
-    file that may not be opened is passed over with a warning.
+
+def read_files() -> tuple[FileSettings, ...]:
+    """The settings files that are there, the user's before the project's.
+
+    They are read once, and again when one has changed. Raises `ConfigurationError`, naming the
+    file and the line, where one says something wrong. A file that cannot be opened is passed over
+    with a warning.
     """
+    global _read
+    now = state()
+    if _read is None or _read[0] != now:
+        read = (_read_file("user file", user_file()), _read_file("project file", project_file()))
+        _read = (now, tuple(file for file in read if file is not None))
+    return _read[1]
+
+
+def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
     if path is None:
         return None
     try:
@@ -76,10 +94,10 @@ def read_settings(path: Path | None) -> FileSettings | None:
     except OSError as error:
         warnings.warn(
             f"{path} cannot be read ({error.strerror}); going on without it",
-            stacklevel=2,
+            stacklevel=level_outside(),
         )
         return None
-    return _interpret(path, text)
+    return _interpret(origin, path, text)
 
 
 def check_wish(wish: str, source: str) -> None:
@@ -122,11 +140,11 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         line = int(found[1]) if found else text.count(b"\n") + 1
         source = f"{path}, line {line}"
         raise ConfigurationError(
-            f"{source}: this is not TOML ({error}); mend the line or delete the file", source
+            f"{source}: this is not TOML ({error}); fix the line or delete the file", source
         ) from None
 
 
-def _interpret(path: Path, text: bytes) -> FileSettings:
+def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
     settings: list[tuple[str, Any, str]] = []
     wishes: tuple[str, ...] = ()
     engine: str | None = None
@@ -142,9 +160,9 @@ def _interpret(path: Path, text: bytes) -> FileSettings:
         else:
             warnings.warn(
                 f"{source}: there is no setting {key!r}; the settings are {', '.join(_KEYS)}",
-                stacklevel=2,
+                stacklevel=level_outside(),
             )
-    return FileSettings(path, wishes, engine, tuple(settings))
+    return FileSettings(origin, path, wishes, engine, tuple(settings))
 
 
 def _wishes(value: object, source: str) -> tuple[str, ...]:

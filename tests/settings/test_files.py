@@ -1,0 +1,187 @@
+"""Settings are read once, and a change takes effect at the next call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import anydevice
+from anydevice.choose import scope
+from anydevice.settings import files, preferences
+from anydevice.testing import fake_machine
+
+OLD = 1_000_000_000_000_000_000
+"""A time stamp long ago: files that are settled are compared by their time stamps alone."""
+
+
+@pytest.fixture(autouse=True)
+def machine(home: Path) -> Iterator[Path]:
+    """Two backends, so that it shows which one the settings prefer; a call has been made."""
+    with fake_machine(cuda=2, opencl=1, keep_settings=True):
+        anydevice.device("cpu")
+        yield home
+
+
+def chosen() -> str:
+    return str(anydevice.device("auto").backend)
+
+
+def settle(path: Path) -> None:
+    os.utime(path, ns=(OLD, OLD))
+
+
+def test_a_project_s_file_that_appears_changes_and_goes() -> None:
+    project = Path("anydevice.toml")
+    for _ in range(20):
+        assert chosen() == "cuda"
+        project.write_text('device = "cpu"   \n')
+        assert chosen() == "cpu"
+        project.write_text('device = "opencl"\n')  # of the same size, and within one tick
+        assert chosen() == "opencl"
+        project.unlink()
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time(settled: bool) -> None:
+    project, other = Path("anydevice.toml"), Path("other.toml")
+    project.write_text('device = "cpu"   \n')
+    other.write_text('device = "opencl"\n')
+    if settled:
+        settle(project)
+        settle(other)
+    assert chosen() == "cpu"
+    other.replace(project)
+    assert chosen() == "opencl"
+
+
+def test_a_time_stamp_that_is_put_back_hides_nothing() -> None:
+    project = Path("anydevice.toml")
+    project.write_text('device = "cpu"   \n')
+    settle(project)
+    assert chosen() == "cpu"
+    project.write_text('device = "opencl"\n')
+    settle(project)
+    assert chosen() == "opencl"
+
+
+def test_the_target_of_a_link_is_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target.toml"
+    target.write_text('device = "cpu"   \n')
+    Path("anydevice.toml").symlink_to(target)
+    assert chosen() == "cpu"
+    target.write_text('device = "opencl"\n')
+    assert chosen() == "opencl"
+    target.unlink()
+    assert chosen() == "cuda"
+
+
+def test_a_nearer_file_and_one_further_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("anydevice.toml").write_text('device = "cpu"\n')
+    inner = Path("a/b")
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert chosen() == "cpu"
+    Path("../anydevice.toml").write_text('device = "opencl"\n')
+    assert chosen() == "opencl"
+    monkeypatch.chdir("../..")
+    assert chosen() == "cpu"
+
+
+def test_the_user_s_file_and_another_home(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "anydevice.toml").write_text('device = "cpu"\n')
+    assert chosen() == "cpu"
+    other = machine / "other"
+    other.mkdir()
+    (other / "anydevice.toml").write_text('device = "opencl"\n')
+    monkeypatch.setenv("ANYDEVICE_HOME", str(other))
+    assert chosen() == "opencl"
+
+
+def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "cpu")
+    assert chosen() == "cpu"
+    monkeypatch.setenv("ANYDEVICE_DEVICE", "opencl")
+    assert chosen() == "opencl"
+    monkeypatch.delenv("ANYDEVICE_DEVICE")
+    assert str(anydevice.device("cuda")) == "cuda:0"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert str(anydevice.device("cuda")) == "cuda:1"
+    assert anydevice.device("cpu").engine == "numpy"
+    monkeypatch.setenv("ANYDEVICE_ENGINE", "torch")
+    assert anydevice.device("cpu").engine == "torch"
+
+
+def test_blocks_the_process_and_configure() -> None:
+    with anydevice.use_device("opencl"):
+        assert chosen() == "opencl"
+        with anydevice.use_device("cpu", engine="torch"):
+            assert (chosen(), anydevice.device().engine) == ("cpu", "torch")
+        with anydevice.use_device("cpu", engine="numpy"):
+            assert (chosen(), anydevice.device().engine) == ("cpu", "numpy")
+        assert chosen() == "opencl"
+    assert chosen() == "cuda"
+    anydevice.set_device("cpu")
+    assert chosen() == "cpu"
+    anydevice.set_device(None)
+    anydevice.configure(order="opencl")
+    assert chosen() == "opencl"
+    anydevice.configure(order=None)
+    assert chosen() == "cuda"
+
+
+def test_another_machine() -> None:
+    assert str(anydevice.device("gpu")) == "cuda:0"
+    with fake_machine(rocm=1):
+        assert str(anydevice.device("gpu")) == "rocm:0"
+    assert str(anydevice.device("gpu")) == "cuda:0"
+
+
+def test_a_wrong_file_is_an_error_at_every_call_until_it_is_right() -> None:
+    project = Path("anydevice.toml")
+    project.write_text('device = "nope"\n')
+    for _ in range(2):
+        with pytest.raises(anydevice.ConfigurationError, match="there is no backend 'nope'"):
+            anydevice.device("cpu")
+    project.write_text('device = "cuda"\n')
+    assert str(anydevice.device("cpu")) == "cpu"
+
+
+def test_what_cannot_be_met_is_an_error_at_every_call() -> None:
+    for _ in range(2):
+        with pytest.raises(anydevice.DeviceNotFoundError):
+            anydevice.device("rocm")
+
+
+def test_files_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Path("anydevice.toml")
+    project.write_text('device = "cpu"\n')
+    settle(project)
+    read: list[Path] = []
+    real = preferences._read_file
+    monkeypatch.setattr(
+        preferences, "_read_file", lambda *asked: (read.append(asked[1]), real(*asked))[1]
+    )
+    for spec in ("cpu", "cuda", None, "opencl") * 3:
+        anydevice.device(spec)
+        anydevice.configure()
+    assert read.count(project.resolve()) == 1
+
+
+def test_a_deleted_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert files.project_file() is None
+    assert chosen() == "cuda"
+
+
+def test_free_memory_that_decides_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"cuda:0": 10, "cuda:1": 20}
+    monkeypatch.setattr(scope, "free_memory", lambda device: free[str(device)])
+    assert str(anydevice.device("cuda")) == "cuda:1"
+    free["cuda:0"] = 30
+    assert str(anydevice.device("cuda")) == "cuda:0"
