@@ -65,7 +65,7 @@ class Cached:
 def rows_of(name: str, tokens: int, runs: int) -> list[Row]:
     engine = registry.load(name)
     device = engine.devices()[0]
-    compiler = load(f"anydevice.engines.compilers.{name}:COMPILER")
+    compiler = engine.compiler
 
     def put(tree: Any) -> Any:
         return mapped(lambda x: engine.place(x, device), tree)

@@ -212,7 +212,7 @@ def test_arrays_whose_elements_lie_apart_are_really_placed_so() -> None:
     seen = []
 
     def look(x: Any, engine: Any) -> Any:
-        placed = trials._place_apart(x, engine, Device("cpu"))
+        placed = trials._place_strided(x, engine, Device("cpu"))
         np.testing.assert_array_equal(placed, x)
         seen.append(placed.flags.c_contiguous)
         return placed

@@ -13,7 +13,6 @@ import pytest
 from anydevice import ops
 from anydevice.check import decoder
 from anydevice.check.decoder import DecoderShape
-from anydevice.core.hooks import load
 from anydevice.core.record import replace
 from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry
@@ -46,12 +45,12 @@ class Runner:
         return mapped(self.engine.to_host, tree)
 
     def compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        compiler = load(f"anydevice.engines.compilers.{self.name}:COMPILER")
+        compiler = registry.load(self.name).compiler
         compiled: Callable[..., Any] = compiler.compile(function, **options)
         return compiled
 
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        autodiff = load(f"anydevice.engines.autodiff.{self.name}:AUTODIFF")
+        autodiff = registry.load(self.name).autodiff
         both: Callable[..., Any] = autodiff.value_and_grad(function)
         return both
 

@@ -13,6 +13,7 @@ from anydevice.ops.dispatch import (
     own_version,
     primitives,
     run,
+    run3,
     version_for_dtype,
 )
 
@@ -80,7 +81,7 @@ def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     """
     own = own_version(x, "max_pool2d", _max_pool2d)
     window, steps = _windows_of("max_pool2d", x, size, stride)
-    return run(own, _max_pool2d, x, window, steps)
+    return run3(own, _max_pool2d, x, window, steps)
 
 
 def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
@@ -92,7 +93,7 @@ def avg_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> 
     """
     own = float_version(x, "avg_pool2d", _avg_pool2d)
     window, steps = _windows_of("avg_pool2d", x, size, stride)
-    return run(own, _avg_pool2d, x, window, steps)
+    return run3(own, _avg_pool2d, x, window, steps)
 
 
 def _windows_of(

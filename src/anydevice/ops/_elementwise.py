@@ -32,7 +32,7 @@ from anydevice.ops.dispatch import (
     number_primitives,
     number_version,
     primitives,
-    run,
+    run2,
 )
 
 
@@ -413,7 +413,7 @@ def gelu(x: Array, approximate: bool = False) -> Array:
     >>> gelu(numpy.array([0.0, 1.0]), approximate=True).round(4).tolist()
     [0.0, 0.8412]
     """
-    return run(float_version(x, "gelu", _gelu), _gelu, x, approximate)
+    return run2(float_version(x, "gelu", _gelu), _gelu, x, approximate)
 
 
 def swiglu(gate: Array, up: Array) -> Array:
@@ -428,7 +428,7 @@ def swiglu(gate: Array, up: Array) -> Array:
         require_one_dtype("swiglu", gate, up=up)
     if gate.shape != up.shape:
         raise wrong_shapes("swiglu", "gate and up have one shape", gate=gate, up=up)
-    return run(own, _swiglu, gate, up)
+    return run2(own, _swiglu, gate, up)
 
 
 def _refuse_misfit(condition: Array, name: str, x: Array) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from anydevice.ops.arguments import require_integers, require_one_dtype, widened, wrong_shapes
-from anydevice.ops.dispatch import Array, float_version, primitives, run
+from anydevice.ops.dispatch import (
+    Array,
+    float_version,
+    primitives,
+    run2,
+)
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
@@ -28,7 +33,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
             logits=logits,
             targets=targets,
         )
-    return run(own, _cross_entropy, logits, targets)
+    return run2(own, _cross_entropy, logits, targets)
 
 
 def mean_squared_error(x: Array, y: Array) -> Array:
@@ -45,7 +50,7 @@ def mean_squared_error(x: Array, y: Array) -> Array:
         require_one_dtype("mean_squared_error", x, y=y)
     if x.shape != y.shape:
         raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
-    return run(own, _mean_squared_error, x, y)
+    return run2(own, _mean_squared_error, x, y)
 
 
 def _cross_entropy(logits: Array, targets: Array) -> Array:

@@ -18,7 +18,14 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, own_version, primitives, run, run_primitive
+from anydevice.ops.dispatch import (
+    Array,
+    explain,
+    own_version,
+    primitives,
+    run2,
+    run3,
+)
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
@@ -36,7 +43,11 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
         shape = shape_of("reshape", shape)
     if count != prod(x.shape) or (shape and min(shape) < 0):
         _refuse_misfit(x, shape)
-    return run_primitive(xp.reshape, x, shape)
+    try:
+        return xp.reshape(x, shape)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def permute(x: Array, axes: Sequence[int]) -> Array:
@@ -49,7 +60,11 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
     xp = primitives(x, "permute")
     if type(axes) is not tuple or not _in_order(axes, x.ndim):
         axes = _from_the_front(x, axes)
-    return run_primitive(xp.permute_dims, x, axes)
+    try:
+        return xp.permute_dims(x, axes)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
@@ -74,7 +89,11 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
             require_one_dtype("concat", first, another=other)
         if other.shape != shape:
             _refuse_unlike(first, other, at)
-    return run_primitive(xp.concat, arrays, at)
+    try:
+        return xp.concat(arrays, at)
+    except Exception as error:
+        explain(error, arrays)
+        raise
 
 
 def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
@@ -92,7 +111,11 @@ def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     if not 0 <= start <= stop <= x.shape[at] or step < 1:
         rule = f"{start}:{stop}:{step} is a range of axis {axis}, counted from the front"
         raise wrong_shapes("part", rule, x=x)
-    return run_primitive(xp.part, x, at, start, stop, step)
+    try:
+        return xp.part(x, at, start, stop, step)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
@@ -104,14 +127,17 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     """
     xp = primitives(x, "broadcast_to")
     own = x.shape
-    if _ends_with(shape, own):
-        return run_primitive(xp.broadcast_to, x, shape)
-    asked = shape_of("broadcast_to", shape)
-    pairs = zip(own[::-1], asked[::-1], strict=False)
-    fits = all(size == wanted or size == 1 for size, wanted in pairs)
-    if len(own) > len(asked) or not fits or (asked and min(asked) < 0):
-        raise wrong_shapes("broadcast_to", f"x can be repeated to {asked}", x=x)
-    return run_primitive(xp.broadcast_to, x, asked)
+    if not _ends_with(shape, own):
+        shape = shape_of("broadcast_to", shape)
+        pairs = zip(own[::-1], shape[::-1], strict=False)
+        fits = all(size == wanted or size == 1 for size, wanted in pairs)
+        if len(own) > len(shape) or not fits or (shape and min(shape) < 0):
+            raise wrong_shapes("broadcast_to", f"x can be repeated to {shape}", x=x)
+    try:
+        return xp.broadcast_to(x, shape)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def astype(x: Array, dtype: str | DType | object) -> Array:
@@ -124,7 +150,12 @@ def astype(x: Array, dtype: str | DType | object) -> Array:
     >>> astype(numpy.array([1.5, 2.5]), "int32").tolist()
     [1, 2]
     """
-    return run_primitive(primitives(x, "astype").astype, x, as_dtype(dtype))
+    xp, wanted = primitives(x, "astype"), as_dtype(dtype)
+    try:
+        return xp.astype(x, wanted)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def embedding(weight: Array, ids: Array) -> Array:
@@ -140,7 +171,7 @@ def embedding(weight: Array, ids: Array) -> Array:
     require_integers("embedding", "ids", ids, weight, "weight")
     if len(weight.shape) != 2:
         raise wrong_shapes("embedding", "weight is (rows, size)", weight=weight)
-    return run(own, _embedding, weight, ids)
+    return run2(own, _embedding, weight, ids)
 
 
 def take(x: Array, indices: Array, axis: int = 0) -> Array:
@@ -154,7 +185,12 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
     """
     xp = primitives(x, "take")
     require_integers("take", "indices", indices, x)
-    return run_primitive(xp.take, x, indices, axis_of("take", x, axis))
+    at = axis_of("take", x, axis)
+    try:
+        return xp.take(x, indices, at)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def cache_write(cache: Array, new: Array, positions: Array) -> Array:
@@ -183,7 +219,7 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
         raise wrong_shapes(
             "cache_write", "positions is (tokens,) or (batch, tokens)", new=new, positions=positions
         )
-    return run(own, _cache_write, cache, new, positions)
+    return run3(own, _cache_write, cache, new, positions)
 
 
 def _in_order(axes: Sequence[int], count: int) -> bool:

@@ -12,7 +12,13 @@ from anydevice.ops.arguments import (
     widened,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, compiled, number_version, primitives, run
+from anydevice.ops.dispatch import (
+    Array,
+    compiled,
+    number_version,
+    primitives,
+    run3,
+)
 
 
 @compiled
@@ -66,7 +72,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
             raise different_dtypes("linear", x=x, bias=bias)
         if len(bias.shape) != 1 or bias.shape[0] != shape[0]:
             raise wrong_shapes("linear", "bias is (out,)", weight=weight, bias=bias)
-    return run(own, _linear, x, weight, bias)
+    return run3(own, _linear, x, weight, bias)
 
 
 def biased(xp: Primitives, product: Array, bias: Array | None, like: Array) -> Array:

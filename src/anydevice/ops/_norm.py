@@ -19,6 +19,7 @@ from anydevice.ops.dispatch import (
     float_version,
     primitives,
     run,
+    run3,
     version_for_dtype,
     version_for_mixed_dtypes,
 )
@@ -77,7 +78,7 @@ def rmsnorm(x: Array, weight: Array, eps: float = 1e-6) -> Array:
         own = version_for_mixed_dtypes(own, _rmsnorm)
     if type(eps) is not float:
         eps = _small_number("rmsnorm", eps)
-    return run(own, _rmsnorm, x, weight, eps)
+    return run3(own, _rmsnorm, x, weight, eps)
 
 
 def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1e-5) -> Array:

@@ -1,9 +1,9 @@
 """The steps of optimizers, over lists of arrays: pure functions that return new lists.
 
-They compute in float64 for parameters of that dtype, in float32 for all others. Every result has the
-dtype of what it replaces, so that the means of 16-bit parameters may be kept in float32. A rate, and
-the count of steps, may be a number or an array without axes, so that compiled code is not compiled
-anew when it changes.
+They compute in float64 for parameters of that dtype, in float32 for all others. Every result has
+the dtype of what it replaces, so that the means of 16-bit parameters may be kept in float32. A
+rate, and the count of steps, may be a number or an array without axes, so that compiled code is not
+compiled anew when it changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, own_version, primitives, run
+from anydevice.ops.dispatch import (
+    Array,
+    own_version,
+    primitives,
+    run,
+)
 
 Arrays = Sequence[Array]
 

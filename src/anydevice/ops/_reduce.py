@@ -14,7 +14,15 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, known_float, own_version, primitives, run, run_primitive
+from anydevice.ops.dispatch import (
+    Array,
+    explain,
+    known_float,
+    own_version,
+    primitives,
+    run2,
+    run3,
+)
 
 Axes = int | Sequence[int] | None
 
@@ -33,11 +41,19 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     if xp is None:
         xp = primitives(x, "sum")
         if xp.dtype(x).kind == "bool":
-            x = run_primitive(xp.astype, x, INT32)
+            x = run2(xp.astype, xp.astype, x, INT32)
+    axes: int | tuple[int, ...]
     if type(axis) is int:
-        return run_primitive(xp.sum, x, axis_of("sum", x, axis), keepdims)
-    axes = axes_of("sum", x, axis)
-    return run_primitive(xp.sum, x, axes, keepdims) if axes else x
+        axes = axis_of("sum", x, axis)
+    else:
+        axes = axes_of("sum", x, axis)
+        if not axes:
+            return x
+    try:
+        return xp.sum(x, axes, keepdims)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
@@ -52,7 +68,7 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     """
     own = own_version(x, "mean", _mean)
     axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
-    return run(own, _mean, x, axes, keepdims)
+    return run3(own, _mean, x, axes, keepdims)
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
@@ -65,10 +81,18 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     [3.0, 6.0]
     """
     xp = primitives(x, "max")
+    axes: int | tuple[int, ...]
     if type(axis) is int:
-        return run_primitive(xp.max, x, _filled_axis("max", x, axis), keepdims)
-    axes = _filled("max", x, axis)
-    return run_primitive(xp.max, x, axes, keepdims) if axes else x
+        axes = _filled_axis("max", x, axis)
+    else:
+        axes = _filled("max", x, axis)
+        if not axes:
+            return x
+    try:
+        return xp.max(x, axes, keepdims)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
@@ -81,10 +105,18 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     [1.0, 2.0]
     """
     xp = primitives(x, "min")
+    axes: int | tuple[int, ...]
     if type(axis) is int:
-        return run_primitive(xp.min, x, _filled_axis("min", x, axis), keepdims)
-    axes = _filled("min", x, axis)
-    return run_primitive(xp.min, x, axes, keepdims) if axes else x
+        axes = _filled_axis("min", x, axis)
+    else:
+        axes = _filled("min", x, axis)
+        if not axes:
+            return x
+    try:
+        return xp.min(x, axes, keepdims)
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def argmax(x: Array, axis: int = -1) -> Array:
@@ -98,7 +130,7 @@ def argmax(x: Array, axis: int = -1) -> Array:
     """
     own = own_version(x, "argmax", _argmax)
     at = _filled_axis("argmax", x, axis)
-    return run(own, _argmax, x, at)
+    return run2(own, _argmax, x, at)
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
@@ -116,7 +148,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     k = integer("top_k", "k", k)
     if not 1 <= k <= x.shape[last]:
         raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
-    largest: tuple[Array, Array] = run(own, _top_k, x, k)
+    largest: tuple[Array, Array] = run2(own, _top_k, x, k)
     return largest
 
 

@@ -153,20 +153,39 @@ def run(own: Callable[..., Any], definition: Callable[..., Any], *arguments: Any
         result = own(*arguments)
         return definition(*arguments) if result is NotImplemented else result
     except Exception as error:
-        _explain(error, *arguments)
+        explain(error, *arguments)
         raise
 
 
-def run_primitive(primitive: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a primitive; where its library runs out of memory, that is an `OutOfMemoryError`."""
+# The same with two and three arguments: not to forward `*arguments` saves 0.05 µs a call
+# (bench/calling_ops.py).
+
+
+def run2(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any) -> Any:
+    """The same as `run` for two arguments."""
     try:
-        return primitive(*arguments)
+        result = own(a, b)
+        return definition(a, b) if result is NotImplemented else result
     except Exception as error:
-        _explain(error, *arguments)
+        explain(error, a, b)
         raise
 
 
-def _explain(error: Exception, *arguments: Any) -> None:
+def run3(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any, c: Any) -> Any:
+    """The same as `run` for three arguments."""
+    try:
+        result = own(a, b, c)
+        return definition(a, b, c) if result is NotImplemented else result
+    except Exception as error:
+        explain(error, a, b, c)
+        raise
+
+
+def explain(error: Exception, *arguments: Any) -> None:
+    """Raise `OutOfMemoryError` where that is what a library's error means; else return.
+
+    The arguments are those of the call that failed; its first array says on which device.
+    """
     if not isinstance(error, AnyDeviceError):
         from anydevice.memory.out_of_memory import refuse
 
@@ -225,7 +244,7 @@ def _of_one(op: Callable[..., Any], program: Callable[[type], Any]) -> Callable[
             whole = program(type(x))
             return op(x) if whole is None else whole(x)
         except Exception as error:
-            _explain(error, x)
+            explain(error, x)
             raise
 
     return call
@@ -237,7 +256,7 @@ def _of_two(op: Callable[..., Any], program: Callable[[type], Any]) -> Callable[
             whole = program(type(a))
             return op(a, b) if whole is None or type(b) is not type(a) else whole(a, b)
         except Exception as error:
-            _explain(error, a, b)
+            explain(error, a, b)
             raise
 
     return call
@@ -251,7 +270,7 @@ def _of_three(op: Callable[..., Any], program: Callable[[type], Any]) -> Callabl
                 return op(condition, a, b)
             return whole(condition, a, b)
         except Exception as error:
-            _explain(error, condition, a, b)
+            explain(error, condition, a, b)
             raise
 
     return call
@@ -263,7 +282,7 @@ def _along_axis(op: Callable[..., Any], program: Callable[[type], Any]) -> Calla
             whole = program(type(x))
             return op(x, axis) if whole is None or type(axis) is not int else whole(x, axis)
         except Exception as error:
-            _explain(error, x)
+            explain(error, x)
             raise
 
     call.__defaults__ = op.__defaults__
