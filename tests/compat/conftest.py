@@ -1,4 +1,4 @@
-"""What the tests of several seeds' spellings need."""
+"""Fixtures for the tests of `anydevice.compat`."""
 
 from __future__ import annotations
 

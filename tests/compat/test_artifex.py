@@ -29,7 +29,7 @@ from anydevice.compat.artifex import (
     has_gpu,
     print_device_info,
 )
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.discovery._discover import machine_from
 from anydevice.testing import fake_backend, fake_machine
 
@@ -175,7 +175,7 @@ def test_data_is_divided_with_its_remainder(rows: int, devices: int, expected: l
     np.testing.assert_array_equal(np.concatenate(shards), data)
 
 
-def test_data_is_divided_among_chosen_devices_and_in_nests() -> None:
+def test_data_is_divided_among_chosen_devices_and_in_trees() -> None:
     batch = {"x": np.ones((5, 3), np.float32), "y": np.arange(5, dtype=np.int32)}
     with fake_machine(keep_settings=True, cuda=3, engines=JAX):
         manager = DeviceManager().jax_manager
@@ -246,9 +246,9 @@ def test_a_custom_strategy_is_its_fraction() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (DeviceConfiguration(MemoryStrategy.CUSTOM), "give memory_fraction too"),
-        (DeviceConfiguration(memory_fraction=80), "memory_fraction=80 is not a share"),
-        (DeviceConfiguration(memory_fraction=0), "memory_fraction=0 is not a share"),
+        (DeviceConfiguration(MemoryStrategy.CUSTOM), "CUSTOM needs memory_fraction"),
+        (DeviceConfiguration(memory_fraction=80), "80 is neither a fraction"),
+        (DeviceConfiguration(memory_fraction=0), "0 is neither a fraction"),
         (DeviceConfiguration(platform_priority=["mps"]), "did you mean 'metal'"),
         (DeviceConfiguration(enable_x64="yes"), "neither True nor False"),  # type: ignore[arg-type]
     ],
@@ -308,10 +308,10 @@ def test_without_a_configuration_a_manager_shows_what_is_in_force() -> None:
     assert DeviceManager().config.memory_strategy is MemoryStrategy.BALANCED
     assert configure().memory is None  # Artifex's default is not in force until it is given
     configure(memory=0.8)
-    assert DeviceConfiguration.in_force().effective_memory_fraction == 0.8
+    assert DeviceManager().config.effective_memory_fraction == 0.8
     configure(memory="20GiB")
-    assert DeviceConfiguration.in_force().memory_strategy is MemoryStrategy.CUSTOM
-    assert DeviceConfiguration.in_force().effective_memory_fraction is None
+    assert DeviceManager().config.memory_strategy is MemoryStrategy.CUSTOM
+    assert DeviceManager().config.effective_memory_fraction is None
 
 
 def test_a_configuration_may_be_changed_and_used_again() -> None:
@@ -487,10 +487,11 @@ def test_a_probe_by_entry_point_counts_for_every_choice(
 
 
 def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = Sighting("cuda", present=True, stage="driver", reason="no driver", mend="install it")
+    reason = Reason("driver_missing", "no driver", "install it")
+    broken = Sighting("cuda", present=True, stage="driver", reason=reason)
     with fake_machine(keep_settings=True, sightings=[broken]):
         assert DeviceManager().get_device_info()["why_no_gpu"] == [
-            "cuda stopped at driver: no driver (mend: install it)"
+            "cuda stopped at driver: no driver (fix: install it)"
         ]
         print_device_info()
     assert "no GPU: cuda stopped at driver" in capsys.readouterr().out
@@ -498,9 +499,7 @@ def test_the_cause_is_told_where_no_gpu_is_found(capsys: pytest.CaptureFixture[s
 
 def test_a_gpu_for_other_libraries_is_told_apart() -> None:
     with fake_machine(keep_settings=True, metal=1, engines=("numpy",)):
-        assert DeviceManager().get_device_info()["why_no_gpu"] == [
-            "metal:0 is usable, but JAX does not drive metal"
-        ]
+        assert DeviceManager().get_device_info()["why_no_gpu"] == ["metal:0: jax does not drive it"]
 
 
 @pytest.mark.usefixtures("cupy_for_cuda")
@@ -508,8 +507,8 @@ def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
     with fake_machine(keep_settings=True, sightings=[card]):
         said = DeviceManager().get_device_info()["why_no_gpu"]
     assert len(said) == 1
-    assert said[0].startswith("cuda:0 is usable, but not by JAX: jax is not installed")
-    assert "(mend: pip install" in said[0]
+    assert said[0].startswith("cuda:0: jax is not installed")
+    assert "(fix: pip install" in said[0]
 
 
 def test_the_machine_may_change_under_a_manager() -> None:

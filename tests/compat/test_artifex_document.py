@@ -398,7 +398,7 @@ def test_an_mlp_as_it_is_asked_for() -> None:
         np.asarray(mlp(jnp.ones((2, 4)))).sum(-1), 1, rtol=rounding(np.float32, 8)
     )
     assert MLP([3], 4, use_bias=False).parameter_count == 12
-    with pytest.raises(ConfigurationError, match="one layer at least"):
+    with pytest.raises(ConfigurationError, match="at least one layer"):
         MLP([], 4)
 
 

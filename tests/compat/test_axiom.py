@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+import anydevice
 from anydevice import Device, DeviceNotFoundError, device, find_batch_size, ops, set_device
-from anydevice.compat import axiom
 from anydevice.compat.axiom import (
     CPUBackend,
     CUDABackend,
@@ -34,10 +34,12 @@ from anydevice.compat.axiom import (
     warm_up,
     with_backend,
 )
-from anydevice.core.finding import Sighting
+from anydevice.core.finding import Reason, Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
 from tests.rounding import rounding
+
+CPU_ONLY = Reason("cpu_only_build", "torch is a CPU-only build")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_availability_is_told_for_each(backend: str) -> None:
 
 
 def test_hardware_that_no_library_drives_is_not_available() -> None:
-    unfit = Sighting("cuda", present=True, stage="library", reason="torch is a CPU-only build")
+    unfit = Sighting("cuda", present=True, stage="library", reason=CPU_ONLY)
     with fake_machine(keep_settings=True, sightings=[unfit]):
         assert not cuda_available()
 
@@ -185,9 +187,10 @@ def test_falling_back_to_the_cpu_warns_with_the_reason() -> None:
         with pytest.warns(UserWarning, match="using the CPU: no accelerator is in this machine"):
             set_backend(detect_gpu())
         assert current_backend() == CPUBackend()
-    broken = Sighting("cuda", present=True, stage="driver", reason="driver mismatch", mend="reboot")
+    mismatch = Reason("version_mismatch", "driver mismatch", "reboot")
+    broken = Sighting("cuda", present=True, stage="driver", reason=mismatch)
     with fake_machine(keep_settings=True, sightings=[broken]):
-        with pytest.warns(UserWarning, match=r"driver mismatch \(mend: reboot\)"):
+        with pytest.warns(UserWarning, match=r"driver mismatch \(fix: reboot\)"):
             set_backend(None)
         set_device(None)
         with pytest.warns(UserWarning, match="driver mismatch"):
@@ -305,7 +308,7 @@ def test_warming_up_moves_a_model_that_has_gradients() -> None:
 
 def test_warming_up_makes_the_kernels_of_the_backend_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed = []
-    monkeypatch.setattr(axiom, "make_kernels_ready", warmed.append)
+    monkeypatch.setattr(anydevice, "warm_up", warmed.append)
     with fake_machine(keep_settings=True, cuda=2, engines=("torch",)), with_backend(CUDABackend(1)):
         warm_up(ops.silu, np.ones(3, np.float32))
     assert warmed == [Device("cuda:1")]

@@ -129,7 +129,7 @@ def test_it_is_told_where_something_lives() -> None:
 def test_a_place_is_told_under_the_name_that_lux_has_for_it(
     place: str, kind: type[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anydevice.compat.lux.device_of", lambda x: Device(place))
+    monkeypatch.setattr("anydevice.device_of", lambda x: Device(place))
     found = get_device(np.ones(2))
     assert type(found) is kind
     assert found == Device(place)
@@ -291,7 +291,7 @@ def test_resetting_lets_the_choice_run_again() -> None:
 def test_hardware_that_no_library_drives_warns_with_what_to_install(card: Sighting) -> None:
     with fake_machine(keep_settings=True, sightings=[card]):
         assert not loaded("CUDA")
-        with pytest.warns(UserWarning, match=r"cuda stopped at library: .*\(mend: pip install "):
+        with pytest.warns(UserWarning, match=r"cuda stopped at library: .*\(fix: pip install "):
             assert gpu_device() == cpu_device()
 
 

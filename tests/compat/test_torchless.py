@@ -37,14 +37,13 @@ from anydevice.compat.torchless import (
     init_backend_with_memory_check,
     print_backend_summary,
 )
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
 
 GIB = 2**30
-BROKEN = Sighting(
-    "rocm", present=True, stage="driver", reason="/dev/kfd may not be opened", mend="usermod -aG"
-)
+NOT_OPENED = Reason("no_permission", "/dev/kfd may not be opened", "usermod -aG")
+BROKEN = Sighting("rocm", present=True, stage="driver", reason=NOT_OPENED)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_one_named_backend_is_initialised_or_a_typed_error(
         assert caught.value.findings
 
 
-def test_the_seeds_own_spelling_is_the_same() -> None:
+def test_torchless_spelling_is_the_same() -> None:
     ours = ["AUTO", "CUDA", "ROCM", "METAL", "OPENCL", "CPU"]
     theirs = ["Auto", "Cuda", "Rocm", "Metal", "OpenCL", "Cpu"]
     assert [BackendPreference[name] for name in theirs] == [BackendPreference[n] for n in ours]
@@ -113,7 +112,7 @@ def test_automatic_choice_follows_a_preference() -> None:
 def test_automatic_choice_says_which_accelerator_it_had_to_pass_over() -> None:
     with (
         fake_machine(keep_settings=True, sightings=[BROKEN]),
-        pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*mend: usermod -aG"),
+        pytest.warns(UserWarning, match=r"using cpu: rocm stopped at driver: .*fix: usermod -aG"),
     ):
         assert init_backend(BackendPreference.AUTO).name() == "CPU"
 
@@ -197,7 +196,7 @@ def test_the_summary_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None
     assert "    [0] fake CUDA device: 32.0 GiB, 28.5 GiB free" in lines
     assert "✗ ROCm (untested)" in lines
     assert "    Error: /dev/kfd may not be opened (stage: driver)" in lines
-    assert "    Mend: usermod -aG" in lines
+    assert "    Fix: usermod -aG" in lines
     assert "✓ Metal (untested)" in lines
     assert "    [0] fake Metal device: 32.0 GiB, 28.5 GiB free, unified memory" in lines
     assert any(line.startswith("✓ CPU") for line in lines)
@@ -251,9 +250,9 @@ def test_a_tensor_of_any_shape_goes_there_and_back(shape: tuple[int, ...]) -> No
 
 def test_a_whole_model_goes_there_in_one_call() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3, bias=False))
-    nest = {"model": model, "cache": [np.zeros((2, 3), np.float32)], "name": "tiny"}
+    tree = {"model": model, "cache": [np.zeros((2, 3), np.float32)], "name": "tiny"}
     with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
-        moved = UnifiedTensor(nest).to_device(init_backend(BackendPreference.CUDA)).data
+        moved = UnifiedTensor(tree).to_device(init_backend(BackendPreference.CUDA)).data
     assert moved["model"] is model
     assert isinstance(moved["cache"][0], torch.Tensor)
     assert moved["name"] == "tiny"

@@ -1,65 +1,40 @@
-"""Artifex's configuration: the same settings as `anydevice.configure`, under Artifex's names.
-
-What a machine can do, in Artifex's words, and who finds it out.
-
-Artifex's placement: JAX's own devices, and data divided among them.
-
-Artifex's `MLP`, as a model of anydevice: it moves, compiles, trains and saves like any other.
-
-Artifex's device management over anydevice: change the import, and its examples run.
+"""Artifex's device manager over anydevice: change the import, and its examples run.
 
 >>> from anydevice.compat.artifex import DeviceManager, MemoryStrategy
 >>> DeviceManager().optimize_for_model_size(500_000).memory_strategy is MemoryStrategy.CONSERVATIVE
 True
-
-A manager speaks of what JAX can drive. Nothing here imports JAX before one of its devices is
-asked for.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from anydevice.choose.scope import device, why
-from anydevice.choose.scope import device as choose_device
+import anydevice
+from anydevice import ConfigurationError, DeviceNotFoundError, nn
+from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
-from anydevice.core.device import Device
 from anydevice.core.finding import compare_versions
-from anydevice.discovery._discover import devices, discover
-from anydevice.discovery.report import Report
-from anydevice.engines import registry
-from anydevice.errors import ConfigurationError, DeviceNotFoundError
-from anydevice.nn.layer import Layer
-from anydevice.nn.layers import Chain, Dense, Dropout
-from anydevice.nn.model import Model
-from anydevice.nn.recompute import recompute
-from anydevice.settings.config import STRATEGIES, Config, change, current
+from anydevice.engines.registry import version_of
+from anydevice.settings.config import STRATEGIES, change
 
-_PLATFORMS = {"gpu": ("cuda", "rocm", "metal")}
+MemoryStrategy = StrEnum("MemoryStrategy", ["CONSERVATIVE", "BALANCED", "AGGRESSIVE", "CUSTOM"])
+"""The share of a GPU's memory that this process may use: 60 %, 75 %, 90 %, or your own."""
 
-
-class MemoryStrategy(Enum):
-    """How much of a GPU's memory this process may take: 60 %, 75 %, 90 %, or a fraction."""
-
-    CONSERVATIVE = "conservative"
-    BALANCED = "balanced"
-    AGGRESSIVE = "aggressive"
-    CUSTOM = "custom"
+DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])
 
 
 @dataclass
 class DeviceConfiguration:
-    """Settings for a `DeviceManager`, which lets them take effect; they may be changed until then.
+    """Settings that take effect when a `DeviceManager` is made with them.
 
-    An explicit `memory_fraction` goes before the strategy; `MemoryStrategy.CUSTOM` needs one.
-    `platform_priority` names backends ("cuda", "rocm", "tpu", "cpu"), or "gpu" for every GPU.
-    `environment_variables` are set for the whole process, `XLA_FLAGS` merged with those there are.
+    `memory_fraction` overrides the strategy, and `CUSTOM` requires it. `platform_priority` lists
+    backends, or "gpu" for all of them. `XLA_FLAGS` of `environment_variables` are merged.
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
@@ -70,99 +45,15 @@ class DeviceConfiguration:
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     enable_mixed_precision: bool = False
 
-    @classmethod
-    def in_force(cls) -> Self:
-        """The settings that `anydevice.configure` and the settings files have set here.
-
-        Where they limit no memory, the strategy is Artifex's default, which it is until it takes
-        effect.
-        """
-        config, _ = current()
-        return cls(
-            memory_strategy=_strategy(config),
-            memory_fraction=None if config.memory in STRATEGIES else config.memory_fraction,
-            enable_x64=config.x64,
-            enable_jit=config.jit,
-            platform_priority=list(config.order) or None,
-            environment_variables=dict(config.env),
-            enable_mixed_precision=config.mixed_precision,
-        )
-
     @property
     def effective_memory_fraction(self) -> float | None:
-        """The share that counts: the explicit one, else the strategy's.
-
-        `None` where `anydevice.configure` was given an amount such as "20GiB" instead of a share.
-        """
-        if self.memory_fraction is not None:
-            return self.memory_fraction
-        return STRATEGIES.get(self.memory_strategy.value)
-
-    def take_effect(self) -> None:
-        """Make these the settings of the process, all of them or, where one is wrong, none.
-
-        Raises `ConfigurationError` for a wrong value. What comes too late for JAX, because it has
-        started already, is said in a warning, and so is `MemoryStrategy.AGGRESSIVE` on a GPU that
-        others use too.
-        """
-        order = [
-            backend
-            for platform in self.platform_priority or ()
-            for backend in _PLATFORMS.get(platform, (platform,))
-        ]
-        change(
-            {
-                "memory": self._share(),
-                "x64": self.enable_x64,
-                "jit": self.enable_jit,
-                "mixed_precision": self.enable_mixed_precision,
-                "order": order or None,
-                "env": dict(self.environment_variables) or None,
-            },
-            insist=False,
-        )
-
-    def _share(self) -> str | float:
-        fraction = self.memory_fraction
-        if fraction is None:
-            if self.memory_strategy is MemoryStrategy.CUSTOM:
-                raise ConfigurationError(
-                    "MemoryStrategy.CUSTOM says nothing by itself; give memory_fraction too, "
-                    "such as memory_fraction=0.8"
-                )
-            return str(self.memory_strategy.value)
-        if not 0 < fraction <= 1:
-            raise ConfigurationError(
-                f"memory_fraction={fraction!r} is not a share: it is above 0 and at most 1"
-            )
-        return fraction
-
-
-def _strategy(config: Config) -> MemoryStrategy:
-    if config.memory is None:
-        return MemoryStrategy.BALANCED
-    named = config.memory in STRATEGIES
-    return MemoryStrategy(config.memory) if named else MemoryStrategy.CUSTOM
-
-
-_OLDEST_WITH_TENSOR_CORES = "7.0"
-
-
-class DeviceType(Enum):
-    """The kind of device that computes."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-    TPU = "tpu"
+        """The explicit fraction, else the strategy's; `None` for an amount such as "20GiB"."""
+        return self.memory_fraction or STRATEGIES.get(self.memory_strategy)
 
 
 @dataclass(frozen=True)
 class DeviceCapabilities:
-    """The devices of the best kind that this machine has, and what they can do.
-
-    `total_memory_mb` is the memory of one of them, in units of 2**20 bytes. What nobody could
-    tell, or what a CPU does not have, is `None`.
-    """
+    """The devices of the best kind in this machine; `total_memory_mb` is in MiB, of one device."""
 
     device_type: DeviceType
     device_count: int
@@ -176,173 +67,173 @@ class DeviceCapabilities:
 
 @runtime_checkable
 class DeviceDetector(Protocol):
-    """Whatever has this one method can be given to a `DeviceManager`.
+    """For `DeviceManager(detector=…)`; the entry point `anydevice.probes` is for every choice."""
 
-    For every choice of anydevice, not only a manager's, a package offers a probe by the entry
-    point `anydevice.probes` instead.
-    """
-
-    def detect_capabilities(self) -> DeviceCapabilities:
-        """What there is to compute on."""
-        ...
+    def detect_capabilities(self) -> DeviceCapabilities: ...
 
 
 class MachineDetector:
-    """What anydevice found on this machine that JAX can drive: the detector of a manager."""
+    """The default detector: the best devices that JAX can drive, else the CPU."""
+
+    backend: str | None = None
 
     def detect_capabilities(self) -> DeviceCapabilities:
-        """The first backend, in order of choice, that is not the CPU; else the CPU."""
-        accelerators = [place for place in jax_places() if place.kind != "cpu"]
-        first = accelerators[0].backend if accelerators else "cpu"
-        return capabilities_of(jax_places(first))
+        found = _devices(self.backend) or _devices("cpu") or [anydevice.Device("cpu")]
+        first, facts = found[0], found[0].facts
+        count = sum(device.backend == first.backend for device in found)
+        cpu, cuda = first.kind == "cpu", first.backend == "cuda"
+        total, capability = facts.total_memory, facts.compute_capability
+        tensor_cores = not cuda or compare_versions(capability or "0", "7.0") >= 0
+        return DeviceCapabilities(
+            device_type=DeviceType(first.kind),
+            device_count=count,
+            total_memory_mb=None if cpu or total is None else total // 2**20,
+            compute_capability=capability,
+            cuda_version=facts.runtime_version if cuda else None,
+            driver_version=facts.driver_version,
+            supports_mixed_precision=tensor_cores and not cpu,
+            supports_distributed=count > 1,
+        )
 
 
-class CUDADetector:
-    """NVIDIA GPUs alone: any other accelerator does not count."""
-
-    def detect_capabilities(self) -> DeviceCapabilities:
-        """The NVIDIA GPUs that JAX can drive, or the CPU where there is none."""
-        return capabilities_of(jax_places("cuda") or jax_places("cpu"))
-
-
-def jax_places(kind: str | None = None) -> tuple[Device, ...]:
-    """The usable devices that JAX can drive, in order of choice; one kind or backend if asked."""
-    return tuple(
-        place.served_by("jax")
-        for place in devices(kind)
-        if place.standing and "jax" in place.standing.engines
-    )
-
-
-def capabilities_of(places: tuple[Device, ...]) -> DeviceCapabilities:
-    """What equal devices can do together, read from the first of them."""
-    if not places:  # JAX is not installed: the CPU is there all the same
-        return DeviceCapabilities(DeviceType.CPU, device_count=1)
-    first, count = places[0], len(places)
-    facts = first.facts
-    if first.kind == "cpu":
-        return DeviceCapabilities(DeviceType.CPU, count, supports_distributed=count > 1)
-    total = facts.total_memory
-    return DeviceCapabilities(
-        device_type=DeviceType(first.kind),
-        device_count=count,
-        total_memory_mb=None if total is None else total // 2**20,
-        compute_capability=facts.compute_capability,
-        cuda_version=facts.runtime_version if first.backend == "cuda" else None,
-        driver_version=facts.driver_version,
-        supports_mixed_precision=_is_quick_in_16_bits(first),
-        supports_distributed=count > 1,
-    )
-
-
-def why_no_gpu() -> tuple[str, ...]:
-    """Why JAX has no GPU or TPU here, a sentence for each cause, with what mends it.
-
-    Empty where it has one.
-    """
-    if any(place.kind != "cpu" for place in jax_places()):
-        return ()
-    report = discover()
-    other = [place for place in report.devices if place.usable and place.kind != "cpu"]
-    sentences = (*accelerators_passed_over(report.findings), *map(_not_for_jax, other))
-    return sentences or ("no accelerator is in this machine",)
-
-
-def _not_for_jax(place: Device) -> str:
-    standing = place.standing
-    for refusal in standing.refusals if standing else ():
-        if refusal.engine == "jax":
-            mend = f" (mend: {refusal.mend})" if refusal.mend else ""
-            return f"{place} is usable, but not by JAX: {refusal.reason}{mend}"
-    return f"{place} is usable, but JAX does not drive {place.backend}"
-
-
-def _is_quick_in_16_bits(place: Device) -> bool:
-    if place.backend != "cuda":
-        return True
-    capability = place.facts.compute_capability
-    return capability is not None and compare_versions(capability, _OLDEST_WITH_TENSOR_CORES) >= 0
+class CUDADetector(MachineDetector):
+    backend = "cuda"
 
 
 class JAXDeviceManager:
-    """The devices of this machine as JAX's own objects, for `jax.device_put` and the like."""
+    """The devices as JAX's own objects, for `jax.device_put` and the like."""
 
-    @property
-    def devices(self) -> list[Any]:
-        """Every device that JAX can drive: accelerators first, then the CPU."""
-        return [place.native for place in jax_places()]
-
-    @property
-    def gpu_devices(self) -> list[Any]:
-        """The GPUs that JAX can drive; none where there is none."""
-        return [place.native for place in jax_places("gpu")]
-
-    @property
-    def cpu_devices(self) -> list[Any]:
-        """The CPU, or as many CPU devices as JAX was told to show."""
-        return [place.native for place in jax_places("cpu")]
+    devices = property(lambda self: [device.native for device in _devices()])
+    gpu_devices = property(lambda self: [device.native for device in _devices("gpu")])
+    cpu_devices = property(lambda self: [device.native for device in _devices("cpu")])
 
     def get_default_device(self) -> Any:
-        """The `jax.Device` that anydevice chooses here.
-
-        It may be the CPU's, with one warning that says why. Raises `DeviceNotFoundError` where
-        JAX is not installed or does not drive the device that is asked for.
-        """
-        return device(engine="jax").native
+        """The `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU."""
+        return anydevice.device(engine="jax").native
 
     def distribute_data(self, data: Any, target_devices: Sequence[Any] | None = None) -> list[Any]:
-        """`data` cut along its first axis, one piece a device, each piece on its device.
-
-        `data` is an array or any nest of arrays with the same first axis. What is left over goes
-        to the first devices, one row each; with fewer rows than devices, the last ones get none.
-        Without `target_devices` it is every GPU, else every TPU, else every CPU device.
-        """
+        """Split a tree along its first axis, by default over all GPUs, else TPUs, else CPUs."""
         import jax
 
-        targets = self._best() if target_devices is None else list(target_devices)
+        best = _devices("gpu") or _devices("tpu") or _devices("cpu")
+        targets = [each.native for each in best] if target_devices is None else target_devices
         if not targets:
-            raise DeviceNotFoundError(
-                "target_devices is empty; leave it out for the best devices of this machine. "
-                + "; ".join(why_no_gpu())
-            )
-        bounds = _bounds(_rows(jax.tree.leaves(data)), len(targets))
+            raise DeviceNotFoundError(f"target_devices is empty: {'; '.join(_why_no_gpu())}")
+        shapes = [tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(data)]
+        if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+            shown = ", ".join(map(str, shapes)) or "none: there is no array"
+            raise ConfigurationError(f"the first axes must be equally long; the shapes are {shown}")
+        rows, count = shapes[0][0], len(targets)
+        each, more = divmod(rows, count)
+        cuts = [number * each + min(number, more) for number in range(count + 1)]
         return [
-            jax.device_put(_cut(jax, data, start, stop), target)
-            for (start, stop), target in zip(bounds, targets, strict=False)
+            jax.device_put(jax.tree.map(lambda leaf, ends=ends: leaf[slice(*ends)], data), target)
+            for ends, target in zip(pairwise(cuts), targets[: rows or 1], strict=False)
         ]
 
-    def _best(self) -> list[Any]:
-        places = jax_places("gpu") or jax_places("tpu") or jax_places("cpu")
-        return [place.native for place in places]
 
+class DeviceManager:
+    """The devices that JAX can drive, and the settings in force.
 
-def _cut(jax: Any, data: Any, start: int, stop: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[start:stop], data)
-
-
-def _rows(leaves: Sequence[Any]) -> int:
-    shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
-    lengths = {shape[0] if shape else None for shape in shapes}
-    if len(lengths) == 1 and (rows := lengths.pop()) is not None:
-        return int(rows)
-    raise ConfigurationError(
-        "distribute_data cuts along the first axis, which must be there and equally long in every "
-        f"array; the shapes are {', '.join(map(str, shapes)) or 'none: there is no array'}"
-    )
-
-
-def _bounds(rows: int, pieces: int) -> Iterator[tuple[int, int]]:
-    """Where to cut, the longer pieces first.
-
-    >>> list(_bounds(10, 3)), list(_bounds(2, 3)), list(_bounds(0, 3))
-    ([(0, 4), (4, 7), (7, 10)], [(0, 1), (1, 2)], [(0, 0)])
+    A `config` takes effect for the whole process, or raises `ConfigurationError` and changes
+    nothing; what comes too late for JAX is a warning. Without one, `config` shows what is in force.
     """
-    each, left_over = divmod(rows, pieces)
-    start = 0
-    for piece in range(min(pieces, rows) or 1):
-        stop = start + each + (piece < left_over)
-        yield start, stop
-        start = stop
+
+    def __init__(
+        self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None
+    ) -> None:
+        self.config = _in_force() if config is None else _applied(config)
+        self.jax_manager = JAXDeviceManager()
+        self._detector = detector or MachineDetector()
+        self._report: anydevice.Report | None = None
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        """The detector's answer; it is asked again after `discover(refresh=True)`."""
+        if self._report is not anydevice.discover():
+            self._found = self._detector.detect_capabilities()
+            self._report = anydevice.discover()
+        if not isinstance(self._found, DeviceCapabilities):
+            call = f"{type(self._detector).__name__}.detect_capabilities()"
+            raise ConfigurationError(f"{call} returned {self._found!r}, not DeviceCapabilities")
+        return self._found
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.capabilities.device_type is DeviceType.GPU
+
+    @property
+    def device_count(self) -> int:
+        return self.capabilities.device_count
+
+    @property
+    def gpu_count(self) -> int:
+        return self.device_count if self.has_gpu else 0
+
+    def get_device_info(self) -> dict[str, Any]:
+        """Devices, settings and versions as plain data; `why_no_gpu` lists causes and fixes."""
+        chosen = why(engine="jax").device
+        return {
+            "backend": chosen.kind if chosen else None,
+            "default_device": str(chosen) if chosen else None,
+            **asdict(self.capabilities),
+            "gpu_count": self.gpu_count,
+            "memory_strategy": str(self.config.memory_strategy),
+            "memory_fraction": self.config.effective_memory_fraction,
+            "mixed_precision": self.config.enable_mixed_precision,
+            "jax_version": version_of("jax"),
+            "why_no_gpu": _why_no_gpu(),
+        }
+
+    def optimize_for_model_size(self, parameter_count: int) -> DeviceConfiguration:
+        """CONSERVATIVE below 1 million parameters, BALANCED below 100 million, else AGGRESSIVE."""
+        size = (parameter_count >= 1_000_000) + (parameter_count >= 100_000_000)
+        strategy = MemoryStrategy(list(STRATEGIES)[size])
+        return replace(self.config, memory_strategy=strategy, memory_fraction=None)
+
+
+_lock = threading.Lock()
+_global: DeviceManager | None = None
+
+
+def get_device_manager(
+    config: DeviceConfiguration | None = None, force_reinit: bool = False
+) -> DeviceManager:
+    """The manager of the process, replaced with `force_reinit`; else another `config` warns."""
+    global _global
+    with _lock:
+        if _global is None or force_reinit:
+            _global = DeviceManager(config)
+        elif config not in (None, _global.config):
+            warnings.warn("config is ignored; pass force_reinit=True to apply it", stacklevel=2)
+        return _global
+
+
+def has_gpu() -> bool:
+    return get_device_manager().has_gpu
+
+
+def get_default_device() -> Any:
+    """The `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU."""
+    return get_device_manager().jax_manager.get_default_device()
+
+
+def print_device_info() -> None:
+    """Print what `get_device_info` knows, a line each."""
+    info = get_device_manager().get_device_info()
+    causes = [("no GPU", cause) for cause in info.pop("why_no_gpu")]
+    print("Devices for JAX")
+    for name, value in (*info.items(), *causes):
+        if value is not None:
+            print(f"  {name.replace('_', ' ')}: {value}")
+
+
+def configure_for_generative_models(
+    memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED, enable_mixed_precision: bool = True
+) -> DeviceManager:
+    """A new global manager with 32-bit numbers, compiled, and mixed precision if wanted."""
+    config = DeviceConfiguration(memory_strategy, enable_mixed_precision=enable_mixed_precision)
+    return get_device_manager(config, force_reinit=True)
 
 
 def MLP(  # noqa: N802, a class there
@@ -355,226 +246,63 @@ def MLP(  # noqa: N802, a class there
     use_bias: bool = True,
     use_gradient_checkpointing: bool = False,
     rngs: Any = None,
-) -> Model:
-    """Dense layers one after the other, on the default device of JAX; the last one is the output.
+) -> nn.Model:
+    """Dense layers on the default device of JAX; `rngs` is a seed or flax's `nnx.Rngs`.
 
-    `activation` follows every layer but the last, `output_activation` that one. With
-    `use_gradient_checkpointing`, activations are computed again for gradients, and not kept.
-    `rngs` is a seed, or flax's `nnx.Rngs`, of which one key is drawn.
-
-    >>> from anydevice import use_device
-    >>> with use_device("cpu"):
+    >>> with anydevice.use_device("cpu"):
     ...     mlp = MLP([16, 16, 4], in_features=8, use_gradient_checkpointing=True, rngs=0)
     >>> mlp.output_shape, mlp.parameter_count
     ((4,), 484)
-
-    Raises `ConfigurationError` where a size is not a whole number of 1 or more.
     """
-    sizes = [in_features, *hidden_dims]
-    if len(sizes) < 2:
-        raise ConfigurationError("an MLP has one layer at least", "hidden_dims=")
-    layers: list[Layer] = []
-    for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
-        last = number == len(sizes) - 1
-        follows = output_activation if last else activation
-        layers.append(Dense(inputs, outputs, bias=use_bias, activation=follows))
-        if dropout_rate and not last:
-            layers.append(Dropout(dropout_rate))
-    model = Model(Chain(*layers), seed=_seed(rngs), device=choose_device(engine="jax"))
-    return recompute(model) if use_gradient_checkpointing else model
-
-
-def _seed(rngs: Any) -> int:
-    if rngs is None or isinstance(rngs, int):
-        return rngs or 0
     import jax
 
-    return int(jax.random.bits(rngs.params()))
+    if not hidden_dims:
+        raise ConfigurationError("an MLP needs at least one layer", "hidden_dims=")
+    *inner, last = pairwise([in_features, *hidden_dims])
+    dropout = [nn.Dropout(dropout_rate)] if dropout_rate else []
+    hidden = [x for sizes in inner for x in (nn.Dense(*sizes, use_bias, activation), *dropout)]
+    layer = nn.Chain(*hidden, nn.Dense(*last, use_bias, output_activation))
+    seed = int(jax.random.bits(rngs.params())) if hasattr(rngs, "params") else rngs or 0
+    model = nn.Model(layer, seed=seed, device=anydevice.device(engine="jax"))
+    return nn.recompute(model) if use_gradient_checkpointing else model
 
 
-__all__ = [
-    "MLP",
-    "CUDADetector",
-    "DeviceCapabilities",
-    "DeviceConfiguration",
-    "DeviceDetector",
-    "DeviceManager",
-    "DeviceType",
-    "JAXDeviceManager",
-    "MachineDetector",
-    "MemoryStrategy",
-    "configure_for_generative_models",
-    "get_default_device",
-    "get_device_manager",
-    "has_gpu",
-    "print_device_info",
-]
-
-_MEDIUM, _LARGE = 1_000_000, 100_000_000
+def _devices(kind: str | None = None) -> list[anydevice.Device]:
+    """The usable devices of a kind or backend that JAX can drive, accelerators first."""
+    found = [d for d in anydevice.devices(kind) if d.standing and "jax" in d.standing.engines]
+    return [d.served_by("jax") for d in sorted(found, key=lambda d: d.kind == "cpu")]
 
 
-class DeviceManager:
-    """What this machine has for JAX, and the settings in force.
-
-    A `config` takes effect for the whole process at once; without one nothing is changed, and
-    `config` shows what is in force. A `detector` of your own says what the capabilities are; the
-    devices of `jax_manager` are then still those that JAX really has.
-    """
-
-    def __init__(
-        self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None
-    ) -> None:
-        if config is not None:
-            config.take_effect()
-        self._config = config if config is not None else DeviceConfiguration.in_force()
-        self._detector = detector if detector is not None else MachineDetector()
-        self._detected: tuple[Report, DeviceCapabilities] | None = None
-
-    @property
-    def config(self) -> DeviceConfiguration:
-        """The settings; a change takes effect with the next manager that is made with them."""
-        return self._config
-
-    @property
-    def capabilities(self) -> DeviceCapabilities:
-        """What the detector says; it is asked again when the machine is looked at again."""
-        report = discover()
-        if self._detected is None or self._detected[0] is not report:
-            self._detected = (report, _ask(self._detector))
-        return self._detected[1]
-
-    @property
-    def jax_manager(self) -> JAXDeviceManager:
-        """The devices as JAX's own objects."""
-        return JAXDeviceManager()
-
-    @property
-    def has_gpu(self) -> bool:
-        """Whether the devices that compute are GPUs."""
-        return self.capabilities.device_type is DeviceType.GPU
-
-    @property
-    def device_count(self) -> int:
-        """How many devices compute: those of the best kind."""
-        return self.capabilities.device_count
-
-    @property
-    def gpu_count(self) -> int:
-        """How many of them are GPUs."""
-        return self.device_count if self.has_gpu else 0
-
-    def get_device_info(self) -> dict[str, Any]:
-        """All of it as plain data.
-
-        `backend` is JAX's word ("gpu", "tpu", "cpu") for where it computes by default, and
-        `default_device` the device's name. `why_no_gpu` has a sentence for every cause, with what
-        mends it, where JAX has no GPU or TPU.
-        """
-        capabilities, config = self.capabilities, self._config
-        chosen = why(engine="jax").device
-        return {
-            "backend": chosen.kind if chosen else None,
-            "default_device": str(chosen) if chosen else None,
-            "device_type": capabilities.device_type.value,
-            "device_count": capabilities.device_count,
-            "gpu_count": self.gpu_count,
-            "total_memory_mb": capabilities.total_memory_mb,
-            "memory_strategy": config.memory_strategy.value,
-            "memory_fraction": config.effective_memory_fraction,
-            "mixed_precision": config.enable_mixed_precision,
-            "compute_capability": capabilities.compute_capability,
-            "cuda_version": capabilities.cuda_version,
-            "driver_version": capabilities.driver_version,
-            "jax_version": registry.version_of("jax"),
-            "why_no_gpu": list(why_no_gpu()),
-        }
-
-    def optimize_for_model_size(self, parameter_count: int) -> DeviceConfiguration:
-        """These settings with the memory strategy for a model of that many parameters.
-
-        Below a million it is CONSERVATIVE, below a hundred million BALANCED, else AGGRESSIVE. The
-        result takes effect when a manager is made with it.
-        """
-        if parameter_count < _MEDIUM:
-            strategy = MemoryStrategy.CONSERVATIVE
-        elif parameter_count < _LARGE:
-            strategy = MemoryStrategy.BALANCED
-        else:
-            strategy = MemoryStrategy.AGGRESSIVE
-        return replace(self._config, memory_strategy=strategy, memory_fraction=None)
+def _why_no_gpu() -> list[str]:
+    if any(device.kind != "cpu" for device in _devices()):
+        return []
+    causes = accelerators_passed_over(anydevice.discover().findings, "jax")
+    return causes or ["no accelerator is in this machine"]
 
 
-_lock = threading.Lock()
-_global: DeviceManager | None = None
+def _applied(config: DeviceConfiguration) -> DeviceConfiguration:
+    memory = config.memory_strategy if config.memory_fraction is None else config.memory_fraction
+    if memory is MemoryStrategy.CUSTOM:
+        raise ConfigurationError("MemoryStrategy.CUSTOM needs memory_fraction, such as 0.8")
+    gpus, priority = "cuda rocm metal", config.platform_priority or ()
+    settings = {
+        "memory": memory,
+        "x64": config.enable_x64,
+        "jit": config.enable_jit,
+        "mixed_precision": config.enable_mixed_precision,
+        "order": " ".join(gpus if name == "gpu" else name for name in priority) or None,
+        "env": dict(config.environment_variables) or None,
+    }
+    change(settings, insist=False)
+    return config
 
 
-def get_device_manager(
-    config: DeviceConfiguration | None = None, force_reinit: bool = False
-) -> DeviceManager:
-    """The one manager of the process, made on first use; `force_reinit` makes it anew.
-
-    A `config` for a manager that is there already is passed over with a warning.
-    """
-    global _global
-    with _lock:
-        if _global is None or force_reinit:
-            _global = DeviceManager(config)
-        elif config is not None and config != _global.config:
-            warnings.warn(
-                "the global device manager is there already and keeps its configuration; "
-                "pass force_reinit=True to make it anew",
-                stacklevel=2,
-            )
-        return _global
-
-
-def has_gpu() -> bool:
-    """Whether JAX has a GPU here."""
-    return get_device_manager().has_gpu
-
-
-def get_default_device() -> Any:
-    """The `jax.Device` that anydevice chooses here, for `jax.device_put` and the like.
-
-    It may be the CPU's, with one warning that says why.
-    """
-    return get_device_manager().jax_manager.get_default_device()
-
-
-def print_device_info() -> None:
-    """Print what `get_device_info` says, a line each, without what is unknown."""
-    print("Devices for JAX")
-    for name, value in get_device_manager().get_device_info().items():
-        if isinstance(value, list):
-            for sentence in value:
-                print(f"  no GPU: {sentence}")
-        elif value is not None:
-            print(f"  {name.replace('_', ' ')}: {value}")
-
-
-def configure_for_generative_models(
-    memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED,
-    enable_mixed_precision: bool = True,
-) -> DeviceManager:
-    """The global manager, made anew with settings for generative models.
-
-    They are compiled, in 32 bits, and in 16 where the device does that well and
-    `enable_mixed_precision` is on.
-    """
-    config = DeviceConfiguration(
-        memory_strategy=memory_strategy,
-        enable_x64=False,
-        enable_jit=True,
-        enable_mixed_precision=enable_mixed_precision,
-    )
-    return get_device_manager(config, force_reinit=True)
-
-
-def _ask(detector: DeviceDetector) -> DeviceCapabilities:
-    said = detector.detect_capabilities()
-    if not isinstance(said, DeviceCapabilities):
-        raise ConfigurationError(
-            f"{type(detector).__name__}.detect_capabilities() returned {said!r} instead of "
-            "DeviceCapabilities"
-        )
-    return said
+def _in_force() -> DeviceConfiguration:
+    """The settings of `anydevice.configure` and the settings files."""
+    config = anydevice.configure()
+    named = config.memory in STRATEGIES
+    strategy = config.memory if named else "balanced" if config.memory is None else "custom"
+    fraction = None if named else config.memory_fraction
+    order, env = list(config.order) or None, dict(config.env)
+    x64, jit, mixed = config.x64, config.jit, config.mixed_precision
+    return DeviceConfiguration(MemoryStrategy(str(strategy)), fraction, x64, jit, order, env, mixed)

@@ -4,8 +4,7 @@
 >>> init_backend(BackendPreference.CPU).name()
 'CPU'
 
-What is a `Result` there is a value or an exception here: `DeviceNotFoundError` where the backend
-is not usable or has no room, with the reason for every device that was looked at.
+Where Torchless returns an error, this raises `DeviceNotFoundError`, with a reason for every device.
 """
 
 from __future__ import annotations
@@ -17,25 +16,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from anydevice import ops
-from anydevice.choose.scope import device, make_request
+import anydevice
+from anydevice import ConfigurationError, Device, DeviceNotFoundError, Finding, TransferError, ops
+from anydevice.choose.scope import make_request
 from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Choice, choose
-from anydevice.core.device import Device
-from anydevice.core.finding import Finding
 from anydevice.core.record import Record, replace
 from anydevice.core.text import format_size
-from anydevice.discovery._discover import devices, discover, free_memory
-from anydevice.errors import ConfigurationError, DeviceNotFoundError, TransferError
-from anydevice.planning.estimates import estimate_inference
-from anydevice.transfer.moving import device_of, is_array, to_device, to_numpy
-from anydevice.transfer.weights.loading import load_weights
+from anydevice.discovery._discover import free_memory
+from anydevice.transfer.moving import is_array
 
 _ORDER = ("cuda", "rocm", "metal", "opencl", "cpu")
 
 
 class BackendPreference(Enum):
-    """The best backend of this machine (`AUTO`), or one by name; both spellings are the same."""
+    """The best backend (`AUTO`), or one by name, in Python's spelling or Torchless's own."""
 
     AUTO = "auto"
     CUDA = "cuda"
@@ -53,86 +48,82 @@ class BackendPreference(Enum):
 
 
 class Backend(Record):
-    """A backend that is ready for use; `device` is the device of it to put data on."""
+    """A backend that is ready for use, and its `device`.
+
+    The operations are those of `anydevice.ops`; arrays that are elsewhere are moved first.
+    """
 
     device: Device
 
     def name(self) -> str:
-        """Its name as people write it: "CUDA", "ROCm", "Metal", "OpenCL" or "CPU"."""
+        """The usual spelling: "CUDA", "ROCm", "Metal", "OpenCL" or "CPU"."""
         return _label(self.device.backend)
 
     def to_device_1d(self, vector: Any) -> Any:
-        """A vector on this backend; raises `TransferError` for what has not one dimension."""
-        return to_device(_of_dimensions(1, vector), self.device)
+        """Move a vector here; raises `TransferError` where it has not one dimension."""
+        return self._here(_of_dimensions(1, vector))[0]
 
     def to_device_2d(self, matrix: Any) -> Any:
-        """A matrix on this backend; raises `TransferError` for what has not two dimensions."""
-        return to_device(_of_dimensions(2, matrix), self.device)
+        """Move a matrix here; raises `TransferError` where it has not two dimensions."""
+        return self._here(_of_dimensions(2, matrix))[0]
 
     def load_weights(self, path: str | os.PathLike[str], dtype: object = None) -> dict[str, Any]:
-        """A model's tensors by name, from its safetensors files straight onto this backend."""
-        return load_weights(path, self.device, dtype)
-
-    # The six operations; see `anydevice.ops` for shapes and types. Arrays are moved first.
+        """The tensors of safetensors files by name, loaded straight onto this backend."""
+        return anydevice.load_weights(path, self.device, dtype)
 
     def matmul(self, a: Any, b: Any) -> Any:
-        """The products of matrices, computed on this backend."""
         return ops.matmul(*self._here(a, b))
 
     def rmsnorm(self, x: Any, weight: Any, eps: float = 1e-6) -> Any:
-        """The last axis of x divided by its root mean square, times the weight."""
         x, weight = self._here(x, weight)
         return ops.rmsnorm(x, weight, eps)
 
     def softmax(self, x: Any, axis: int = -1) -> Any:
-        """Weights along an axis that add up to 1."""
-        (x,) = self._here(x)
-        return ops.softmax(x, axis)
+        return ops.softmax(self._here(x)[0], axis)
 
     def silu(self, x: Any) -> Any:
-        """`x × sigmoid(x)`."""
         return ops.silu(*self._here(x))
 
     def rope(self, x: Any, positions: Any, **options: Any) -> Any:
-        """Pairs of elements turned by their position; `theta`, `interleaved` and `scaling`."""
+        """With the options `theta`, `interleaved` and `scaling` of `ops.rope`."""
         return ops.rope(*self._here(x, positions), **options)
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """Each query's weighted mean of the values; `causal`, `mask`, `lengths` and the others."""
+        """With the options `causal`, `mask`, `lengths` and the others of `ops.attention`."""
         *arrays, moved = self._here(q, k, v, options)
         return ops.attention(*arrays, **moved)
 
     def _here(self, *arguments: Any) -> Any:
-        return to_device(arguments, self.device)
+        return anydevice.to_device(arguments, self.device)
 
 
 @dataclass(frozen=True, eq=False)
 class UnifiedTensor:
-    """A tensor, or a whole model as a nest of them, wherever it is."""
+    """A tensor, or a tree of tensors such as a model, on any device."""
 
     data: Any
 
     @property
     def device(self) -> Device | None:
-        """Where it is; `None` where it holds no array."""
-        return device_of(self.data)
+        """Its device, or `None` where it has no array."""
+        return anydevice.device_of(self.data)
 
     def to_device(self, backend: Backend | Device | str) -> UnifiedTensor:
-        """The same on a backend; what is there already is not copied."""
-        place = backend.device if isinstance(backend, Backend) else backend
-        return UnifiedTensor(to_device(self.data, place))
+        """The tensor on a backend, without a copy where it is there already."""
+        target = backend.device if isinstance(backend, Backend) else backend
+        return UnifiedTensor(anydevice.to_device(self.data, target))
 
     def to_host(self) -> Any:
-        """The data in NumPy's arrays."""
-        return to_numpy(self.data)
+        """The data in NumPy arrays."""
+        return anydevice.to_numpy(self.data)
 
 
 def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Backend:
     """The backend that is asked for.
 
     `AUTO` takes what a block, the environment or a file asks for if it is usable, else the first
-    usable one of CUDA, ROCm, Metal, OpenCL and CPU. A warning says why what was asked for is
-    passed over, or, where it ends at the CPU, what is wrong with the accelerators that are here.
+    usable one of CUDA, ROCm, Metal, OpenCL and CPU. It warns with the reason where it passes over
+    what was asked for, or falls back to the CPU although accelerators are here.
 
     Raises `DeviceNotFoundError` where a backend that is asked for by name is not usable.
     """
@@ -140,15 +131,15 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Back
 
 
 def init_backend_with_memory_check(preference: BackendPreference, required_bytes: int) -> Backend:
-    """The same, but only of devices with so many bytes of free memory.
+    """`init_backend`, but only with a device that has so much free memory.
 
-    Raises `DeviceNotFoundError`, which says what each device has, where none has the room.
+    Raises `DeviceNotFoundError`, with the free memory of each device, where none has enough.
     """
     return _init(preference, required_bytes)
 
 
 class InferenceMemory(Record):
-    """What running a model takes, in bytes; `total_gb()` is the total as Torchless prints it."""
+    """The memory to run a model, in bytes."""
 
     weights_bytes: int
     kv_cache_bytes: int
@@ -170,21 +161,21 @@ def estimate_inference_memory(
     max_seq_len: int,
     bytes_per_element: int,
 ) -> InferenceMemory:
-    """The memory that a model of this shape takes, for one sequence; the arguments in this order.
+    """The memory to run a model of this shape on one sequence.
 
     >>> estimate = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 4)
     >>> estimate.weights_bytes, 27 < estimate.total_gb() < 36
     (28966928896, True)
 
-    `total_bytes` goes into `init_backend_with_memory_check`. It has the overhead of the process in
-    it, which the parts have not. Raises `ConfigurationError` for numbers that cannot be.
+    `total_bytes` is for `init_backend_with_memory_check`; it includes the overhead of the process.
+    Raises `ConfigurationError` for impossible shapes.
     """
-    types = {1: "float8_e4m3fn", 2: "float16", 4: "float32", 8: "float64"}
-    if bytes_per_element not in types:
+    dtypes = {1: "float8_e4m3fn", 2: "float16", 4: "float32", 8: "float64"}
+    if bytes_per_element not in dtypes:
         raise ConfigurationError(
             f"an element has 1, 2, 4 or 8 bytes, not {bytes_per_element!r}", "bytes_per_element"
         )
-    found = estimate_inference(
+    found = anydevice.estimate_inference(
         hidden=hidden_size,
         intermediate=intermediate_size,
         layers=num_layers,
@@ -192,7 +183,7 @@ def estimate_inference_memory(
         heads=num_heads,
         kv_heads=num_kv_heads,
         context=max_seq_len,
-        dtype=types[bytes_per_element],
+        dtype=dtypes[bytes_per_element],
     )
     return InferenceMemory(
         found.weights, found.kv_cache, found.activations + found.logits, found.total
@@ -200,25 +191,25 @@ def estimate_inference_memory(
 
 
 def discover_backends() -> tuple[Finding, ...]:
-    """What is known of every backend, usable or not, in order of choice."""
-    found = {finding.backend: finding for finding in discover()}
-    known = (found.pop(name) for name in _ORDER if name in found)
-    return (*known, *found.values())
+    """The finding of every backend, usable or not, in order of choice."""
+    found = anydevice.discover()
+    rank = {name: number for number, name in enumerate(_ORDER)}
+    return tuple(sorted(found, key=lambda finding: rank.get(finding.backend, len(rank))))
 
 
 def print_backend_summary() -> None:
-    """Print every backend with its devices and memory, or with its error, and the best one."""
+    """Print every backend with its devices or its error, and the recommended one."""
     print("\n".join(_summary()))
 
 
 def _init(preference: BackendPreference, min_free: int) -> Backend:
     if preference is not BackendPreference.AUTO:
-        return Backend(device(preference.value, min_free=min_free))
+        return Backend(anydevice.device(preference.value, min_free=min_free))
     choice = _automatically(min_free)
     chosen, passed_over = choice.device, choice.passed_over
     if chosen is None:
         reasons = "; ".join(step.outcome for step in passed_over)
-        raise DeviceNotFoundError(f"no backend is usable: {reasons}", tuple(discover()))
+        raise DeviceNotFoundError(f"no backend is usable: {reasons}", tuple(anydevice.discover()))
     unmet = [s.outcome for s in passed_over if chosen.kind == "cpu" or s.source != "configure"]
     if unmet:
         warnings.warn(f"using {chosen}: {'; '.join(unmet)}", stacklevel=3)
@@ -226,13 +217,13 @@ def _init(preference: BackendPreference, min_free: int) -> Backend:
 
 
 def _automatically(min_free: int) -> Choice:
-    """What is asked for somewhere, else the first usable one in Torchless's order."""
+    """The choice by settings, else by Torchless's order."""
     request = make_request(None, engine=None, min_free=min_free)
     # An OpenCL device that is the CPU itself would come before the CPU, and is slower.
-    only_the_cpu = {found.kind for found in devices("opencl")} == {"cpu"}
+    only_the_cpu = {found.kind for found in anydevice.devices("opencl")} == {"cpu"}
     ours = (name for name in _ORDER if name != "opencl" or not only_the_cpu)
     request = replace(request, order=(*request.order, *ours))
-    return choose(request, discover().findings, free_memory)
+    return choose(request, anydevice.discover().findings, free_memory)
 
 
 def _summary() -> Iterator[str]:
@@ -245,8 +236,8 @@ def _summary() -> Iterator[str]:
         if not finding.usable:
             reason = finding.reason or "not in this machine"
             yield f"    Error: {reason} (stage: {finding.stage})"
-            if finding.mend:
-                yield f"    Mend: {finding.mend}"
+            if finding.fix:
+                yield f"    Fix: {finding.fix}"
     best = _automatically(0).device
     yield f"\nRecommended: {_label(best.backend) if best else 'nothing'}"
 
