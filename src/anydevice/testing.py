@@ -46,7 +46,7 @@ def fake_machine(
 
     Each device has `memory`, of which `free` (one amount, or one a device) is free. `engines` are
     said to drive them, as far as they are installed. `sightings` are taken as they are, for a
-    backend that fails: `Sighting("cuda", present=True, stage="driver", reason=Reason("code", "…"))`.
+    backend that fails: `Sighting("cuda", present=True, stage="driver", reason=Reason(…))`.
 
     What the person who runs the tests has set does not count in the block: variables such as
     `ANYDEVICE_DEVICE` and `LOCAL_RANK`, the settings files, `set_device`. What the block itself
