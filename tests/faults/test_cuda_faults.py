@@ -15,9 +15,9 @@ import pytest
 
 from anydevice.core.finding import Sighting
 from anydevice.discovery.libraries import findings_of
-from anydevice.hardware.cuda import facts as cuda_surroundings
 from anydevice.hardware.cuda import reader as cuda
 from anydevice.hardware.cuda.diagnosis import cuda_fault, nvml_fault
+from tests.reasons import fix_of, text_of
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the faulty libraries are ELF files found by LD_LIBRARY_PATH"
@@ -71,7 +71,7 @@ def test_two_healthy_cards_in_the_order_of_the_driver(look: Look) -> None:
     sighting = look(HEALTHY_NVML, "#define TWO 1\n" + HEALTHY_DRIVER)
     assert (sighting.present, sighting.stage, sighting.notes) == (True, None, ())
     assert [device.index for device in sighting.devices] == [0, 1]
-    assert [device.reason for device in sighting.devices] == [None, None]
+    assert [text_of(device) for device in sighting.devices] == [None, None]
     facts, second = (device.facts for device in sighting.devices)
     assert second.uuid == "GPU-aaaaaaaa-0000-4000-8000-000000000001"
     assert facts.uuid == "GPU-bbbbbbbb-0000-4000-8000-000000000002"
@@ -82,18 +82,18 @@ def test_two_healthy_cards_in_the_order_of_the_driver(look: Look) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "reason", "mend"),
+    ("body", "reason", "fix"),
     [
         (CRASHES, "the CUDA driver crashed (SIGSEGV) in cuInit", "reinstall the NVIDIA driver"),
         ("return 802;", "(CUDA_ERROR_SYSTEM_NOT_READY, 802) in cuInit", "nvidia-fabricmanager"),
         ("return 999;", "(CUDA_ERROR_UNKNOWN, 999) in cuInit", "nvidia_uvm"),
     ],
 )
-def test_nvml_answers_and_the_driver_fails(look: Look, body: str, reason: str, mend: str) -> None:
+def test_nvml_answers_and_the_driver_fails(look: Look, body: str, reason: str, fix: str) -> None:
     sighting = look(HEALTHY_NVML, driver_that(body))
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert reason in (sighting.reason or "")
-    assert mend in (sighting.mend or "")
+    assert reason in (text_of(sighting) or "")
+    assert fix in (fix_of(sighting) or "")
     assert [device.facts.pci_address for device in sighting.devices] == [
         "0000:0a:00.0",
         "0000:0b:00.0",
@@ -107,18 +107,18 @@ def test_nvml_answers_and_the_driver_hangs(look: Look) -> None:
     assert (sighting.present, sighting.stage, len(sighting.devices)) == (True, "driver", 2)
     told = re.fullmatch(
         r"the CUDA driver timed out \(no answer within (\d\.\d{1,2}|\d) s\) in cuInit",
-        sighting.reason or "",
+        text_of(sighting) or "",
     )
     assert told is not None
     assert LIMIT * 0.4 <= float(told[1]) < LIMIT
-    assert "anydevice.configure(time_limit=20)" in (sighting.mend or "")
+    assert "anydevice.configure(time_limit=20)" in (fix_of(sighting) or "")
 
 
 def test_nvml_answers_and_there_is_no_driver(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_surroundings, "driver_libraries", lambda around: ["libno-such.so.1"])
+    monkeypatch.setattr(cuda, "driver_libraries", lambda around: ["libno-such.so.1"])
     sighting = look(HEALTHY_NVML, driver_that(CRASHES))
     assert (sighting.present, sighting.stage, len(sighting.devices)) == (True, "driver", 2)
-    assert sighting.reason == "NVML answers but there is no CUDA driver library"
+    assert text_of(sighting) == "NVML answers but there is no CUDA driver library"
 
 
 def test_the_variable_reorders_real_answers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,54 +160,54 @@ def test_a_context_that_crashes_costs_only_the_free_memory(look: Look) -> None:
 def test_both_crash(look: Look) -> None:
     sighting = look(nvml_that(CRASHES), driver_that(CRASHES))
     assert (sighting.present, sighting.stage, sighting.devices) == (True, "driver", ())
-    assert sighting.reason == (
+    assert text_of(sighting) == (
         "NVML crashed (SIGSEGV) in nvmlInit; the CUDA driver crashed (SIGSEGV) in cuInit"
     )
-    assert sighting.mend == "reinstall the NVIDIA driver, then reboot"
+    assert fix_of(sighting) == "reinstall the NVIDIA driver, then reboot"
 
 
 def test_both_hang(look: Look) -> None:
     sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), LIMIT)
     assert (sighting.present, sighting.stage) == (True, "driver")
-    reason = sighting.reason or ""
+    reason = text_of(sighting) or ""
     assert reason.startswith("NVML timed out (no answer within 1.2 s) in nvmlInit")
     assert "the CUDA driver timed out" in reason
     assert "in cuInit" in reason
-    assert "anydevice.configure(time_limit=20)" in (sighting.mend or "")
+    assert "anydevice.configure(time_limit=20)" in (fix_of(sighting) or "")
 
 
 def test_no_time_is_left_for_the_driver(look: Look) -> None:
     sighting = look(nvml_that(SLEEPS), driver_that(SLEEPS), 0.1)
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert "the CUDA driver timed out (no time was left for it)" in (sighting.reason or "")
+    assert "the CUDA driver timed out (no time was left for it)" in (text_of(sighting) or "")
 
 
 def test_a_driver_that_leaves_the_process(look: Look) -> None:
     sighting = look(nvml_that("_exit(3);"), driver_that("_exit(3);"))
     assert sighting.stage == "driver"
-    assert "NVML crashed (exit code 3: no message) in nvmlInit" in (sighting.reason or "")
+    assert "NVML crashed (exit code 3: no message) in nvmlInit" in (text_of(sighting) or "")
 
 
 @pytest.mark.parametrize("code", [4, 9, 15, 16, 18, 999])
 def test_an_error_of_nvml(look: Look, code: int) -> None:
     sighting = look(nvml_that(f"return {code};"), driver_that("return 999;"))
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert f"({nvml_fault(code).symbol}, {code}) in nvmlInit" in (sighting.reason or "")
-    assert "(CUDA_ERROR_UNKNOWN, 999) in cuInit" in (sighting.reason or "")
+    assert f"({nvml_fault(code).symbol}, {code}) in nvmlInit" in (text_of(sighting) or "")
+    assert "(CUDA_ERROR_UNKNOWN, 999) in cuInit" in (text_of(sighting) or "")
 
 
 @pytest.mark.parametrize("code", [2, 3, 34, 35, 46, 100, 719, 802, 803, 804, 999])
 def test_an_error_of_the_driver(look: Look, code: int) -> None:
     sighting = look(nvml_that("return 9;"), driver_that(f"return {code};"))
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert f"({cuda_fault(code).symbol}, {code}) in cuInit" in (sighting.reason or "")
+    assert f"({cuda_fault(code).symbol}, {code}) in cuInit" in (text_of(sighting) or "")
 
 
 def test_a_library_without_the_function(look: Look) -> None:
     sighting = look("int nothing;", "int nothing;")
     assert sighting.stage == "driver"
-    assert "NVML_ERROR_FUNCTION_NOT_FOUND, 13" in (sighting.reason or "")
-    assert "undefined symbol: cuInit" in (sighting.reason or "")
+    assert "NVML_ERROR_FUNCTION_NOT_FOUND, 13" in (text_of(sighting) or "")
+    assert "undefined symbol: cuInit" in (text_of(sighting) or "")
 
 
 def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +216,8 @@ def test_files_that_are_no_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     sighting = cuda.look(USUAL_LIMIT)
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert "NVML cannot be loaded" in (sighting.reason or "")
-    assert "the CUDA driver cannot be loaded" in (sighting.reason or "")
+    assert "NVML cannot be loaded" in (text_of(sighting) or "")
+    assert "the CUDA driver cannot be loaded" in (text_of(sighting) or "")
 
 
 def test_devices_that_a_variable_hides_from_the_driver(
@@ -231,8 +231,8 @@ def test_devices_that_a_variable_hides_from_the_driver(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "nonsense")
     sighting = look(nvml_that("return 9;"), obedient)
     assert (sighting.present, sighting.stage) == (True, "device")
-    assert 'CUDA_VISIBLE_DEVICES="nonsense" hides every device' in (sighting.reason or "")
-    assert sighting.mend == "unset CUDA_VISIBLE_DEVICES"
+    assert 'CUDA_VISIBLE_DEVICES="nonsense" hides every device' in (text_of(sighting) or "")
+    assert fix_of(sighting) == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_without_nvidia_ml_py_the_driver_answers(
@@ -255,14 +255,14 @@ def test_a_pynvml_of_no_file_is_passed_over(look: Look, monkeypatch: pytest.Monk
 def test_macos_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     sighting = cuda.look(USUAL_LIMIT)
-    assert (sighting.present, sighting.reason) == (False, "CUDA needs Linux or Windows")
+    assert (sighting.present, text_of(sighting)) == (False, "CUDA needs Linux or Windows")
 
 
 def test_whatever_goes_wrong_in_the_reading_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(environment: object) -> None:
         raise RuntimeError("odd machine")
 
-    monkeypatch.setattr(cuda_surroundings, "read", fails)
+    monkeypatch.setattr(cuda, "read_surroundings", fails)
     sighting = cuda.look(USUAL_LIMIT)
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert "RuntimeError: odd machine" in (sighting.reason or "")
+    assert "RuntimeError: odd machine" in (text_of(sighting) or "")

@@ -13,6 +13,7 @@ import pytest
 from anydevice.core.finding import Sighting
 from anydevice.hardware.opencl import reader as opencl
 from anydevice.hardware.opencl.facts import find_loaders, pyopencl_folder, this_machine
+from tests.reasons import fix_of, text_of
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the faulty drivers are Linux libraries"
@@ -106,29 +107,29 @@ def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     assert took <= 23
     assert sighting.present
     assert sighting.stage == "driver"
-    assert sighting.reason is not None
-    assert how in sighting.reason
-    assert f" in {step}; " in sighting.reason
+    assert text_of(sighting) is not None
+    assert how in text_of(sighting)
+    assert f" in {step}; " in text_of(sighting)
     bad = tmp_path / "vendors" / "bad.icd"
-    assert str(bad) in sighting.reason
-    assert "pocl" not in sighting.reason
-    assert sighting.mend == f"mv {bad} {bad}.off"
+    assert str(bad) in text_of(sighting)
+    assert "pocl" not in text_of(sighting)
+    assert fix_of(sighting) == f"mv {bad} {bad}.off"
     (device,) = sighting.devices
     assert device.facts.details["platform"] == "Portable Computing Language"
-    assert device.reason is not None
-    assert "because of bad.icd" in device.reason
-    assert device.mend == sighting.mend
+    assert text_of(device) is not None
+    assert "because of bad.icd" in text_of(device)
+    assert fix_of(device) == fix_of(sighting)
 
 
 def test_the_mend_mends(
     look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
 ) -> None:
     sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
-    assert sighting.mend is not None
-    assert os.system(sighting.mend) == 0
+    assert fix_of(sighting) is not None
+    assert os.system(fix_of(sighting)) == 0
     after = opencl.look(5.0)
     assert after.stage is None
-    assert [device.reason for device in after.devices] == [None]
+    assert [text_of(device) for device in after.devices] == [None]
 
 
 def test_a_driver_that_is_the_only_one_needs_no_second_try(
@@ -139,9 +140,9 @@ def test_a_driver_that_is_the_only_one_needs_no_second_try(
     library = build_library("libbad.so", driver(platforms=CRASH)) / "libbad.so"
     monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
     sighting = opencl.look(5.0)
-    assert sighting.reason is not None
-    assert sighting.reason.startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
-    assert sighting.mend == "unset OCL_ICD_VENDORS"
+    assert text_of(sighting) is not None
+    assert text_of(sighting).startswith(f"{library} crashed (SIGSEGV) in clGetPlatformIDs; ")
+    assert fix_of(sighting) == "unset OCL_ICD_VENDORS"
     assert sighting.devices == ()
 
 
@@ -151,10 +152,10 @@ def test_no_time_left_to_ask_one_by_one(
     sighting, took = look_beside_pocl(driver(platforms=HANG), 0.2)
     assert took <= 0.7
     assert sighting.stage == "driver"
-    assert sighting.reason is not None
-    assert "timed out (no answer within 0.12 s)" in sighting.reason
-    assert "bad.icd" in sighting.reason
-    assert "pocl.icd" in sighting.reason
+    assert text_of(sighting) is not None
+    assert "timed out (no answer within 0.12 s)" in text_of(sighting)
+    assert "bad.icd" in text_of(sighting)
+    assert "pocl.icd" in text_of(sighting)
     assert sighting.devices == ()
 
 
@@ -165,9 +166,9 @@ def test_no_disk_left_to_ask_one_by_one(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
     sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)
-    assert sighting.reason is not None
-    assert "crashed (SIGSEGV) in clGetPlatformIDs" in sighting.reason
-    assert "bad.icd" in sighting.reason
+    assert text_of(sighting) is not None
+    assert "crashed (SIGSEGV) in clGetPlatformIDs" in text_of(sighting)
+    assert "bad.icd" in text_of(sighting)
 
 
 def test_a_loader_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +178,9 @@ def test_a_loader_that_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sighting = opencl.look_through(find_loaders(machine, None), machine, 5.0)
     assert sighting.stage == "driver"
     assert sighting.present
-    assert sighting.reason is not None
-    assert "the OpenCL loader libOpenCL.so.1 does not work: failed (OSError: " in sighting.reason
-    assert sighting.reason.endswith("in loading libOpenCL.so.1")
+    assert text_of(sighting) is not None
+    assert "the OpenCL loader libOpenCL.so.1 does not work: failed (OSError: " in text_of(sighting)
+    assert text_of(sighting).endswith("in loading libOpenCL.so.1")
 
 
 def test_a_loader_that_crashes_when_it_is_loaded(
@@ -190,5 +191,5 @@ def test_a_loader_that_crashes_when_it_is_loaded(
     machine = this_machine()
     sighting = opencl.look_through(find_loaders(machine, None), machine, 5.0)
     assert sighting.stage == "driver"
-    assert sighting.reason is not None
-    assert "crashed (SIGABRT) in loading libOpenCL.so.1" in sighting.reason
+    assert text_of(sighting) is not None
+    assert "crashed (SIGABRT) in loading libOpenCL.so.1" in text_of(sighting)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anydevice.hardware import cgroup
-from anydevice.hardware.cgroup import Limits, free_memory, read_limits
+from anydevice.hardware.cgroup import CgroupLimits, free_memory, read_limits
 from anydevice.hardware.linux import as_cpu_set, exists, read_number, read_table, read_text
 
 GIB = 2**30
@@ -56,7 +56,7 @@ class Tree:
         (self.root / place).mkdir(parents=True, exist_ok=True)
         return self.write({f"{place}/{n.replace('__', '.')}": f"{t}\n" for n, t in files.items()})
 
-    def limits(self) -> Limits:
+    def limits(self) -> CgroupLimits:
         return read_limits(self.root)
 
 
@@ -65,12 +65,12 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def memory(limits: Limits) -> int | None:
+def memory(limits: CgroupLimits) -> int | None:
     return limits.memory.limit if limits.memory else None
 
 
 def test_without_any_control_group(tree: Tree) -> None:
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
     assert free_memory(tree.root) is None
 
 
@@ -94,7 +94,7 @@ def test_v2_plain(tree: Tree) -> None:
 
 def test_v2_without_limits(tree: Tree) -> None:
     tree.v2("/a").group("a", memory__max="max", memory__high="max", cpu__max="max 100000")
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
 
 
 def test_v2_a_parent_is_tighter(tree: Tree) -> None:
@@ -232,7 +232,7 @@ def test_v1_without_limits(tree: Tree) -> None:
     tree.v1("/")
     tree.group("memory", memory__limit_in_bytes=NO_LIMIT_V1.strip())
     tree.group("cpu,cpuacct", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
 
 
 def test_v1_statistics_of_the_group_alone(tree: Tree) -> None:
@@ -309,9 +309,9 @@ def test_a_garbled_quota(tree: Tree, text: str, cores: float | None) -> None:
 @pytest.mark.parametrize("text", ["", "lots", "-1", "1e9", "\x00\xff", "0"])
 def test_a_garbled_memory_limit(tree: Tree, text: str) -> None:
     tree.v2("/a").group("a", memory__max=text, memory__current="1")
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
     tree.v1("/a").group("memory/a", memory__limit_in_bytes=text, memory__stat=text)
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
 
 
 @pytest.mark.parametrize(
@@ -325,12 +325,12 @@ def test_a_garbled_list_of_groups(tree: Tree, text: str) -> None:
 @pytest.mark.parametrize("text", ["", "x", "1 2 3 - cgroup2", "- cgroup2 a b", " - - - "])
 def test_garbled_mounts(tree: Tree, text: str) -> None:
     tree.v2("/").group("", memory__max=str(GIB)).write({"proc/self/mountinfo": text})
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
 
 
 def test_a_folder_where_a_file_should_be(tree: Tree) -> None:
     tree.v2("/a").group("a/memory.max").group("a/cpu.max").group("a/cpuset.cpus.effective")
-    assert tree.limits() == Limits()
+    assert tree.limits() == CgroupLimits()
 
 
 def test_small_files(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ CHILD = """
 import json, mmap, os, pathlib, sys
 for folder in json.loads(sys.argv[1]):
     pathlib.Path(folder, "cgroup.procs").write_text(str(os.getpid()))
-from anydevice.hardware import cpu
+from anydevice.hardware.cpu import reader as cpu
 seen = cpu.look()
 facts = seen.devices[0].facts
 block = mmap.mmap(-1, 64 << 20)

@@ -19,6 +19,7 @@ from anydevice.core.finding import Facts, Sighting
 from anydevice.hardware.cpu import facts as cpu_model
 from anydevice.hardware.cpu import reader as cpu
 from anydevice.hardware.cpu.facts import read_linux, read_windows, tidy_name
+from tests.reasons import text_of
 
 GIB = 2**30
 RECORDED = Path(__file__).parents[2] / "recorded" / "cpu"
@@ -132,7 +133,7 @@ def test_a_server_with_two_threads_a_core(tree: Tree) -> None:
     assert (sighting.backend, sighting.present, sighting.stage) == ("cpu", True, None)
     assert sighting.notes == ()
     (seen,) = sighting.devices
-    assert (seen.index, seen.kind, seen.reason) == (0, "cpu", None)
+    assert (seen.index, seen.kind, text_of(seen)) == (0, "cpu", None)
     facts = seen.facts
     assert facts.name == "Intel Xeon Platinum 8481C"
     assert facts.architecture == "x86-64-v4 (AVX-512, AMX)"

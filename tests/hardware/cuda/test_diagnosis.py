@@ -11,7 +11,7 @@ import pytest
 from anydevice.core.finding import Sighting
 from anydevice.core.record import replace
 from anydevice.hardware.cuda.diagnosis import (
-    Evidence,
+    Answers,
     cuda_fault,
     driver_needed,
     hidden_perhaps,
@@ -20,6 +20,7 @@ from anydevice.hardware.cuda.diagnosis import (
 )
 from anydevice.hardware.cuda.facts import Surroundings
 from anydevice.hardware.driver_process.parent import Outcome
+from tests.reasons import code_of, fix_of, text_of
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "cuda"
 GIB, MIB = 2**30, 2**20
@@ -105,7 +106,7 @@ def seen(
     unhidden: Outcome | None = None,
     **environment: str,
 ) -> Sighting:
-    return interpret(Evidence(around, environment, nvml, driver, unhidden))
+    return interpret(Answers(around, environment, nvml, driver, unhidden))
 
 
 def healthy(nvml: Outcome, around: Surroundings = SERVER) -> Sighting:
@@ -119,10 +120,10 @@ def names(sighting: Sighting) -> list[str]:
 
 def test_an_h200() -> None:
     sighting = healthy(nvml("h200"))
-    assert (sighting.present, sighting.stage, sighting.reason) == (True, None, None)
+    assert (sighting.present, sighting.stage, text_of(sighting)) == (True, None, None)
     assert sighting.notes == ()
     (device,) = sighting.devices
-    assert (device.index, device.kind, device.reason) == (0, "gpu", None)
+    assert (device.index, device.kind, text_of(device)) == (0, "gpu", None)
     facts = device.facts.to_dict()
     assert facts == {
         "name": "NVIDIA H200",
@@ -193,7 +194,7 @@ def test_a_driver_that_reads_the_variable_in_its_own_way_is_given_no_reason_of_o
 
 
 @pytest.mark.parametrize(
-    ("failing", "reason", "mend"),
+    ("failing", "reason", "fix"),
     [
         (
             Outcome("crashed", step="cuInit", error="SIGSEGV"),
@@ -201,7 +202,7 @@ def test_a_driver_that_reads_the_variable_in_its_own_way_is_given_no_reason_of_o
             "reinstall the NVIDIA driver",
         ),
         (
-            Outcome("timed out", step="cuInit", error="no answer within 4.9 s"),
+            Outcome("timed_out", step="cuInit", error="no answer within 4.9 s"),
             "the CUDA driver timed out (no answer within 4.9 s) in cuInit",
             "sudo nvidia-smi -pm 1; or give it more time: anydevice.configure(time_limit=20)",
         ),
@@ -220,12 +221,12 @@ def test_a_driver_that_reads_the_variable_in_its_own_way_is_given_no_reason_of_o
         ),
     ],
 )
-def test_a_driver_that_fails_though_nvml_answers(failing: Outcome, reason: str, mend: str) -> None:
+def test_a_driver_that_fails_though_nvml_answers(failing: Outcome, reason: str, fix: str) -> None:
     sighting = seen(nvml("two_models"), failing)
     assert (sighting.present, sighting.stage) == (True, "driver")
     assert names(sighting) == ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090"]
-    assert reason in (sighting.reason or "")
-    assert mend in (sighting.mend or "")
+    assert reason in (text_of(sighting) or "")
+    assert fix in (fix_of(sighting) or "")
     assert sighting.notes == ()
 
 
@@ -239,7 +240,7 @@ def test_of_a_driver_that_fails_the_variable_still_tells_which_cards_it_would_sh
 def test_a_driver_that_fails_is_the_reason_even_where_a_variable_hides_every_card() -> None:
     sighting = seen(nvml("h200"), Outcome("crashed", step="cuInit"), **{VISIBLE: "-1"})
     assert (sighting.present, sighting.stage, sighting.devices) == (True, "driver", ())
-    assert sighting.reason == "the CUDA driver crashed in cuInit"
+    assert text_of(sighting) == "the CUDA driver crashed in cuInit"
     assert sighting.notes == (
         'CUDA_VISIBLE_DEVICES="-1" shows 0 of 1 devices ("-1" ends the list)',
     )
@@ -274,25 +275,25 @@ def test_mig_mode_without_instances() -> None:
     content["cards"] = [content["cards"][0] | {"instances": []}]
     sighting = seen(Outcome("answered", content), driver_code(100))
     assert (sighting.present, sighting.stage, sighting.devices) == (True, "device", ())
-    assert sighting.reason == "MIG mode is on, and no MIG instance has been made"
-    assert "nvidia-smi -mig 0" in (sighting.mend or "")
+    assert text_of(sighting) == "MIG mode is on, and no MIG instance has been made"
+    assert "nvidia-smi -mig 0" in (fix_of(sighting) or "")
 
 
 @pytest.mark.parametrize("value", ["", "-1", "7", "none"])
 def test_every_card_hidden(value: str) -> None:
     sighting = seen(nvml("h200"), driver_code(100), **{VISIBLE: value})
     assert (sighting.present, sighting.stage, sighting.devices) == (True, "device", ())
-    assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in (sighting.reason or "")
+    assert f'CUDA_VISIBLE_DEVICES="{value}" hides every device' in (text_of(sighting) or "")
     assert "it takes 0, or GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa (NVIDIA H200)" in (
-        sighting.reason or ""
+        text_of(sighting) or ""
     )
-    assert sighting.mend == "unset CUDA_VISIBLE_DEVICES"
+    assert fix_of(sighting) == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_a_hidden_card_on_windows() -> None:
     windows = Surroundings("win32")
     sighting = seen(nvml("windows"), driver_code(100), windows, **{VISIBLE: "-1"})
-    assert sighting.mend == "set CUDA_VISIBLE_DEVICES="
+    assert fix_of(sighting) == "set CUDA_VISIBLE_DEVICES="
 
 
 def test_hidden_cards_that_only_the_driver_could_show() -> None:
@@ -309,7 +310,7 @@ def test_hidden_cards_that_only_the_driver_could_show() -> None:
     sighting = seen(nothing, hidden, around, unhidden=driver("jetson_orin"), **{VISIBLE: "5"})
     assert (sighting.present, sighting.stage) == (True, "device")
     assert 'CUDA_VISIBLE_DEVICES="5" hides every device; it takes 0, or GPU-1b35' in (
-        sighting.reason or ""
+        text_of(sighting) or ""
     )
 
 
@@ -336,8 +337,8 @@ def test_a_jetson_with_cuda_11_is_told_of_jetpack_6() -> None:
     around = Surroundings("linux", tegra="L4T 35.4.1")
     sighting = seen(nvml("jetson_jetpack5"), driver("jetson_jetpack5"), around)
     assert sighting.stage == "driver"
-    assert sighting.reason == "driver L4T 35.4.1 serves CUDA 11.4, and CUDA 12 or newer is needed"
-    assert sighting.mend == "update to JetPack 6 or newer, the first with CUDA 12"
+    assert text_of(sighting) == "driver L4T 35.4.1 serves CUDA 11.4, and CUDA 12 or newer is needed"
+    assert fix_of(sighting) == "update to JetPack 6 or newer, the first with CUDA 12"
     assert sighting.devices[0].facts.uuid is None
 
 
@@ -371,10 +372,10 @@ def test_memory_that_nvml_does_not_tell_comes_from_the_driver() -> None:
 def test_a_card_and_a_driver_that_are_too_old() -> None:
     sighting = healthy(nvml("old"), DESKTOP)
     assert sighting.stage == "driver"
-    assert sighting.reason == "driver 470.57.02 serves CUDA 11.4, and CUDA 12 or newer is needed"
-    assert (sighting.mend or "").startswith("update the NVIDIA driver to 525.60.13 or newer")
+    assert text_of(sighting) == "driver 470.57.02 serves CUDA 11.4, and CUDA 12 or newer is needed"
+    assert (fix_of(sighting) or "").startswith("update the NVIDIA driver to 525.60.13 or newer")
     (device,) = sighting.devices
-    assert device.reason == "compute capability 3.5 is older than 5.0 (Maxwell)"
+    assert text_of(device) == "compute capability 3.5 is older than 5.0 (Maxwell)"
 
 
 @pytest.mark.parametrize(
@@ -398,8 +399,10 @@ def test_a_card_on_which_computing_is_prohibited() -> None:
     content = answer("h200")
     content["cards"][0]["compute_mode"] = 2
     (device,) = healthy(Outcome("answered", content)).devices
-    assert "Prohibited" in (device.reason or "")
-    assert device.mend == ("sudo nvidia-smi -i GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa -c DEFAULT")
+    assert "Prohibited" in (text_of(device) or "")
+    assert fix_of(device) == (
+        "sudo nvidia-smi -i GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa -c DEFAULT"
+    )
 
 
 def test_one_lost_card_hides_no_other() -> None:
@@ -420,34 +423,34 @@ def test_every_card_lost() -> None:
     assert driver_needed(Outcome("answered", content))
     sighting = seen(Outcome("answered", content), driver_code(999))
     assert sighting.stage == "driver"
-    assert "NVML_ERROR_RESET_REQUIRED, 16" in (sighting.reason or "")
-    assert "--gpu-reset" in (sighting.mend or "")
+    assert "NVML_ERROR_RESET_REQUIRED, 16" in (text_of(sighting) or "")
+    assert "--gpu-reset" in (fix_of(sighting) or "")
 
 
 def test_neither_card_nor_driver() -> None:
     sighting = seen(NOTHING, around=BARE)
     assert (sighting.present, sighting.stage) == (False, "driver")
-    assert sighting.reason == "no NVIDIA card on the PCI bus and no driver library"
-    assert sighting.mend is None
+    assert text_of(sighting) == "no NVIDIA card on the PCI bus and no driver library"
+    assert fix_of(sighting) is None
 
 
 def test_a_card_without_a_driver() -> None:
     around = replace(DESKTOP, cards=("0000:00:06.0",), holders=("nouveau",))
     sighting = seen(NOTHING, around=around)
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert sighting.reason == (
+    assert text_of(sighting) == (
         "an NVIDIA card is at 0000:00:06.0 (held by nouveau) but no NVIDIA driver is installed"
     )
-    assert sighting.mend == "install the NVIDIA driver: sudo ubuntu-drivers install"
+    assert fix_of(sighting) == "install the NVIDIA driver: sudo ubuntu-drivers install"
 
 
 def test_a_container_without_its_cards() -> None:
     around = Surroundings("linux", cards=("0000:0a:00.0", "0000:0b:00.0"), container=True)
     sighting = seen(NOTHING, around=around)
-    assert sighting.reason == (
+    assert text_of(sighting) == (
         "NVIDIA cards are at 0000:0a:00.0, 0000:0b:00.0 but this container was started without them"
     )
-    assert sighting.mend == "start the container with its GPUs: docker run --gpus all …"
+    assert fix_of(sighting) == "start the container with its GPUs: docker run --gpus all …"
 
 
 @pytest.mark.parametrize(
@@ -462,11 +465,11 @@ def test_a_container_without_its_cards() -> None:
 def test_no_library_elsewhere(around: Surroundings, present: bool, words: str) -> None:
     sighting = seen(NOTHING, around=around)
     assert sighting.present == present
-    assert words in (sighting.reason or "")
+    assert words in (text_of(sighting) or "")
 
 
 @pytest.mark.parametrize(
-    ("code", "symbol", "mend"),
+    ("code", "symbol", "fix"),
     [
         (4, "NVML_ERROR_NO_PERMISSION", "let this user open /dev/nvidia0"),
         (9, "NVML_ERROR_DRIVER_NOT_LOADED", "nvidia-smi"),
@@ -476,19 +479,19 @@ def test_no_library_elsewhere(around: Surroundings, present: bool, words: str) -
         (12345, "NVML_ERROR", "nvidia-smi"),
     ],
 )
-def test_an_error_of_nvml_is_named(code: int, symbol: str, mend: str) -> None:
+def test_an_error_of_nvml_is_named(code: int, symbol: str, fix: str) -> None:
     assert driver_needed(nvml_code(code))
     sighting = seen(nvml_code(code), driver_code(999))
     assert (sighting.present, sighting.stage) == (True, "driver")
     assert f"NVML: {nvml_fault(code).meaning} ({symbol}, {code}) in nvmlInit" in (
-        sighting.reason or ""
+        text_of(sighting) or ""
     )
-    assert "CUDA_ERROR_UNKNOWN, 999" in (sighting.reason or "")
-    assert mend in (sighting.mend or "")
+    assert "CUDA_ERROR_UNKNOWN, 999" in (text_of(sighting) or "")
+    assert fix in (fix_of(sighting) or "")
 
 
 @pytest.mark.parametrize(
-    ("code", "symbol", "mend"),
+    ("code", "symbol", "fix"),
     [
         (3, "CUDA_ERROR_NOT_INITIALIZED", "reboot, or reload"),
         (34, "CUDA_ERROR_STUB_LIBRARY", "/stubs out of LD_LIBRARY_PATH"),
@@ -504,43 +507,45 @@ def test_an_error_of_nvml_is_named(code: int, symbol: str, mend: str) -> None:
         (12345, "CUDA_ERROR", "nvidia-smi"),
     ],
 )
-def test_an_error_of_the_driver_is_named(code: int, symbol: str, mend: str) -> None:
+def test_an_error_of_the_driver_is_named(code: int, symbol: str, fix: str) -> None:
     nothing = nvml("jetson_orin")
     sighting = seen(nothing, driver_code(code))
     assert (sighting.present, sighting.stage) == (True, "driver")
     assert f"the CUDA driver: {cuda_fault(code).meaning} ({symbol}, {code}) in cuInit" in (
-        sighting.reason or ""
+        text_of(sighting) or ""
     )
-    assert mend in (sighting.mend or "")
+    assert fix in (fix_of(sighting) or "")
 
 
 def test_a_mismatch_tells_the_version_of_the_kernel_module() -> None:
     sighting = seen(nvml_code(18), driver_code(803))
-    assert "driver/library version mismatch" in (sighting.reason or "")
-    assert "the loaded kernel module is 580.159.04" in (sighting.reason or "")
+    assert "driver/library version mismatch" in (text_of(sighting) or "")
+    assert "the loaded kernel module is 580.159.04" in (text_of(sighting) or "")
 
 
 def test_libraries_without_a_card_are_said_to_be_that() -> None:
     sighting = seen(nvml_code(9), driver_code(100), BARE)
-    assert (sighting.present, sighting.stage, sighting.mend) == (True, "driver", None)
-    assert (sighting.reason or "").endswith("no NVIDIA card is on the PCI bus")
+    assert (sighting.present, sighting.stage, fix_of(sighting)) == (True, "driver", None)
+    assert (text_of(sighting) or "").endswith("no NVIDIA card is on the PCI bus")
 
 
 def test_nvml_without_any_card() -> None:
     content = answer("h200") | {"cards": []}
     sighting = seen(Outcome("answered", content), driver_code(100))
-    assert (sighting.reason or "").startswith("NVML answers but sees no card; the CUDA driver:")
+    assert (text_of(sighting) or "").startswith("NVML answers but sees no card; the CUDA driver:")
 
 
-@pytest.mark.parametrize("how", ["crashed", "timed out", "failed", "not started"])
+@pytest.mark.parametrize("how", ["crashed", "timed_out", "failed", "not_started"])
 def test_no_answer_is_never_taken_for_absence(how: Any) -> None:
     silent = Outcome(how, step="nvmlInit", error="SIGSEGV")
     assert driver_needed(silent)
     sighting = seen(silent, Outcome(how, step="cuInit", error="SIGSEGV"), BARE)
     assert (sighting.present, sighting.stage) == (True, "driver")
-    assert sighting.reason == (
-        f"NVML {how} (SIGSEGV) in nvmlInit; the CUDA driver {how} (SIGSEGV) in cuInit"
+    words = how.replace("_", " ")
+    assert text_of(sighting) == (
+        f"NVML {words} (SIGSEGV) in nvmlInit; the CUDA driver {words} (SIGSEGV) in cuInit"
     )
+    assert code_of(sighting) == how
 
 
 def test_the_driver_answers_where_nvml_crashes() -> None:
@@ -568,27 +573,27 @@ def test_libraries_that_cannot_be_loaded() -> None:
     )
     sighting = seen(broken, broken_driver, DESKTOP)
     assert sighting.present
-    assert sighting.reason == (
+    assert text_of(sighting) == (
         "NVML cannot be loaded: libnvidia-ml.so.1: invalid ELF header;"
         " the CUDA driver cannot be loaded: libcuda.so.1: invalid ELF header"
     )
-    assert "ubuntu-drivers" in (sighting.mend or "")
+    assert "ubuntu-drivers" in (fix_of(sighting) or "")
 
 
 @pytest.mark.parametrize(
-    ("around", "mend"),
+    ("around", "fix"),
     [
         (replace(SERVER, container=True), "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
         (DESKTOP, "sudo ubuntu-drivers install"),
     ],
 )
-def test_nvml_without_the_cuda_driver_beside_it(around: Surroundings, mend: str) -> None:
+def test_nvml_without_the_cuda_driver_beside_it(around: Surroundings, fix: str) -> None:
     content = answer("two_models") | {"driver_library": None}
     assert not driver_needed(Outcome("answered", content))
     sighting = seen(Outcome("answered", content), around=around)
     assert sighting.stage == "driver"
-    assert sighting.reason == "NVML answers but there is no CUDA driver library"
-    assert mend in (sighting.mend or "")
+    assert text_of(sighting) == "NVML answers but there is no CUDA driver library"
+    assert fix in (fix_of(sighting) or "")
     assert len(sighting.devices) == 2
 
 
@@ -596,7 +601,7 @@ def test_a_card_that_tells_little_is_still_a_card() -> None:
     content = answer("h200")
     content["cards"][0] |= {"capability": None, "name": None, "bus": None}
     (device,) = healthy(Outcome("answered", content)).devices
-    assert (device.facts.name, device.reason) == ("NVIDIA card", None)
+    assert (device.facts.name, text_of(device)) == ("NVIDIA card", None)
     assert (device.facts.compute_capability, device.facts.architecture) == (None, None)
 
 

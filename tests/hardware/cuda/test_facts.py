@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from anydevice.hardware import linux as pci
-from anydevice.hardware.cuda import diagnosis as cuda_mend
-from anydevice.hardware.cuda.facts import Surroundings, driver_libraries, nvml_libraries, read
+from anydevice.hardware import linux
+from anydevice.hardware.cuda import diagnosis
+from anydevice.hardware.cuda.facts import (
+    Surroundings,
+    driver_libraries,
+    nvml_libraries,
+    read_surroundings,
+)
 
 
 def write(root: Path, name: str, text: str = "") -> None:
@@ -42,7 +47,7 @@ def test_a_server_with_a_driver(tmp_path: Path) -> None:
     write(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
     write(tmp_path, "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
     write(tmp_path, "proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   64 kB\n")
-    assert read({}, tmp_path, "linux") == Surroundings(
+    assert read_surroundings({}, tmp_path, "linux") == Surroundings(
         system="linux",
         cards=("0000:00:06.0",),
         holders=("nvidia",),
@@ -55,16 +60,16 @@ def test_a_server_with_a_driver(tmp_path: Path) -> None:
 
 def test_the_closed_module_has_a_version_too(tmp_path: Path) -> None:
     write(tmp_path, "proc/driver/nvidia/version", CLOSED_MODULE)
-    assert read({}, tmp_path, "linux").module == "470.57.02"
+    assert read_surroundings({}, tmp_path, "linux").module == "470.57.02"
 
 
 def test_an_empty_tree_tells_nothing(tmp_path: Path) -> None:
-    assert read({}, tmp_path, "linux") == Surroundings("linux")
+    assert read_surroundings({}, tmp_path, "linux") == Surroundings("linux")
 
 
 def test_windows_has_no_such_files(tmp_path: Path) -> None:
     plug(tmp_path, "0000:00:06.0")
-    assert read({}, tmp_path, "win32") == Surroundings("win32")
+    assert read_surroundings({}, tmp_path, "win32") == Surroundings("win32")
 
 
 def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
@@ -73,14 +78,14 @@ def test_a_jetson_is_known_by_its_release(tmp_path: Path) -> None:
         "etc/nv_tegra_release",
         "# R36 (release), REVISION: 3.0, GCID: 36106755, BOARD: generic, EABI: aarch64\n",
     )
-    around = read({}, tmp_path, "linux")
+    around = read_surroundings({}, tmp_path, "linux")
     assert around.tegra == "L4T 36.3.0"
     assert driver_libraries(around)[-1] == "/usr/lib/aarch64-linux-gnu/tegra/libcuda.so.1"
 
 
 def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
     write(tmp_path, "proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
-    around = read({}, tmp_path, "linux")
+    around = read_surroundings({}, tmp_path, "linux")
     assert around.wsl
     assert nvml_libraries(around, {}) == [
         "libnvidia-ml.so.1",
@@ -89,10 +94,10 @@ def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
 
 
 def test_a_container_is_known_by_files_and_by_variables(tmp_path: Path) -> None:
-    assert not read({}, tmp_path, "linux").container
-    assert read({"container": "podman"}, tmp_path, "linux").container
+    assert not read_surroundings({}, tmp_path, "linux").container
+    assert read_surroundings({"container": "podman"}, tmp_path, "linux").container
     write(tmp_path, ".dockerenv")
-    assert read({}, tmp_path, "linux").container
+    assert read_surroundings({}, tmp_path, "linux").container
 
 
 def test_libraries_of_windows_and_plain_linux() -> None:
@@ -107,8 +112,8 @@ def test_libraries_of_windows_and_plain_linux() -> None:
 
 def test_a_card_that_no_driver_holds(tmp_path: Path) -> None:
     plug(tmp_path, "0000:00:06.0")
-    assert pci.bound_driver("0000:00:06.0", tmp_path) is None
-    assert read({}, tmp_path, "linux").holders == ()
+    assert linux.bound_driver("0000:00:06.0", tmp_path) is None
+    assert read_surroundings({}, tmp_path, "linux").holders == ()
 
 
 @pytest.mark.parametrize(
@@ -124,15 +129,15 @@ def test_a_card_that_no_driver_holds(tmp_path: Path) -> None:
     ],
 )
 def test_how_to_install_the_driver(distribution: tuple[str, ...], command: str) -> None:
-    assert cuda_mend.install_driver(Surroundings("linux", distribution=distribution)) == command
+    assert diagnosis._install_driver(Surroundings("linux", distribution=distribution)) == command
 
 
 def test_installing_elsewhere() -> None:
-    assert "docker run --gpus all" in cuda_mend.install_driver(
+    assert "docker run --gpus all" in diagnosis._install_driver(
         Surroundings("linux", container=True)
     )
-    assert "Windows side" in cuda_mend.install_driver(Surroundings("linux", wsl=True))
-    assert "nvidia-jetpack" in cuda_mend.install_driver(Surroundings("linux", tegra="L4T 36.3.0"))
+    assert "Windows side" in diagnosis._install_driver(Surroundings("linux", wsl=True))
+    assert "nvidia-jetpack" in diagnosis._install_driver(Surroundings("linux", tegra="L4T 36.3.0"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,7 @@ def test_installing_elsewhere() -> None:
     ],
 )
 def test_how_to_update_the_driver(around: Surroundings, words: str) -> None:
-    assert words in cuda_mend.mend("update", around)
+    assert words in diagnosis.fix_for("update", around)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +179,8 @@ def test_how_to_update_the_driver(around: Surroundings, words: str) -> None:
         ("access", Surroundings("win32"), "account"),
     ],
 )
-def test_each_kind_of_help(remedy: cuda_mend.Remedy, around: Surroundings, words: str) -> None:
-    assert words in cuda_mend.mend(remedy, around)
+def test_each_kind_of_help(remedy: diagnosis.Remedy, around: Surroundings, words: str) -> None:
+    assert words in diagnosis.fix_for(remedy, around)
 
 
 def test_a_driver_that_is_only_slow_is_helped_without_a_reboot() -> None:
@@ -183,7 +188,7 @@ def test_a_driver_that_is_only_slow_is_helped_without_a_reboot() -> None:
         "give it more time: anydevice.configure(time_limit=20), or time_limit = 20 in"
         " anydevice.toml; if it hangs all the same: reboot"
     )
-    server = cuda_mend.after_no_answer(Surroundings("linux"))
+    server = diagnosis._after_no_answer(Surroundings("linux"))
     assert server.startswith(
         "many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or "
     )
@@ -194,4 +199,4 @@ def test_a_driver_that_is_only_slow_is_helped_without_a_reboot() -> None:
         Surroundings("linux", tegra="L4T 36.3.0"),
     ):
         # There is no persistence mode to switch on.
-        assert cuda_mend.after_no_answer(around).startswith(more_time)
+        assert diagnosis._after_no_answer(around).startswith(more_time)

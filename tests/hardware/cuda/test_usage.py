@@ -18,9 +18,9 @@ import pytest
 
 from anydevice.core.finding import Facts
 from anydevice.core.record import replace
-from anydevice.hardware.cuda import usage as readings_nvml
-from anydevice.hardware.driver_process import nvml as nvml_readings
-from anydevice.hardware.driver_process import parent as conversation
+from anydevice.hardware.cuda import usage
+from anydevice.hardware.driver_process import nvml, parent
+from anydevice.hardware.driver_process.parent import Conversation
 from anydevice.hardware.readers import DeviceProcess, Readings, processes, readings
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is a dependency of anydevice")
@@ -55,7 +55,7 @@ def attend(build_library: BuildLibrary) -> Callable[..., dict[str, Any]]:
         name = f"libbusy{''.join(defined).lower()}.so.1"
         library = str(build_library(name, source(*defined)) / name)
         question = {"libraries": [library], "pynvml": FILE_OF_PYNVML}
-        return nvml_readings.attend(lambda step: None, question)(None)
+        return nvml.attend(lambda step: None, question)(None)
 
     return ask
 
@@ -77,9 +77,9 @@ def installed(
 
 def hang_up() -> None:
     """End the child and forget what it said; the next question starts another."""
-    readings_nvml._last = (-1.0, {})
-    if readings_nvml._conversation is not None:
-        readings_nvml._conversation.close()
+    usage._last = (-1.0, {})
+    if usage._conversation is not None:
+        usage._conversation.close()
 
 
 def test_everything_that_a_card_tells(attend: Callable[..., dict[str, Any]]) -> None:
@@ -127,7 +127,7 @@ def test_an_old_driver_and_a_lost_card(attend: Callable[..., dict[str, Any]]) ->
 def test_without_nvml_there_is_an_error() -> None:
     question = {"libraries": ["libno-such-library.so.1"], "pynvml": FILE_OF_PYNVML}
     with pytest.raises(OSError, match="there is no NVML"):
-        nvml_readings.attend(lambda step: None, question)
+        nvml.attend(lambda step: None, question)
 
 
 def test_readings_through_the_child(installed: Callable[..., None]) -> None:
@@ -155,28 +155,28 @@ def test_one_child_answers_again_and_again(
     installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed()
-    monkeypatch.setattr(readings_nvml, "_ONE_MOMENT", -1.0)
+    monkeypatch.setattr(usage, "_ONE_MOMENT", -1.0)
     assert readings("cuda", 0, FIRST).load == 0.78
-    assert readings_nvml._conversation is not None
-    child = readings_nvml._conversation._process
+    assert usage._conversation is not None
+    child = usage._conversation._process
     assert child is not None
     for _ in range(3):
         assert readings("cuda", 0, FIRST).load == 0.78
-    assert readings_nvml._conversation._process is child
+    assert usage._conversation._process is child
     hang_up()
     assert child.returncode == 0
 
 
-@pytest.mark.parametrize(("fault", "how"), [("CRASHES", "crashed"), ("HANGS", "timed out")])
+@pytest.mark.parametrize(("fault", "how"), [("CRASHES", "crashed"), ("HANGS", "timed_out")])
 def test_a_driver_that_fails_takes_nobody_down(
     installed: Callable[..., None], monkeypatch: pytest.MonkeyPatch, fault: str, how: str
 ) -> None:
     installed(fault)
-    monkeypatch.setattr(readings_nvml, "_LIMIT", 10.0 if fault == "CRASHES" else 1.0)
+    monkeypatch.setattr(usage, "_LIMIT", 10.0 if fault == "CRASHES" else 1.0)
     assert readings("cuda", 0, FIRST) == Readings()
     assert processes("cuda", 0, FIRST) == ()
-    assert readings_nvml._conversation is not None
-    outcome = readings_nvml._conversation.ask(None, limit=60)
+    assert usage._conversation is not None
+    outcome = usage._conversation.ask(None, limit=60)
     assert (outcome.how, outcome.step) == (how, "reading card 0")
 
 
@@ -192,7 +192,7 @@ def test_what_nvml_does_not_know_starts_no_child(installed: Callable[..., None])
     for facts in (Facts("from the driver", uuid=CARDS[0]), Facts("x", details={"source": "nvml"})):
         assert readings("cuda", 0, facts) == Readings()
         assert processes("cuda", 0, facts) == ()
-    spoken = readings_nvml._conversation
+    spoken = usage._conversation
     assert spoken is None or spoken._process is None
 
 
@@ -207,7 +207,7 @@ def test_memory_that_is_shared_with_the_cpu_is_the_machine_s(
 
 
 @pytest.fixture
-def echo(tmp_path: Path) -> Iterator[conversation.Conversation]:
+def echo(tmp_path: Path) -> Iterator[Conversation]:
     """A child that answers what it is asked, and does what it is told to."""
     package = tmp_path / "questions"
     package.mkdir()
@@ -224,12 +224,12 @@ def echo(tmp_path: Path) -> Iterator[conversation.Conversation]:
         "        return [arguments['greeting'], question, os.getpid()]\n"
         "    return answer\n"
     )
-    spoken = conversation.Conversation(str(package / "echo"), {"greeting": "hello"}, pause=0.0)
+    spoken = Conversation(str(package / "echo"), {"greeting": "hello"}, pause=0.0)
     yield spoken
     spoken.close()
 
 
-def test_a_child_stays_and_is_replaced_when_it_ends(echo: conversation.Conversation) -> None:
+def test_a_child_stays_and_is_replaced_when_it_ends(echo: Conversation) -> None:
     greeting, question, first = echo.ask("a", limit=60).answer
     assert (greeting, question) == ("hello", "a")
     assert echo.ask("b", limit=60).answer == ["hello", "b", first]
@@ -242,7 +242,7 @@ def test_a_child_stays_and_is_replaced_when_it_ends(echo: conversation.Conversat
     assert (died.how, died.step) == ("crashed", "hearing die")
     assert echo.ask("d", limit=60).answer[2] != first
     late = echo.ask("sleep", limit=0.3)
-    assert (late.how, late.error) == ("timed out", "no answer within 0.3 s")
+    assert (late.how, late.error) == ("timed_out", "no answer within 0.3 s")
     assert echo.ask("e", limit=60).how == "answered"
     assert echo._process is not None
     os.kill(echo._process.pid, signal.SIGKILL)
@@ -252,55 +252,53 @@ def test_a_child_stays_and_is_replaced_when_it_ends(echo: conversation.Conversat
     assert echo.ask("f", limit=60).how == "answered"
 
 
-def test_after_a_failure_there_is_a_pause(echo: conversation.Conversation) -> None:
+def test_after_a_failure_there_is_a_pause(echo: Conversation) -> None:
     echo._pause = 1000.0
     first = echo.ask("die", limit=60)
     assert echo.ask("a", limit=60) is first
 
 
-def test_where_no_child_can_be_started(
-    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_child_can_be_started(echo: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     echo._command = ["/no/such/interpreter"]
     outcome = echo.ask("a", limit=60)
-    assert outcome.how == "not started"
+    assert outcome.how == "not_started"
     assert "No such file" in str(outcome.error)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert "no Python interpreter" in str(echo.ask("a", limit=60).error)
 
 
 def test_where_no_thread_can_be_started(
-    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
+    echo: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Timer, "start", refuse)
     outcome = echo.ask("a", limit=60)
-    assert (outcome.how, outcome.error) == ("not started", "can't start new thread")
+    assert (outcome.how, outcome.error) == ("not_started", "can't start new thread")
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_question(
-    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
+    echo: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange = conversation._exchange
+    exchange = parent._exchange
 
     def interrupted(process: Any, question: Any) -> None:
-        conversation._write(process, marshal.dumps(question).hex().encode() + b"\n")
+        process.stdin.write(marshal.dumps(question).hex().encode() + b"\n")
         raise KeyboardInterrupt
 
     assert echo.ask("zero", limit=60).answer[1] == "zero"
-    monkeypatch.setattr(conversation, "_exchange", interrupted)
+    monkeypatch.setattr(parent, "_exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         echo.ask("one", limit=60)
-    monkeypatch.setattr(conversation, "_exchange", exchange)
+    monkeypatch.setattr(parent, "_exchange", exchange)
     assert echo.ask("two", limit=60).answer[1] == "two"
 
 
 def test_an_answer_at_the_last_moment_is_one_and_the_next_question_has_a_child(
-    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
+    echo: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange = conversation._exchange
+    exchange = parent._exchange
 
     def slowly(process: Any, question: Any) -> Any:
         outcome = exchange(process, question)
@@ -309,16 +307,16 @@ def test_an_answer_at_the_last_moment_is_one_and_the_next_question_has_a_child(
 
     echo._pause = 1000.0
     assert echo.ask("a", limit=60).how == "answered"
-    monkeypatch.setattr(conversation, "_exchange", slowly)
+    monkeypatch.setattr(parent, "_exchange", slowly)
     assert echo.ask("b", limit=1.0).answer[1] == "b"
-    monkeypatch.setattr(conversation, "_exchange", exchange)
+    monkeypatch.setattr(parent, "_exchange", exchange)
     assert echo.ask("c", limit=60).answer[1] == "c"
 
 
 def test_a_child_that_does_not_end_is_ended(
-    echo: conversation.Conversation, monkeypatch: pytest.MonkeyPatch
+    echo: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "_TIME_TO_END", 0.05)
+    monkeypatch.setattr(parent, "_TIME_TO_END", 0.05)
     assert echo.ask("a", limit=60).how == "answered"
     process = echo._process
     assert process is not None
@@ -327,7 +325,7 @@ def test_a_child_that_does_not_end_is_ended(
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_forked_copy_starts_its_own(echo: conversation.Conversation) -> None:
+def test_a_forked_copy_starts_its_own(echo: Conversation) -> None:
     first = echo.ask("a", limit=60).answer[2]
     echo_process = echo._process
     echo._forget()  # what happens in the copy
@@ -344,7 +342,7 @@ def test_a_forked_copy_starts_its_own(echo: conversation.Conversation) -> None:
 FORK_WHILE_ASKING = """
 import os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads is what this is about
-from anydevice.hardware.conversation import Conversation
+from anydevice.hardware.driver_process.parent import Conversation
 
 spoken = Conversation(sys.argv[1], {"greeting": "hello"}, pause=0.0)
 assert spoken.ask("first", limit=60).how == "answered"
@@ -364,9 +362,7 @@ print(codes)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_copy_made_while_another_thread_asks(
-    echo: conversation.Conversation, tmp_path: Path
-) -> None:
+def test_a_copy_made_while_another_thread_asks(echo: Conversation, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORK_WHILE_ASKING, str(tmp_path / "questions/echo")],
         capture_output=True,

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.hardware.cuda.visible import Card, Instance, Place, select
+from anydevice.hardware.cuda.visible import CardNames, InstanceNames, Position, select
 
 FIRST = "GPU-f425bb54-c4e9-c26e-8ead-eeb33db6c9aa"
 SECOND = "GPU-f4a0b1c2-aaaa-4bbb-8ccc-ddddeeeeffff"
 THIRD = "GPU-97b1c2d3-aaaa-4bbb-8ccc-ddddeeeeffff"
-PLAIN = (Card(FIRST), Card(SECOND), Card(THIRD))
+PLAIN = (CardNames(FIRST), CardNames(SECOND), CardNames(THIRD))
 
 PARENT = "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
-SPLIT = Card(
+SPLIT = CardNames(
     PARENT,
     mig=True,
     instances=(
-        Instance("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", 1, 0),
-        Instance("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", 2, 0),
+        InstanceNames("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", 1, 0),
+        InstanceNames("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", 2, 0),
     ),
 )
 
 
 def shown(value: str | None) -> list[int]:
-    return [place.card for place in select(PLAIN, value).places]
+    return [each.card for each in select(PLAIN, value).positions]
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ def test_a_good_value_has_no_problem() -> None:
 @pytest.mark.parametrize(
     ("value", "places"),
     [
-        (None, (Place(0, 0),)),
-        ("0", (Place(0, 0),)),
-        ("1", (Place(1),)),
-        ("1,0", (Place(0, 0),)),
-        (PARENT, (Place(0, 0),)),
-        ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", (Place(0, 1),)),
-        ("MIG-cba", (Place(0, 1),)),
-        ("MIG-c6d4f1ef,MIG-cba663e8", (Place(0, 0),)),
-        (f"MIG-{PARENT}/2/0", (Place(0, 1),)),
+        (None, (Position(0, 0),)),
+        ("0", (Position(0, 0),)),
+        ("1", (Position(1),)),
+        ("1,0", (Position(0, 0),)),
+        (PARENT, (Position(0, 0),)),
+        ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", (Position(0, 1),)),
+        ("MIG-cba", (Position(0, 1),)),
+        ("MIG-c6d4f1ef,MIG-cba663e8", (Position(0, 0),)),
+        (f"MIG-{PARENT}/2/0", (Position(0, 1),)),
         (f"MIG-{PARENT}/7/0", ()),
         ("MIG-c", ()),
         ("GPU-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", ()),
@@ -128,21 +128,24 @@ def test_a_good_value_has_no_problem() -> None:
     ],
 )
 def test_a_process_sees_one_mig_instance_and_then_no_other_card(
-    value: str | None, places: tuple[Place, ...]
+    value: str | None, places: tuple[Position, ...]
 ) -> None:
-    assert select((SPLIT, Card(FIRST)), value).places == places
+    assert select((SPLIT, CardNames(FIRST)), value).positions == places
 
 
 def test_mig_mode_without_an_instance_shows_nothing_of_that_card() -> None:
-    empty = Card(PARENT, mig=True)
-    assert select((empty, Card(FIRST)), None).places == (Place(1),)
-    assert select((empty,), None).places == ()
+    empty = CardNames(PARENT, mig=True)
+    assert select((empty, CardNames(FIRST)), None).positions == (Position(1),)
+    assert select((empty,), None).positions == ()
     assert select((empty,), "0").problem == "card 0 has MIG mode on and no instance"
     assert select((empty,), PARENT).problem == f'"{PARENT}" has no MIG instance'
 
 
 def test_cards_and_instances_without_a_uuid_are_named_by_number_alone() -> None:
-    nameless = (Card(None), Card(PARENT, mig=True, instances=(Instance(None, 1, 0),)))
-    assert select(nameless, "0").places == (Place(0),)
-    assert select(nameless, f"MIG-{PARENT}/1/0").places == (Place(1, 0),)
-    assert select(nameless, "MIG-1").places == ()
+    nameless = (
+        CardNames(None),
+        CardNames(PARENT, mig=True, instances=(InstanceNames(None, 1, 0),)),
+    )
+    assert select(nameless, "0").positions == (Position(0),)
+    assert select(nameless, f"MIG-{PARENT}/1/0").positions == (Position(1, 0),)
+    assert select(nameless, "MIG-1").positions == ()

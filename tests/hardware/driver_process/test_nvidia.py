@@ -11,7 +11,6 @@ import pytest
 
 from anydevice.core.finding import Facts
 from anydevice.core.record import replace
-from anydevice.hardware.cuda import facts as cuda_surroundings
 from anydevice.hardware.cuda import reader as cuda
 from anydevice.hardware.driver_process import cuda as cuda_driver
 from anydevice.hardware.driver_process import nvml
@@ -240,7 +239,7 @@ def installed(healthy: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> C
 
     def install(*defined: str) -> None:
         library = healthy("nvml", *defined)
-        monkeypatch.setattr(cuda_surroundings, "nvml_libraries", lambda *_: [library])
+        monkeypatch.setattr(cuda, "nvml_libraries", lambda *_: [library])
         monkeypatch.setattr(cuda, "_last_reading", (0.0, {}))
 
     return install
@@ -268,7 +267,7 @@ def test_free_memory_is_read_anew_after_a_moment(
     installed()
     monkeypatch.setattr(cuda, "_ONE_MOMENT", 0.0)
     cuda.free_memory(0, CARD)
-    monkeypatch.setattr(cuda_surroundings, "nvml_libraries", lambda *_: ["libno-such.so.1"])
+    monkeypatch.setattr(cuda, "nvml_libraries", lambda *_: ["libno-such.so.1"])
     assert cuda.free_memory(0, CARD) is None
 
 
@@ -278,7 +277,7 @@ def test_free_memory_of_an_nvml_that_crashes(
     installed()
     source = "int nvmlInitWithFlags(unsigned f) { *(volatile int *)0 = 0; return 0; }"
     library = str(build_library("libcrashing.so.1", source) / "libcrashing.so.1")
-    monkeypatch.setattr(cuda_surroundings, "nvml_libraries", lambda *_: [library])
+    monkeypatch.setattr(cuda, "nvml_libraries", lambda *_: [library])
     assert cuda.free_memory(0, CARD) is None
 
 
@@ -295,5 +294,5 @@ def test_free_memory_is_not_asked_of_nvml_that_never_answered() -> None:
 def test_free_memory_that_is_shared_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Facts(name="Orin", memory_kind="unified", total_memory=8 * GIB)
     for available, free in ((4 * GIB, 4 * GIB), (20 * GIB, 8 * GIB), (None, None)):
-        monkeypatch.setattr(cuda_surroundings, "available_memory", lambda root, a=available: a)
+        monkeypatch.setattr(cuda, "available_memory", lambda root, a=available: a)
         assert cuda.free_memory(0, shared) == free

@@ -83,9 +83,9 @@ def test_an_interrupted_wait_leaves_no_child(question) -> None:  # type: ignore[
 
 
 def test_a_child_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start_command(["/no/such/program"]).finish(1).how == "not started"
+    assert start_command(["/no/such/program"]).finish(1).how == "not_started"
     monkeypatch.setattr(sys, "executable", "")
-    assert ask("nvml").how == "not started"
+    assert ask("nvml").how == "not_started"
     monkeypatch.setattr(sys, "executable", "/usr/bin/my-frozen-program")
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert "no Python interpreter" in ask("nvml").sentence
@@ -131,7 +131,7 @@ def test_a_child_that_neither_answers_nor_ends_has_timed_out() -> None:
     code = "import os, time; os.close(1); os.close(2); time.sleep(600)"
     began = time.monotonic()
     outcome = start_command([sys.executable, "-I", "-S", "-c", code]).finish(60)
-    assert outcome.how == "timed out"
+    assert outcome.how == "timed_out"
     assert time.monotonic() - began < 30
 
 
@@ -142,7 +142,7 @@ def test_where_pipes_cannot_be_waited_for_together(
     monkeypatch.setattr(child, "os", type("Windows", (), {**vars(os), "name": "nt"}))
     assert ask(question("return 5")).answer == 5
     outcome = ask(question("tell('one')\ntime.sleep(60)"), limit=0.5)
-    assert (outcome.how, outcome.step) == ("timed out", "one")
+    assert (outcome.how, outcome.step) == ("timed_out", "one")
 
 
 def test_the_child_s_side_in_this_process(

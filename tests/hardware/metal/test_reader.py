@@ -12,6 +12,7 @@ import pytest
 from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.hardware import macos
 from anydevice.hardware.metal import reader as metal
+from tests.reasons import fix_of, text_of
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "metal"
 GIB = 2**30
@@ -50,7 +51,7 @@ def only(sighting: Sighting) -> Seen:
 def test_other_systems_are_refused_without_asking_anything(platform: str) -> None:
     mac = Mac()
     seen = metal.look(5, run=mac, platform=platform)
-    assert (seen.present, seen.stage, seen.reason) == (False, "driver", "Metal is only on macOS")
+    assert (seen.present, seen.stage, text_of(seen)) == (False, "driver", "Metal is only on macOS")
     assert mac.asked == []
 
 
@@ -102,14 +103,14 @@ def test_a_large_machine_gives_three_quarters() -> None:
 def test_rosetta_is_named_and_the_gpu_keeps_its_name() -> None:
     device = only(see(Mac("rosetta")))
     assert device.facts.name == "Apple M2 Pro"
-    assert device.reason == "this Python is an Intel build running under Rosetta"
-    assert device.mend == "arch -arm64 brew install python"
+    assert text_of(device) == "this Python is an Intel build running under Rosetta"
+    assert fix_of(device) == "arch -arm64 brew install python"
 
 
 def test_a_virtual_machine_is_noted() -> None:
     seen = see(Mac("virtual"))
     device = only(seen)
-    assert device.reason is None
+    assert text_of(device) is None
     assert (device.facts.name, device.facts.architecture) == (
         "Apple Paravirtual device",
         "Apple M1",
@@ -128,21 +129,21 @@ def test_each_mark_of_a_virtual_machine_is_enough(mark: str) -> None:
 @pytest.mark.parametrize("version", ["12.2.1", "11.7"])
 def test_an_old_macos_serves_nobody(version: str) -> None:
     device = only(see(Mac("m1").with_version(version)))
-    assert device.reason == f"macOS {version} is too old: torch needs 12.3 and mlx 13.5"
-    assert device.mend is not None
+    assert text_of(device) == f"macOS {version} is too old: torch needs 12.3 and mlx 13.5"
+    assert fix_of(device) is not None
 
 
 @pytest.mark.parametrize("version", ["12.3", "13.4.1"])
 def test_a_macos_between_serves_torch_alone(version: str) -> None:
     seen = see(Mac("m1").with_version(version))
-    assert only(seen).reason is None
+    assert text_of(only(seen)) is None
     assert seen.notes == (f"mlx needs macOS 13.5 or newer; on {version} only torch serves",)
 
 
 @pytest.mark.parametrize("version", ["13.5", "26.0", "nonsense"])
 def test_a_newer_or_unknown_macos_is_not_refused(version: str) -> None:
     seen = see(Mac("m1").with_version(version))
-    assert only(seen).reason is None
+    assert text_of(only(seen)) is None
     assert seen.notes == ()
 
 
@@ -152,25 +153,25 @@ def test_an_intel_mac_with_a_card() -> None:
     assert card.facts.name == "AMD Radeon Pro 5500M"
     assert card.facts.memory_kind == "dedicated"
     assert card.facts.total_memory == card.facts.usable_memory == 8 * GIB
-    assert (card.index, card.reason) == (0, None)
+    assert (card.index, text_of(card)) == (0, None)
     assert integrated.facts.name == "Intel UHD Graphics 630"
     assert (integrated.index, integrated.facts.memory_kind) == (1, "unified")
-    assert integrated.reason == "Metal needs Apple Silicon or a discrete GPU"
+    assert text_of(integrated) == "Metal needs Apple Silicon or a discrete GPU"
     assert seen.notes == ("the last torch for Intel Macs is 2.2, and mlx has none",)
 
 
 def test_an_old_intel_mac_with_a_card() -> None:
     card, _ = see(Mac("macbook_pro_16").with_version("10.15.7")).devices
-    assert card.reason is not None
-    assert card.reason.startswith("macOS 10.15.7 is too old")
+    assert text_of(card) is not None
+    assert text_of(card).startswith("macOS 10.15.7 is too old")
 
 
 def test_an_intel_mac_without_a_card() -> None:
     seen = see(Mac("macbook_air_intel"))
     device = only(seen)
     assert device.facts.total_memory == 1536 * 2**20
-    assert device.reason == "Metal needs Apple Silicon or a discrete GPU"
-    assert device.mend is None
+    assert text_of(device) == "Metal needs Apple Silicon or a discrete GPU"
+    assert fix_of(device) is None
     assert seen.notes == ()
 
 
@@ -178,7 +179,7 @@ def test_an_intel_mac_in_a_virtual_machine() -> None:
     profile = '{"SPDisplaysDataType": [{"spdisplays_vendor-id": "0x1234"}]}'
     seen = see(Mac(sysctl="kern.hv_vmm_present: 1\n", system_profiler=profile))
     assert only(seen).facts == Facts(name="unknown GPU", memory_kind="unified")
-    assert only(seen).reason is not None
+    assert text_of(only(seen)) is not None
     assert "virtual machine" in seen.notes[0]
 
 
@@ -186,7 +187,7 @@ def test_an_intel_mac_in_a_virtual_machine() -> None:
 def test_sysctl_missing_or_garbled_on_apple_silicon(printed: str | None) -> None:
     seen = see(Mac(sysctl=printed), machine="arm64")
     device = only(seen)
-    assert device.reason is None
+    assert text_of(device) is None
     assert device.facts.name == "Apple Silicon GPU"
     assert (device.facts.total_memory, device.facts.usable_memory) == (None, None)
     assert device.facts.details["usable_memory_is"] == "unknown"
@@ -209,12 +210,12 @@ def test_garbled_figures_are_unknown() -> None:
 def test_a_profile_that_cannot_be_read_is_not_an_absent_gpu(printed: str | None) -> None:
     seen = see(Mac(system_profiler=printed))
     assert (seen.present, seen.stage, seen.devices) == (True, "driver", ())
-    assert seen.reason == "system_profiler did not tell which graphics hardware this Mac has"
+    assert text_of(seen) == "system_profiler did not tell which graphics hardware this Mac has"
 
 
 def test_an_intel_mac_without_any_gpu() -> None:
     seen = see(Mac(system_profiler='{"SPDisplaysDataType": ["no entry"]}'))
-    assert (seen.present, seen.stage, seen.reason) == (False, "device", "this Mac has no GPU")
+    assert (seen.present, seen.stage, text_of(seen)) == (False, "device", "this Mac has no GPU")
 
 
 def test_free_memory_is_read_anew_and_capped() -> None:

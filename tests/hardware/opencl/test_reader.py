@@ -22,20 +22,21 @@ import pytest
 from anydevice.core.finding import Facts, Sighting, same_card
 from anydevice.hardware.driver_process import opencl as child
 from anydevice.hardware.driver_process.parent import Outcome
-from anydevice.hardware.opencl import diagnosis as opencl_sighting
+from anydevice.hardware.opencl import diagnosis
 from anydevice.hardware.opencl import reader as opencl
 from anydevice.hardware.opencl.diagnosis import read_answer, without_loader
 from anydevice.hardware.opencl.facts import (
     FRAMEWORK,
     Driver,
     Loader,
-    Machine,
+    OpenCLMachine,
     find_loaders,
     pyopencl_folder,
     registered_drivers,
     this_machine,
     vendor_folders,
 )
+from tests.reasons import fix_of, text_of
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "opencl"
 LOADER = Loader("libOpenCL.so.1")
@@ -44,18 +45,18 @@ NOTHING: dict[str, Any] = {"platforms": [], "error": 0}
 BuildLibrary = Callable[[str, str], Path]
 
 
-def recorded(name: str, machine: Machine | None = None) -> Sighting:
+def recorded(name: str, machine: OpenCLMachine | None = None) -> Sighting:
     answer = json.loads((RECORDED / f"{name}.json").read_text())
-    return read_answer(answer, LOADER, machine or Machine("linux"))
+    return read_answer(answer, LOADER, machine or OpenCLMachine("linux"))
 
 
-def with_cards(root: Path, *cards: tuple[str, int]) -> Machine:
+def with_cards(root: Path, *cards: tuple[str, int]) -> OpenCLMachine:
     for address, vendor in cards:
         folder = root / "sys/bus/pci/devices" / address
         folder.mkdir(parents=True)
         (folder / "vendor").write_text(f"{vendor:#06x}\n")
         (folder / "class").write_text("0x030000\n")
-    return Machine("linux", root=root)
+    return OpenCLMachine("linux", root=root)
 
 
 def write(file: Path, content: str | bytes) -> Path:
@@ -108,7 +109,7 @@ def test_devices_are_numbered_as_pyopencl_numbers_them() -> None:
 
 LOOK = """
 import sys
-from anydevice.hardware import opencl, opencl_sighting
+from anydevice.hardware.opencl import diagnosis, reader as opencl
 assert opencl.look(10.0).backend == "opencl"
 with open("/proc/self/maps") as maps:
     loaded = maps.read()
@@ -237,7 +238,7 @@ def test_every_way_in_which_vendors_tell_identity(made_library: ctypes.CDLL) -> 
         "clGetDeviceIDs of Made",
         "clGetDeviceInfo of Made",
     ]
-    sighting = read_answer(answer, LOADER, Machine("linux"))
+    sighting = read_answer(answer, LOADER, OpenCLMachine("linux"))
     assert [seen.facts.name for seen in sighting.devices][:2] == ["NVIDIA H200", amd["board"]]
 
 
@@ -270,7 +271,7 @@ def test_nvidia_h200() -> None:
     assert sighting.stage is None
     pocl, card = sighting.devices
     assert (pocl.kind, pocl.facts.memory_kind, pocl.facts.free_memory) == ("cpu", "host", None)
-    assert (card.index, card.kind, card.reason) == (1, "gpu", None)
+    assert (card.index, card.kind, text_of(card)) == (1, "gpu", None)
     facts = card.facts
     assert facts.name == "NVIDIA H200"
     assert facts.uuid == "GPU-5106bbb8-c749-4cff-fa85-3977fa591af5"
@@ -314,8 +315,8 @@ def test_an_address_without_its_domain_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_apple() -> None:
-    (card,) = recorded("apple-m2", Machine("darwin")).devices
-    assert (card.kind, card.facts.memory_kind, card.reason) == ("gpu", "unified", None)
+    (card,) = recorded("apple-m2", OpenCLMachine("darwin")).devices
+    assert (card.kind, card.facts.memory_kind, text_of(card)) == ("gpu", "unified", None)
     assert (card.facts.runtime_version, card.facts.driver_version) == ("1.2", "1.2 1.0")
 
 
@@ -323,16 +324,16 @@ def test_a_device_that_is_too_old() -> None:
     sighting = recorded("opencl-1.1")
     assert sighting.stage is None
     (card,) = sighting.devices
-    assert card.reason == "OpenCL 1.1 is older than 1.2"
-    assert card.mend == "install a newer OpenCL driver of Advanced Micro Devices, Inc."
+    assert text_of(card) == "OpenCL 1.1 is older than 1.2"
+    assert fix_of(card) == "install a newer OpenCL driver of Advanced Micro Devices, Inc."
 
 
 def test_a_device_that_does_not_say_its_version() -> None:
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     answer["platforms"][0]["devices"][0].update(version="?", vendor="", driver="")
-    (card,) = read_answer(answer, LOADER, Machine("linux")).devices
-    assert card.reason == "its driver does not say which OpenCL it serves: '?'"
-    assert card.mend == "install a newer OpenCL driver of its vendor"
+    (card,) = read_answer(answer, LOADER, OpenCLMachine("linux")).devices
+    assert text_of(card) == "its driver does not say which OpenCL it serves: '?'"
+    assert fix_of(card) == "install a newer OpenCL driver of its vendor"
     assert (card.facts.runtime_version, card.facts.driver_version) == (None, None)
 
 
@@ -343,49 +344,50 @@ def test_a_card_that_no_driver_shows_is_noted(tmp_path: Path) -> None:
     write(tmp_path / "usr/lib/libnvidia-opencl.so.1", "")
     (note,) = read_answer(answer, LOADER, machine).notes
     assert note.startswith("there is an NVIDIA card, and no OpenCL driver shows it: ")
-    assert read_answer(answer, LOADER, Machine("linux", root=tmp_path / "none")).notes == ()
+    assert read_answer(answer, LOADER, OpenCLMachine("linux", root=tmp_path / "none")).notes == ()
 
 
 # Loaders that show nothing.
 
 
 def test_no_loader_and_no_driver(tmp_path: Path) -> None:
-    machine = Machine("linux", root=tmp_path)
+    machine = OpenCLMachine("linux", root=tmp_path)
     assert find_loaders(machine, None) == ()
     sighting = opencl.look_through((), machine, 1.0)
     assert not sighting.present
     assert sighting.stage == "driver"
-    assert sighting.reason == "no OpenCL loader and no driver is installed"
-    assert sighting.mend == 'pip install "anydevice[opencl]"'
+    assert text_of(sighting) == "no OpenCL loader and no driver is installed"
+    assert fix_of(sighting) == 'pip install "anydevice[opencl]"'
 
 
 def test_a_driver_without_a_loader(tmp_path: Path) -> None:
     write(tmp_path / "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
-    sighting = without_loader(Machine("linux", root=tmp_path))
+    sighting = without_loader(OpenCLMachine("linux", root=tmp_path))
     assert sighting.present
-    assert sighting.reason is not None
-    assert sighting.reason.startswith("no OpenCL loader is installed, though a driver is: ")
-    assert "nvidia.icd (libnvidia-opencl.so.1)" in sighting.reason
+    assert text_of(sighting) is not None
+    assert text_of(sighting).startswith("no OpenCL loader is installed, though a driver is: ")
+    assert "nvidia.icd (libnvidia-opencl.so.1)" in text_of(sighting)
 
 
 def test_a_loader_with_no_driver_at_all(tmp_path: Path) -> None:
-    machine = Machine("linux", root=tmp_path)
+    machine = OpenCLMachine("linux", root=tmp_path)
     sighting = read_answer(NOTHING, LOADER, machine)
     assert not sighting.present
     assert sighting.stage == "driver"
     folder = tmp_path / "etc/OpenCL/vendors"
-    assert sighting.reason == f"no OpenCL driver is registered: no .icd file in {folder}"
-    assert sighting.mend == "pip install pyopencl pocl-binary-distribution"
+    assert text_of(sighting) == f"no OpenCL driver is registered: no .icd file in {folder}"
+    assert fix_of(sighting) == "pip install pyopencl pocl-binary-distribution"
     own = Loader("_cl.so", home=tmp_path)
-    assert read_answer(NOTHING, own, machine).mend == "pip install pocl-binary-distribution"
-    arm = Machine("linux", "aarch64", root=tmp_path)
+    assert fix_of(read_answer(NOTHING, own, machine)) == "pip install pocl-binary-distribution"
+    arm = OpenCLMachine("linux", "aarch64", root=tmp_path)
     assert (
-        read_answer(NOTHING, LOADER, arm).mend == "install the OpenCL driver of your GPU's vendor"
+        fix_of(read_answer(NOTHING, LOADER, arm))
+        == "install the OpenCL driver of your GPU's vendor"
     )
 
 
 @pytest.mark.parametrize(
-    ("vendor", "debian", "mend"),
+    ("vendor", "debian", "fix"),
     [
         (0x10DE, "sudo apt install nvidia-opencl-icd", "libnvidia-opencl.so.1"),
         (0x1002, "sudo apt install rocm-opencl", "install rocm-opencl"),
@@ -393,26 +395,26 @@ def test_a_loader_with_no_driver_at_all(tmp_path: Path) -> None:
     ],
 )
 def test_the_mend_is_for_the_card_in_this_machine(
-    tmp_path: Path, vendor: int, debian: str, mend: str
+    tmp_path: Path, vendor: int, debian: str, fix: str
 ) -> None:
     machine = with_cards(tmp_path, ("0000:00:06.0", vendor))
     sighting = read_answer(NOTHING, LOADER, machine)
     assert sighting.present
-    assert sighting.mend is not None
-    assert mend in sighting.mend
+    assert fix_of(sighting) is not None
+    assert fix in fix_of(sighting)
     write(tmp_path / "etc/os-release", 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n')
-    assert read_answer(NOTHING, LOADER, machine).mend == debian
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == debian
 
 
 def test_an_nvidia_driver_that_is_not_registered(tmp_path: Path) -> None:
     machine = with_cards(tmp_path, ("0000:00:06.0", 0x10DE))
     write(tmp_path / "usr/lib64/libnvidia-opencl.so.1", "")
     folder = tmp_path / "etc/OpenCL/vendors"
-    assert read_answer(NOTHING, LOADER, machine).mend == (
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
         f"sudo mkdir -p {folder} && echo libnvidia-opencl.so.1 | sudo tee {folder}/nvidia.icd"
     )
     folder.mkdir(parents=True)
-    assert read_answer(NOTHING, LOADER, machine).mend == (
+    assert fix_of(read_answer(NOTHING, LOADER, machine)) == (
         f"mkdir -p {folder} && echo libnvidia-opencl.so.1 | tee {folder}/nvidia.icd"
     )
 
@@ -426,9 +428,9 @@ def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
     write(vendors / "c.icd", "libpocl.so\nmore\n")
     write(vendors / "empty.icd", "")
     own = Loader("_cl.so", home=tmp_path / "home")
-    sighting = read_answer(NOTHING, own, Machine("linux", root=tmp_path))
+    sighting = read_answer(NOTHING, own, OpenCLMachine("linux", root=tmp_path))
     assert sighting.present
-    assert sighting.reason == (
+    assert text_of(sighting) == (
         "no OpenCL driver shows a platform: "
         f"{vendors}/a.icd ({here}) shows none; "
         f"{vendors}/b.icd (libgone.so.1) is not there; "
@@ -438,30 +440,30 @@ def test_drivers_that_are_registered_and_show_nothing(tmp_path: Path) -> None:
 
 def test_a_registered_driver_whose_library_is_gone(tmp_path: Path) -> None:
     write(tmp_path / "etc/OpenCL/vendors/a.icd", f"{tmp_path}/liba.so\n")
-    sighting = read_answer(NOTHING, LOADER, Machine("linux", root=tmp_path))
-    assert sighting.reason is not None
-    assert sighting.reason.endswith(f"a.icd ({tmp_path}/liba.so) is not there")
+    sighting = read_answer(NOTHING, LOADER, OpenCLMachine("linux", root=tmp_path))
+    assert text_of(sighting) is not None
+    assert text_of(sighting).endswith(f"a.icd ({tmp_path}/liba.so) is not there")
 
 
 def test_windows_without_a_driver(tmp_path: Path) -> None:
-    sighting = read_answer(NOTHING, LOADER, Machine("win32", "", root=tmp_path))
-    assert sighting.reason == "the OpenCL loader finds no driver in the registry"
-    assert sighting.mend == "install the OpenCL driver of your GPU's vendor"
+    sighting = read_answer(NOTHING, LOADER, OpenCLMachine("win32", "", root=tmp_path))
+    assert text_of(sighting) == "the OpenCL loader finds no driver in the registry"
+    assert fix_of(sighting) == "install the OpenCL driver of your GPU's vendor"
 
 
 def test_a_loader_that_refuses(tmp_path: Path) -> None:
-    machine = Machine("linux", root=tmp_path)
+    machine = OpenCLMachine("linux", root=tmp_path)
     sighting = read_answer({"platforms": [], "error": -6}, LOADER, machine)
     assert sighting.present
     assert sighting.stage == "driver"
-    assert sighting.reason == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
-    assert sighting.mend == "install your system's OpenCL loader again"
+    assert text_of(sighting) == "the OpenCL loader libOpenCL.so.1: clGetPlatformIDs returned -6"
+    assert fix_of(sighting) == "install your system's OpenCL loader again"
     write(tmp_path / "etc/os-release", "ID=debian\n")
-    superuser = Machine("linux", root=tmp_path, is_superuser=True)
+    superuser = OpenCLMachine("linux", root=tmp_path, is_superuser=True)
     again = read_answer({"platforms": [], "error": -6}, LOADER, superuser)
-    assert again.mend == "apt install --reinstall ocl-icd-libopencl1"
+    assert fix_of(again) == "apt install --reinstall ocl-icd-libopencl1"
     own = read_answer({"platforms": [], "error": -6}, Loader("_cl.so", home=tmp_path), machine)
-    assert own.mend == "pip install --force-reinstall pyopencl"
+    assert fix_of(own) == "pip install --force-reinstall pyopencl"
 
 
 def test_platforms_without_devices(tmp_path: Path) -> None:
@@ -472,32 +474,32 @@ def test_platforms_without_devices(tmp_path: Path) -> None:
     answer = {"platforms": [platform("Clover", -6), platform("rusticl", 0)], "error": 0}
     sighting = read_answer(answer, LOADER, machine)
     assert (sighting.present, sighting.stage) == (True, "device")
-    assert sighting.reason == (
+    assert text_of(sighting) == (
         "OpenCL shows no device on Clover, rusticl; Clover: clGetDeviceIDs returned -6"
     )
-    assert sighting.mend == "export RUSTICL_ENABLE=iris"
+    assert fix_of(sighting) == "export RUSTICL_ENABLE=iris"
     clover = read_answer({"platforms": [platform("Clover", 0)], "error": 0}, LOADER, machine)
-    assert clover.mend is None
+    assert fix_of(clover) is None
 
 
 # Outcomes of the child.
 
 
 def test_a_child_that_does_not_start(tmp_path: Path) -> None:
-    outcome = Outcome("not started", error="no interpreter")
-    sighting = opencl_sighting.read_outcome(outcome, LOADER, Machine("linux", root=tmp_path))
+    outcome = Outcome("not_started", error="no interpreter")
+    sighting = diagnosis.read_outcome(outcome, LOADER, OpenCLMachine("linux", root=tmp_path))
     assert not sighting.present
-    assert sighting.reason is not None
-    assert sighting.reason.endswith("no child process started: no interpreter")
+    assert text_of(sighting) is not None
+    assert text_of(sighting).endswith("no child process started: no interpreter")
 
 
 def test_a_crash_that_cannot_be_taken_apart(tmp_path: Path) -> None:
     crashed = Outcome("crashed", step="clGetPlatformIDs", error="SIGSEGV")
-    sighting = opencl_sighting.read_breakdown(
-        crashed, (), (), LOADER, Machine("win32", root=tmp_path)
+    sighting = diagnosis.read_breakdown(
+        crashed, (), (), LOADER, OpenCLMachine("win32", root=tmp_path)
     )
-    assert (sighting.present, sighting.stage, sighting.mend) == (True, "driver", None)
-    assert sighting.reason == (
+    assert (sighting.present, sighting.stage, fix_of(sighting)) == (True, "driver", None)
+    assert text_of(sighting) == (
         "the OpenCL loader libOpenCL.so.1 crashed (SIGSEGV) in clGetPlatformIDs; "
         "its drivers: none that could be named"
     )
@@ -507,56 +509,56 @@ def test_drivers_that_only_fail_together(tmp_path: Path) -> None:
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     old = json.loads((RECORDED / "opencl-1.1.json").read_text())
     drivers = (Driver("liba.so"), Driver("libb.so"))
-    sighting = opencl_sighting.read_breakdown(
-        Outcome("timed out", error="no answer within 3 s"),
+    sighting = diagnosis.read_breakdown(
+        Outcome("timed_out", error="no answer within 3 s"),
         drivers,
         (Outcome("answered", answer=answer), Outcome("answered", answer=old)),
         LOADER,
-        Machine("linux", root=tmp_path),
+        OpenCLMachine("linux", root=tmp_path),
     )
-    assert sighting.reason is not None
-    assert sighting.reason.endswith(
+    assert text_of(sighting) is not None
+    assert text_of(sighting).endswith(
         "its drivers: liba.so, libb.so; each of them answers when it is alone"
     )
     first, second = sighting.devices
-    assert first.reason == "listing the OpenCL devices hangs, because of one of its drivers"
-    assert second.reason == "OpenCL 1.1 is older than 1.2"
+    assert text_of(first) == "listing the OpenCL devices hangs, because of one of its drivers"
+    assert text_of(second) == "OpenCL 1.1 is older than 1.2"
     assert [first.index, second.index] == [0, 1]
 
 
 def test_drivers_of_variables_are_hidden_by_variables(tmp_path: Path) -> None:
     settings = {"OCL_ICD_FILENAMES": "/a/liba.so:/b/libb.so"}
-    machine = Machine("linux", root=tmp_path, environment=settings)
+    machine = OpenCLMachine("linux", root=tmp_path, environment=settings)
     drivers = [Driver(name, variable="OCL_ICD_FILENAMES") for name in ("/a/liba.so", "/b/libb.so")]
     crashed, fine = Outcome("crashed", error="SIGSEGV"), Outcome("answered", answer=NOTHING)
-    one = opencl_sighting.read_breakdown(crashed, drivers, (crashed, fine), LOADER, machine)
-    assert one.mend == "export OCL_ICD_FILENAMES=/b/libb.so"
-    both = opencl_sighting.read_breakdown(crashed, drivers, (crashed, crashed), LOADER, machine)
-    assert both.mend == "unset OCL_ICD_FILENAMES"
-    only = Machine("linux", environment={"OCL_ICD_FILENAMES": "/a/liba.so"})
-    assert opencl_sighting.read_breakdown(crashed, drivers[:1], (), LOADER, only).mend == (
+    one = diagnosis.read_breakdown(crashed, drivers, (crashed, fine), LOADER, machine)
+    assert fix_of(one) == "export OCL_ICD_FILENAMES=/b/libb.so"
+    both = diagnosis.read_breakdown(crashed, drivers, (crashed, crashed), LOADER, machine)
+    assert fix_of(both) == "unset OCL_ICD_FILENAMES"
+    only = OpenCLMachine("linux", environment={"OCL_ICD_FILENAMES": "/a/liba.so"})
+    assert fix_of(diagnosis.read_breakdown(crashed, drivers[:1], (), LOADER, only)) == (
         "unset OCL_ICD_FILENAMES"
     )
 
 
 def test_devices_that_only_the_system_loader_shows(tmp_path: Path) -> None:
-    machine = Machine("darwin", root=tmp_path)
+    machine = OpenCLMachine("darwin", root=tmp_path)
     nothing = read_answer(NOTHING, Loader("_cl.so", home=tmp_path), machine)
     answer = json.loads((RECORDED / "apple-m2.json").read_text())
     system = Loader(f"{FRAMEWORK}/OpenCL")
-    sighting = opencl_sighting.add_seen_elsewhere(
+    sighting = diagnosis.add_seen_elsewhere(
         nothing, Outcome("answered", answer=answer), system, machine
     )
     (card,) = sighting.devices
-    assert card.reason is not None
-    assert "only the system's loader" in card.reason
+    assert text_of(card) is not None
+    assert "only the system's loader" in text_of(card)
     assert sighting.present
     assert sighting.stage == "driver"
-    assert sighting.mend == card.mend
-    assert card.mend is not None
-    assert "--no-binary" in card.mend
+    assert fix_of(sighting) == fix_of(card)
+    assert fix_of(card) is not None
+    assert "--no-binary" in fix_of(card)
     for outcome in (Outcome("crashed"), Outcome("answered", answer=NOTHING)):
-        assert opencl_sighting.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
+        assert diagnosis.add_seen_elsewhere(nothing, outcome, system, machine) == nothing
 
 
 def test_the_system_loader_is_asked_where_the_first_shows_nothing(
@@ -568,10 +570,10 @@ def test_the_system_loader_is_asked_where_the_first_shows_nothing(
         Loader(str(empty / "libempty.so"), home=tmp_path),
         Loader(str(full / "libfull.so")),
     )
-    machine = Machine("linux", root=tmp_path, environment=dict(os.environ))
+    machine = OpenCLMachine("linux", root=tmp_path, environment=dict(os.environ))
     sighting = opencl.look_through(loaders, machine, 10.0)
     assert len(sighting.devices) == 5
-    assert all(device.reason for device in sighting.devices)
+    assert all(text_of(device) for device in sighting.devices)
     assert opencl.look_through(loaders[:1], machine, 10.0).devices == ()
     assert opencl.look_through(loaders[1:], machine, 10.0).stage is None
 
@@ -582,17 +584,17 @@ def test_windows_has_no_files_of_drivers_to_take_apart(
     source = "#include <signal.h>\nint clGetPlatformIDs(void) { return raise(SIGILL); }"
     crashing = str(build_library("libcrash.so", source) / "libcrash.so")
     write(tmp_path / "etc/OpenCL/vendors/a.icd", "liba.so")
-    machine = Machine("win32", root=tmp_path, environment=dict(os.environ))
+    machine = OpenCLMachine("win32", root=tmp_path, environment=dict(os.environ))
     sighting = opencl.look_through((Loader(crashing),), machine, 10.0)
-    assert sighting.reason is not None
-    assert "crashed (SIGILL) in clGetPlatformIDs; its drivers: none" in sighting.reason
+    assert text_of(sighting) is not None
+    assert "crashed (SIGILL) in clGetPlatformIDs; its drivers: none" in text_of(sighting)
 
 
 # Where loaders and drivers are.
 
 
 def test_the_systems_loader_on_linux(tmp_path: Path) -> None:
-    machine = Machine("linux", root=tmp_path)
+    machine = OpenCLMachine("linux", root=tmp_path)
     cache = b"glibc-ld.so.cache1.1\0/gone/libOpenCL.so.1\0/opt/lib/libOpenCL.so.1\0"
     write(tmp_path / "etc/ld.so.cache", cache)
     assert find_loaders(machine, None) == ()
@@ -600,19 +602,19 @@ def test_the_systems_loader_on_linux(tmp_path: Path) -> None:
     assert find_loaders(machine, None) == (Loader("libOpenCL.so.1", library),)
     nearer = write(tmp_path / "near/libOpenCL.so.1", "")
     settings = {"LD_LIBRARY_PATH": f":{tmp_path}/empty:{tmp_path}/near"}
-    beside = Machine("linux", root=tmp_path, environment=settings)
+    beside = OpenCLMachine("linux", root=tmp_path, environment=settings)
     assert find_loaders(beside, None) == (Loader("libOpenCL.so.1", nearer),)
 
 
 def test_the_systems_loader_on_macos(tmp_path: Path) -> None:
-    machine = Machine("darwin", root=tmp_path)
+    machine = OpenCLMachine("darwin", root=tmp_path)
     assert find_loaders(machine, None) == ()
     (tmp_path / FRAMEWORK.lstrip("/")).mkdir(parents=True)
     assert find_loaders(machine, None) == (Loader(f"{FRAMEWORK}/OpenCL"),)
 
 
 def test_the_loaders_on_windows(tmp_path: Path) -> None:
-    machine = Machine("win32", environment={"SystemRoot": str(tmp_path)})
+    machine = OpenCLMachine("win32", environment={"SystemRoot": str(tmp_path)})
     home = tmp_path / "site-packages" / "pyopencl"
     home.mkdir(parents=True)
     assert find_loaders(machine, home) == ()
@@ -626,7 +628,7 @@ def test_the_loaders_on_windows(tmp_path: Path) -> None:
 def test_the_loader_inside_pyopencl_comes_first(tmp_path: Path, place: str) -> None:
     home = tmp_path / "site-packages" / "pyopencl"
     home.mkdir(parents=True)
-    machine = Machine("linux", root=tmp_path)
+    machine = OpenCLMachine("linux", root=tmp_path)
     assert find_loaders(machine, home) == ()
     extension = write(home / f"_cl{EXTENSION_SUFFIXES[0]}", "")
     assert find_loaders(machine, home) == (Loader(str(extension), None, home),)
@@ -692,6 +694,6 @@ def test_each_family_of_loader_listens_to_its_own_variables(
     library = write(tmp_path / "libOpenCL.so.1", text)
     loader = Loader("libOpenCL.so.1", library, tmp_path / "home")
     environment = {name: value.format(root=tmp_path) for name, value in settings.items()}
-    machine = Machine("linux", root=tmp_path, environment=environment)
+    machine = OpenCLMachine("linux", root=tmp_path, environment=environment)
     assert [driver.library for driver in registered_drivers(loader, machine)] == expected
     assert vendor_folders(loader, machine)

@@ -14,10 +14,9 @@ import pytest
 
 from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.hardware.driver_process import amdsmi
-from anydevice.hardware.rocm import facts as kfd
-from anydevice.hardware.rocm import facts as rocm_memory
-from anydevice.hardware.rocm import facts as rocm_software
+from anydevice.hardware.rocm import facts as rocm_facts
 from anydevice.hardware.rocm import reader as rocm
+from tests.reasons import fix_of, text_of
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "rocm"
 GIB = 2**30
@@ -67,7 +66,7 @@ def only(sighting: Sighting) -> Seen:
 
 def test_two_mi250x_are_four_gpus(record: Record) -> None:
     seen = see(record("mi250x"))
-    assert (seen.present, seen.stage, seen.reason, seen.notes) == (True, None, None, ())
+    assert (seen.present, seen.stage, text_of(seen), seen.notes) == (True, None, None, ())
     assert [device.facts.pci_address for device in seen.devices] == [
         "0000:c1:00.0",
         "0000:c6:00.0",
@@ -269,9 +268,9 @@ def test_a_card_without_counters_has_the_driver_pool(record: Record) -> None:
 
 
 def test_free_memory_is_never_below_zero() -> None:
-    now = rocm_memory.Counters(10, 12, 10, 12, 100, 100)
-    assert rocm_memory.free_of_card(10, now) == 0
-    assert rocm_memory.free_of_shared(10, "gtt", now) == 0
+    now = rocm_facts.Counters(10, 12, 10, 12, 100, 100)
+    assert rocm_facts.free_of_card(10, now) == 0
+    assert rocm_facts.free_of_shared(10, "gtt", now) == 0
 
 
 # ---------------------------------------------------------------- variables
@@ -290,8 +289,8 @@ def test_variables_choose_and_order(record: Record) -> None:
 def test_hidden_gpus_are_present_and_the_variable_is_named(record: Record) -> None:
     seen = see(record("mi250x"), HIP_VISIBLE_DEVICES="-1")
     assert (seen.present, seen.devices, seen.stage) == (True, (), "device")
-    assert seen.reason == "HIP_VISIBLE_DEVICES=-1 does not show any of the 4 GPUs"
-    assert seen.mend == "unset HIP_VISIBLE_DEVICES"
+    assert text_of(seen) == "HIP_VISIBLE_DEVICES=-1 does not show any of the 4 GPUs"
+    assert fix_of(seen) == "unset HIP_VISIBLE_DEVICES"
 
 
 def test_a_list_that_ends_early_is_noted(record: Record) -> None:
@@ -321,13 +320,13 @@ def test_an_override_that_says_nothing_is_noted_as_that(record: Record, value: s
 def test_other_systems_are_refused_at_once(platform: str, system: str) -> None:
     seen = rocm.look(5, platform=platform)
     assert (seen.present, seen.stage) == (False, "driver")
-    assert seen.reason == f"ROCm needs Linux; this is {system}"
+    assert text_of(seen) == f"ROCm needs Linux; this is {system}"
 
 
 def test_a_machine_without_amd_hardware(tmp_path: Path) -> None:
     seen = see(tmp_path)
-    assert (seen.present, seen.stage, seen.mend) == (False, "driver", None)
-    assert seen.reason == "no AMD GPU on the PCI bus"
+    assert (seen.present, seen.stage, fix_of(seen)) == (False, "driver", None)
+    assert text_of(seen) == "no AMD GPU on the PCI bus"
 
 
 def without_driver(root: Path) -> Path:
@@ -337,7 +336,7 @@ def without_driver(root: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("release", "mend"),
+    ("release", "fix"),
     [
         ("ID=ubuntu\nID_LIKE=debian\n", "sudo apt install linux-firmware linux-modules-extra-"),
         ("ID=debian\n", "sudo apt install firmware-amd-graphics && sudo modprobe amdgpu"),
@@ -347,38 +346,38 @@ def without_driver(root: Path) -> Path:
         ("", "sudo modprobe amdgpu"),
     ],
 )
-def test_a_card_without_a_driver(record: Record, release: str, mend: str) -> None:
+def test_a_card_without_a_driver(record: Record, release: str, fix: str) -> None:
     root = without_driver(record("rx7900xtx"))
     write(root, "etc/os-release", release)
     seen = see(root)
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason == (
+    assert text_of(seen) == (
         "the AMD GPU 0000:03:00.0 (and 1 more) is on the PCI bus, "
         "but the driver amdgpu is not loaded"
     )
-    assert seen.mend is not None
-    assert seen.mend.startswith(mend)
+    assert fix_of(seen) is not None
+    assert fix_of(seen).startswith(fix)
 
 
 def test_a_card_that_another_driver_holds(record: Record) -> None:
     root = without_driver(record("mi300x"))
     (root / "sys/bus/pci/devices/0000:47:00.0/driver").symlink_to("../../drivers/vfio-pci")
     seen = see(root)
-    assert seen.reason == "the AMD GPU 0000:47:00.0 is held by the driver vfio-pci, not by amdgpu"
+    assert text_of(seen) == "the AMD GPU 0000:47:00.0 is held by the driver vfio-pci, not by amdgpu"
 
 
 @pytest.mark.parametrize(
-    ("release", "mend"), [("ID=ubuntu\n", "sudo apt install amdgpu-dkms"), ("ID=arch\n", None)]
+    ("release", "fix"), [("ID=ubuntu\n", "sudo apt install amdgpu-dkms"), ("ID=arch\n", None)]
 )
-def test_a_driver_without_its_compute_part(record: Record, release: str, mend: str | None) -> None:
+def test_a_driver_without_its_compute_part(record: Record, release: str, fix: str | None) -> None:
     root = record("mi300x")
     (root / "dev/kfd").unlink()
     (root / "sys/bus/pci/devices/0000:47:00.0/driver").symlink_to("../../drivers/amdgpu")
     write(root, "etc/os-release", release)
     seen = see(root)
-    assert (seen.present, seen.stage, seen.mend) == (True, "driver", mend)
-    assert seen.reason is not None
-    assert "/dev/kfd is missing" in seen.reason
+    assert (seen.present, seen.stage, fix_of(seen)) == (True, "driver", fix)
+    assert text_of(seen) is not None
+    assert "/dev/kfd is missing" in text_of(seen)
 
 
 @pytest.mark.parametrize(
@@ -396,46 +395,46 @@ def test_a_container_without_the_device_files(record: Record, mark: str) -> None
         names[mark] = "oci"
     seen = see(root, **names)
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason is not None
-    assert seen.reason.endswith("but this container has no /dev/kfd")
-    assert seen.mend is not None
-    assert seen.mend.startswith("docker run --device=/dev/kfd --device=/dev/dri")
+    assert text_of(seen) is not None
+    assert text_of(seen).endswith("but this container has no /dev/kfd")
+    assert fix_of(seen) is not None
+    assert fix_of(seen).startswith("docker run --device=/dev/kfd --device=/dev/dri")
 
 
 def test_no_permission_for_the_compute_driver(record: Record) -> None:
     seen = see(record("rx7900xtx"), closed=("dev/kfd",))
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason == "no permission to open /dev/kfd"
-    assert seen.mend == "sudo usermod -a -G render,video $USER"
-    assert [device.reason for device in seen.devices] == [seen.reason, seen.reason]
+    assert text_of(seen) == "no permission to open /dev/kfd"
+    assert fix_of(seen) == "sudo usermod -a -G render,video $USER"
+    assert [text_of(device) for device in seen.devices] == [text_of(seen), text_of(seen)]
 
 
 def test_no_permission_in_a_container(record: Record) -> None:
     seen = see(record("mi300x"), closed=("dev/kfd",), container="podman")
-    assert seen.mend is not None
-    assert seen.mend.startswith("docker run")
+    assert fix_of(seen) is not None
+    assert fix_of(seen).startswith("docker run")
 
 
 def test_one_closed_render_node_stops_one_gpu(record: Record) -> None:
     seen = see(record("rx7900xtx"), closed=("dev/dri/renderD128",))
     assert seen.stage is None
-    assert seen.devices[0].reason == "no permission to open /dev/dri/renderD128"
-    assert seen.devices[0].mend == "sudo usermod -a -G render,video $USER"
-    assert seen.devices[1].reason is None
+    assert text_of(seen.devices[0]) == "no permission to open /dev/dri/renderD128"
+    assert fix_of(seen.devices[0]) == "sudo usermod -a -G render,video $USER"
+    assert text_of(seen.devices[1]) is None
 
 
 def test_every_render_node_closed_stops_the_backend(record: Record) -> None:
     seen = see(record("mi250x"), closed=tuple(f"dev/dri/renderD{n}" for n in range(128, 132)))
     assert seen.stage == "driver"
-    assert seen.reason == "no permission to open /dev/dri/renderD128"
-    assert seen.devices[3].reason == "no permission to open /dev/dri/renderD131"
+    assert text_of(seen) == "no permission to open /dev/dri/renderD128"
+    assert text_of(seen.devices[3]) == "no permission to open /dev/dri/renderD131"
 
 
 def test_a_missing_render_node(record: Record) -> None:
     root = record("mi300x")
     (root / "dev/dri/renderD128").unlink()
     seen = see(root)
-    assert seen.reason == "/dev/dri/renderD128 of this GPU is missing"
+    assert text_of(seen) == "/dev/dri/renderD128 of this GPU is missing"
     assert seen.stage == "driver"
 
 
@@ -443,7 +442,7 @@ def test_a_gpu_without_a_render_node_number_is_not_judged(record: Record) -> Non
     root = record("mi300x")
     properties = root / "sys/class/kfd/kfd/topology/nodes/1/properties"
     properties.write_text(properties.read_text().replace("drm_render_minor 128\n", ""))
-    assert only(see(root)).reason is None
+    assert text_of(only(see(root))) is None
 
 
 def make_unreadable(root: Path, node: int) -> None:
@@ -467,13 +466,13 @@ def test_a_topology_of_which_nothing_may_be_read(record: Record) -> None:
     make_unreadable(root, 1)
     seen = see(root)
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason == "no permission to read 1 node of the GPU topology"
-    assert seen.mend == "sudo usermod -a -G render,video $USER"
+    assert text_of(seen) == "no permission to read 1 node of the GPU topology"
+    assert fix_of(seen) == "sudo usermod -a -G render,video $USER"
     make_unreadable(root, 0)
     seen = see(root, container="oci")
-    assert seen.reason == "no permission to read 2 nodes of the GPU topology"
-    assert seen.mend is not None
-    assert seen.mend.startswith("docker run")
+    assert text_of(seen) == "no permission to read 2 nodes of the GPU topology"
+    assert fix_of(seen) is not None
+    assert fix_of(seen).startswith("docker run")
 
 
 def test_a_card_that_the_compute_driver_did_not_take(record: Record) -> None:
@@ -481,28 +480,28 @@ def test_a_card_that_the_compute_driver_did_not_take(record: Record) -> None:
     (root / "sys/class/kfd/kfd/topology/nodes").rename(root / "elsewhere")
     seen = see(root)
     assert (seen.present, seen.stage) == (True, "device")
-    assert seen.reason is not None
-    assert seen.reason.endswith("but the compute driver did not take it")
+    assert text_of(seen) is not None
+    assert text_of(seen).endswith("but the compute driver did not take it")
 
 
 def test_a_compute_driver_without_any_card(tmp_path: Path) -> None:
     write(tmp_path, "dev/kfd")
     seen = see(tmp_path)
     assert (seen.present, seen.stage) == (False, "driver")
-    assert seen.reason == "/dev/kfd is there, but no AMD GPU is on the PCI bus"
+    assert text_of(seen) == "/dev/kfd is there, but no AMD GPU is on the PCI bus"
 
 
 def test_wsl_is_a_case_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, "dev/dxg")
     seen = see(tmp_path)
     assert (seen.present, seen.stage) == (False, "driver")
-    assert seen.reason is not None
-    assert "librocdxg" in seen.reason
+    assert text_of(seen) is not None
+    assert "librocdxg" in text_of(seen)
     write(tmp_path, "opt/rocm-7.2.0/lib/librocdxg.so")
     seen = see(tmp_path)
     assert (seen.present, seen.stage) == (True, "device")
-    assert seen.reason is not None
-    assert "/dev/dxg" in seen.reason
+    assert text_of(seen) is not None
+    assert "/dev/dxg" in text_of(seen)
 
 
 def test_an_architecture_that_is_too_old(record: Record) -> None:
@@ -510,9 +509,9 @@ def test_an_architecture_that_is_too_old(record: Record) -> None:
     device = only(seen)
     assert device.facts.architecture == "gfx803"
     assert device.facts.name == "AMD gfx803 GPU"
-    assert device.reason is not None
-    assert device.reason.startswith("gfx803 is older than GCN 5 (gfx900)")
-    assert device.mend is None
+    assert text_of(device) is not None
+    assert text_of(device).startswith("gfx803 is older than GCN 5 (gfx900)")
+    assert fix_of(device) is None
     assert seen.notes == ()
 
 
@@ -521,9 +520,9 @@ def test_a_rocm_that_is_too_old(record: Record) -> None:
     write(root, "opt/rocm/.info/version", "4.5.2-164\n")
     seen = see(root)
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason == "ROCm 4.5.2 is too old; anydevice needs ROCm 5.0 or newer"
-    assert seen.mend is not None
-    assert only(seen).reason == seen.reason
+    assert text_of(seen) == "ROCm 4.5.2 is too old; anydevice needs ROCm 5.0 or newer"
+    assert fix_of(seen) is not None
+    assert text_of(only(seen)) == text_of(seen)
 
 
 def test_no_rocm_is_only_a_note(record: Record) -> None:
@@ -560,7 +559,7 @@ def test_a_driver_that_hangs_is_a_finding(stuck: Path) -> None:
     seen = see(stuck, limit=0.3)
     assert time.monotonic() - start < 30
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason == "timed out: the driver's files could not be read within 0.3 s"
+    assert text_of(seen) == "timed out: the driver's files could not be read within 0.3 s"
 
 
 def test_what_nobody_thought_of_is_a_finding(record: Record) -> None:
@@ -569,13 +568,13 @@ def test_what_nobody_thought_of_is_a_finding(record: Record) -> None:
 
     seen = rocm.look(5, root=record("mi300x"), environment={}, accessible=broken, platform="linux")
     assert (seen.present, seen.stage) == (True, "driver")
-    assert seen.reason == "reading the driver's files failed: RuntimeError: the moon is full"
+    assert text_of(seen) == "reading the driver's files failed: RuntimeError: the moon is full"
 
 
 def test_this_machine_can_be_looked_at() -> None:
     seen = rocm.look(5)
     assert seen.backend == "rocm"
-    assert seen.devices or seen.reason
+    assert seen.devices or text_of(seen)
 
 
 # ---------------------------------------------------------------- versions and names
@@ -585,20 +584,20 @@ def test_the_version_comes_from_the_place_that_binds_most(tmp_path: Path) -> Non
     write(tmp_path, "opt/rocm-5.7.1/.info/version", "5.7.1-98")
     write(tmp_path, "opt/rocm-6.10.0/.info/version", "6.10.0-1")
     write(tmp_path, "opt/rocm-6.9.0/.info/version", "6.9.0-1")
-    assert rocm_software.rocm_version(tmp_path, {}) == "6.10.0"
+    assert rocm_facts.rocm_version(tmp_path, {}) == "6.10.0"
     write(tmp_path, "opt/rocm/.info/version", "nonsense")
-    assert rocm_software.rocm_version(tmp_path, {}) == "6.10.0"
+    assert rocm_facts.rocm_version(tmp_path, {}) == "6.10.0"
     write(tmp_path, "opt/rocm/.info/version", "6.9.0-1")
-    assert rocm_software.rocm_version(tmp_path, {}) == "6.9.0"
+    assert rocm_facts.rocm_version(tmp_path, {}) == "6.9.0"
     write(tmp_path, "home/me/rocm/.info/version", "7.0.0")
-    assert rocm_software.rocm_version(tmp_path, {"ROCM_PATH": "/home/me/rocm"}) == "7.0.0"
+    assert rocm_facts.rocm_version(tmp_path, {"ROCM_PATH": "/home/me/rocm"}) == "7.0.0"
 
 
 def test_a_name_of_last_resort(record: Record) -> None:
     root = record("mi300x")
     (root / "sys/bus/pci/devices/0000:47:00.0/product_name").write_text("\n")
     assert only(see(root)).facts.name == "AMD Instinct MI300X"
-    gpu = kfd.topology(root).gpus[0]
+    gpu = rocm_facts.topology(root).gpus[0]
     assert gpu.device_id == 0x74A1
 
 
@@ -681,7 +680,7 @@ def test_amdsmi_is_found_among_the_installed_packages(
 ) -> None:
     folder = install_amdsmi(tmp_path)
     monkeypatch.setattr(sys, "path", ["", str(folder)])
-    assert rocm_software.amdsmi_folder(Path("/"), {}) == folder
+    assert rocm_facts.amdsmi_folder(Path("/"), {}) == folder
 
 
 # ---------------------------------------------------------------- the topology itself
@@ -707,7 +706,7 @@ def test_amdsmi_is_found_among_the_installed_packages(
     ],
 )
 def test_the_architecture_in_a_number(version: int, name: str | None) -> None:
-    assert kfd.gfx_name(version) == name
+    assert rocm_facts.gfx_name(version) == name
 
 
 def test_nodes_are_numbered_by_number_and_not_by_name(record: Record) -> None:
@@ -715,8 +714,8 @@ def test_nodes_are_numbered_by_number_and_not_by_name(record: Record) -> None:
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     (nodes / "2").rename(nodes / "10")
     (nodes / "notes").mkdir()
-    assert [gpu.node for gpu in kfd.topology(root).gpus] == [1, 3, 4, 10]
+    assert [gpu.node for gpu in rocm_facts.topology(root).gpus] == [1, 3, 4, 10]
 
 
 def test_a_machine_without_a_topology_has_no_gpus(tmp_path: Path) -> None:
-    assert kfd.topology(tmp_path) == kfd.Topology((), 0)
+    assert rocm_facts.topology(tmp_path) == rocm_facts.Topology((), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anydevice.hardware.rocm.visible import visible
+from tests.reasons import fix_of, text_of
 
 UUIDS = ["GPU-1f7a2c33d4e5b601", "GPU-1f7a2c33d4e5b602", "GPU-52e1aa0917c0de03", None]
 
@@ -16,7 +17,7 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 def test_without_variables_every_gpu_is_seen() -> None:
     left = visible(UUIDS, {"GPU_DEVICE_ORDINAL": "1"})
     assert left.positions == (0, 1, 2, 3)
-    assert left.reason is None
+    assert text_of(left) is None
     assert left.notes == ()
 
 
@@ -49,8 +50,8 @@ def test_rocr_reads_its_list(value: str, positions: tuple[int, ...]) -> None:
 def test_rocr_hides_all_where_its_first_entry_names_none(value: str) -> None:
     left = visible(UUIDS, {ROCR: value})
     assert left.positions == ()
-    assert left.reason == f"{ROCR}={value} does not show any of the 4 GPUs"
-    assert left.mend == f"unset {ROCR}"
+    assert text_of(left) == f"{ROCR}={value} does not show any of the 4 GPUs"
+    assert fix_of(left) == f"unset {ROCR}"
 
 
 @pytest.mark.parametrize("variable", [HIP, CUDA])
@@ -76,7 +77,7 @@ def test_hip_reads_its_list(variable: str, value: str, positions: tuple[int, ...
 def test_hip_hides_all_where_its_first_entry_names_none(value: str) -> None:
     left = visible(UUIDS, {HIP: value})
     assert left.positions == ()
-    assert left.mend == f"unset {HIP}"
+    assert fix_of(left) == f"unset {HIP}"
 
 
 @pytest.mark.parametrize("variable", [ROCR, HIP, CUDA])
@@ -84,7 +85,7 @@ def test_hip_hides_all_where_its_first_entry_names_none(value: str) -> None:
 def test_an_empty_value_hides_all(variable: str, value: str) -> None:
     left = visible(UUIDS, {variable: value})
     assert left.positions == ()
-    assert left.reason == f"{variable} is set to an empty value, which hides every GPU"
+    assert text_of(left) == f"{variable} is set to an empty value, which hides every GPU"
 
 
 def test_hip_goes_before_cuda() -> None:
@@ -100,8 +101,8 @@ def test_hip_counts_over_what_rocr_left() -> None:
 def test_the_same_index_in_both_hides_all_and_both_are_named() -> None:
     left = visible(UUIDS, {ROCR: "1", HIP: "1"})
     assert left.positions == ()
-    assert left.reason == f"{HIP}=1 does not show the one GPU that {ROCR}=1 leaves"
-    assert left.mend == f"unset {HIP}"
+    assert text_of(left) == f"{HIP}=1 does not show the one GPU that {ROCR}=1 leaves"
+    assert fix_of(left) == f"unset {HIP}"
 
 
 def test_an_entry_that_ends_the_list_is_noted() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from anydevice.core.finding import Sighting
 from anydevice.hardware.tpu import reader as tpu
+from tests.reasons import fix_of, text_of
 
 fcntl = pytest.importorskip("fcntl", reason="TPUs are a matter of Linux")
 
@@ -78,18 +79,18 @@ def chips_of(sighting: Sighting) -> list[object]:
 def test_a_machine_without_a_tpu(machine: Machine) -> None:
     sighting = machine.look()
     assert (sighting.present, sighting.stage) == (False, "driver")
-    assert sighting.reason == "no TPU on the PCI bus nor in /dev"
+    assert text_of(sighting) == "no TPU on the PCI bus nor in /dev"
     machine.pci("0000:00:05.0", "0x0042")  # Google's network card
     machine.pci("0000:00:06.0", "0x1eb8", vendor="0x10de")
     machine.write("dev/accel0")  # another vendor's accelerator
     sighting = machine.look()
     assert (sighting.present, sighting.stage) == (False, "driver")
-    assert sighting.reason == "no TPU on the PCI bus nor in /dev"
+    assert text_of(sighting) == "no TPU on the PCI bus nor in /dev"
 
 
 def test_this_machine_and_other_systems() -> None:
     sighting = tpu.look(1.0, system="win32")
-    assert (sighting.present, sighting.reason) == (False, "TPUs are only on Linux")
+    assert (sighting.present, text_of(sighting)) == (False, "TPUs are only on Linux")
     assert not tpu.look(1.0, system="darwin").present
     assert tpu.look(1.0).backend == "tpu"
 
@@ -179,8 +180,8 @@ def test_the_first_name_wins_unless_it_is_empty(machine: Machine) -> None:
 def test_a_wrong_visible_list_is_named(machine: Machine, value: str) -> None:
     found = machine.chips(4, "0x005e").accel(4).look(TPU_VISIBLE_CHIPS=value)
     assert (found.present, found.stage, found.devices) == (True, "device", ())
-    assert found.reason == f"TPU_VISIBLE_CHIPS={value} does not name chips of this machine"
-    assert found.mend == "unset TPU_VISIBLE_CHIPS, or name chips 0 to 3"
+    assert text_of(found) == f"TPU_VISIBLE_CHIPS={value} does not name chips of this machine"
+    assert fix_of(found) == "unset TPU_VISIBLE_CHIPS, or name chips 0 to 3"
 
 
 @pytest.mark.parametrize(
@@ -203,9 +204,9 @@ def test_chips_per_process(machine: Machine, environment: dict[str, str], chips:
 def test_chips_whose_device_files_were_not_passed_on(machine: Machine) -> None:
     found = machine.chips(4, "0x005e").look()
     assert (found.present, found.stage, found.devices) == (True, "driver", ())
-    assert found.reason == "4 TPU chips on the PCI bus, but no device file /dev/accel0"
-    assert found.mend is not None
-    assert "--privileged" in found.mend
+    assert text_of(found) == "4 TPU chips on the PCI bus, but no device file /dev/accel0"
+    assert fix_of(found) is not None
+    assert "--privileged" in fix_of(found)
 
 
 def test_some_device_files_passed_on(machine: Machine) -> None:
@@ -217,24 +218,24 @@ def test_some_device_files_passed_on(machine: Machine) -> None:
 def test_no_permission_for_any_chip(machine: Machine) -> None:
     found = machine.chips(2, "0x005e").accel(2).look(accessible=lambda node: False)
     assert (found.present, found.stage) == (True, "driver")
-    assert found.reason == "no permission to open /dev/accel0"
-    assert found.mend == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
+    assert text_of(found) == "no permission to open /dev/accel0"
+    assert fix_of(found) == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
     assert names(found) == ["Google TPU v4"] * 2
-    assert found.devices[1].reason == "no permission to open /dev/accel1"
+    assert text_of(found.devices[1]) == "no permission to open /dev/accel1"
 
 
 def test_no_permission_for_the_vfio_container(machine: Machine) -> None:
     machine.chips(1, "0x0063").vfio([0])
     found = machine.look(accessible=lambda node: node.name != "vfio")
-    assert found.reason == "no permission to open /dev/vfio/vfio"
-    assert found.mend == "sudo chmod a+rw /dev/vfio/* (a udev rule makes it last)"
+    assert text_of(found) == "no permission to open /dev/vfio/vfio"
+    assert fix_of(found) == "sudo chmod a+rw /dev/vfio/* (a udev rule makes it last)"
 
 
 def test_no_permission_for_one_of_two_chips(machine: Machine) -> None:
     machine.chips(2, "0x005e").accel(2)
     found = machine.look(accessible=lambda node: node.name == "accel0")
-    assert (found.stage, found.reason) == (None, None)
-    assert [seen.reason for seen in found.devices] == [None, "no permission to open /dev/accel1"]
+    assert (found.stage, text_of(found)) == (None, None)
+    assert [text_of(seen) for seen in found.devices] == [None, "no permission to open /dev/accel1"]
 
 
 def test_a_group_that_may_open_it_is_named(machine: Machine) -> None:
@@ -246,11 +247,11 @@ def test_a_group_that_may_open_it_is_named(machine: Machine) -> None:
         pytest.skip("only root can give a file to another group")
     os.chown(node, 0, other.gr_gid)
     node.chmod(0o660)
-    mend = machine.look(accessible=lambda node: False).devices[0].mend
-    assert mend == f"sudo usermod -aG {other.gr_name} $USER, then log in again"
+    fix = fix_of(machine.look(accessible=lambda node: False).devices[0])
+    assert fix == f"sudo usermod -aG {other.gr_name} $USER, then log in again"
     node.chmod(0o600)
-    mend = machine.look(accessible=lambda node: False).devices[0].mend
-    assert mend == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
+    fix = fix_of(machine.look(accessible=lambda node: False).devices[0])
+    assert fix == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
 
 
 def test_a_group_without_a_name(machine: Machine) -> None:
@@ -260,8 +261,8 @@ def test_a_group_without_a_name(machine: Machine) -> None:
         node.unlink()
         return False
 
-    mend = machine.look(accessible=vanish).devices[0].mend
-    assert mend == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
+    fix = fix_of(machine.look(accessible=vanish).devices[0])
+    assert fix == "sudo chmod a+rw /dev/accel* (a udev rule makes it last)"
 
 
 def test_a_real_user_without_permission() -> None:
@@ -275,7 +276,7 @@ def test_a_real_user_without_permission() -> None:
         # Everything is imported before the user changes: the interpreter may be out of reach then.
         program = (
             "import os, grp, pathlib\n"
-            "from anydevice.hardware import tpu\n"
+            "from anydevice.hardware.tpu import reader as tpu\n"
             "os.setgid(65534); os.setuid(65534)\n"
             f"found = tpu.look(root=pathlib.Path({folder!r}), system='linux', environment={{}})\n"
             "print(found.reason)\n"
