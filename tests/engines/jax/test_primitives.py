@@ -152,7 +152,7 @@ def test_gradients() -> None:
     value, gradient = AUTODIFF.value_and_grad(loss)(parameters, x)
     again, compiled = AUTODIFF.value_and_grad(COMPILER.compile(loss))(parameters, x)
     allowed = rounding(np.float32, 20)
-    assert value == pytest.approx(again, rel=allowed)
+    assert float(value) == pytest.approx(float(again), rel=allowed)
     assert gradient["none"] is None
     assert not gradient["scale"].any()
     np.testing.assert_allclose(gradient["weight"], compiled["weight"], rtol=allowed, atol=allowed)
