@@ -14,6 +14,7 @@ import pytest
 
 from anydevice import ConfigurationError, DeviceNotFoundError, configure, device, discover
 from anydevice.compat.artifex import (
+    MLP,
     CUDADetector,
     DeviceCapabilities,
     DeviceConfiguration,
@@ -124,6 +125,8 @@ def test_without_jax_the_cpu_is_all_there_is() -> None:
         assert DeviceManager().get_device_info()["default_device"] is None
         with pytest.raises(DeviceNotFoundError, match="jax is not installed"):
             get_default_device()
+        with pytest.raises(DeviceNotFoundError, match="jax is not installed"):
+            MLP([2], 2)
 
 
 # --- X2, X6: devices and data -------------------------------------------------------------------

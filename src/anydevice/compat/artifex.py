@@ -254,6 +254,7 @@ def MLP(  # noqa: N802, a class there
     >>> mlp.output_shape, mlp.parameter_count
     ((4,), 484)
     """
+    here = anydevice.device(engine="jax")
     import jax
 
     if not hidden_dims:
@@ -263,7 +264,7 @@ def MLP(  # noqa: N802, a class there
     hidden = [x for sizes in inner for x in (nn.Dense(*sizes, use_bias, activation), *dropout)]
     layer = nn.Chain(*hidden, nn.Dense(*last, use_bias, output_activation))
     seed = int(jax.random.bits(rngs.params())) if hasattr(rngs, "params") else rngs or 0
-    model = nn.Model(layer, seed=seed, device=anydevice.device(engine="jax"))
+    model = nn.Model(layer, seed=seed, device=here)
     return nn.recompute(model) if use_gradient_checkpointing else model
 
 
