@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -22,7 +21,7 @@ from anydevice.core.choice import Choice, FreeMemory, Request, Wish, choose
 from anydevice.core.device import Device
 from anydevice.core.record import Record, replace
 from anydevice.core.text import parse_size
-from anydevice.core.warn import level_outside
+from anydevice.core.warn import warn
 from anydevice.discovery._discover import discover, free_memory, on_refresh
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
@@ -359,7 +358,7 @@ def _warn_if_passed_over(choice: Choice) -> None:
     text = f"using {choice.device}: " + "; ".join(unmet)
     if unmet and text not in _said:
         _said.add(text)
-        warnings.warn(AnyDeviceWarning(text, choice.reasons), stacklevel=level_outside())
+        warn(AnyDeviceWarning(text, choice.reasons))
 
 
 def forget() -> None:

@@ -8,7 +8,6 @@ True
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -20,6 +19,7 @@ from anydevice import ConfigurationError, DeviceNotFoundError, nn
 from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
 from anydevice.core.finding import compare_versions
+from anydevice.core.warn import warn
 from anydevice.engines.registry import version_of
 from anydevice.settings.config import STRATEGIES, change
 
@@ -205,7 +205,7 @@ def get_device_manager(
         if _global is None or force_reinit:
             _global = DeviceManager(config)
         elif config not in (None, _global.config):
-            warnings.warn("config is ignored; pass force_reinit=True to apply it", stacklevel=2)
+            warn("config is ignored; pass force_reinit=True to apply it")
         return _global
 
 

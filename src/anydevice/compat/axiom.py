@@ -12,7 +12,6 @@ statement. A function that ends in `!` in Julia returns the new value here.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from anydevice import Compiled, ConfigurationError, Device, VerificationError, n
 from anydevice.bench.functions import DeviceTiming
 from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
+from anydevice.core.warn import warn
 from anydevice.nn.losses import Loss
 
 
@@ -95,7 +95,7 @@ def set_backend(backend: Device | str | None) -> Device:
         given = [f"no backend was given, although there is {', '.join(usable)}"] if usable else []
         reasons = accelerators_passed_over(anydevice.discover().findings) + given
         text = "; ".join(reasons) or "no accelerator is in this machine"
-        warnings.warn(f"using the CPU: {text}", stacklevel=2)
+        warn(f"using the CPU: {text}")
     chosen = anydevice.set_device("cpu" if backend is None else backend)
     assert chosen is not None
     return _named(chosen)

@@ -13,7 +13,6 @@ A device is callable: `x |> gdev` is `gdev(x)`. The `!` of a name falls away: `g
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Wish, accelerators_passed_over, choose
 from anydevice.core.finding import Tier
 from anydevice.core.record import replace
+from anydevice.core.warn import warn
 from anydevice.discovery._discover import free_memory
 from anydevice.engines import registry
 from anydevice.transfer.prefetching import Prefetch
@@ -134,15 +134,15 @@ def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
         reasons = f"no GPU works here: {_reasons(list(_KINDS), request.engine)}"
         if force_gpu_usage:
             raise DeviceNotFoundError(reasons, findings)
-        warnings.warn(f"using the CPU: {reasons}", stacklevel=2)
+        warn(f"using the CPU: {reasons}")
         return LuxCPUDevice()
     met = not {str(chosen), chosen.backend}.isdisjoint(preferred)
     if preferred and not met:
         text = f"using {chosen}, because {', '.join(preferred)} is preferred but does not work"
-        warnings.warn(f"{text}: {_reasons(preferred, request.engine)}", stacklevel=2)
+        warn(f"{text}: {_reasons(preferred, request.engine)}")
     for step in choice.passed_over:  # an engine that had to be given up
         text = f"using {chosen} with {chosen.engine}: {step.source} asks for {step.asked}"
-        warnings.warn(f"{text}, but {step.outcome}", stacklevel=2)
+        warn(f"{text}, but {step.outcome}")
     source = "preference" if met else "order of backends"
     return _KINDS[chosen.backend](chosen.index, engine=chosen.engine, chosen_by=source)
 

@@ -10,7 +10,6 @@ Where Torchless returns an error, this raises `DeviceNotFoundError`, with a reas
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +22,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Choice, choose
 from anydevice.core.record import Record, replace
 from anydevice.core.text import format_size
+from anydevice.core.warn import warn
 from anydevice.discovery._discover import free_memory
 from anydevice.transfer.moving import is_array
 
@@ -212,7 +212,7 @@ def _init(preference: BackendPreference, min_free: int) -> Backend:
         raise DeviceNotFoundError(f"no backend is usable: {reasons}", tuple(anydevice.discover()))
     unmet = [s.outcome for s in passed_over if chosen.kind == "cpu" or s.source != "configure"]
     if unmet:
-        warnings.warn(f"using {chosen}: {'; '.join(unmet)}", stacklevel=3)
+        warn(f"using {chosen}: {'; '.join(unmet)}")
     return Backend(chosen)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from anydevice.compiling.verification import (
 from anydevice.compiling.versions import Program, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
+from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
@@ -296,7 +296,7 @@ class Compiled:
         if len(self._ready) >= MOST_SHAPES and self._compilers.compilers:
             if not self._overflowed:
                 self._overflowed = True
-                warnings.warn(_too_many(), stacklevel=4)
+                warn(_too_many())
             return self._new_program(signature).as_written(self._adapter.arguments, *arrays)
         program = self._programs.get(signature) or self._new_program(signature)
         began = time.perf_counter()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from anydevice.core.record import NOTHING, Record, as_dict
+from anydevice.core.record import NOTHING, Record
 
 if TYPE_CHECKING:
     from anydevice.core.device import Device
@@ -45,10 +45,6 @@ class Reason(Record):
     def with_fix(self) -> str:
         """The sentence, with what fixes it in brackets where that is known."""
         return f"{self.text} (fix: {self.fix})" if self.fix else self.text
-
-    def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
-        return as_dict(self)
 
 
 class Facts(Record):
@@ -88,10 +84,6 @@ class Facts(Record):
         4
         """
         return self.total_memory if self.usable_memory is None else self.usable_memory
-
-    def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
-        return {**as_dict(self), "details": dict(self.details)}
 
     def __hash__(self) -> int:
         return hash((self.name, self.uuid, self.pci_address))
@@ -182,7 +174,7 @@ class Verdict(Record):
     def to_dict(self) -> dict[str, object]:
         """The same as plain data, ready for JSON."""
         return {
-            **as_dict(self),
+            **super().to_dict(),
             "code": self.reason.code if self.reason else None,
             "reason": self.reason.text if self.reason else None,
             "fix": self.reason.fix if self.reason else None,

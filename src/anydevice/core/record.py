@@ -120,6 +120,16 @@ class Record:
         }
         return _remade, (type(self), plain)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data, ready for JSON: records and mappings as dicts, tuples as lists.
+
+        >>> class Line(Record):
+        ...     points: tuple[tuple[int, int], ...]
+        >>> Line(((0, 0), (1, 2))).to_dict()
+        {'points': [[0, 0], [1, 2]]}
+        """
+        return {name: _plain(value) for name, value in self.__dict__.items()}
+
     def __replace__(self, **changes: Any) -> Self:
         return type(self)(**{**self.__dict__, **changes})
 
@@ -142,6 +152,14 @@ def _parameters(kind: type[Record]) -> list[Parameter]:
         how = Parameter.KEYWORD_ONLY if by_name_only else Parameter.POSITIONAL_OR_KEYWORD
         found.append(Parameter(name, how, default=default, annotation=types[name]))
     return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def _remade(kind: type[R], fields: dict[str, Any]) -> R:

@@ -1,23 +1,23 @@
-"""Where a warning belongs: in the file of the person who called, not in one of ours."""
+"""Warnings that point at the caller's file, not at one of anydevice's."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 
 _OURS = __name__.partition(".")[0]
 
 
-def level_outside() -> int:
-    """The `stacklevel` with which `warnings.warn`, where this is called, points out of anydevice.
+def warn(message: str | Warning) -> None:
+    """Warn at the nearest caller whose module is not one of anydevice's.
 
-    That is the nearest caller whose module is not one of anydevice's, however many of our own
-    functions lie between.
+    It does not matter how many of our own functions lie between.
     """
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _module(frame.f_globals) == _OURS:
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _package(frame.f_globals) == _OURS:
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(message, stacklevel=level)
 
 
-def _module(names: dict[str, object]) -> str:
+def _package(names: dict[str, object]) -> str:
     return str(names.get("__name__", "")).partition(".")[0]

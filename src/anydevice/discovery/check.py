@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
 from pathlib import Path
 
 from anydevice.core import hooks
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.finding import Reason, Verdict
+from anydevice.core.warn import warn
 from anydevice.discovery import _discover as discovery
 from anydevice.discovery.verdicts import keep_verdict, key_of
 from anydevice.engines.diagnosis import code_of_message
@@ -59,7 +59,7 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
             key_of(device.backend, device.index, standing.facts, chosen), verdict
         )
         if problem:
-            warnings.warn(problem, stacklevel=3)
+            warn(problem)
         discovery.forget_report()
     return verdict
 

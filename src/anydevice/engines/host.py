@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from anydevice.core.dtypes import DTYPES, DType, as_dtype
 from anydevice.core.engine import Absent
-from anydevice.core.warn import level_outside
+from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 Array = np.ndarray[Any, Any]
@@ -115,7 +114,7 @@ def _warn_once(text: str) -> None:
     if not _warned:
         _warned = True
         said = f"{text}, or pass narrow=True (this is said once)"
-        warnings.warn(said, stacklevel=level_outside())
+        warn(said)
 
 
 def forget_warning() -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from anydevice.core import hooks
 from anydevice.core.finding import Facts, Sighting
-from anydevice.core.record import Record, as_dict, replace
+from anydevice.core.record import Record, replace
 
 Look = Callable[[float], Sighting]
 """A reader: looks at the machine for at most so many seconds, and never raises."""
@@ -40,10 +40,6 @@ class Readings(Record):
     fan: float | None = None
     clock: float | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
-        return as_dict(self)
-
 
 class DeviceProcess(Record):
     """A process that uses a device, with the bytes it holds there and its share of the load.
@@ -56,10 +52,6 @@ class DeviceProcess(Record):
     name: str
     memory: int | None = None
     load: float | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """The same as plain data, ready for JSON."""
-        return as_dict(self)
 
 
 class _Usage(Protocol):

@@ -14,7 +14,7 @@ from typing import Literal
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.engine import MemoryUse
-from anydevice.core.record import NOTHING, Record, as_dict
+from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import format_size
 from anydevice.discovery._discover import discover
 from anydevice.engines import registry
@@ -72,13 +72,7 @@ class MemoryStats(Record):
 
     def to_dict(self) -> dict[str, object]:
         """The same as plain data, ready for JSON."""
-        engines = {name: as_dict(use) for name, use in self.engines.items()}
-        return {
-            **as_dict(self),
-            "engines": engines,
-            "available": self.available,
-            "pressure": self.pressure,
-        }
+        return {**super().to_dict(), "available": self.available, "pressure": self.pressure}
 
     def __hash__(self) -> int:
         return hash((self.device, self.free, self.in_use, self.reserved))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -14,6 +13,7 @@ from anydevice.choose.scope import use_device, why
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.record import Record
+from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import explained, in_a_line, ran_out
 from anydevice.memory.release import free_what_failed
@@ -66,9 +66,7 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
         free_what_failed()
         if not warned:
             warned.append(failure.said)
-            warnings.warn(
-                f"{_name(fn)} runs on the CPU: {failure.said.splitlines()[0]}", stacklevel=3
-            )
+            warn(f"{_name(fn)} runs on the CPU: {failure.said.splitlines()[0]}")
 
     if iscoroutinefunction(fn):
 
@@ -185,10 +183,9 @@ def _bring_home(parts: Call, homes: Mapping[str, Device]) -> None:
     except Exception as error:
         problem = in_a_line(error)
         free_what_failed()
-        warnings.warn(
+        warn(
             f"what was moved to the CPU stays there, because it could not go back to "
             f"{_listed(homes)}: {problem}; move it with to_device(…) once there is room",
-            stacklevel=5,
         )
 
 

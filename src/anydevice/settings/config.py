@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +10,7 @@ from anydevice.core.device import parse_place
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import parse_size
-from anydevice.core.warn import level_outside
+from anydevice.core.warn import warn
 from anydevice.engines import library_settings as effects
 from anydevice.errors import ConfigurationError
 from anydevice.settings import files
@@ -63,16 +62,7 @@ class Config(Record):
 
     def to_dict(self) -> dict[str, object]:
         """The settings as plain data, ready for JSON."""
-        return {
-            "order": list(self.order),
-            "memory": self.memory,
-            "memory_fraction": self.memory_fraction,
-            "x64": self.x64,
-            "jit": self.jit,
-            "mixed_precision": self.mixed_precision,
-            "time_limit": self.time_limit,
-            "env": dict(self.env),
-        }
+        return {**super().to_dict(), "memory_fraction": self.memory_fraction}
 
 
 CheckMemory = Callable[[Config], None]
@@ -291,7 +281,7 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
     if "memory" in changes:
         late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:
-        warnings.warn(sentence, stacklevel=level_outside())
+        warn(sentence)
 
 
 def _limit_memory(config: Config | None) -> list[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from anydevice.core.warn import level_outside
+from anydevice.core.warn import warn
 
 FILE_NAME = "anydevice.toml"
 
@@ -148,9 +147,8 @@ def _is_ours(path: Path) -> bool:
         return False
     if os.name != "posix" or owner in (os.geteuid(), 0):
         return True
-    warnings.warn(
+    warn(
         f"{path} belongs to another user and is not obeyed; to use it, make it yours",
-        stacklevel=level_outside(),
     )
     return False
 

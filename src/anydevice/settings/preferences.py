@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.files import writing
 from anydevice.core.record import Record
-from anydevice.core.warn import level_outside
+from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.settings.files import project_file, state, user_file
 
@@ -92,9 +91,8 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        warnings.warn(
+        warn(
             f"{path} cannot be read ({error.strerror}); going on without it",
-            stacklevel=level_outside(),
         )
         return None
     return _interpret(origin, path, text)
@@ -158,9 +156,8 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
         elif key in SETTINGS:
             settings.append((key, value, source))
         else:
-            warnings.warn(
+            warn(
                 f"{source}: there is no setting {key!r}; the settings are {', '.join(_KEYS)}",
-                stacklevel=level_outside(),
             )
     return FileSettings(origin, path, wishes, engine, tuple(settings))
 

@@ -6,7 +6,6 @@ import math
 import operator
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
@@ -17,6 +16,7 @@ from anydevice.core.device import Device
 from anydevice.core.files import check_writable, remove_leftovers
 from anydevice.core.record import Record
 from anydevice.core.trees import leaves
+from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.models.detect import training_device
@@ -325,4 +325,4 @@ def _checked_seed(seed: Any) -> int:
 def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warn(text)

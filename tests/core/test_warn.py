@@ -1,0 +1,39 @@
+"""Warnings point at the file of whoever called anydevice."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+import pytest
+
+import anydevice
+from anydevice.core.warn import warn
+from anydevice.testing import fake_machine
+
+SOURCE = Path(__file__).parents[2] / "src" / "anydevice"
+
+
+def test_a_warning_of_ours_is_at_the_caller_s_line() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn("here")
+        with fake_machine():
+            anydevice.device()
+    assert [Path(each.filename).name for each in said] == ["test_warn.py", "test_warn.py"]
+    assert str(said[0].message) == "here"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix()
+)
+def test_nobody_else_counts_frames(path: Path) -> None:
+    if path == SOURCE / "core" / "warn.py":
+        return
+    found = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "stacklevel"
+    ]
+    assert not found
