@@ -140,8 +140,8 @@ def number_version(x: Array, name: str, definition: Callable[..., Any]) -> Calla
 def version_for_mixed_dtypes(
     own: Callable[..., Any], definition: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The version where the operands have several dtypes: those for one have `of_one_type` set."""
-    return definition if getattr(own, "of_one_type", False) else own
+    """The version where the operands have several dtypes: those for one have `of_one_dtype` set."""
+    return definition if getattr(own, "of_one_dtype", False) else own
 
 
 def run(own: Callable[..., Any], definition: Callable[..., Any], *arguments: Any) -> Any:

@@ -72,7 +72,7 @@ def test_several_numbers_in_one_byte_have_no_address() -> None:
 def test_random_keys_are_no_numbers() -> None:
     key = jax.random.key(0)
     for use in (engine.to_host, engine.dtype_of):
-        with pytest.raises(UnsupportedError, match="key<fry> is not an element type"):
+        with pytest.raises(UnsupportedError, match="key<fry> is not a dtype"):
             use(key)
 
 
@@ -101,7 +101,7 @@ def test_64_bits_are_kept_while_x64_is_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_whole_numbers_that_fit_32_bits_are_taken_with_a_warning(dtype: str) -> None:
+def test_integers_that_fit_32_bits_are_taken_with_a_warning(dtype: str) -> None:
     host.forget_warning()
     x = np.array([0, 7, 2**31 - 1], dtype)
     with pytest.warns(UserWarning, match=rf"{dtype} arrays .* become u?int32; call anydevice"):
@@ -112,7 +112,7 @@ def test_whole_numbers_that_fit_32_bits_are_taken_with_a_warning(dtype: str) -> 
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(("dtype", "number"), [("int64", -(2**40)), ("uint64", 2**63)])
-def test_whole_numbers_that_do_not_fit_are_refused(dtype: str, number: int, narrow: bool) -> None:
+def test_integers_that_do_not_fit_are_refused(dtype: str, number: int, narrow: bool) -> None:
     with pytest.raises(UnsupportedError, match=f"this {dtype} array holds numbers that do not fit"):
         engine.place(np.array([number], dtype), CPU, narrow=narrow)
 

@@ -231,13 +231,13 @@ def test_attention_with_too_many_scores_is_handed_over() -> None:
 
 
 def test_a_new_rate_or_step_compiles_nothing_anew() -> None:
-    from anydevice.engines.jax import fused as jax_updates
+    from anydevice.engines.jax import fused
 
     lists = [[jnp.ones(3)] for _ in range(4)]
-    jax_updates._adam.clear_cache()
+    fused._adam.clear_cache()
     for step in (1, 2, 3):
         FUSED["update_adam"](*lists, step, 0.1 / step, 0.9, 0.999, 1e-8, 0.0, True)
-    assert jax_updates._adam._cache_size() == 1
+    assert fused._adam._cache_size() == 1
 
 
 def test_a_constant_of_numpys_is_refused_in_compiled_code_as_outside_of_it() -> None:

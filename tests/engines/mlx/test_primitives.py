@@ -11,13 +11,12 @@ import pytest
 
 from anydevice.core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.ops import _attention as attending
-from anydevice.ops import _norm as normalizing
-from anydevice.ops.dispatch import for_several_types
+from anydevice.ops import _attention, _norm
+from anydevice.ops.dispatch import version_for_mixed_dtypes
 
 mx = pytest.importorskip("mlx.core")
 
-from anydevice.engines.mlx import primitives as module
+from anydevice.engines.mlx import primitives
 from anydevice.engines.mlx.autodiff import AUTODIFF
 from anydevice.engines.mlx.compiler import COMPILER
 from anydevice.engines.mlx.fused import FUSED
@@ -71,7 +70,7 @@ def test_what_has_no_elements_is_reduced_without_mlx(function: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", *HALF])
 def test_the_way_to_argmax_on_a_gpu(dtype: str) -> None:
     x = mx.array([[1.0, 5.0, 5.0], [2.0, math.nan, math.nan], [math.inf, 1.0, math.nan]])
-    found = module._argmax_of_numbers_and_others(x.astype(getattr(mx, dtype)), 1)
+    found = primitives._argmax_of_numbers_and_others(x.astype(getattr(mx, dtype)), 1)
     assert found.dtype == mx.int32
     assert found.tolist() == [1, 1, 2] == XP.argmax(x, 1).tolist()
 
@@ -161,7 +160,7 @@ def agree(name: str, definition: Callable[..., Any], arrays: list[Any], *others:
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("axis", [0, 2])
 def test_softmax(dtype: str, axis: int) -> None:
-    agree("softmax", normalizing._softmax, [drawn(3, 4, 65, dtype=dtype)], axis)
+    agree("softmax", _norm._softmax, [drawn(3, 4, 65, dtype=dtype)], axis)
 
 
 @pytest.mark.parametrize("row", [[-math.inf] * 2, [math.inf, 1.0], [math.nan, 1.0]])
@@ -170,14 +169,14 @@ def test_softmax_of_what_is_no_number(row: list[float]) -> None:
 
 
 def test_rmsnorm() -> None:
-    agree("rmsnorm", normalizing._rmsnorm, [drawn(3, 5, 65), drawn(65, seed=1)], 1e-5)
+    agree("rmsnorm", _norm._rmsnorm, [drawn(3, 5, 65), drawn(65, seed=1)], 1e-5)
 
 
 def test_layernorm() -> None:
     arrays = [drawn(3, 5, 65), drawn(65, seed=1), drawn(65, seed=2)]
-    agree("layernorm", normalizing._layernorm, arrays, 1e-5)
-    agree("layernorm", normalizing._layernorm, arrays[:2], None, 1e-5)
-    agree("layernorm", normalizing._layernorm, arrays[:1], None, None, 1e-5)
+    agree("layernorm", _norm._layernorm, arrays, 1e-5)
+    agree("layernorm", _norm._layernorm, arrays[:2], None, 1e-5)
+    agree("layernorm", _norm._layernorm, arrays[:1], None, None, 1e-5)
 
 
 def queries_keys_values(queries: int, keys: int, dtype: str = "float32") -> list[Any]:
@@ -209,8 +208,8 @@ def test_attention(queries: int, causal: bool, mask: Any, window: Any, lengths: 
     arrays = queries_keys_values(queries, 9)
     seen = None if mask is None else mx.array(mask)
     valid = None if lengths is None else mx.array(lengths)
-    agree("attention", attending._attention, arrays, causal, None, seen, window, valid)
-    agree("attention", attending._attention, arrays, causal, 0.3, seen, window, valid)
+    agree("attention", _attention._attention, arrays, causal, None, seen, window, valid)
+    agree("attention", _attention._attention, arrays, causal, 0.3, seen, window, valid)
 
 
 def test_what_is_left_to_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +222,7 @@ def test_what_is_left_to_the_definitions(monkeypatch: pytest.MonkeyPatch) -> Non
         assert FUSED["layernorm"](x, weight, None, 1e-6) is NotImplemented
     assert FUSED["softmax"](drawn(2, 8, dtype="float64"), 1) is NotImplemented
     for name in ("rmsnorm", "layernorm"):
-        assert for_several_types(FUSED[name], len) is len
+        assert version_for_mixed_dtypes(FUSED[name], len) is len
     assert attention(*queries_keys_values(3, 0), *plain) is NotImplemented
     first_sees_nothing = queries_keys_values(4, 3)
     assert attention(*first_sees_nothing, True, None, None, None, None) is NotImplemented

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from anydevice.engines.numpy.fused import FUSED
-from anydevice.ops import _elementwise as activating
-from anydevice.ops import _norm as normalizing
+from anydevice.ops import _elementwise, _norm
 from tests.rounding import rounding
 
 LARGE = (3, 70, 401)
@@ -22,10 +21,10 @@ def drawn(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
 
 
 CASES: list[tuple[str, Callable[..., Any], Callable[[Any], tuple[Any, ...]]]] = [
-    ("softmax", normalizing._softmax, lambda x: (x, 2)),
-    ("rmsnorm", normalizing._rmsnorm, lambda x: (x, drawn(401, seed=1), 1e-6)),
-    ("silu", activating._silu, lambda x: (x,)),
-    ("swiglu", activating._swiglu, lambda x: (x, x[::-1])),
+    ("softmax", _norm._softmax, lambda x: (x, 2)),
+    ("rmsnorm", _norm._rmsnorm, lambda x: (x, drawn(401, seed=1), 1e-6)),
+    ("silu", _elementwise._silu, lambda x: (x,)),
+    ("swiglu", _elementwise._swiglu, lambda x: (x, x[::-1])),
 ]
 
 

@@ -14,9 +14,7 @@ from anydevice.errors import UnsupportedError
 
 torch = pytest.importorskip("torch")
 
-from anydevice.engines.torch import fused as fused
-from anydevice.engines.torch import fused as torch_attention
-from anydevice.engines.torch import fused as torch_updates
+from anydevice.engines.torch import fused
 from anydevice.engines.torch.autodiff import AUTODIFF
 from anydevice.engines.torch.compiler import COMPILER
 from anydevice.engines.torch.primitives import PRIMITIVES as xp  # noqa: N811
@@ -307,7 +305,7 @@ def test_a_kernel_is_asked_first_for_arrays_on_cuda(monkeypatch: Any) -> None:
 
 def test_updates_that_one_kernel_cannot_serve_are_handed_over() -> None:
     p, g = [torch.ones(2)], [torch.ones(2)]
-    sgd = torch_updates.update_sgd
+    sgd = fused.update_sgd
     assert sgd(p, [torch.ones(2, dtype=torch.bfloat16)], None, 0.1, 0, 0, False) is NotImplemented
     assert sgd(p, g, None, torch.tensor(0.1), 0, 0, False) is NotImplemented
     assert sgd([torch.ones(2, requires_grad=True)], g, None, 0.1, 0, 0, False) is NotImplemented
@@ -325,8 +323,8 @@ def test_updates_that_one_kernel_cannot_serve_are_handed_over() -> None:
 def test_an_update_takes_its_step_from_the_device() -> None:
     lists = [[torch.ones(2)] for _ in range(4)]
     options = (0.1, 0.9, 0.999, 1e-8, 0.0, True)
-    ours = torch_updates.update_adam(*lists, 3, *options)
-    theirs = torch_updates.update_adam(*lists, torch.tensor(3, dtype=torch.int32), *options)
+    ours = fused.update_adam(*lists, 3, *options)
+    theirs = fused.update_adam(*lists, torch.tensor(3, dtype=torch.int32), *options)
     assert [x[0].tolist() for x in ours] == [x[0].tolist() for x in theirs]
     assert lists[0][0].tolist() == [1, 1]
 
@@ -337,12 +335,12 @@ def test_the_order_of_kernels_is_that_of_the_card(monkeypatch: Any) -> None:
         device = "a card"
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch_attention, "_orders", {})
-    with torch_attention._preferred(Query()):
+    monkeypatch.setattr(fused, "_orders", {})
+    with fused._preferred(Query()):
         first = torch._C._get_sdp_priority_order()[0]
-    assert first == int(torch_attention.PREFER[9, 0][0])
+    assert first == int(fused.PREFER[9, 0][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     before = torch._C._get_sdp_priority_order()
-    torch_attention._orders.clear()
-    with torch_attention._preferred(Query()):
+    fused._orders.clear()
+    with fused._preferred(Query()):
         assert torch._C._get_sdp_priority_order() == before

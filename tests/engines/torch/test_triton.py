@@ -21,7 +21,7 @@ from anydevice.core.rope_scaling import frequencies as scaled_frequencies
 from anydevice.engines import trust
 
 torch = pytest.importorskip("torch")
-torch_cuda = pytest.importorskip("anydevice.engines.torch.triton.fused")
+fused = pytest.importorskip("anydevice.engines.torch.triton.fused")
 
 TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,7 +32,7 @@ NAMES = ("float32", "float16", "bfloat16")
 # Truncated and not rounded by the interpreter, so that bfloat16 may be off by a whole step.
 CLOSE = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
 HALF = ("float16", "bfloat16") if GPU else ("float16",)
-"""The interpreter multiplies matrices of bfloat16 as if their bits were whole numbers."""
+"""The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
 
 
 @pytest.mark.timeout(900)
@@ -72,7 +72,7 @@ def place() -> str:
         pytest.skip("no GPU; test_under_the_interpreter runs this in another process")
     if INTERPRETED:
         try:
-            torch_cuda.UNTRUSTED_KERNELS["softmax"](torch.ones(1, 40000), -1)
+            fused.UNTRUSTED_KERNELS["softmax"](torch.ones(1, 40000), -1)
         except Exception as error:
             if "0-dimensional" not in str(error):
                 raise
@@ -99,7 +99,7 @@ def make(place: str) -> Callable[..., Any]:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    result = torch_cuda.UNTRUSTED_KERNELS[name](*arguments)
+    result = fused.UNTRUSTED_KERNELS[name](*arguments)
     assert result is not NotImplemented
     return result
 
@@ -347,11 +347,11 @@ def test_gradients_are_those_of_the_definition(name: str, make: Callable[..., An
 
 def test_only_what_is_trusted_is_used(make: Callable[..., Any]) -> None:
     x = make(2, 8)
-    assert torch_cuda.KERNELS["softmax"](x, -1) is NotImplemented
+    assert fused.KERNELS["softmax"](x, -1) is NotImplemented
     trust.trust("softmax", "float32", DEVICE)
-    assert_close(torch_cuda.KERNELS["softmax"](x, -1), x.double().softmax(-1), "float32")
-    assert torch_cuda.KERNELS["softmax"](x.half(), -1) is NotImplemented
-    assert torch_cuda.KERNELS["rmsnorm"](x, x[0], 1e-6) is NotImplemented
+    assert_close(fused.KERNELS["softmax"](x, -1), x.double().softmax(-1), "float32")
+    assert fused.KERNELS["softmax"](x.half(), -1) is NotImplemented
+    assert fused.KERNELS["rmsnorm"](x, x[0], 1e-6) is NotImplemented
 
 
 def test_a_small_weight_is_left_to_the_library(
@@ -359,11 +359,11 @@ def test_a_small_weight_is_left_to_the_library(
 ) -> None:
     trust.trust("linear", "float16", DEVICE)
     x, weight = make(1, 64, dtype="float16"), make(64, 64, dtype="float16")
-    assert torch_cuda.KERNELS["linear"](x, weight, None) is NotImplemented
-    monkeypatch.setattr(torch_cuda, "LEAST_WEIGHT", 4096)
-    assert torch_cuda.KERNELS["linear"](x, weight[:32], None) is NotImplemented
+    assert fused.KERNELS["linear"](x, weight, None) is NotImplemented
+    monkeypatch.setattr(fused, "LEAST_WEIGHT", 4096)
+    assert fused.KERNELS["linear"](x, weight[:32], None) is NotImplemented
     right = x.double() @ weight.double().T
-    assert_close(torch_cuda.KERNELS["linear"](x, weight, None), right, "float16")
+    assert_close(fused.KERNELS["linear"](x, weight, None), right, "float16")
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "attention"])
@@ -371,7 +371,7 @@ def test_the_compiler_looks_through(
     name: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trust.trust(name, "float16", DEVICE)
-    monkeypatch.setattr(torch_cuda, "LEAST_WEIGHT", 4096)
+    monkeypatch.setattr(fused, "LEAST_WEIGHT", 4096)
     weight = make(64, 64, dtype="float16")
     q, k = make(1, 4, 1, 64, dtype="float16"), make(1, 2, 40, 64, dtype="float16")
     arguments: dict[str, tuple[Any, ...]] = {
@@ -379,7 +379,7 @@ def test_the_compiler_looks_through(
         "linear": (weight[:1], weight, None),
         "attention": (q, k, k, True, None, None, None, None),
     }
-    whole = torch.compile(torch_cuda.KERNELS[name], backend="aot_eager", fullgraph=True)
+    whole = torch.compile(fused.KERNELS[name], backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(whole(*arguments[name]), call(name, *arguments[name]))
 
 
@@ -388,9 +388,9 @@ def test_under_the_compiler_the_rest_is_left_to_it(make: Callable[..., Any]) -> 
 
     def used(x: Any) -> Any:
         left = [
-            torch_cuda.UNTRUSTED_KERNELS["rmsnorm"](x, x[0, 0, 0], 1e-6) is NotImplemented,
-            torch_cuda.UNTRUSTED_KERNELS["swiglu"](x, x) is NotImplemented,
-            torch_cuda.UNTRUSTED_KERNELS["rope"](x, x, 1.0, False, None) is NotImplemented,
+            fused.UNTRUSTED_KERNELS["rmsnorm"](x, x[0, 0, 0], 1e-6) is NotImplemented,
+            fused.UNTRUSTED_KERNELS["swiglu"](x, x) is NotImplemented,
+            fused.UNTRUSTED_KERNELS["rope"](x, x, 1.0, False, None) is NotImplemented,
         ]
         return x * sum(left)
 
@@ -399,7 +399,7 @@ def test_under_the_compiler_the_rest_is_left_to_it(make: Callable[..., Any]) -> 
 
 
 def test_what_does_not_fit_is_left_to_the_definition(make: Callable[..., Any]) -> None:
-    kernels = torch_cuda.UNTRUSTED_KERNELS
+    kernels = fused.UNTRUSTED_KERNELS
     x, half = make(4, 6), make(4, 6, dtype="float16")
     q, k = make(1, 2, 1, 16, dtype="float16"), make(1, 2, 3, 16, dtype="float16")
     where = torch.arange(1, device=x.device)
@@ -428,14 +428,12 @@ def test_what_does_not_fit_is_left_to_the_definition(make: Callable[..., Any]) -
 
 def test_a_tensor_inside_vmap_is_left_to_the_definition(make: Callable[..., Any]) -> None:
     seen = []
-    torch.vmap(lambda x: seen.append(torch_cuda.UNTRUSTED_KERNELS["softmax"](x, -1)) or x)(
-        make(2, 3)
-    )
+    torch.vmap(lambda x: seen.append(fused.UNTRUSTED_KERNELS["softmax"](x, -1)) or x)(make(2, 3))
     assert seen == [NotImplemented]
 
 
 def test_warming_up_compiles_every_kernel(place: str) -> None:
-    assert sorted(torch_cuda.warm_up(place, ["float16"])) == sorted(torch_cuda.UNTRUSTED_KERNELS)
+    assert sorted(fused.warm_up(place, ["float16"])) == sorted(fused.UNTRUSTED_KERNELS)
 
 
 @pytest.mark.skipif(GPU or INTERPRETED, reason="here the kernels take tensors of this device")
@@ -451,9 +449,9 @@ def test_on_the_cpu_nothing_of_it_is_used() -> None:
     }
     for name, given in arguments.items():
         trust.trust(name, "float32", DEVICE)
-        assert torch_cuda.KERNELS[name](*given) is NotImplemented
-        assert torch_cuda.UNTRUSTED_KERNELS[name](*given) is NotImplemented
-    assert torch_cuda.warm_up("cpu") == ()
+        assert fused.KERNELS[name](*given) is NotImplemented
+        assert fused.UNTRUSTED_KERNELS[name](*given) is NotImplemented
+    assert fused.warm_up("cpu") == ()
 
 
 def test_the_table_of_trust() -> None:

@@ -42,7 +42,7 @@ def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return NotImplemented
 
 
-_rmsnorm.of_one_type = _layernorm.of_one_type = True  # type: ignore[attr-defined]
+_rmsnorm.of_one_dtype = _layernorm.of_one_dtype = True  # type: ignore[attr-defined]
 
 
 def _attention(
