@@ -13,8 +13,8 @@ from anydevice import nn, ops
 from anydevice.core.device import Device
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError
+from anydevice.nn._recompute import Recomputed
 from anydevice.nn.losses import LOSSES, loss_of, remark_on
-from anydevice.nn.recompute import Recomputed
 from anydevice.training import _train as training
 from tests.rounding import rounding
 

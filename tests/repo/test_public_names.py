@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -81,6 +82,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_no_module_hides_a_public_function() -> None:
     modules = {path.stem for path in SOURCE.iterdir()} - {"compat", "nn", "ops", "testing"}
     assert modules.isdisjoint(NAMES)
+
+
+@pytest.mark.parametrize("package", [anydevice.nn, anydevice.ops])
+def test_no_module_of_a_package_hides_a_name_of_it(package: ModuleType) -> None:
+    """Importing `nn/recompute.py` would put a module in the place of the function."""
+    modules = {path.stem for path in Path(str(package.__file__)).parent.iterdir()}
+    assert modules.isdisjoint(package.__all__)
 
 
 def test_a_type_checker_sees_every_public_name() -> None:

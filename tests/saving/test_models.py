@@ -25,8 +25,8 @@ from anydevice.core.files import remove_leftovers, write_whole
 from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
+from anydevice.nn._recompute import Recomputed
 from anydevice.nn.initializers import Normal
-from anydevice.nn.recompute import Recomputed
 from anydevice.saving import files as tensor_files
 from anydevice.saving.models import _known, description, register_layer, remade
 from anydevice.training.checkpoints import difference, fingerprint

@@ -17,6 +17,7 @@ from anydevice.nn.foreign_names import NoSuchNameError as _NoSuchNameError
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
+    from anydevice.nn._recompute import recompute as recompute
     from anydevice.nn.convolution import AvgPool2d as AvgPool2d
     from anydevice.nn.convolution import Conv2d as Conv2d
     from anydevice.nn.convolution import MaxPool2d as MaxPool2d
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from anydevice.nn.optimizers import clipped as clipped
     from anydevice.nn.optimizers import global_norm as global_norm
     from anydevice.nn.random_choice import folded_seed as folded_seed
-    from anydevice.nn.recompute import recompute as recompute
     from anydevice.nn.transformer import Attention as Attention
     from anydevice.nn.transformer import GatedMLP as GatedMLP
     from anydevice.nn.transformer import TransformerBlock as TransformerBlock
@@ -105,7 +105,7 @@ _MODULES = {
         "global_norm",
     ),
     "nn.random_choice": ("folded_seed",),
-    "nn.recompute": ("recompute",),
+    "nn._recompute": ("recompute",),
     "nn.transformer": ("Attention", "GatedMLP", "TransformerBlock"),
     "saving.models": ("load", "register_layer", "save"),
     "training._train": ("Trained", "train"),

@@ -17,10 +17,10 @@ from functools import partial
 from anydevice import ops
 from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
+from anydevice.nn._recompute import Recomputed
 from anydevice.nn.convolution import Conv2d
 from anydevice.nn.layer import Array, Layer
 from anydevice.nn.layers import Activation, Chain, Dense, Dropout, Flatten
-from anydevice.nn.recompute import Recomputed
 from anydevice.ops.arguments import wide, widened
 from anydevice.ops.dispatch import primitives
 

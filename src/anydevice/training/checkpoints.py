@@ -1,6 +1,6 @@
-"""A training in a file: all that it needs to go on as if nothing had happened.
+"""Checkpoints: a training in a file, with the settings it must be resumed with.
 
-Whether two settings are the same ones, when one of them was written down by another process.
+Settings are compared by fingerprints, which are JSON: the other ones come from another process.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
-from anydevice.nn.recompute import Recomputed
+from anydevice.nn._recompute import Recomputed
 from anydevice.saving import files as tensor_files
 from anydevice.training.batches import sizes_of
 from anydevice.training.history import History
-from anydevice.training.steps import Standing, StepConfig
+from anydevice.training.steps import StepConfig, StepState
 
 _KIND = "training"
-_JUDGE = "validation"
+_VALIDATION = "validation"
+_PLAIN = (bool, int, float, str, type(None))
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_CODE = f"code of Python {sys.version_info[0]}.{sys.version_info[1]}"
+"""The key of the code of a lambda, which differs between versions of Python."""
 
 
-class Place(Record):
-    """Where in the data a training is, and what it knows of its course.
+class LoopState(Record):
+    """The state of the training loop: its position in the data, and its losses so far.
 
     `epoch` counts from 1, `position` is how many batches of it were used. `lost` is the sum of
-    their losses, each counted for as often as it has examples, `examples` how many those are.
-    `best` is the least loss that was seen at the end of an epoch, `waited` for how many epochs it
-    has not become less: both are kept only where there is a patience. `rate` is that of the last
-    step.
+    their losses, weighted by their examples, of which there are `examples`. `best` is the smallest
+    loss at the end of an epoch, `waited` how many epochs ago it was: both are kept only where there
+    is a patience. `rate` is that of the last step.
     """
 
     epoch: int = 1
@@ -50,51 +53,48 @@ class Place(Record):
 
 
 class Checkpoint(Record):
-    """What a file holds: the arrays, the place, and the best parameters where they are kept."""
+    """The content of a file: both states, and the best parameters where they are kept."""
 
-    standing: Standing
-    place: Place
+    step: StepState
+    loop: LoopState
     best: Any = None
 
 
 def settings_of(
-    recipe: StepConfig, seed: int, schedule: Any, data: Any, judge: Any = None
+    config: StepConfig, seed: int, schedule: Any, data: Any, validation: Any = None
 ) -> dict[str, Any]:
-    """What must be the same when a training is resumed, as JSON.
-
-    `judge` is the data whose loss patience goes by.
-    """
+    """The settings that must be the same when a training is resumed, as JSON."""
     return {
-        "layer": fingerprint(recipe.layer),
-        "loss": fingerprint(recipe.loss),
-        "optimizer": fingerprint(recipe.optimizer),
+        "layer": fingerprint(config.layer),
+        "loss": fingerprint(config.loss),
+        "optimizer": fingerprint(config.optimizer),
         "schedule": fingerprint(schedule),
-        "precision": str(recipe.policy),
-        "clip": recipe.clip,
-        "accumulate": recipe.accumulate,
+        "precision": str(config.policy),
+        "clip": config.clip,
+        "accumulate": config.accumulate,
         "seed": seed,
         "data": sizes_of(data),
-        _JUDGE: None if judge is None else sizes_of(judge),
+        _VALIDATION: None if validation is None else sizes_of(validation),
     }
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
     """Write it whole or not at all."""
-    standing, place = checkpoint.standing, checkpoint.place
+    step, loop = checkpoint.step, checkpoint.loop
     trees = {
-        "parameters": standing.parameters,
-        "state": standing.state,
-        "scale": standing.scale,
+        "parameters": step.parameters,
+        "state": step.optimizer,
+        "scale": step.scale,
         "best": checkpoint.best,
     }
-    said = {
+    metadata = {
         "settings": dict(settings),
-        "batches": standing.batches,
-        "started": standing.started,
-        "steps": standing.steps,
-        "place": {**vars(place), "history": place.history.to_list()},
+        "batches": step.batches,
+        "started": step.started,
+        "steps": step.steps,
+        "place": {**vars(loop), "history": loop.history.to_list()},
     }
-    tensor_files.write(path, _KIND, trees, said)
+    tensor_files.write(path, _KIND, trees, metadata)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -103,83 +103,70 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_checkpoint(
-    path: Path, settings: Mapping[str, Any], like: Any, device: Device, *, judged: bool
+    path: Path, settings: Mapping[str, Any], like: Any, device: Device, *, patient: bool
 ) -> Checkpoint:
-    """What `write_checkpoint` wrote, on a device.
+    """The checkpoint of a file, on a device.
 
-    With `judged`, the best epoch is looked for, and must be judged by what judged it before; where
-    none was looked for, that begins now. Raises `TransferError` where the file is damaged, newer or
-    of another kind, and `ConfigurationError` where it is that of another training: it names what
-    differs.
+    A `patient` training looks for the best epoch, with the validation it had before; where there
+    was no patience before, that begins now. Raises `TransferError` where the file is damaged,
+    newer or of another kind, and `ConfigurationError` where it is that of another training: it
+    names the first setting that differs.
     """
     contents = tensor_files.read(path, _KIND, device)
+    trees, metadata = contents.trees, contents.metadata
     try:
-        kept = judged and contents.trees["best"] is not None
-        found = _other(contents.said["settings"], settings, kept)
-        place = _place(contents.said["place"], kept)
-        standing = Standing(
-            contents.trees["parameters"],
-            contents.trees["state"],
-            contents.said["batches"],
-            contents.said["started"],
-            contents.said["steps"],
-            contents.trees["scale"],
-        )
-        best = contents.trees["best"] if kept else None
+        kept = patient and trees["best"] is not None
+        found = _first_difference(metadata["settings"], settings, kept)
+        saved = metadata["place"]
+        loop = LoopState(**{**saved, "history": History.from_list(saved["history"])})
+        if not kept:
+            loop = replace(loop, best=None, waited=0)
+        counts = [metadata[name] for name in ("batches", "started", "steps")]
+        step = StepState(trees["parameters"], trees["state"], *counts, trees["scale"])
     except (KeyError, TypeError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
     if found is not None:
         raise ConfigurationError(
             f"{path} is that of another training: {found}; give what was given then, another "
-            "path, or resume=False to begin anew",
+            "path, or resume=False to begin again",
             source="resume",
         )
-    shapes = [tuple(x.shape) for x in leaves(standing.parameters)]
+    shapes = [tuple(x.shape) for x in leaves(step.parameters)]
     if shapes != [tuple(x.shape) for x in leaves(like)]:
-        raise TransferError(f"{path}: its parameters have not the shapes of the model's")
-    return Checkpoint(standing, place, best)
+        raise TransferError(f"{path}: its parameters do not have the shapes of the model's")
+    return Checkpoint(step, loop, trees["best"] if kept else None)
 
 
-def _place(saved: Mapping[str, Any], kept: bool) -> Place:
-    place = Place(**{**saved, "history": History.from_list(saved["history"])})
-    return place if kept else replace(place, best=None, waited=0)
-
-
-def _other(saved: Mapping[str, Any], settings: Mapping[str, Any], kept: bool) -> str | None:
-    """A sentence about the first setting that is another one."""
+def _first_difference(
+    saved: Mapping[str, Any], settings: Mapping[str, Any], kept: bool
+) -> str | None:
+    """A sentence about the first setting that differs."""
     for name, value in settings.items():
-        if name == _JUDGE and not kept:
+        if name == _VALIDATION and not kept:
             continue
-        differs = _data_differs if name in ("data", _JUDGE) else difference
-        found = differs(saved[name], value, name)
+        compare = _data_difference if name in ("data", _VALIDATION) else setting_difference
+        found = compare(saved[name], value, name)
         if found is not None:
             return found
     return None
 
 
-def _data_differs(before: Any, now: Any, where: str) -> str | None:
-    """Of two kinds of data, what both of them say is compared."""
+def _data_difference(before: Any, now: Any, where: str) -> str | None:
+    """Of the sizes of data, those that both have are compared."""
     if before is None or now is None:
         if before is now:
             return None
         return f"its {where} is there only {'now' if before is None else 'then'}"
     both = [name for name in before if name in now]
     then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
-    return difference(then, today, where)
-
-
-_PLAIN = (bool, int, float, str, type(None))
-_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-_CODE = f"code of Python {sys.version_info[0]}.{sys.version_info[1]}"
-"""Where the code of a function without a name is told: it is another one for another Python."""
+    return setting_difference(then, today, where)
 
 
 def fingerprint(value: Any) -> Any:
-    """A setting as JSON, to be compared and never to be made again.
+    """A setting as JSON, for comparing alone.
 
-    Records are told by their class and fields, functions by their module and name, and those that
-    have none by their code. A layer that is recomputed is told as the layer itself, which gives
-    the same.
+    Records have their class and fields, functions their module and name, lambdas their code. A
+    layer that is recomputed has the fingerprint of the layer itself, which gives the same.
 
     >>> from anydevice import nn
     >>> fingerprint(nn.Dropout(0.5))
@@ -209,37 +196,37 @@ def fingerprint(value: Any) -> Any:
     if isinstance(value, types.MethodType):
         return {"method": value.__name__, ".__self__": fingerprint(value.__self__)}
     if callable(value) and hasattr(value, "__qualname__"):
-        return _of_function(value)
+        return _function_fingerprint(value)
     return _ADDRESS.sub("", repr(value))
 
 
-def difference(before: Any, now: Any, where: str) -> str | None:
-    """A sentence about the first place where two likenesses differ; `None` where they do not.
+def setting_difference(before: Any, now: Any, where: str) -> str | None:
+    """A sentence about the first place where two fingerprints differ; `None` where they do not.
 
     >>> from anydevice import nn
     >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))
-    >>> difference(*two, "layer")
+    >>> setting_difference(*two, "layer")
     'its layer.layers[0].outputs was 3, and now it is 4'
     """
-    if isinstance(before, dict) and isinstance(now, dict) and _form(before) == _form(now):
-        return _of_parts(before, now, where)
+    if isinstance(before, dict) and isinstance(now, dict) and _shape(before) == _shape(now):
+        return _part_difference(before, now, where)
     if isinstance(before, list) and isinstance(now, list):
         if len(before) != len(now):
             return f"its {where} had {len(before)} parts, and now it has {len(now)}"
         pairs = enumerate(zip(before, now, strict=True))
-        found = (difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
+        found = (setting_difference(a, b, f"{where}[{at}]") for at, (a, b) in pairs)
         return next((each for each in found if each is not None), None)
     if before == now or repr(before) == repr(now):  # NaN is the same setting as NaN
         return None
     return f"its {where} was {_short(before)}, and now it is {_short(now)}"
 
 
-def _form(told: dict[str, Any]) -> Any:
-    """What two likenesses must have in common to be compared part by part."""
-    return told.get("kind"), *(each in told for each in ("function", "partial", "method"))
+def _shape(found: dict[str, Any]) -> Any:
+    """What two fingerprints must have in common to be compared part by part."""
+    return found.get("kind"), *(each in found for each in ("function", "partial", "method"))
 
 
-def _of_parts(before: dict[str, Any], now: dict[str, Any], where: str) -> str | None:
+def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) -> str | None:
     for name in [*before, *(name for name in now if name not in before)]:
         both = name in before and name in now
         if name.startswith("code of "):
@@ -249,50 +236,50 @@ def _of_parts(before: dict[str, Any], now: dict[str, Any], where: str) -> str | 
         inside = where + name if name[0] in ".[" else where
         if not both:
             return f"its {inside} is there only {'now' if name in now else 'then'}"
-        found = difference(before[name], now[name], inside)
+        found = setting_difference(before[name], now[name], inside)
         if found is not None:
             return found
     return None
 
 
-def _of_function(function: Any) -> dict[str, Any]:
+def _function_fingerprint(function: Any) -> dict[str, Any]:
     module = getattr(function, "__module__", None)
     name = function.__qualname__
-    told: dict[str, Any] = {"function": name if module is None else f"{module}.{name}"}
+    found: dict[str, Any] = {"function": name if module is None else f"{module}.{name}"}
     if not isinstance(function, types.FunctionType):
-        return told
+        return found
     code = function.__code__
     if "<lambda>" in name:
-        told[_CODE] = hashlib.sha256(repr(_of_code(code)).encode()).hexdigest()[:16]
+        found[_CODE] = hashlib.sha256(repr(_code_values(code)).encode()).hexdigest()[:16]
     if function.__closure__:
-        told[".__closure__"] = {
-            f".{name}": _of_variable(cell)
+        found[".__closure__"] = {
+            f".{name}": _variable(cell)
             for name, cell in zip(code.co_freevars, function.__closure__, strict=True)
         }
     if function.__defaults__:
-        told[".__defaults__"] = fingerprint(function.__defaults__)
-    return told
+        found[".__defaults__"] = fingerprint(function.__defaults__)
+    return found
 
 
-def _of_code(code: types.CodeType) -> tuple[Any, ...]:
-    return code.co_code, [_of_constant(each) for each in code.co_consts], code.co_names
+def _code_values(code: types.CodeType) -> tuple[Any, ...]:
+    return code.co_code, [_constant(each) for each in code.co_consts], code.co_names
 
 
-def _of_constant(value: Any) -> Any:
+def _constant(value: Any) -> Any:
     if isinstance(value, types.CodeType):
-        return _of_code(value)
-    # The order of a set of texts is another one in each process.
+        return _code_values(value)
+    # The order of a set of strings differs from process to process.
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
-def _of_variable(cell: types.CellType) -> Any:
-    """A variable from around a function: as it is where it is plain, else by its class alone.
+def _variable(cell: types.CellType) -> Any:
+    """A closure variable of a function: a plain value as it is, else the name of its class.
 
-    It may be anything, the model and the data among them, and may lead back to the function.
+    It may be anything, such as the model or the data, and may lead back to the function.
     """
     try:
         value = cell.cell_contents
-    except ValueError:  # nothing was assigned to it yet
+    except ValueError:  # not assigned yet
         return None
     return value if isinstance(value, _PLAIN) else type(value).__name__
 
