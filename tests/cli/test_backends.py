@@ -14,7 +14,7 @@ from anydevice import testing
 from anydevice.cli import backends
 from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS
-from anydevice.core.finding import Sighting
+from anydevice.core.finding import Reason, Sighting
 from anydevice.engines.registry import BUILT_IN
 
 Anydevice = Callable[..., tuple[int, str, str]]
@@ -48,7 +48,7 @@ def test_every_column_of_every_backend_is_there(anydevice: Anydevice) -> None:
 
 
 def test_a_processor_that_could_not_be_read(anydevice: Anydevice) -> None:
-    broken = Sighting("cpu", present=True, stage="driver", reason="timed out")
+    broken = Sighting("cpu", present=True, stage="driver", reason=Reason("timed_out", "timed out"))
     with testing.fake_machine(keep_settings=True, sightings=[broken]):
         code, out, _ = anydevice("backends")
     assert code == 0

@@ -14,7 +14,7 @@ import pytest
 from anydevice import testing
 from anydevice.cli import config as command
 from anydevice.cli.printing import Output
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -136,7 +136,9 @@ def test_an_engine_that_cannot_be_had_is_a_step(
 
 
 def test_a_choice_of_nothing(anydevice: Anydevice) -> None:
-    broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
+    broken = Sighting(
+        "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
+    )
     with testing.fake_machine(keep_settings=True, sightings=[broken]):
         _, out, _ = anydevice("config", "--why")
         data = json.loads(anydevice("config", "--why", "--json")[1])

@@ -11,7 +11,7 @@ from anydevice import testing
 from anydevice.cli import devices
 from anydevice.cli.printing import Output
 from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Refusal, Seen, Sighting, Standing
+from anydevice.core.finding import Facts, Finding, Reason, Refusal, Seen, Sighting, Standing
 from anydevice.discovery.report import Report
 
 Anydevice = Callable[..., tuple[int, str, str]]
@@ -32,7 +32,12 @@ H200 = Facts(
 SEEN_TWICE = (
     Sighting("cuda", True, (Seen(0, "gpu", H200),), engines=("torch",), notes=("ECC is on",)),
     Sighting("opencl", True, (Seen(0, "gpu", H200),), engines=("opencl",)),
-    Sighting("rocm", True, stage="driver", reason="the driver is asleep", mend="sudo wake"),
+    Sighting(
+        "rocm",
+        True,
+        stage="driver",
+        reason=Reason("driver_failed", "the driver is asleep", "sudo wake"),
+    ),
 )
 
 
@@ -64,19 +69,19 @@ def test_every_known_fact_is_readable(anydevice: Anydevice) -> None:
     assert out.endswith("\nRecommended: cuda\n")
 
 
-def test_what_stopped_a_backend_and_what_mends_it(anydevice: Anydevice) -> None:
+def test_what_stopped_a_backend_and_what_fixes_it(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, sightings=SEEN_TWICE):
         _, out, _ = anydevice("devices")
     assert out.partition("✗ rocm")[2].partition("\n\n")[0].splitlines() == [
         "   no device",
         "    stopped at          driver",
         "    reason              the driver is asleep",
-        "    mend                sudo wake",
+        "    fix                 sudo wake",
     ]
 
 
 def test_why_a_library_does_not_drive_a_usable_device(anydevice: Anydevice) -> None:
-    refusals = (Refusal("jax", "jax 0.10.2 has no CUDA plugin"),)
+    refusals = (Refusal("jax", Reason("plugin_missing", "jax 0.10.2 has no CUDA plugin")),)
     device = Device.seen("cuda", 0, Standing("gpu", H200, ("torch",), refusals))
     report = Report((Finding("cuda", True, True, "stable", (device,)),), "cuda")
     page = io.StringIO()

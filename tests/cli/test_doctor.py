@@ -12,7 +12,7 @@ from anydevice import testing
 from anydevice.cli import doctor
 from anydevice.cli.printing import Output
 from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Seen, Sighting, Verdict
+from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
 from anydevice.discovery import check as checking
 from anydevice.discovery import examination
 from anydevice.errors import DeviceNotFoundError
@@ -23,8 +23,11 @@ NO_DRIVER = Sighting(
     "cuda",
     present=True,
     stage="driver",
-    reason="an NVIDIA card is at 0000:18:00.0 but no NVIDIA driver is installed",
-    mend="sudo ubuntu-drivers install",
+    reason=Reason(
+        "driver_missing",
+        "an NVIDIA card is at 0000:18:00.0 but no NVIDIA driver is installed",
+        "sudo ubuntu-drivers install",
+    ),
 )
 NO_LIBRARY = Sighting("cuda", True, (Seen(0, "gpu", Facts("NVIDIA RTX 4070")),))
 
@@ -62,7 +65,7 @@ def test_a_present_backend_that_is_not_usable_is_a_failure(anydevice: Anydevice)
     assert "✗ cuda     stopped at: driver\n" in out
     explained = out.partition("What is wrong, and what to do")[2]
     assert "  cuda: no driver\n" in explained
-    assert NO_DRIVER.reason in explained
+    assert str(NO_DRIVER.reason) in explained
     assert "    → sudo ubuntu-drivers install\n" in explained
     assert out.endswith("1 of 1 computations were right; not usable: cuda.\n")
 
@@ -74,6 +77,7 @@ def test_a_library_without_cuda_is_explained(anydevice: Anydevice) -> None:
     assert code == 1
     assert data["checks"] == []
     assert data["not_usable"][0]["place"] == "cuda:0"
+    assert data["not_usable"][0]["code"] == data["explanations"][0]["code"]
     assert data["explanations"][0]["cause"] == "library built without this backend"
     assert data["explanations"][0]["advice"].startswith("pip install")
 
@@ -222,7 +226,9 @@ def test_settings_that_no_device_can_be_chosen_with_are_a_failure(
 
 
 def test_a_kind_whose_backend_stopped_at_its_driver_is_explained(anydevice: Anydevice) -> None:
-    stopped = Sighting("cuda", present=True, stage="driver", reason="cuInit returned 999")
+    stopped = Sighting(
+        "cuda", present=True, stage="driver", reason=Reason("reading_failed", "cuInit returned 999")
+    )
     with testing.fake_machine(keep_settings=True, sightings=[stopped]):
         code, out, _ = anydevice("doctor", "gpu")
         nothing, _, err = anydevice("doctor", "tpu")

@@ -14,6 +14,7 @@ import anydevice as package
 from anydevice import testing
 from anydevice.cli import main as command_line
 from anydevice.cli import overview
+from anydevice.rendering.diagnosis import CAUSES
 
 Anydevice = Callable[..., tuple[int, str, str]]
 COMMANDS = list(command_line.COMMANDS)
@@ -71,6 +72,7 @@ def test_a_command_written_wrongly(anydevice: Anydevice, words: list[str], messa
     code, out, err = anydevice(*words, "--json")
     assert (code, err) == (2, "")
     assert message in json.loads(out)["error"]
+    assert json.loads(out)["code"] in CAUSES
 
 
 def test_json_may_stand_before_the_command(anydevice: Anydevice) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -46,7 +46,7 @@ def test_the_first_minute(anydevice: Anydevice) -> None:
         r"           stopped at: library",
         r"             torch \S+ is a CPU-only build",
         r"             jax \S+ has no CUDA plugin",
-        r"           mend: pip install .+",
+        r"           fix: pip install .+",
         r"✓ cpu      .+, \d+ cores?   [\d.]+ \wiB, [\d.]+( \w+)? free   numpy \d+\.\d+, torch .+",
         r"– rocm, metal, tpu, opencl",
         r"",
@@ -107,12 +107,14 @@ def test_what_was_asked_for_and_is_not_here(
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
     assert code == 0
-    assert "ANYDEVICE_ENGINE asks for cupy, which cannot be had now" in out
+    assert "cupy cannot be had now, though ANYDEVICE_ENGINE asks for it" in out
     assert data["chosen"] == "cpu"
 
 
 def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
-    broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
+    broken = Sighting(
+        "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
+    )
     with testing.fake_machine(keep_settings=True, sightings=[broken]):
         code, out, _ = anydevice()
         data = json.loads(anydevice("--json")[1])
@@ -122,7 +124,7 @@ def test_nothing_at_all_is_usable(anydevice: Anydevice) -> None:
     assert data["chosen"] is None
 
 
-def test_where_nothing_is_to_be_mended_it_leads_on(anydevice: Anydevice) -> None:
+def test_where_nothing_is_to_be_fixed_it_leads_on(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, cuda=1):
         _, out, _ = anydevice()
     assert out.splitlines()[-1].startswith("Next: anydevice doctor, anydevice verify")

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
-from anydevice.core.finding import Sighting
+from anydevice.core.finding import Reason, Sighting
 
 Anydevice = Callable[..., tuple[int, str, str]]
-NO_DRIVER = Sighting("rocm", True, stage="driver", reason="no driver", mend="sudo modprobe amdgpu")
+NO_DRIVER = Sighting(
+    "rocm",
+    True,
+    stage="driver",
+    reason=Reason("driver_failed", "no driver", "sudo modprobe amdgpu"),
+)
 
 
 def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
@@ -34,19 +39,19 @@ def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) ->
     assert code == 0
     assert out.splitlines() == [
         f"Preferred from now on: rocm with torch, written to {project}",
-        "✗ rocm is not usable now: rocm stopped at driver: no driver (mend: sudo modprobe amdgpu)",
+        "✗ rocm is not usable now: rocm stopped at driver: no driver (fix: sudo modprobe amdgpu)",
         "  It is passed over until it is.",
         'Chosen: cpu, because rocm stopped at "driver"',
     ]
     assert project.read_text() == 'device = "rocm"\nengine = "torch"\n'
 
 
-def test_a_kind_without_a_mend(anydevice: Anydevice) -> None:
+def test_a_kind_without_a_fix(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("prefer", "gpu")
     assert code == 0
     assert "✗ gpu is not usable now: this machine has no gpu" in out
-    assert "mend:" not in out
+    assert "fix:" not in out
 
 
 def test_forgetting(anydevice: Anydevice, project: Path) -> None:
@@ -90,10 +95,11 @@ def test_as_json(anydevice: Anydevice, project: Path) -> None:
         "engine": "torch",
         "file": str(project),
         "usable": True,
+        "code": None,
         "reason": None,
         "chosen": "cuda:1",
     }
-    assert missing["usable"] is False
+    assert (missing["usable"], missing["code"]) == (False, "no_hardware")
     assert missing["reason"] == "this machine has no tpu: not in this fake machine"
     assert missing["chosen"] == "cuda:0"
 
@@ -113,7 +119,9 @@ def test_the_engine_is_forgotten_with_the_device(anydevice: Anydevice, project: 
 
 
 def test_where_nothing_is_usable_nothing_is_chosen(anydevice: Anydevice) -> None:
-    broken = Sighting("cpu", present=True, stage="driver", reason="reading it failed")
+    broken = Sighting(
+        "cpu", present=True, stage="driver", reason=Reason("reading_failed", "reading it failed")
+    )
     with testing.fake_machine(keep_settings=True, sightings=[broken]):
         _, out, _ = anydevice("prefer", "cpu")
     assert "✗ cpu is not usable now: cpu stopped at driver: reading it failed" in out

@@ -6,7 +6,7 @@ import pytest
 
 from anydevice.core.choice import Choice, Request, Wish, choose, pick_engine
 from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Refusal, Standing
+from anydevice.core.finding import Facts, Finding, Reason, Refusal, Standing
 
 GIB = 2**30
 
@@ -29,7 +29,9 @@ def finding(backend: str, *standings: Standing, present: bool = True) -> Finding
 
 
 CPU = finding("cpu", standing("cpu", ("numpy", "torch")))
-BROKEN = standing(engines=(), stage="library", reasons=("torch is a CPU-only build",))
+BROKEN = standing(
+    engines=(), stage="library", reasons=(Reason("cpu_only_build", "torch is a CPU-only build"),)
+)
 
 
 def pick(request: Request, *findings: Finding) -> Choice:
@@ -48,6 +50,8 @@ def test_it_ends_at_the_cpu_and_keeps_every_reason() -> None:
     assert str(choice.device) == "cpu"
     assert [(s.asked, s.taken) for s in choice.steps] == [("cuda", False), ("cpu", True)]
     assert "CPU-only build" in choice.steps[0].outcome
+    assert [reason.code for reason in choice.reasons] == ["cpu_only_build"]
+    assert choice.steps[0].to_dict()["code"] == "cpu_only_build"
 
 
 def test_an_absent_backend_is_no_step() -> None:
@@ -126,7 +130,7 @@ def test_min_free_passes_over_what_is_too_small_and_lists_each() -> None:
 
 
 def test_an_engine_that_is_asked_for_filters_and_gives_its_reason() -> None:
-    refusal = Refusal("jax", "jax 0.10.2 has no CUDA plugin")
+    refusal = Refusal("jax", Reason("plugin_missing", "jax 0.10.2 has no CUDA plugin"))
     cuda = finding("cuda", standing(engines=("torch",), refusals=(refusal,)))
     request = Request(
         (Wish("argument", ("cuda",), binding=True),), engine="jax", engine_source="argument"
@@ -237,5 +241,6 @@ def test_a_step_is_plain_data() -> None:
         "source": "order of backends",
         "asked": "cpu",
         "outcome": "cpu is usable",
+        "code": None,
         "taken": True,
     }

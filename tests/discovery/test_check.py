@@ -9,7 +9,7 @@ import pytest
 
 import anydevice
 from anydevice import testing
-from anydevice.core.finding import Verdict
+from anydevice.core.finding import Reason, Verdict
 from anydevice.discovery import check as checking
 from anydevice.discovery import trial
 from anydevice.discovery.verdicts import keep_verdict, key_of, read_verdicts
@@ -117,7 +117,7 @@ def test_a_bad_answer_is_a_verdict_that_counts(
     verdict = device.check("faulty", limit=2.0)
     assert not verdict
     assert verdict.reason is not None
-    assert faulty in verdict.reason
+    assert faulty in verdict.reason.text
     again = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert again.standing is not None
     assert "faulty" not in again.standing.engines
@@ -141,16 +141,34 @@ def test_an_answer_from_another_device_is_not_right() -> None:
     answer = {"largest_error": 0.0, "where": ["cpu"], "first_call": 0.1, "second_call": 0.1}
     outcome = Outcome("answered", answer=answer)
     verdict = checking._judge(anydevice.Device("cuda:0"), "torch", "cuda:0", outcome, 1.0)
-    assert (verdict.right, verdict.reason) == (False, "it computed on cpu instead")
+    assert not verdict.right
+    assert verdict.reason == Reason("computed_elsewhere", "it computed on cpu instead")
 
 
 @pytest.mark.parametrize("said", ["OutOfMemoryError: CUDA out of memory", "CL_OUT_OF_MEMORY"])
 def test_a_full_card_is_not_a_bad_one(said: str) -> None:
-    full = Verdict("cuda:0", "torch", False, f"failed ({said})")
+    outcome = Outcome("failed", error=said)
+    full = checking._judge(anydevice.Device("cuda:0"), "torch", "cuda:0", outcome, 1.0)
+    assert full.to_dict()["code"] == "out_of_memory"
     assert not checking._worth_keeping(full, 120)
-    unasked = Verdict("cuda:0", "torch", False, "not started (no memory for a process)")
-    assert not checking._worth_keeping(unasked, 120)
-    assert checking._worth_keeping(Verdict("cuda:0", "torch", False, "wrong answer: off by 1"), 120)
+
+
+@pytest.mark.parametrize(
+    ("code", "limit", "kept"),
+    [
+        ("not_started", 120, False),
+        ("out_of_memory", 120, False),
+        ("timed_out", 5, False),
+        ("timed_out", 120, True),
+        ("wrong_answer", 5, True),
+    ],
+)
+@pytest.mark.parametrize("text", ["off by 1", "timed out", "not started", "CUDA out of memory"])
+def test_the_code_decides_which_verdict_is_kept(
+    code: str, limit: float, kept: bool, text: str
+) -> None:
+    verdict = Verdict("cuda:0", "torch", False, Reason(code, text))
+    assert checking._worth_keeping(verdict, limit) is kept
 
 
 def test_a_verdict_that_cannot_be_kept_warns(home: Path) -> None:
@@ -175,8 +193,14 @@ def test_what_was_given_too_little_time_is_not_condemned(faulty: str) -> None:
 
 def test_numpy_on_the_cpu_stays_whatever_was_said_of_it() -> None:
     device = anydevice.discover()["cpu"].devices[0]
-    keep_verdict(key_of("cpu", 0, device.facts, "numpy"), Verdict("cpu", "numpy", False, "wrong"))
-    keep_verdict(key_of("cpu", 0, device.facts, "torch"), Verdict("cpu", "torch", False, "wrong"))
+    keep_verdict(
+        key_of("cpu", 0, device.facts, "numpy"),
+        Verdict("cpu", "numpy", False, Reason("wrong_answer", "wrong")),
+    )
+    keep_verdict(
+        key_of("cpu", 0, device.facts, "torch"),
+        Verdict("cpu", "torch", False, Reason("wrong_answer", "wrong")),
+    )
     again = anydevice.discover(refresh=True)["cpu"].devices[0]
     assert again.usable
     assert again.standing is not None
@@ -187,7 +211,7 @@ def test_numpy_on_the_cpu_stays_whatever_was_said_of_it() -> None:
 def test_a_chosen_device_knows_of_a_check_that_came_later() -> None:
     chosen = anydevice.device("cpu", engine="torch")
     key = key_of("cpu", 0, chosen.facts, "torch")
-    keep_verdict(key, Verdict("cpu", "torch", False, "wrong"))
+    keep_verdict(key, Verdict("cpu", "torch", False, Reason("wrong_answer", "wrong")))
     anydevice.discover(refresh=True)
     assert chosen.standing is not None
     assert "torch" not in chosen.standing.engines

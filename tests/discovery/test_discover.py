@@ -13,9 +13,9 @@ import pytest
 
 import anydevice
 from anydevice import testing
-from anydevice.core.finding import Facts, Seen, Sighting, Verdict
+from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
 from anydevice.discovery import _discover as discovery
-from anydevice.discovery import probes
+from anydevice.discovery import libraries, probes
 from anydevice.discovery.libraries import findings_of
 from anydevice.discovery.verdicts import keep_verdict, key_of, read_verdicts
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
@@ -73,13 +73,13 @@ def test_devices_by_kind_and_backend() -> None:
         anydevice.devices("gpus")
 
 
-def test_a_device_that_stops_at_its_library_says_what_mends_it() -> None:
+def test_a_device_that_stops_at_its_library_says_what_fixes_it() -> None:
     (finding,) = findings_of([sighting(H200)])
     assert (finding.usable, finding.stage) == (False, "library")
-    assert "torch 2.13.0+cpu is a CPU-only build" in finding.reasons
-    assert any("has no CUDA plugin" in reason for reason in finding.reasons)
-    assert finding.mend is not None
-    assert finding.mend.startswith("pip install")
+    assert "torch 2.13.0+cpu is a CPU-only build" in map(str, finding.reasons)
+    assert {"cpu_only_build", "plugin_missing"} <= {reason.code for reason in finding.reasons}
+    assert finding.fix is not None
+    assert finding.fix.startswith("pip install")
     device = finding.devices[0]
     assert not device.usable
     assert device.why_not == finding.reason
@@ -87,21 +87,27 @@ def test_a_device_that_stops_at_its_library_says_what_mends_it() -> None:
 
 
 def test_a_whole_backend_that_stopped_takes_its_devices_along() -> None:
-    stopped = sighting(H200, stage="driver", reason="driver too old", mend="update it")
+    reason = Reason("driver_too_old", "driver too old", "update it")
+    stopped = sighting(H200, stage="driver", reason=reason)
     (finding,) = findings_of([stopped])
-    assert (finding.stage, finding.reason, finding.mend) == (
-        "driver",
+    assert (finding.stage, finding.reasons, finding.fix) == ("driver", (reason,), "update it")
+    assert finding.devices[0].why_not == "driver too old"
+    plain = finding.to_dict()
+    assert (plain["code"], plain["reason"], plain["fix"]) == (
+        "driver_too_old",
         "driver too old",
         "update it",
     )
-    assert finding.devices[0].why_not == "driver too old"
+    assert plain["reasons"] == [reason.to_dict()]
+    seen = finding.devices[0].to_dict()
+    assert (seen["code"], seen["fix"]) == ("driver_too_old", "update it")
 
 
 def test_one_old_card_does_not_spoil_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = Sighting(
         "cuda",
         present=True,
-        devices=(Seen(0, "gpu", H200, reason="too old", mend="none"), Seen(1, "gpu", H200)),
+        devices=(Seen(0, "gpu", H200, Reason("card_too_old", "too old")), Seen(1, "gpu", H200)),
         engines=("numpy",),
     )
     (finding,) = findings_of([mixed])
@@ -121,16 +127,19 @@ def test_no_library_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPat
 
 def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> None:
     spec = sighting(H200, engines=("numpy", "torch"))
+    crashed = Reason("crashed", "crashed (SIGSEGV)")
+    wrong = Reason("wrong_answer", "wrong answer: off by 3")
     key = key_of("cuda", 0, H200, "numpy")
-    assert keep_verdict(key, Verdict("cuda:0", "numpy", False, "crashed (SIGSEGV)")) is None
+    assert keep_verdict(key, Verdict("cuda:0", "numpy", False, crashed)) is None
     (finding,) = findings_of([spec])
     assert finding.devices[0].standing is not None
     assert finding.devices[0].standing.engines == ("torch",)
     other = key_of("cuda", 0, H200, "torch")
-    keep_verdict(other, Verdict("cuda:0", "torch", False, "wrong answer: off by 3"))
+    keep_verdict(other, Verdict("cuda:0", "torch", False, wrong))
     (finding,) = findings_of([spec])
-    assert (finding.usable, finding.stage, finding.mend) == (False, "compute", "anydevice doctor")
+    assert (finding.usable, finding.stage, finding.fix) == (False, "compute", "anydevice doctor")
     assert finding.reason == "numpy: crashed (SIGSEGV); torch: wrong answer: off by 3"
+    assert [reason.code for reason in finding.reasons] == ["crashed", "wrong_answer"]
     newer = Facts(**{**H200.to_dict(), "driver_version": "590.1"})  # type: ignore[arg-type]
     (finding,) = findings_of([sighting(newer, engines=("numpy", "torch"))])
     assert finding.usable
@@ -170,9 +179,7 @@ def test_one_card_seen_through_two_backends_is_one_card() -> None:
 
 
 def test_virtual_cpus_are_devices_for_jax_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.engines import library_settings as effects
-
-    monkeypatch.setattr(effects, "virtual_cpus", lambda: 3)
+    monkeypatch.setattr(libraries, "virtual_cpus", lambda: 3)
     report = anydevice.discover(refresh=True)
     assert [str(d) for d in report["cpu"]] == ["cpu", "cpu:1", "cpu:2"]
     assert report["cpu"].devices[2].engine == "jax"
@@ -289,7 +296,9 @@ def test_a_sighting_that_makes_no_sense_is_a_finding(probe) -> None:  # type: ig
 
 
 def test_an_added_backend_that_shows_no_device_is_a_finding() -> None:
-    silent = Sighting("npu", present=True, stage="driver", reason="its driver is asleep")
+    silent = Sighting(
+        "npu", present=True, stage="driver", reason=Reason("asleep", "its driver is asleep")
+    )
     with testing.fake_machine(keep_settings=True, sightings=[silent]) as report:
         assert report["npu"].reason == "its driver is asleep"
         with pytest.raises(DeviceNotFoundError, match="npu stopped at driver: its driver is asl"):

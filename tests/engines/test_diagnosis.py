@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.finding import Facts, Refusal
+from anydevice.core.finding import Facts, Reason, Refusal
 from anydevice.engines import registry
-from anydevice.engines.diagnosis import command_for, refusal, why_not
+from anydevice.engines.diagnosis import code_of_message, command_for, refusal, why_not
 
 CARD = Facts(
     "NVIDIA RTX 4070",
@@ -23,7 +23,8 @@ def card(**facts: str) -> Facts:
 
 
 def said(engine: str, backend: str, facts: Facts) -> str | None:
-    return why_not(registry.installed(engine), backend, facts)
+    reason = why_not(registry.installed(engine), backend, facts)
+    return reason and reason.text
 
 
 @pytest.mark.parametrize(
@@ -39,12 +40,33 @@ def test_not_installed(site, engine: str, backend: str, sentence: str) -> None:
     assert said(engine, backend, CARD) == sentence
 
 
-def test_a_refusal_carries_engine_reason_and_mend(site) -> None:
+def test_a_refusal_carries_engine_reason_and_fix(site) -> None:
     site.torch("2.13.0+cpu")
     build = registry.installed("torch")
-    assert refusal(build, "cuda", CARD) == Refusal(
-        "torch", "torch 2.13.0+cpu is a CPU-only build", command_for(build, "cuda", CARD)
-    )
+    text, fix = "torch 2.13.0+cpu is a CPU-only build", command_for(build, "cuda", CARD)
+    reason = Reason("cpu_only_build", text, fix)
+    assert refusal(build, "cuda", CARD) == Refusal("torch", reason)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("ImportError: libcudart.so.12: cannot open shared object file", "cuda_library_missing"),
+        ("RuntimeError: CUDA error: no kernel image is available", "card_not_in_build"),
+        ("OutOfMemoryError: CUDA out of memory", "out_of_memory"),
+        ("LogicError: clEnqueue failed: OUT_OF_MEMORY", "out_of_memory"),
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: no", "out_of_memory"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "cpu_only_build"),
+        (
+            "RuntimeError: The NVIDIA driver: CUDA driver version is insufficient",
+            "version_mismatch",
+        ),
+        ("OSError: [Errno 13] Permission denied: '/dev/kfd'", "no_permission"),
+        ("ValueError: no", "failed"),
+    ],
+)
+def test_messages_of_other_libraries_get_a_code(message: str, code: str) -> None:
+    assert code_of_message(message) == code
 
 
 def test_what_can_drive_is_not_refused(site) -> None:

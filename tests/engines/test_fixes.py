@@ -8,21 +8,27 @@ import pytest
 
 from anydevice.core.finding import Facts
 from anydevice.engines import registry
-from anydevice.engines.diagnosis import RECIPES, Machine, command_for, mend, this_machine
+from anydevice.engines.diagnosis import (
+    REQUIREMENTS,
+    Platform,
+    best_fix,
+    command_for,
+    this_platform,
+)
 
-LINUX = Machine("Linux", "x86-64", (3, 12))
-ARM = Machine("Linux", "arm64", (3, 12))
-WINDOWS = Machine("Windows", "x86-64", (3, 12))
-MAC = Machine("macOS", "arm64", (3, 12))
+LINUX = Platform("Linux", "x86-64", (3, 12))
+ARM = Platform("Linux", "arm64", (3, 12))
+WINDOWS = Platform("Windows", "x86-64", (3, 12))
+MAC = Platform("macOS", "arm64", (3, 12))
 
 
 def nvidia(serves: str | None = "13.0", capability: str | None = "8.9") -> Facts:
     return Facts("card", runtime_version=serves, compute_capability=capability)
 
 
-def told(backend: str, facts: Facts, machine: Machine) -> str | None:
+def told(backend: str, facts: Facts, machine: Platform) -> str | None:
     builds = [registry.installed(name) for name in registry.engines_for(backend)]
-    return mend(backend, facts, builds, machine)
+    return best_fix(backend, facts, builds, machine)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def told(backend: str, facts: Facts, machine: Machine) -> str | None:
     ],
 )
 def test_an_nvidia_card_and_no_library(
-    site, machine: Machine, facts: Facts, command: str | None
+    site, machine: Platform, facts: Facts, command: str | None
 ) -> None:
     assert told("cuda", facts, machine) == command
 
@@ -57,7 +63,7 @@ def test_an_nvidia_card_and_no_library(
 def test_a_python_that_the_old_release_was_not_made_for(
     site, python: tuple[int, int], command: str
 ) -> None:
-    assert told("cuda", nvidia("12.4", "6.1"), Machine("Linux", "x86-64", python)) == command
+    assert told("cuda", nvidia("12.4", "6.1"), Platform("Linux", "x86-64", python)) == command
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_a_python_that_the_old_release_was_not_made_for(
     ],
 )
 def test_a_cpu_build_of_torch_is_replaced(
-    site, machine: Machine, facts: Facts, command: str
+    site, machine: Platform, facts: Facts, command: str
 ) -> None:
     site.torch("2.13.0+cpu")
     assert told("cuda", facts, machine) == command
@@ -132,7 +138,7 @@ def test_the_right_cupy_is_not_in_its_own_way(site) -> None:
 )
 def test_an_amd_card(site, rocm: str | None, python: tuple[int, int], command: str | None) -> None:
     facts = Facts("AMD card", architecture="gfx942", runtime_version=rocm)
-    assert told("rocm", facts, Machine("Linux", "x86-64", python)) == command
+    assert told("rocm", facts, Platform("Linux", "x86-64", python)) == command
 
 
 def test_an_amd_card_and_a_cuda_build_of_torch(site) -> None:
@@ -147,11 +153,11 @@ def test_an_amd_card_and_a_cuda_build_of_torch(site) -> None:
         ("metal", MAC, 'pip install "anydevice[metal]"'),
         ("opencl", WINDOWS, 'pip install "anydevice[opencl]"'),
         ("tpu", LINUX, 'pip install "anydevice[tpu]"'),
-        ("metal", Machine("macOS", "x86-64", (3, 12)), None),
+        ("metal", Platform("macOS", "x86-64", (3, 12)), None),
         ("gaudi", LINUX, None),
     ],
 )
-def test_the_other_backends(site, backend: str, machine: Machine, command: str | None) -> None:
+def test_the_other_backends(site, backend: str, machine: Platform, command: str | None) -> None:
     assert told(backend, Facts("device"), machine) == command
 
 
@@ -169,18 +175,18 @@ def test_mlx_lacks_its_backend(site) -> None:
 
 
 def test_this_machine_is_one_that_the_index_knows() -> None:
-    machine = this_machine()
+    machine = this_platform()
     assert machine.system in ("Linux", "Windows", "macOS")
     assert machine.python >= (3, 11)
 
 
 def test_every_command_is_one_line_that_a_shell_reads_back() -> None:
-    for recipes in RECIPES.values():
-        for recipe in recipes:
-            assert shlex.split(f'pip install "{recipe.requirement}"')[2] == recipe.requirement
-            assert "://" not in recipe.requirement
+    for rows in REQUIREMENTS.values():
+        for row in rows:
+            assert shlex.split(f'pip install "{row.spec}"')[2] == row.spec
+            assert "://" not in row.spec
 
 
-def test_every_recipe_is_for_an_engine_that_drives_the_backend() -> None:
-    for engine, backend in RECIPES:
+def test_every_requirement_is_for_an_engine_that_drives_the_backend() -> None:
+    for engine, backend in REQUIREMENTS:
         assert backend in registry.BUILT_IN[engine].backends

@@ -6,7 +6,7 @@ import pytest
 
 from anydevice.core.choice import Choice, Request, Wish, choose
 from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Kind, Standing
+from anydevice.core.finding import Facts, Finding, Kind, Reason, Standing
 from anydevice.discovery.report import Report
 from anydevice.rendering.choice_text import because, joined, unmet_wishes, was_automatic
 
@@ -20,9 +20,10 @@ def finding(backend: str, *kinds: Kind, engines: tuple[str, ...] = ("torch",)) -
 
 
 def stopped(backend: str, count: int) -> Finding:
-    standing = Standing("gpu", Facts(backend), stage="library", reasons=("no",))
+    reasons = (Reason("library_missing", "no"),)
+    standing = Standing("gpu", Facts(backend), stage="library", reasons=reasons)
     devices = tuple(Device.seen(backend, index, standing) for index in range(count))
-    return Finding(backend, True, False, "stable", devices, "library", ("no",))
+    return Finding(backend, True, False, "stable", devices, "library", reasons)
 
 
 CPU = finding("cpu", "cpu", engines=("numpy", "torch"))
@@ -82,8 +83,8 @@ def test_wishes_that_were_not_met() -> None:
     wishes = (Wish("environment", ("tpu",)), Wish("user file", ("cuda", "rocm")))
     _, choice = chosen([CPU], wishes=wishes)
     assert unmet_wishes(choice) == [
-        "ANYDEVICE_DEVICE asks for tpu, which cannot be had now",
-        "The user's anydevice.toml asks for cuda, rocm, which cannot be had now",
+        "tpu cannot be had now, though ANYDEVICE_DEVICE asks for it",
+        "cuda, rocm cannot be had now, though the user's anydevice.toml asks for it",
     ]
 
 

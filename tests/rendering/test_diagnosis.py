@@ -1,17 +1,24 @@
-"""What lies behind each reason: the sentences that readers and libraries really give."""
+"""What lies behind each code of a reason, and where the codes stand."""
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
+import anydevice
 from anydevice.core.device import Device
-from anydevice.core.finding import Facts, Finding, Stage, Standing, Verdict
+from anydevice.core.finding import Facts, Finding, Reason, Stage, Standing, Verdict
 from anydevice.discovery.report import Report
-from anydevice.engines.diagnosis import why_not
+from anydevice.engines.diagnosis import _FOREIGN, why_not
 from anydevice.engines.installed import Build
-from anydevice.hardware.cuda.diagnosis import cuda_fault, nvml_fault
+from anydevice.hardware.driver_process.parent import How
 from anydevice.hardware.readers import DeviceProcess
-from anydevice.rendering import diagnosis as causes
+from anydevice.rendering import diagnosis
+from anydevice.rendering.diagnosis import CAUSES
 
 GIB = 2**30
 
@@ -26,135 +33,102 @@ def usable(*engines: str, total: int | None = None, free: int | None = None) -> 
     return Standing("gpu", Facts("A card", total_memory=total, free_memory=free), engines)
 
 
+def stopped(*reasons: Reason, stage: Stage = "library", fix: str | None = None) -> Standing:
+    return Standing("gpu", Facts("A card"), stage=stage, reasons=reasons, fix=fix)
+
+
+@pytest.mark.parametrize("code", CAUSES)
+def test_the_code_decides_whatever_the_sentence_says(code: str) -> None:
+    for text in ("words that nobody has said before", "timed out: out of memory, CPU-only build"):
+        [explained] = diagnosis.explain(report_of(stopped(Reason(code, text))))
+        assert (explained.code, explained.cause) == (code, CAUSES[code].name)
+        assert (explained.evidence, explained.meaning) == ((text,), CAUSES[code].meaning)
+        failed = Verdict("cuda:0", "torch", False, Reason(code, text))
+        verdict = diagnosis.explain_verdict(failed)
+        assert verdict is not None
+        assert verdict.code == code
+
+
 @pytest.mark.parametrize(
-    ("reason", "stage", "name"),
-    [
-        ("an NVIDIA card is at 0000:18:00.0 but no NVIDIA driver is installed", "driver",
-         "no driver"),
-        ("an AMD card is on the PCI bus, but the driver amdgpu is not loaded", "driver",
-         "no driver"),
-        (nvml_fault(9).meaning, "driver", "no driver"),
-        (nvml_fault(18).meaning, "driver", "version mismatch"),
-        (cuda_fault(803).meaning, "driver", "version mismatch"),
-        (cuda_fault(35).meaning, "driver", "version mismatch"),
-        (cuda_fault(2).meaning, "driver", "out of memory"),
-        (nvml_fault(4).meaning, "driver", "no permission"),
-        ("the CUDA driver crashed (SIGSEGV) in cuInit", "driver", "the driver crashes"),
-        ("NVML timed out (no answer within 5 s) in nvmlInit_v2", "driver", "no answer in time"),
-        ("the CUDA driver cannot be loaded: wrong ELF class", "driver", "CUDA missing"),
-        ("driver 470.1 serves CUDA 11.4, and CUDA 12 or newer is needed", "driver",
-         "version mismatch"),
-        ('CUDA_VISIBLE_DEVICES="-1" hides every device', "device", "hidden by a variable"),
-        ("compute capability 3.5 is older than 5.0 (Maxwell)", "device", "card not in the build"),
-        ("its compute mode is Prohibited", "device", "the device cannot be used"),
-        ("torch 2.13.0+cpu is a CPU-only build", "library", "library built without this backend"),
-        ("jax 0.10.2 has no CUDA plugin", "library", "library built without this backend"),
-        ("no array library that drives it is installed: torch, jax", "library", "no library"),
-        ("mlx is not installed", "library", "no library"),
-        ("torch 2.9 is damaged: its version.py cannot be read", "library", "damaged installation"),
-        ("something that nobody has said before", "library", "no library"),
-        ("failed (ImportError: libcudart.so.12: cannot open shared object file)", "compute",
-         "CUDA missing"),
-        ("failed (RuntimeError: CUDA error: no kernel image is available)", "compute",
-         "card not in the build"),
-        ("failed (OutOfMemoryError: CUDA out of memory)", "compute", "out of memory"),
-        ("wrong answer: off by 3", "compute", "wrong answer"),
-        ("failed (ValueError: no)", "compute", "the computation failed"),
-    ],
+    ("stage", "code"),
+    [("driver", "driver_missing"), ("device", "card_unsupported"), ("library", "library_missing"),
+     ("compute", "failed")],
 )  # fmt: skip
-def test_the_cause_behind_a_reason(reason: str, stage: Stage, name: str) -> None:
-    assert causes.cause_of(reason, stage).name == name
+def test_a_code_of_a_users_own_probe_is_explained_by_its_stage(stage: Stage, code: str) -> None:
+    [explained] = diagnosis.explain(report_of(stopped(Reason("moon_full", "."), stage=stage)))
+    assert explained.code == code
 
 
 @pytest.mark.parametrize(
-    ("build", "facts", "name"),
+    ("build", "facts", "code"),
     [
-        (Build("torch", "torch"), Facts("x"), "no library"),
-        (Build("torch", "torch", "2.9"), Facts("x"), "library built without this backend"),
-        (
-            Build("torch", "torch", "2.9", runtimes={"rocm": "6.2"}),
-            Facts("x"),
-            "library built without this backend",
-        ),
+        (Build("torch", "torch"), Facts("x"), "library_missing"),
+        (Build("torch", "torch", "2.9"), Facts("x"), "cpu_only_build"),
+        (Build("jax", "jax", "0.10"), Facts("x"), "plugin_missing"),
+        (Build("torch", "torch", "2.9", runtimes={"rocm": "6.2"}), Facts("x"), "other_build"),
         (
             Build("torch", "torch", "2.9", runtimes={"cuda": "13.0"}),
             Facts("x", runtime_version="12.4"),
-            "version mismatch",
+            "version_mismatch",
         ),
         (
             Build("jax", "jax", "0.10", runtimes={"cuda": "12"}),
             Facts("x", compute_capability="5.0"),
-            "card not in the build",
+            "card_not_in_build",
         ),
-        (
-            Build("jax", "jax", "0.10", broken="jax 0.10 is installed without jaxlib"),
-            Facts("x"),
-            "damaged installation",
-        ),
-        (
-            Build(
-                "jax",
-                "jax",
-                "0.10",
-                faults={"cuda": "jax-cuda12-plugin 0.9 does not fit jaxlib 0.10, so JAX …"},
-            ),
-            Facts("x"),
-            "version mismatch",
-        ),
+        (Build("jax", "jax", "0.10", broken=Reason("a", "b")), Facts("x"), "a"),
+        (Build("jax", "jax", "0.10", faults={"cuda": Reason("c", "d")}), Facts("x"), "c"),
     ],
 )
-def test_every_refusal_of_a_library_has_its_cause(build: Build, facts: Facts, name: str) -> None:
+def test_every_refusal_of_a_library_has_its_code(build: Build, facts: Facts, code: str) -> None:
     reason = why_not(build, "cuda", facts)
     assert reason is not None
-    assert causes.cause_of(reason, "library").name == name
+    assert reason.code == code
 
 
-def test_each_cause_of_a_device_is_explained_with_its_evidence_and_mend() -> None:
-    standing = Standing(
-        "gpu",
-        Facts("A card"),
-        stage="library",
-        reasons=(
-            "torch 2 is a CPU-only build",
-            "jax 1 has no CUDA plugin",
-            "cupy is not installed",
-        ),
-        mend="pip install torch",
+def test_each_cause_of_a_device_is_explained_with_its_evidence_and_fix() -> None:
+    standing = stopped(
+        Reason("cpu_only_build", "torch 2 is a CPU-only build"),
+        Reason("cpu_only_build", "mlx 1 is one too"),
+        Reason("library_missing", "cupy is not installed"),
+        fix="pip install torch",
     )
-    explained = causes.explain(report_of(standing, standing, usable("torch")))
+    explained = diagnosis.explain(report_of(standing, standing, usable("torch")))
     assert [(e.subject, e.cause) for e in explained] == [
         ("cuda:0, cuda:1", "library built without this backend"),
         ("cuda:0, cuda:1", "no library"),
     ]
-    assert explained[0].evidence == ("torch 2 is a CPU-only build", "jax 1 has no CUDA plugin")
+    assert explained[0].evidence == ("torch 2 is a CPU-only build", "mlx 1 is one too")
     assert {e.advice for e in explained} == {"pip install torch"}
-    assert explained[0].to_dict()["evidence"] == list(explained[0].evidence)
+    plain = explained[0].to_dict()
+    assert plain["evidence"] == list(explained[0].evidence)
+    assert plain["code"] == "cpu_only_build"
 
 
 def test_a_backend_without_devices_and_without_reasons_is_explained_by_its_stage() -> None:
     finding = Finding("tpu", True, False, "untested", stage="driver")
-    absent = Finding("rocm", False, False, "untested", stage="driver", reasons=("none",))
-    [explained] = causes.explain(Report((finding, absent), "cpu"))
+    absent = Finding("rocm", False, False, "untested", stage="driver")
+    [explained] = diagnosis.explain(Report((finding, absent), "cpu"))
     assert (explained.subject, explained.cause, explained.evidence) == ("tpu", "no driver", ())
     assert "install or repair the driver" in explained.advice
 
 
 def test_a_failed_check_is_not_sent_back_to_the_doctor() -> None:
-    standing = Standing(
-        "gpu", Facts("x"), stage="compute", reasons=("torch: wrong answer: off by 1",),
-        mend="anydevice doctor",
-    )  # fmt: skip
-    [explained] = causes.explain(report_of(standing))
+    wrong = Reason("wrong_answer", "torch: wrong answer: off by 1")
+    standing = stopped(wrong, stage="compute", fix="anydevice doctor")
+    [explained] = diagnosis.explain(report_of(standing))
     assert explained.cause == "wrong answer"
     assert explained.advice != "anydevice doctor"
 
 
 def test_verdicts() -> None:
-    assert causes.explain_verdict(Verdict("cuda:0", "torch", True)) is None
-    wrong = causes.explain_verdict(Verdict("cuda:0", "torch", False, "wrong answer: off by 3"))
+    assert diagnosis.explain_verdict(Verdict("cuda:0", "torch", True)) is None
+    wrong = diagnosis.explain_verdict(
+        Verdict("cuda:0", "torch", False, Reason("wrong_answer", "3"))
+    )
     assert wrong is not None
     assert (wrong.subject, wrong.cause) == ("cuda:0 with torch", "wrong answer")
-    silent = causes.explain_verdict(Verdict("cuda:0", "torch", False))
+    silent = diagnosis.explain_verdict(Verdict("cuda:0", "torch", False))
     assert silent is not None
     assert silent.evidence == ("it gave no reason",)
 
@@ -170,9 +144,9 @@ def test_verdicts() -> None:
 )
 def test_what_jax_takes_at_its_start(environment: dict[str, str], share: str) -> None:
     report = report_of(usable("torch", "jax"), usable("torch"))
-    [said] = causes.worth_knowing(report, (), environment)
+    [said] = diagnosis.worth_knowing(report, (), environment)
     assert (said.subject, said.cause) == ("cuda:0", "memory held by preallocation")
-    assert f"JAX takes {share}" in said.meaning
+    assert said.evidence == (f"JAX takes {share} of a card's memory when it starts",)
     assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in said.advice
 
 
@@ -188,14 +162,14 @@ def test_what_jax_takes_at_its_start(environment: dict[str, str], share: str) ->
 )
 def test_where_jax_takes_nothing(backend: str, engine: str, environment: dict[str, str]) -> None:
     report = report_of(usable(engine), backend=backend)
-    assert causes.worth_knowing(report, (), environment) == ()
+    assert diagnosis.worth_knowing(report, (), environment) == ()
 
 
 def test_little_free_memory_is_said() -> None:
     little = usable("torch", total=80 * GIB, free=8 * GIB)
     enough = usable("torch", total=80 * GIB, free=40 * GIB)
     unknown = usable("torch", total=80 * GIB)
-    [said] = causes.worth_knowing(report_of(little, enough, unknown), (), {})
+    [said] = diagnosis.worth_knowing(report_of(little, enough, unknown), (), {})
     assert (said.subject, said.evidence) == ("cuda:0", ("8.0 GiB free of 80.0 GiB",))
 
 
@@ -208,7 +182,7 @@ def test_who_holds_the_memory_is_said() -> None:
             DeviceProcess(9, "one that does not tell"),
         )
     }
-    [said] = causes.worth_knowing(report, (), {}, holders)
+    [said] = diagnosis.worth_knowing(report, (), {}, holders)
     assert said.evidence == (
         "8.0 GiB free of 80.0 GiB",
         "python fit.py (pid 7) holds 60.0 GiB, about what JAX takes at its start",
@@ -223,15 +197,57 @@ def test_slow_first_calls_are_said_together() -> None:
         Verdict("cpu", "jax", True, None, 3, 0.2, 0.01),
         Verdict("cpu", "numpy", True, None, 1, 0.002, 0.0001),  # much slower, and nobody notices
         Verdict("cpu", "torch", True, None, 1, 2.0, 1.0),
-        Verdict("cpu", "mlx", False, "crashed", 1),
+        Verdict("cpu", "mlx", False, Reason("crashed", "crashed"), 1),
         Verdict("opencl:0", "opencl", True, None, 1),
     ]
-    [said] = causes.worth_knowing(Report((), "cpu"), verdicts, {})
+    [said] = diagnosis.worth_knowing(Report((), "cpu"), verdicts, {})
     assert said.subject == "cuda:0 with jax, cpu with jax"
     assert said.evidence[0] == "cuda:0 with jax: the first call took 2.0 s, the second 1.0 ms"
     assert "warm up" in said.advice
 
 
 def test_seconds_in_words() -> None:
-    shown = [causes.seconds_in_words(seconds) for seconds in (0.00004, 0.0099, 0.0123, 0.5, 61.2)]
+    shown = [
+        diagnosis.seconds_in_words(seconds) for seconds in (0.00004, 0.0099, 0.0123, 0.5, 61.2)
+    ]
     assert shown == ["0.0 ms", "9.9 ms", "12 ms", "500 ms", "61.2 s"]
+
+
+def _given_codes() -> set[str]:
+    """Every code that the sources give to a reason, an absent part or an error."""
+    found: set[str] = set()
+    for path in Path(anydevice.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name("Reason" | "Fault") | ast.Attribute(attr="stopped")):
+                    codes: list[ast.expr] = node.args[:1]
+                case ast.Call(func=ast.Name("Absent")):
+                    codes = node.args[2:]
+                case ast.Assign(targets=[ast.Name("_code" | "code")], value=value):
+                    codes = [value]
+                case ast.Return(value=ast.Call(func=ast.Name("_explanation"), args=[_, code, *_])):
+                    codes = [code]
+                case ast.Expr(
+                    value=ast.Yield(ast.Call(func=ast.Name("_explanation"), args=[_, code, *_]))
+                ):
+                    codes = [code]
+                case _:
+                    codes = []
+            if isinstance(node, ast.Call):
+                codes += [each.value for each in node.keywords if each.arg == "code"]
+            texts = [each.value for each in codes if isinstance(each, ast.Constant)]
+            found |= {text for text in texts if isinstance(text, str)}
+    foreign = {code for code, _ in _FOREIGN}
+    return found | foreign | set(get_args(How)) - {"answered"}
+
+
+def test_every_code_that_is_given_is_explained_and_no_other() -> None:
+    special = {"bad_usage", "not_in_container", "driver_missing", "driver_broken"}
+    assert _given_codes() - CAUSES.keys() == set()
+    assert CAUSES.keys() - _given_codes() - special == set()
+
+
+def test_the_documentation_lists_every_code() -> None:
+    page = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", page.read_text("utf-8"), re.M)
+    assert rows == [(code, each.meaning, each.advice) for code, each in CAUSES.items()]

@@ -10,7 +10,7 @@ import pytest
 
 from anydevice import testing
 from anydevice.choose.scope import why
-from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.discovery import _discover as discovery
 from anydevice.discovery.report import Report
 from anydevice.rendering.summary import memory_in_words, text
@@ -40,7 +40,8 @@ def ending_of(report: Report) -> list[str]:
 
 def stopped(backend: str, names: list[str], reason: str) -> Sighting:
     devices = tuple(
-        Seen(index, "gpu", Facts(name), reason, "mend it") for index, name in enumerate(names)
+        Seen(index, "gpu", Facts(name), Reason("card_too_old", reason, "do this"))
+        for index, name in enumerate(names)
     )
     return Sighting(backend, True, devices)
 
@@ -113,12 +114,18 @@ def test_cards_with_one_and_the_same_trouble_share_its_lines() -> None:
     assert lines[3:] == [
         "           stopped at: device (each of these 3)",
         "             too old",
-        "           mend: mend it",
+        "           fix: do this",
     ]
 
 
 def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
-    broken = Sighting("cuda", True, stage="driver", reason="it is asleep", notes=("seen by lspci",))
+    broken = Sighting(
+        "cuda",
+        True,
+        stage="driver",
+        reason=Reason("asleep", "it is asleep"),
+        notes=("seen by lspci",),
+    )
     with testing.fake_machine(keep_settings=True, sightings=[broken]) as report:
         shown = text(report, choice=why())
     assert shown.splitlines()[2:6] == [
@@ -132,15 +139,15 @@ def test_a_backend_without_devices_is_a_line_of_its_own() -> None:
 
 def test_lines_are_broken_to_fit_but_commands_stay_whole() -> None:
     reason = "a sentence that goes on and on and on until nobody can read it in one line any more"
-    mend = "sudo " + "very-long-command " * 8
-    sighting = Sighting("cuda", True, stage="driver", reason=reason, mend=mend.strip())
+    fix = ("sudo " + "very-long-command " * 8).strip()
+    sighting = Sighting("cuda", True, stage="driver", reason=Reason("asleep", reason, fix))
     with testing.fake_machine(keep_settings=True, sightings=[sighting]) as report:
         wide, narrow = text(report, choice=why()), text(report, choice=why(), width=60)
     assert f"             {reason}\n" in wide
     assert reason not in narrow
-    assert mend.strip() in narrow
+    assert fix in narrow
     for line in narrow.splitlines():
-        assert len(line) <= 60 or "mend:" in line
+        assert len(line) <= 60 or "fix:" in line
     assert " ".join(narrow.split()) == " ".join(wide.split()), "no word is lost"
     starts = [line for line in narrow.splitlines() if line.startswith(" " * 13 + "a sentence")]
     assert len(starts) == 1
@@ -152,7 +159,7 @@ def test_styles_change_nothing_but_the_styles() -> None:
     ) as report:
         plain = text(report)
         painted = text(report, paint=lambda words, style: f"<{style}>{words}</>")
-    for style in ("good", "bad", "dim", "strong", "mend"):
+    for style in ("good", "bad", "dim", "strong", "fix"):
         assert f"<{style}>" in painted
         painted = painted.replace(f"<{style}>", "")
     assert painted.replace("</>", "") == plain
@@ -165,11 +172,11 @@ def test_the_card_that_could_be_had_is_named_without_its_maker() -> None:
     with testing.fake_machine(
         keep_settings=True, sightings=[stopped("cuda", ["NVIDIA A100"], "asleep")]
     ) as report:
-        assert ending_of(report)[1] == ("To get the A100, mend it as above. Then: anydevice doctor")
+        assert ending_of(report)[1] == ("To get the A100, fix it as above. Then: anydevice doctor")
     with testing.fake_machine(
         keep_settings=True, sightings=[stopped("quantum", ["Q1"], "asleep")]
     ) as report:
-        assert "To get the Q1, mend" in ending_of(report)[1]
+        assert "To get the Q1, fix" in ending_of(report)[1]
 
 
 def test_who_asked_for_the_cpu_is_not_told_of_cards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +192,7 @@ def test_a_wish_that_was_not_met_is_said(tmp_path: Path) -> None:
     with testing.fake_machine(keep_settings=True) as report:
         assert ending_of(report) == [
             "Chosen: cpu, because no accelerator is in this machine",
-            "The project's anydevice.toml asks for tpu, which cannot be had now. "
+            "tpu cannot be had now, though the project's anydevice.toml asks for it. "
             "See: anydevice config --why",
         ]
 
@@ -237,7 +244,7 @@ def test_a_notebook_shows_a_table_and_runs_nothing_from_a_name() -> None:
         "✗",
         "cuda:0",
         "<script>alert(1)</script>",
-        "stopped at: device|a < b|mend: mend it",
+        "stopped at: device|a < b|fix: do this",
     ]
     assert rows["rocm"] == ["–", "rocm", "", "not in this machine: not in this fake machine"]
     assert rows["cpu"][0] == "✓"

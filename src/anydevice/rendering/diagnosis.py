@@ -70,8 +70,8 @@ CAUSES: dict[str, Cause] = {
     ),
     "driver_missing": Cause(
         "no driver",
-        "The hardware is here, but its driver, or the part of it that computes, is not installed.",
-        "install the driver, reboot, then run: anydevice doctor",
+        "The hardware is here, but its driver, or the part that computes, is missing or broken.",
+        "install or repair the driver, reboot, then run: anydevice doctor",
     ),
     "driver_not_loaded": Cause(
         "driver not loaded",
@@ -370,7 +370,7 @@ CAUSES: dict[str, Cause] = {
 """Every code of a reason, in the order in which the documentation lists them."""
 
 _BY_STAGE: dict[Stage, str] = {
-    "driver": "driver_failed",
+    "driver": "driver_missing",
     "device": "card_unsupported",
     "library": "library_missing",
     "compute": "failed",
