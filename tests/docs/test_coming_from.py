@@ -20,8 +20,8 @@ PAGE = (ROOT / "docs/coming-from.md").read_text("utf-8")
 SECTIONS = {
     part.partition("\n")[0]: part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
 }
-SEEDS = ("Lux.jl", "Torchless", "Axiom.jl", "Artifex")
-MODULES = dict(zip(SEEDS, ("lux", "torchless", "axiom", "artifex"), strict=True))
+LIBRARIES = ("Lux.jl", "Torchless", "Axiom.jl", "Artifex")
+MODULES = dict(zip(LIBRARIES, ("lux", "torchless", "axiom", "artifex"), strict=True))
 ROWS = [
     *("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12"),
     *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11"),
@@ -41,7 +41,7 @@ def shows(text: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
-@pytest.mark.parametrize("section", SEEDS)
+@pytest.mark.parametrize("section", LIBRARIES)
 def test_the_examples_of_a_section_run_and_print_what_they_show(
     section: str, tmp_path: Path, sessions: Sessions
 ) -> None:
@@ -64,7 +64,7 @@ def test_the_examples_of_a_section_run_and_print_what_they_show(
         assert shows(shown, said), f"{source}\nprints:\n{said}"
 
 
-@pytest.mark.parametrize("section", SEEDS)
+@pytest.mark.parametrize("section", LIBRARIES)
 def test_every_public_name_of_a_module_is_in_its_section(section: str) -> None:
     path = ROOT / f"src/anydevice/compat/{MODULES[section]}.py"
     tree = ast.parse(path.read_text("utf-8"))

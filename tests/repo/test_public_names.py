@@ -24,6 +24,7 @@ NAMES = [
     "MemoryEstimate",
     "MemoryStats",
     "OutOfMemoryError",
+    "Reason",
     "Report",
     "TransferError",
     "UnsupportedError",
