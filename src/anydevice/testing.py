@@ -97,7 +97,7 @@ def fake_backend(
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ConfigurationError(f"{backend}={count!r} is not a number of devices", f"{backend}=")
     if count == 0:
-        missing = Reason("not_in_machine", "not in this fake machine")
+        missing = Reason("no_hardware", "not in this fake machine")
         return Sighting(backend, present=False, stage="driver", reason=missing)
     row = BACKENDS[backend]
     amounts = _amounts(free if free is not None else memory, count)

@@ -68,7 +68,9 @@ class BaseEngine(Engine):
 
     @property
     def dlpack(self) -> Absent | None:
-        return Absent(f"{self.label} has no DLPack", instead="copy the array with to_device")
+        return Absent(
+            f"{self.label} has no DLPack", instead="copy the array with to_device", code="no_dlpack"
+        )
 
     @property
     def label(self) -> str:
@@ -91,7 +93,9 @@ class BaseEngine(Engine):
         self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
     ) -> Any:
         raise Absent(
-            f"{self.label} has no views", instead="take a part of the array, which is a copy"
+            f"{self.label} has no views",
+            instead="take a part of the array, which is a copy",
+            code="no_views",
         ).error()
 
     def adopt(self, x: Any) -> Any:
@@ -133,13 +137,17 @@ class BaseEngine(Engine):
     def not_adopted(self, error: Exception) -> Exception:
         """The error for an array whose memory the library cannot take over."""
         return Absent(
-            f"{self.label} cannot take over this array: {error}", instead="copy it with to_device"
+            f"{self.label} cannot take over this array: {error}",
+            instead="copy it with to_device",
+            code="no_dlpack",
         ).error()
 
     def _optional(self, part: str, instead: str) -> Any:
         row = row_of(self.name)
         absent = row.lacks.get(part)
-        return absent or self._part(part, Absent(f"{row.label} has no {part}", instead))
+        return absent or self._part(
+            part, Absent(f"{row.label} has no {part}", instead, code=f"no_{part}")
+        )
 
     def _part(self, file: str, default: Any = None) -> Any:
         # The row names the file of the engine's class, and the others lie beside it.

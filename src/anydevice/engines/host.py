@@ -33,13 +33,16 @@ def known_dtype(spec: object) -> DType:
         raise Absent(
             f"{spec} is not a dtype that can be moved",
             instead=f"convert the array to one of {', '.join(DTYPES)}",
+            code="no_dtype",
         ).error() from error
 
 
 def lacking(library: str, dtype: DType) -> UnsupportedError:
     """The error for a dtype that a library does not have at all."""
     return Absent(
-        f"{library} has no {dtype}", instead="convert the array, or use another engine"
+        f"{library} has no {dtype}",
+        instead="convert the array, or use another engine",
+        code="no_dtype",
     ).error()
 
 
@@ -86,6 +89,7 @@ def narrowed(
         raise Absent(
             f"{why}, so this {wide} array would be rounded to {small}",
             instead=f"{remedy}, or pass narrow=True to have it rounded",
+            code="no_dtype",
         ).error()
     try:
         with np.errstate(over="raise", under="ignore", invalid="ignore"):
@@ -94,6 +98,7 @@ def narrowed(
         raise Absent(
             f"{why}, and this {wide} array holds numbers that are too large for {small}",
             instead=f"{remedy}; narrow=True rounds, but never to infinity",
+            code="no_dtype",
         ).error() from error
 
 
@@ -103,6 +108,7 @@ def _narrowed_integers(x: Array, small: str, *, why: str, remedy: str, narrow: b
         raise Absent(
             f"{why}, and this {x.dtype.name} array holds numbers that do not fit {small}",
             instead=f"{remedy}; narrow=True rounds floats, but changes no integer",
+            code="no_dtype",
         ).error()
     if not narrow:
         _warn_once(f"{why}: {x.dtype.name} arrays whose numbers fit become {small}; {remedy}")

@@ -58,9 +58,15 @@ BUILT_IN: dict[str, EngineRow] = {
             libraries=("numpy",),
             backends=("cpu",),
             lacks={
-                "autodiff": Absent("NumPy has no autodiff", "train on torch, jax or mlx"),
-                "compiler": Absent("NumPy has no compiler", "compile on torch, jax or mlx"),
-                "collectives": Absent("NumPy knows one device", "use torch or jax for several"),
+                "autodiff": Absent(
+                    "NumPy has no autodiff", "train on torch, jax or mlx", code="no_autodiff"
+                ),
+                "compiler": Absent(
+                    "NumPy has no compiler", "compile on torch, jax or mlx", code="no_compiler"
+                ),
+                "collectives": Absent(
+                    "NumPy knows one device", "use torch or jax for several", code="no_collectives"
+                ),
             },
         ),
         EngineRow(
@@ -73,7 +79,9 @@ BUILT_IN: dict[str, EngineRow] = {
             kernels="anydevice.engines.torch.triton.fused",
             kernel_backends=("cuda", "rocm"),
             lacks={
-                "float64": Absent("PyTorch has no float64 on Metal", "use float32, or the CPU"),
+                "float64": Absent(
+                    "PyTorch has no float64 on Metal", "use float32, or the CPU", code="no_dtype"
+                ),
             },
         ),
         EngineRow(
@@ -87,6 +95,7 @@ BUILT_IN: dict[str, EngineRow] = {
                 "float64": Absent(
                     "JAX has no 64-bit numbers unless told so",
                     "call configure(x64=True) first, or write x64 = true in anydevice.toml",
+                    code="no_dtype",
                 ),
             },
         ),
@@ -98,9 +107,13 @@ BUILT_IN: dict[str, EngineRow] = {
             libraries=("mlx",),
             backends=("metal", "cpu"),
             lacks={
-                "float64": Absent("MLX has no float64 on a GPU", "use float32, or the CPU"),
-                "complex128": Absent("MLX has no complex128", "use complex64"),
-                "collectives": Absent("MLX knows one GPU", "use torch or jax for several"),
+                "float64": Absent(
+                    "MLX has no float64 on a GPU", "use float32, or the CPU", code="no_dtype"
+                ),
+                "complex128": Absent("MLX has no complex128", "use complex64", code="no_dtype"),
+                "collectives": Absent(
+                    "MLX knows one GPU", "use torch or jax for several", code="no_collectives"
+                ),
             },
         ),
         EngineRow(
@@ -111,10 +124,16 @@ BUILT_IN: dict[str, EngineRow] = {
             libraries=_CUPY,
             backends=("cuda", "rocm"),
             lacks={
-                "autodiff": Absent("CuPy has no autodiff", "train on torch or jax"),
-                "compiler": Absent("CuPy compiles no models", "compile on torch or jax"),
+                "autodiff": Absent(
+                    "CuPy has no autodiff", "train on torch or jax", code="no_autodiff"
+                ),
+                "compiler": Absent(
+                    "CuPy compiles no models", "compile on torch or jax", code="no_compiler"
+                ),
                 "bfloat16": Absent(
-                    "CuPy before 14 has no bfloat16", "install a newer one, or use float16"
+                    "CuPy before 14 has no bfloat16",
+                    "install a newer one, or use float16",
+                    code="no_dtype",
                 ),
             },
         ),
@@ -128,9 +147,15 @@ BUILT_IN: dict[str, EngineRow] = {
             kernels="anydevice.engines.opencl.fused",
             kernel_backends=("opencl",),
             lacks={
-                "autodiff": Absent("OpenCL has no autodiff", "train on torch or jax"),
-                "compiler": Absent("OpenCL compiles no models", "compile on torch or jax"),
-                "collectives": Absent("OpenCL devices share nothing", "use torch or jax"),
+                "autodiff": Absent(
+                    "OpenCL has no autodiff", "train on torch or jax", code="no_autodiff"
+                ),
+                "compiler": Absent(
+                    "OpenCL compiles no models", "compile on torch or jax", code="no_compiler"
+                ),
+                "collectives": Absent(
+                    "OpenCL devices share nothing", "use torch or jax", code="no_collectives"
+                ),
             },
         ),
     )

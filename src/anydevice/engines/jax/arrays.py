@@ -73,7 +73,7 @@ class JaxEngine(BaseEngine):
         """An array of its own; JAX writes zeros into it, which is waited for."""
         target = self.native(device)
         if dtype.name in _lacking():
-            raise Absent(_NO_64_BITS, instead=_REMEDY).error()
+            raise Absent(_NO_64_BITS, instead=_REMEDY, code="no_dtype").error()
         _refuse_unknown(dtype, target)
         _refuse_impossible(prod(shape) * dtype.itemsize, target)
         return _maker(shape, dtype.name, target)().block_until_ready()

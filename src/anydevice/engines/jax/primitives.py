@@ -20,6 +20,7 @@ _NUMBERS = (bool, int, float)
 _NO_64_BITS = Absent(
     "JAX's 64-bit numbers are off",
     instead="call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml",
+    code="no_dtype",
 )
 
 

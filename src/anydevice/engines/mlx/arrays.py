@@ -54,7 +54,9 @@ class MlxEngine(BaseEngine):
 
     name = "mlx"
     shares_memory = True
-    dlpack = Absent("MLX takes over no array without a copy", instead="copy it with to_device")
+    dlpack = Absent(
+        "MLX takes over no array without a copy", instead="copy it with to_device", code="no_dlpack"
+    )
 
     def devices(self) -> tuple[Device, ...]:
         metal = (Device("metal"),) if mx.metal.is_available() else ()

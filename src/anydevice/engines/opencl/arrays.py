@@ -82,6 +82,7 @@ class OpenclEngine(BaseEngine):
             raise Absent(
                 f"OpenCL multiplies no {a.dtype} by {b.dtype}",
                 instead="convert both matrices to float32",
+                code="no_dtype",
             ).error()
         return super().matmul(a, b)
 

@@ -66,6 +66,7 @@ def same_dtype(operation: str, *arrays: Any) -> DType:
             raise Absent(
                 f"OpenCL computes no {operation} of {first} and {x.dtype}",
                 instead="convert one of the arrays to the dtype of the other",
+                code="no_dtype",
             ).error()
     return dtype_of(arrays[0])
 

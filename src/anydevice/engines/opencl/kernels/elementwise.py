@@ -160,7 +160,9 @@ def expression(operation: str, number: Number) -> str:
     text = BOOLEAN.get(operation) or own.get(operation)
     if text is None:
         raise Absent(
-            f"OpenCL has no {operation} of {number.name}", instead="convert the array to float32"
+            f"OpenCL has no {operation} of {number.name}",
+            instead="convert the array to float32",
+            code="no_dtype",
         ).error()
     return text
 

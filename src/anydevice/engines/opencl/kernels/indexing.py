@@ -81,7 +81,9 @@ def _integer(indices: Any) -> Number:
     dtype = dtype_of(indices)
     if dtype.kind not in ("int", "uint"):
         raise Absent(
-            f"{dtype} is no dtype for indices", instead="convert the indices to int32"
+            f"{dtype} is no dtype for indices",
+            instead="convert the indices to int32",
+            code="no_dtype",
         ).error()
     return number_of(dtype, indices.context)
 
@@ -103,6 +105,7 @@ def write(x: Any, new: Any, positions: Any) -> Any:
         raise Absent(
             f"{new.dtype} cannot be written into an array of {x.dtype}",
             instead="convert the new rows first",
+            code="no_dtype",
         ).error()
     dtype, bits = dtype_of(x), bits_of(dtype_of(x))
     target = x if buffers.may_be_written(x) else copy(x, buffers.new(x.shape, dtype, x.context))

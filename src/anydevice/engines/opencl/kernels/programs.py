@@ -197,12 +197,16 @@ def number_of(dtype: DType, context: Any) -> Number:
     number = _NUMBERS.get(dtype.name)
     if number is None:
         raise Absent(
-            f"OpenCL computes with no {dtype}", instead="convert the array before it is placed"
+            f"OpenCL computes with no {dtype}",
+            instead="convert the array before it is placed",
+            code="no_dtype",
         ).error()
     if number.number == "double" and not limits(context).has_doubles:
         name = context.devices[0].name.strip()
         raise Absent(
-            f"the OpenCL device {name} has no float64", instead="convert the array to float32"
+            f"the OpenCL device {name} has no float64",
+            instead="convert the array to float32",
+            code="no_dtype",
         ).error()
     return number
 
@@ -216,7 +220,9 @@ def bits_of(dtype: DType) -> Number:
     """The integers to copy elements as, whatever they are."""
     if dtype.itemsize not in _BITS:
         raise Absent(
-            f"OpenCL rearranges no {dtype}", instead="convert the array before it is placed"
+            f"OpenCL rearranges no {dtype}",
+            instead="convert the array before it is placed",
+            code="no_dtype",
         ).error()
     return _NUMBERS[_BITS[dtype.itemsize]]
 
