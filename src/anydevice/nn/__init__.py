@@ -71,8 +71,6 @@ if TYPE_CHECKING:
     from anydevice.training.history import History as History
 
 _MODULES = {
-    "core.hooks": ("load",),
-    "nn.foreign_names": ("NoSuchNameError",),
     "nn.convolution": ("AvgPool2d", "Conv2d", "MaxPool2d"),
     "nn.initializers": ("Constant", "Initializer", "Normal", "Scaled", "Uniform"),
     "nn.layer": ("Layer", "Run"),
