@@ -33,7 +33,7 @@ def test_computing_binds_where_it_takes_longer() -> None:
     assert one.rate == pytest.approx(5e10)
 
 
-def test_another_element_type_is_not_held_against_this_one_s_matmul() -> None:
+def test_another_dtype_is_not_held_against_this_one_s_matmul() -> None:
     [one] = judged(measurement("matmul", seconds=0.04, operations=2 * 10**9, dtype="float16"))
     assert one.bound == "memory"
 

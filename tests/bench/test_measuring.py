@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from anydevice import ops, testing
-from anydevice.bench.ceilings import Sizes, measure_ceilings
+from anydevice.bench.ceilings import WorkloadSizes, measure_ceilings
 from anydevice.bench.measuring import bench
 from anydevice.bench.printing import measurement_lines, summary_lines
 from anydevice.bench.results import Ceiling, Results
-from anydevice.bench.timing import Timing, find_places
+from anydevice.bench.timing import Timing
 from anydevice.check.case import Draw
+from anydevice.check.runners import find_runners
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 from .tiny import (
@@ -40,7 +41,7 @@ def run(*rows: Any, engine: str = "numpy", **more: Any) -> Results:
 @pytest.mark.parametrize("engine", ["numpy", "torch", "jax", "mlx", "opencl"])
 def test_every_op_is_measured_on_every_engine(engine: str) -> None:
     try:
-        find_places(engines=[engine])
+        find_runners(engines=[engine])
     except DeviceNotFoundError as error:
         pytest.skip(f"{engine} cannot run here: {error}")
     results = run(engine=engine)
@@ -108,7 +109,7 @@ def test_an_accelerator_has_its_own_cases_and_a_bus() -> None:
     assert any("to device" in line for line in lines)
 
 
-def test_element_types_are_float32_unless_asked_for() -> None:
+def test_dtypes_are_float32_unless_asked_for() -> None:
     many = row("add", two(8, 8), ("float16", "float32", "bool"))
     only = row("logical_and", two(8, 8), ("bool",))
     assert [each.dtype for each in run(many, only).measurements] == ["float32", "bool"]
@@ -159,7 +160,7 @@ def test_progress_is_told() -> None:
 def test_names_that_nothing_has_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no op 'bogus'"):
         bench(["bogus"])
-    with pytest.raises(ConfigurationError, match="no element type"):
+    with pytest.raises(ConfigurationError, match="no dtype"):
         bench(dtypes=["float31"])
     with pytest.raises(ConfigurationError, match="no engine 'bogus'"):
         bench(engines=["bogus"])
@@ -225,9 +226,9 @@ def test_without_the_cpu_there_are_no_speed_ups() -> None:
 
 def test_every_engine_is_tried_for_a_ceiling_and_the_best_counts() -> None:
     pytest.importorskip("torch", reason="a second engine of the CPU")
-    places = find_places(engines=["numpy", "torch"])
-    ceilings, notes = measure_ceilings(places, ["float32"], limit=0.002, sizes=SIZES)
-    alone, _ = measure_ceilings(places[:1], [], limit=0.002, sizes=SIZES)
+    runners = find_runners(engines=["numpy", "torch"])
+    ceilings, notes = measure_ceilings(runners, ["float32"], limit=0.002, sizes=SIZES)
+    alone, _ = measure_ceilings(runners[:1], [], limit=0.002, sizes=SIZES)
     assert notes == ()
     assert sorted(ceiling.what for ceiling in ceilings) == ["copy", "matmul", "read"]
     assert sorted(ceiling.what for ceiling in alone) == ["copy", "read"]
@@ -246,9 +247,9 @@ def test_a_larger_size_is_not_tried_where_a_smaller_one_is_slow_already(
         return real(a, b)
 
     monkeypatch.setattr(ops, "matmul", slow)
-    places = find_places(engines=["numpy"])
-    sizes = Sizes((), 0, (16, 64))
-    ceilings, _ = measure_ceilings(places, ["float32"], limit=0.001, sizes=sizes)
+    runners = find_runners(engines=["numpy"])
+    sizes = WorkloadSizes((), 0, (16, 64))
+    ceilings, _ = measure_ceilings(runners, ["float32"], limit=0.001, sizes=sizes)
     assert set(tried) == {(16, 16)}
     assert [ceiling.kernel for ceiling in ceilings] == ["matmul of 16³"]
 
@@ -258,8 +259,10 @@ def test_the_fastest_sample_is_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> N
 
     timing = Timing(1.0, 0.9, 1.1, 2.0, samples=5, calls=1, fastest=0.5)
     monkeypatch.setattr(ceilings, "time_calls", lambda *_, **__: timing)
-    places = find_places(engines=["numpy"])
-    [found], _ = measure_ceilings(places, ["float32"], limit=1.0, sizes=Sizes((), 0, (16,)))
+    runners = find_runners(engines=["numpy"])
+    [found], _ = measure_ceilings(
+        runners, ["float32"], limit=1.0, sizes=WorkloadSizes((), 0, (16,))
+    )
     assert found.rate == 2 * 16**3 / 0.5
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from anydevice.bench.ceilings import Sizes
-from anydevice.bench.results import Ceiling, Machine, Measurement, Results
+from anydevice.bench.ceilings import WorkloadSizes
+from anydevice.bench.results import Ceiling, MeasuredDevice, Measurement, Results
 from anydevice.check.case import Benchmark, Call, Draw, Make, Row, call, per_element
 
-SIZES = Sizes((2**16,), 2**16, (16,))
+SIZES = WorkloadSizes((2**16,), 2**16, (16,))
 
 
 def two(*shape: int) -> Make:
@@ -25,7 +25,7 @@ def row(op: str, make: Make, dtypes: tuple[str, ...] = ("float32",), **how: Any)
 
 
 def written(draw: Draw) -> Call:
-    return call(draw.normal(1, 2, 8, 4), draw.normal(1, 2, 1, 4), draw.whole(0, 8, 1))
+    return call(draw.normal(1, 2, 8, 4), draw.normal(1, 2, 1, 4), draw.integers(0, 8, 1))
 
 
 ADD = row("add", two(64, 32))
@@ -52,7 +52,7 @@ def measurement(op: str = "add", seconds: float = 1e-3, **more: Any) -> Measurem
     return Measurement(op, seconds=seconds, **{**fields, **more})
 
 
-def machine(device: str = "cpu", **more: Any) -> Machine:
+def machine(device: str = "cpu", **more: Any) -> MeasuredDevice:
     fields: dict[str, Any] = {
         "kind": "cpu" if device == "cpu" else "gpu",
         "name": "Some Card",
@@ -60,7 +60,7 @@ def machine(device: str = "cpu", **more: Any) -> Machine:
         "driver": None,
         "engines": {"numpy": "2.4", "torch": "2.13"},
     }
-    return Machine(device, **{**fields, **more})
+    return MeasuredDevice(device, **{**fields, **more})
 
 
 CEILINGS = (

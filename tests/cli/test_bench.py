@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings of a few kilobytes: what they are is not asked here."""
     from anydevice.bench import ceilings
 
-    tiny = ceilings.Sizes((2**16,), 2**16, (16,))
+    tiny = ceilings.WorkloadSizes((2**16,), 2**16, (16,))
     monkeypatch.setattr(ceilings, "SIZES", dict.fromkeys(ceilings.SIZES, tiny))
 
 

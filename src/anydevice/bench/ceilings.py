@@ -1,39 +1,47 @@
 """The ceilings of a device: the most bytes and operations a second that anything reached there.
 
-They are measured, not taken from a data sheet, as the best of several kernels, sizes and engines:
+They are measured, not taken from a data sheet, as the best of several workloads, sizes and engines:
 what an op can be held against on this machine, today. An op that is measured later and does more
-raises the ceiling (`raising`).
-
-What the times mean: which ceiling binds, how near to it an op came, and how it beats the CPU.
-
-Ceilings that an op went through: they are raised to what it reached, and that is said.
+raises the ceiling. `judge` says which ceiling binds an op and how near to it the op came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anydevice import ops
 from anydevice.bench.results import UNITS, Bound, Ceiling, Measurement, What
-from anydevice.bench.timing import Place, Progress, time_calls
+from anydevice.bench.timing import size_of, time_calls
+from anydevice.check.runners import Progress, Runner
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record, replace
-from anydevice.core.text import format_size, percent, rate_in_words
+from anydevice.core.text import format_size, percent, format_rate
 from anydevice.transfer.moving import to_device, to_numpy
 
 MIB = 2**20
 
 HOPELESS = 8
-"""A kernel that would take so many times the limit, going by a smaller one, is not tried."""
+"""A workload that would take so many times the limit, going by a smaller one, is not tried."""
 
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
 """Engines whose arrays `a[...] = b` writes to: a copy without any memory to be made for it."""
 
 
-class Sizes(Record):
+TOO_FAST = 2.0
+"""What only rearranges, this many times as fast as memory is, moved nothing: it gave a view."""
+
+MOSTLY_READ = 0.1
+"""Where results are a smaller part than this of the bytes moved, reading is what takes the time."""
+
+BUSY = 1.2
+"""More than this many times a ceiling is not noise: the machine was busy when it was measured."""
+
+
+class WorkloadSizes(Record):
     """Bytes of an array to copy or read, of one that crosses the bus, and edges of matrices."""
 
     memory: tuple[int, ...]
@@ -42,31 +50,42 @@ class Sizes(Record):
 
 
 SIZES = {
-    ("gpu", False): Sizes((256 * MIB, 1024 * MIB), 512 * MIB, (4096, 8192)),
-    ("gpu", True): Sizes((256 * MIB,), 128 * MIB, (4096,)),
-    ("cpu", False): Sizes((64 * MIB, 256 * MIB), 0, (1024, 2048)),
-    ("cpu", True): Sizes((64 * MIB,), 0, (512, 1024)),
+    ("gpu", False): WorkloadSizes((256 * MIB, 1024 * MIB), 512 * MIB, (4096, 8192)),
+    ("gpu", True): WorkloadSizes((256 * MIB,), 128 * MIB, (4096,)),
+    ("cpu", False): WorkloadSizes((64 * MIB, 256 * MIB), 0, (1024, 2048)),
+    ("cpu", True): WorkloadSizes((64 * MIB,), 0, (512, 1024)),
 }
 """By the size of the device, and whether it is a quick run. All are larger than caches are."""
 
 
-class Kernel(Record):
-    """One way to reach a ceiling: a call, and what it moves or computes."""
+Make = Callable[[Runner], Callable[[], Any]]
+
+
+class Workload(Record):
+    """One way to reach a ceiling: a call, and the bytes or operations that it does."""
 
     what: What
     name: str
     work: int
-    make: Callable[[Place], Callable[[], Any]]
+    make: Make
     dtype: str | None = None
 
 
+class Raised(Record):
+    """Measurements with their views told apart, the ceilings, and a note for each raised one."""
+
+    measurements: tuple[Measurement, ...]
+    ceilings: tuple[Ceiling, ...]
+    notes: tuple[str, ...]
+
+
 def measure_ceilings(
-    places: Sequence[Place],
+    runners: Sequence[Runner],
     dtypes: Sequence[str],
     *,
     limit: float,
     quick: bool = False,
-    sizes: Sizes | None = None,
+    sizes: WorkloadSizes | None = None,
     progress: Progress | None = None,
 ) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
     """The ceilings of each device, and a note for every one that nothing could reach.
@@ -74,29 +93,29 @@ def measure_ceilings(
     `dtypes` are those whose matmul is timed; `sizes` replaces the usual ones.
     """
     tries = [
-        (place, kernel)
-        for place in places
-        for kernel in kernels_for(place, dtypes, sizes or SIZES[place.size, quick])
+        (runner, load)
+        for runner in runners
+        for load in workloads(runner, dtypes, sizes or SIZES[size_of(runner.device), quick])
     ]
     best: dict[tuple[str, str, str | None], Ceiling] = {}
     failed: dict[tuple[str, str, str | None], str] = {}
     slow: dict[tuple[str, str | None, str], float] = {}
-    for number, (place, kernel) in enumerate(tries):
+    for number, (runner, load) in enumerate(tries):
         if progress is not None:
-            progress(number, len(tries), f"ceiling of {place}: {kernel.name}")
-        key = (str(place.device), kernel.what, kernel.dtype)
-        same = (str(place), kernel.dtype, kernel.what)
+            progress(number, len(tries), f"ceiling of {runner}: {load.name}")
+        key = (str(runner.device), load.what, load.dtype)
+        same = (str(runner), load.dtype, load.what)
         # At a larger size it will hardly be faster, and may take minutes.
-        if same in slow and kernel.work / slow[same] > HOPELESS * limit:
+        if same in slow and load.work / slow[same] > HOPELESS * limit:
             continue
         try:
-            rate = _rate(place, kernel, limit)
-        except Exception as error:  # another kernel or engine may do it; the note says if none
-            failed.setdefault(key, f"{place.engine}: {type(error).__name__}: {error}")
+            rate = _rate(runner, load, limit)
+        except Exception as error:  # another workload or engine may do it; the note says if none
+            failed.setdefault(key, f"{runner.engine}: {type(error).__name__}: {error}")
             continue
         slow[same] = rate
         if key not in best or rate > best[key].rate:
-            best[key] = Ceiling(key[0], kernel.what, rate, place.engine, kernel.name, kernel.dtype)
+            best[key] = Ceiling(key[0], load.what, rate, runner.engine, load.name, load.dtype)
     notes = tuple(
         f"no {' '.join(filter(None, (what, dtype)))} ceiling of {device}: {reason}"
         for (device, what, dtype), reason in failed.items()
@@ -105,48 +124,48 @@ def measure_ceilings(
     return tuple(best.values()), notes
 
 
-def kernels_for(place: Place, dtypes: Sequence[str], sizes: Sizes) -> Iterator[Kernel]:
-    """Everything that is tried in one place."""
+def workloads(runner: Runner, dtypes: Sequence[str], sizes: WorkloadSizes) -> Iterator[Workload]:
+    """Everything that is tried with one engine on one device."""
     for size in sizes.memory:
         shown, count = format_size(size), size // 4
-        if place.engine in _WRITTEN_IN_PLACE:
-            yield Kernel("copy", f"copy of {shown}", 2 * size, _copied(count))
-        yield Kernel("copy", f"negative of {shown}", 2 * size, _applied(count, ops.negative))
-        yield Kernel("copy", f"add of {shown}", 3 * size, _added(count))
-        yield Kernel("read", f"sum of {shown}", size, _applied(count, ops.sum))
-        yield Kernel("read", f"max of {shown}", size, _applied(count, ops.max))
-        yield Kernel("read", f"matrix–vector of {shown}", size, _row_times_matrix(count))
+        if runner.engine in _WRITTEN_IN_PLACE:
+            yield Workload("copy", f"copy of {shown}", 2 * size, _copied(count))
+        yield Workload("copy", f"negative of {shown}", 2 * size, _applied(count, ops.negative))
+        yield Workload("copy", f"add of {shown}", 3 * size, _applied(count, ops.add, 2))
+        yield Workload("read", f"sum of {shown}", size, _applied(count, ops.sum))
+        yield Workload("read", f"max of {shown}", size, _applied(count, ops.max))
+        yield Workload("read", f"matrix–vector of {shown}", size, _row_times_matrix(count))
     for dtype in dtypes:
         for edge in sizes.edges:
             work = 2 * edge**3
-            yield Kernel("matmul", f"matmul of {edge}³", work, _square(edge, dtype), dtype)
-    if place.device.kind != "cpu" and sizes.bus:
+            yield Workload("matmul", f"matmul of {edge}³", work, _square(edge, dtype), dtype)
+    if runner.device.kind != "cpu" and sizes.bus:
         shown = format_size(sizes.bus)
-        yield Kernel("to device", f"to_device of {shown}", sizes.bus, _sent(sizes.bus))
-        yield Kernel("to host", f"to_numpy of {shown}", sizes.bus, _fetched(sizes.bus))
+        yield Workload("to device", f"to_device of {shown}", sizes.bus, _sent(sizes.bus))
+        yield Workload("to host", f"to_numpy of {shown}", sizes.bus, _fetched(sizes.bus))
 
 
-def _rate(place: Place, kernel: Kernel, limit: float) -> float:
-    engine = place.load()
-    with place.scope():
-        call = kernel.make(place)
-        engine.synchronize(place.lies)
+def _rate(runner: Runner, load: Workload, limit: float) -> float:
+    engine = runner.load()
+    with runner.scope():
+        call = load.make(runner)
+        engine.synchronize(runner.place)
 
         def finish(results: list[Any]) -> None:
             engine.finish([each for each in results if engine.owns(each)])
 
         # The fastest sample: what the device can do, not what others left of it meanwhile.
         timing = time_calls(lambda _: call(), finish, limit=limit, most_calls=4)
-    return kernel.work / timing.fastest
+    return load.work / timing.fastest
 
 
-def _placed(place: Place, count: int) -> Any:
-    return place.load().place(np.ones(count, np.float32), place.lies)
+def _placed(runner: Runner, count: int) -> Any:
+    return runner.load().place(np.ones(count, np.float32), runner.place)
 
 
-def _copied(count: int) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
-        source, target = _placed(place, count), _placed(place, count)
+def _copied(count: int) -> Make:
+    def make(runner: Runner) -> Callable[[], Any]:
+        source, target = _placed(runner, count), _placed(runner, count)
 
         def call() -> Any:
             target[...] = source
@@ -157,70 +176,47 @@ def _copied(count: int) -> Callable[[Place], Callable[[], Any]]:
     return make
 
 
-def _applied(count: int, op: Callable[[Any], Any]) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
-        x = _placed(place, count)
-        return lambda: op(x)
+def _applied(count: int, op: Callable[..., Any], arrays: int = 1) -> Make:
+    def make(runner: Runner) -> Callable[[], Any]:
+        return partial(op, *(_placed(runner, count) for _ in range(arrays)))
 
     return make
 
 
-def _added(count: int) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
-        a, b = _placed(place, count), _placed(place, count)
-        return lambda: ops.add(a, b)
-
-    return make
-
-
-def _row_times_matrix(count: int) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
+def _row_times_matrix(count: int) -> Make:
+    def make(runner: Runner) -> Callable[[], Any]:
         width = min(4096, count)
-        weight = ops.reshape(_placed(place, count // width * width), (count // width, width))
-        x = ops.reshape(_placed(place, width), (1, width))
-        return lambda: ops.linear(x, weight)
+        weight = ops.reshape(_placed(runner, count // width * width), (count // width, width))
+        return partial(ops.linear, ops.reshape(_placed(runner, width), (1, width)), weight)
 
     return make
 
 
-def _square(edge: int, dtype: str) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
+def _square(edge: int, dtype: str) -> Make:
+    def make(runner: Runner) -> Callable[[], Any]:
         drawn = np.random.default_rng(0).standard_normal((2, edge, edge), np.float32)
-        a, b = (place.load().place(x.astype(DTYPES[dtype].numpy()), place.lies) for x in drawn)
-        return lambda: ops.matmul(a, b)
+        rounded = (x.astype(DTYPES[dtype].numpy()) for x in drawn)
+        return partial(ops.matmul, *(runner.load().place(x, runner.place) for x in rounded))
 
     return make
 
 
-def _sent(size: int) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
-        x = np.ones(size, np.uint8)
-        return lambda: to_device(x, place.device.served_by(place.engine))
-
-    return make
+def _sent(size: int) -> Make:
+    return lambda runner: partial(
+        to_device, np.ones(size, np.uint8), runner.device.served_by(runner.engine)
+    )
 
 
-def _fetched(size: int) -> Callable[[Place], Callable[[], Any]]:
-    def make(place: Place) -> Callable[[], Any]:
-        x = to_device(np.ones(size, np.uint8), place.device.served_by(place.engine))
-        return lambda: to_numpy(x)
-
-    return make
+def _fetched(size: int) -> Make:
+    return lambda runner: partial(to_numpy, _sent(size)(runner)())
 
 
 def ceiling_of(
     ceilings: Sequence[Ceiling], device: str, what: What, dtype: str | None = None
 ) -> Ceiling | None:
-    """The ceiling of a device; for a matmul, that of the element type."""
+    """The ceiling of a device; for a matmul, that of the dtype."""
     wanted = (device, what, dtype)
     return next((c for c in ceilings if (c.device, c.what, c.dtype) == wanted), None)
-
-
-TOO_FAST = 2.0
-"""What only rearranges, this many times as fast as memory is, moved nothing: it gave a view."""
-
-MOSTLY_READ = 0.1
-"""Where results are a smaller part than this of the bytes moved, reading is what takes the time."""
 
 
 def judge(
@@ -324,18 +320,6 @@ def _against(measurement: Measurement, rival: Measurement, speed_up: float) -> M
     return replace(measurement, speed_up=speed_up, over=f"{rival.device} with {rival.engine}")
 
 
-BUSY = 1.2
-"""More than this many times a ceiling is not noise: the machine was busy when it was measured."""
-
-
-class Raised(Record):
-    """Measurements with their views told apart, the ceilings, and a note for each raised one."""
-
-    measurements: tuple[Measurement, ...]
-    ceilings: tuple[Ceiling, ...]
-    notes: tuple[str, ...]
-
-
 def raise_ceilings(
     measurements: Sequence[Measurement], ceilings: Sequence[Ceiling], written: Sequence[int]
 ) -> Raised:
@@ -388,7 +372,7 @@ def _key(ceiling: Ceiling) -> tuple[str, str, str | None]:
 
 def _note(old: Ceiling, new: Ceiling) -> str:
     name = " ".join(filter(None, (old.what, old.dtype)))
-    before = rate_in_words(old.rate, UNITS[old.what])
+    before = format_rate(old.rate, UNITS[old.what])
     above = percent(new.rate / old.rate - 1)
     note = (
         f"{name} ceiling of {old.device} raised by {above}: {new.engine} did more in "

@@ -14,7 +14,7 @@ from anydevice.bench.timing import Timing, seconds_of, time_calls
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.record import NOTHING, Record, as_dict, replace
-from anydevice.core.text import percent, table, time_in_words, times
+from anydevice.core.text import percent, table, format_time, times
 from anydevice.discovery._discover import devices as usable_devices
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of, place_of
@@ -279,9 +279,9 @@ def _cells(row: DeviceTiming) -> tuple[str, ...]:
         return (*place, "–", "–", "–", "–")
     return (
         *place,
-        time_in_words(row.seconds),
+        format_time(row.seconds),
         _spread_in_words(row.spread),
-        time_in_words(row.first or 0.0),
+        format_time(row.first or 0.0),
         times(row.speed_up) if row.speed_up else "–",
     )
 

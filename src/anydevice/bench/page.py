@@ -1,7 +1,4 @@
-"""The results as one page: plots and tables, with nothing from outside, for any screen.
-
-How the page looks: light or dark as the reader's system is, in one column on a phone.
-"""
+"""The results as one page: plots and tables, with nothing from outside, for any screen."""
 
 from __future__ import annotations
 
@@ -11,209 +8,12 @@ from math import log10
 
 from anydevice.bench.ceilings import ceiling_of
 from anydevice.bench.printing import comparison_counts, measurement_cells
-from anydevice.bench.results import UNITS, Change, Comparison, Machine, Measurement, Results
-from anydevice.core.text import percent, rate_in_words, time_in_words, times
+from anydevice.bench.results import UNITS, Change, Comparison, MeasuredDevice, Measurement, Results
+from anydevice.core.text import percent, format_rate, format_time, times
 from anydevice.rendering.svg import Dot, Line, decades, dot_plot, legend, roofline
 
 _HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
 _CHANGES = ("op", "case", "dtype", "where", "before", "now", "factor")
-
-
-def page(results: Results, comparison: Comparison | None = None) -> str:
-    """One HTML page that holds all of the results and needs no other file."""
-    known = [name for machine in results.devices for name in machine.engines]
-    engines = list(dict.fromkeys([*known, *(each.engine for each in results.measurements)]))
-    sections = "".join(_device(machine, results, engines) for machine in results.devices)
-    compared = _compared(comparison) if comparison is not None else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        '<meta name="color-scheme" content="light dark"/>'
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\"/>"
-        f"<title>anydevice bench</title><style>{STYLE}</style></head><body><main>"
-        f"{_top(results)}{compared}{sections}</main></body></html>\n"
-    )
-
-
-def _top(results: Results) -> str:
-    facts = [
-        f"anydevice {results.version}",
-        results.system,
-        results.made.replace("T", " "),
-        f"{len(results.measured)} measurements in {time_in_words(results.seconds)}",
-        *(["a quick run"] if results.quick else []),
-    ]
-    notes = "".join(f"<li>{escape(note)}</li>" for note in results.notes)
-    return (
-        f"<header><h1>anydevice bench</h1><p>{escape(' · '.join(facts))}</p>"
-        f"{f'<ul>{notes}</ul>' if notes else ''}</header>"
-    )
-
-
-def _compared(comparison: Comparison) -> str:
-    parts = ["<section><h2>Against the earlier run</h2>"]
-    parts += [f"<p>{escape(sentence)}</p>" for sentence in comparison.elsewhere]
-    for title, changes in (("Slower", comparison.slower), ("Faster", comparison.faster)):
-        if changes:
-            parts += [f"<h3>{title}</h3>", _table(_CHANGES, [_change(each) for each in changes])]
-    parts += [
-        f"<p>lost: {escape(_name(each))}: {escape(each.reason or '')}</p>"
-        for each in comparison.lost
-    ]
-    return "".join((*parts, f"<p>{escape(comparison_counts(comparison))}</p></section>"))
-
-
-def _change(each: Change) -> list[str]:
-    return [
-        each.new.op,
-        each.new.case,
-        each.new.dtype,
-        f"{each.new.engine} on {each.new.device}",
-        time_in_words(each.old.seconds),
-        time_in_words(each.new.seconds),
-        times(each.factor),
-    ]
-
-
-def _device(machine: Machine, results: Results, engines: Sequence[str]) -> str:
-    there = [each for each in results.measurements if each.device == machine.device]
-    measured = [each for each in there if each.state == "measured"]
-    used = ", ".join(f"{name} {version}".strip() for name, version in machine.engines.items())
-    driver = f" · driver {machine.driver}" if machine.driver else ""
-    figures = "".join(_figures(machine.device, measured, results, engines))
-    return (
-        f"<section><h2>{escape(machine.device)} <small>{escape(machine.name)}</small></h2>"
-        f"<p>{escape(used + driver)}</p>{_ceilings(machine.device, results)}"
-        f"{legend(list(machine.engines), engines)}"
-        f'<div class="figures">{figures}</div>'
-        f"{_all_figures(measured)}{_not_measured(there)}</section>"
-    )
-
-
-def _ceilings(device: str, results: Results) -> str:
-    cards = "".join(
-        f"<li><b>{escape(rate_in_words(each.rate, UNITS[each.what]))}</b>"
-        f"<span>{escape(' '.join(filter(None, (each.what, each.dtype))))}</span>"
-        f"<small>{escape(f'{each.engine}, {each.kernel}')}</small></li>"
-        for each in results.ceilings
-        if each.device == device
-    )
-    return f'<ul class="ceilings">{cards}</ul>' if cards else ""
-
-
-def _figures(
-    device: str, measured: Sequence[Measurement], results: Results, engines: Sequence[str]
-) -> Iterator[str]:
-    copying = ceiling_of(results.ceilings, device, "copy")
-    roofs = [
-        (each.dtype or "", each.rate)
-        for each in results.ceilings
-        if each.device == device and each.what == "matmul"
-    ]
-    near = _lines(measured, lambda each: each.fraction, percent)
-    if near:
-        most = min(max(dot.value for line in near for dot in line.dots), 1.5)
-        ticks = [(part / 4, f"{25 * part} %") for part in range(5)]
-        plot = dot_plot(
-            near, engines, (0.0, max(1.0, most)), ticks, title=f"Fraction of the ceiling, {device}"
-        )
-        yield _figure(
-            "Fraction of the ceiling", "of the memory's or of the matmul's, as binds", plot
-        )
-    faster = _lines(measured, lambda each: each.speed_up, times)
-    if faster:
-        ends = decades([dot.value for line in faster for dot in line.dots])
-        powers = range(round(log10(ends[0])), round(log10(ends[1])) + 1)
-        marks = [(10.0**power, f"{10.0**power:g} ×") for power in powers][:: 1 + len(powers) // 7]
-        title = f"Speed-up over the CPU, {device}"
-        plot = dot_plot(faster, engines, ends, marks, logarithmic=True, title=title)
-        yield _figure("Speed-up over the CPU", "right is faster; each line is ten times", plot)
-    dots = [
-        (each.operations / each.moved, _dot(each, each.operations / each.seconds))
-        for each in measured
-        if each.operations and each.moved
-    ]
-    if dots and copying and roofs:
-        title = f"Roofline, {device}"
-        plot = roofline(dots, engines, copying.rate, roofs, _power, title=title)
-        yield _figure("Roofline", "operations a second; the line is the ceiling", plot)
-
-
-def _lines(
-    measured: Sequence[Measurement],
-    value: Callable[[Measurement], float | None],
-    words: Callable[[float], str],
-) -> list[Line]:
-    """A row for each op, case and element type that has a value, with a dot for each engine."""
-    rows: dict[tuple[str, str, str], list[Dot]] = {}
-    for each in measured:
-        found = value(each)
-        if found:
-            said = f"{_name(each)}: {words(found)}, {time_in_words(each.seconds)}"
-            rows.setdefault((each.op, each.case, each.dtype), []).append(
-                Dot(each.engine, found, said)
-            )
-    dtypes = {op: {dtype for other, _, dtype in rows if other == op} for op, _, _ in rows}
-    return [
-        Line(op, f"{dtype}, {case}" if len(dtypes[op]) > 1 else case, tuple(dots))
-        for (op, case, dtype), dots in rows.items()
-    ]
-
-
-def _dot(each: Measurement, rate: float) -> Dot:
-    return Dot(each.engine, rate, f"{_name(each)}: {rate_in_words(rate, 'FLOP/s')}")
-
-
-def _name(each: Measurement) -> str:
-    return f"{each.op}, {each.case}, {each.dtype}, {each.engine}"
-
-
-def _power(value: float) -> str:
-    """A power of ten without the digits behind the point."""
-    return rate_in_words(value, "").replace(".00", "").replace(".0", "").strip()
-
-
-def _figure(title: str, explanation: str, plot: str) -> str:
-    return (
-        f"<figure><figcaption><b>{escape(title)}</b> {escape(explanation)}</figcaption>"
-        f"{plot}</figure>"
-    )
-
-
-def _all_figures(measured: Sequence[Measurement]) -> str:
-    if not measured:
-        return ""
-    rows = _table(_HEAD, [measurement_cells(each) for each in measured])
-    return f"<details><summary>All {len(measured)} figures</summary>{rows}</details>"
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose cells carry the name of their column, for screens that show no head."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
-            for name, cell in zip(names, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _not_measured(there: Sequence[Measurement]) -> str:
-    lost = [each for each in there if each.state != "measured"]
-    if not lost:
-        return ""
-    items = "".join(
-        f"<li><b>{escape(each.state)}</b> {escape(_name(each))}: {escape(each.reason or '')}</li>"
-        for each in lost
-    )
-    return (
-        f"<details><summary>{len(lost)} could not be measured</summary><ul>{items}</ul></details>"
-    )
 
 
 STYLE = """
@@ -273,3 +73,201 @@ td { font-variant-numeric: tabular-nums; }
     font-size: .7rem; }
 }
 """
+"""Light or dark as the reader's system is, in one column on a phone."""
+
+
+def page(results: Results, comparison: Comparison | None = None) -> str:
+    """One HTML page that holds all of the results and needs no other file."""
+    known = [name for device in results.devices for name in device.engines]
+    engines = list(dict.fromkeys([*known, *(each.engine for each in results.measurements)]))
+    sections = "".join(_device(device, results, engines) for device in results.devices)
+    compared = _compared(comparison) if comparison is not None else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        '<meta name="color-scheme" content="light dark"/>'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\"/>"
+        f"<title>anydevice bench</title><style>{STYLE}</style></head><body><main>"
+        f"{_top(results)}{compared}{sections}</main></body></html>\n"
+    )
+
+
+def _top(results: Results) -> str:
+    facts = [
+        f"anydevice {results.version}",
+        results.system,
+        results.made.replace("T", " "),
+        f"{len(results.measured)} measurements in {format_time(results.seconds)}",
+        *(["a quick run"] if results.quick else []),
+    ]
+    notes = "".join(f"<li>{escape(note)}</li>" for note in results.notes)
+    return (
+        f"<header><h1>anydevice bench</h1><p>{escape(' · '.join(facts))}</p>"
+        f"{f'<ul>{notes}</ul>' if notes else ''}</header>"
+    )
+
+
+def _compared(comparison: Comparison) -> str:
+    parts = ["<section><h2>Against the earlier run</h2>"]
+    parts += [f"<p>{escape(sentence)}</p>" for sentence in comparison.elsewhere]
+    for title, changes in (("Slower", comparison.slower), ("Faster", comparison.faster)):
+        if changes:
+            parts += [f"<h3>{title}</h3>", _table(_CHANGES, [_change(each) for each in changes])]
+    parts += [
+        f"<p>lost: {escape(_name(each))}: {escape(each.reason or '')}</p>"
+        for each in comparison.lost
+    ]
+    return "".join((*parts, f"<p>{escape(comparison_counts(comparison))}</p></section>"))
+
+
+def _change(each: Change) -> list[str]:
+    return [
+        each.new.op,
+        each.new.case,
+        each.new.dtype,
+        f"{each.new.engine} on {each.new.device}",
+        format_time(each.old.seconds),
+        format_time(each.new.seconds),
+        times(each.factor),
+    ]
+
+
+def _device(machine: MeasuredDevice, results: Results, engines: Sequence[str]) -> str:
+    there = [each for each in results.measurements if each.device == machine.device]
+    measured = [each for each in there if each.state == "measured"]
+    used = ", ".join(f"{name} {version}".strip() for name, version in machine.engines.items())
+    driver = f" · driver {machine.driver}" if machine.driver else ""
+    figures = "".join(_figures(machine.device, measured, results, engines))
+    return (
+        f"<section><h2>{escape(machine.device)} <small>{escape(machine.name)}</small></h2>"
+        f"<p>{escape(used + driver)}</p>{_ceilings(machine.device, results)}"
+        f"{legend(list(machine.engines), engines)}"
+        f'<div class="figures">{figures}</div>'
+        f"{_all_figures(measured)}{_not_measured(there)}</section>"
+    )
+
+
+def _ceilings(device: str, results: Results) -> str:
+    cards = "".join(
+        f"<li><b>{escape(format_rate(each.rate, UNITS[each.what]))}</b>"
+        f"<span>{escape(' '.join(filter(None, (each.what, each.dtype))))}</span>"
+        f"<small>{escape(f'{each.engine}, {each.kernel}')}</small></li>"
+        for each in results.ceilings
+        if each.device == device
+    )
+    return f'<ul class="ceilings">{cards}</ul>' if cards else ""
+
+
+def _figures(
+    device: str, measured: Sequence[Measurement], results: Results, engines: Sequence[str]
+) -> Iterator[str]:
+    copying = ceiling_of(results.ceilings, device, "copy")
+    roofs = [
+        (each.dtype or "", each.rate)
+        for each in results.ceilings
+        if each.device == device and each.what == "matmul"
+    ]
+    near = _lines(measured, lambda each: each.fraction, percent)
+    if near:
+        most = min(max(dot.value for line in near for dot in line.dots), 1.5)
+        ticks = [(part / 4, f"{25 * part} %") for part in range(5)]
+        plot = dot_plot(
+            near, engines, (0.0, max(1.0, most)), ticks, title=f"Fraction of the ceiling, {device}"
+        )
+        yield _figure(
+            "Fraction of the ceiling", "of the memory's or of the matmul's, as binds", plot
+        )
+    faster = _lines(measured, lambda each: each.speed_up, times)
+    if faster:
+        ends = decades([dot.value for line in faster for dot in line.dots])
+        powers = range(round(log10(ends[0])), round(log10(ends[1])) + 1)
+        marks = [(10.0**power, f"{10.0**power:g} ×") for power in powers][:: 1 + len(powers) // 7]
+        title = f"Speed-up over the CPU, {device}"
+        plot = dot_plot(faster, engines, ends, marks, logarithmic=True, title=title)
+        yield _figure("Speed-up over the CPU", "right is faster; each line is ten times", plot)
+    dots = [
+        (each.operations / each.moved, _dot(each, each.operations / each.seconds))
+        for each in measured
+        if each.operations and each.moved
+    ]
+    if dots and copying and roofs:
+        title = f"Roofline, {device}"
+        plot = roofline(dots, engines, copying.rate, roofs, _power, title=title)
+        yield _figure("Roofline", "operations a second; the line is the ceiling", plot)
+
+
+def _lines(
+    measured: Sequence[Measurement],
+    value: Callable[[Measurement], float | None],
+    words: Callable[[float], str],
+) -> list[Line]:
+    """A row for each op, case and dtype that has a value, with a dot for each engine."""
+    rows: dict[tuple[str, str, str], list[Dot]] = {}
+    for each in measured:
+        found = value(each)
+        if found:
+            said = f"{_name(each)}: {words(found)}, {format_time(each.seconds)}"
+            rows.setdefault((each.op, each.case, each.dtype), []).append(
+                Dot(each.engine, found, said)
+            )
+    dtypes = {op: {dtype for other, _, dtype in rows if other == op} for op, _, _ in rows}
+    return [
+        Line(op, f"{dtype}, {case}" if len(dtypes[op]) > 1 else case, tuple(dots))
+        for (op, case, dtype), dots in rows.items()
+    ]
+
+
+def _dot(each: Measurement, rate: float) -> Dot:
+    return Dot(each.engine, rate, f"{_name(each)}: {format_rate(rate, 'FLOP/s')}")
+
+
+def _name(each: Measurement) -> str:
+    return f"{each.op}, {each.case}, {each.dtype}, {each.engine}"
+
+
+def _power(value: float) -> str:
+    """A power of ten without the digits behind the point."""
+    return format_rate(value, "").replace(".00", "").replace(".0", "").strip()
+
+
+def _figure(title: str, explanation: str, plot: str) -> str:
+    return (
+        f"<figure><figcaption><b>{escape(title)}</b> {escape(explanation)}</figcaption>"
+        f"{plot}</figure>"
+    )
+
+
+def _all_figures(measured: Sequence[Measurement]) -> str:
+    if not measured:
+        return ""
+    rows = _table(_HEAD, [measurement_cells(each) for each in measured])
+    return f"<details><summary>All {len(measured)} figures</summary>{rows}</details>"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose cells carry the name of their column, for screens that show no head."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in zip(names, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _not_measured(there: Sequence[Measurement]) -> str:
+    lost = [each for each in there if each.state != "measured"]
+    if not lost:
+        return ""
+    items = "".join(
+        f"<li><b>{escape(each.state)}</b> {escape(_name(each))}: {escape(each.reason or '')}</li>"
+        for each in lost
+    )
+    return (
+        f"<details><summary>{len(lost)} could not be measured</summary><ul>{items}</ul></details>"
+    )

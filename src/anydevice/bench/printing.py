@@ -9,11 +9,11 @@ from anydevice.bench.results import (
     Ceiling,
     Change,
     Comparison,
-    Machine,
+    MeasuredDevice,
     Measurement,
     Results,
 )
-from anydevice.core.text import percent, rate_in_words, table, time_in_words, times
+from anydevice.core.text import percent, format_rate, table, format_time, times
 
 _HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
 _TO_THE_LEFT = ("op", "case", "dtype", "engine")
@@ -24,7 +24,7 @@ _LESS_NEEDED = ("spread", "case")
 def summary_lines(results: Results) -> Iterator[str]:
     """What was measured where, and the ceilings of each device."""
     kind = " · quick" if results.quick else ""
-    yield f"anydevice {results.version} · {results.system}{kind} · {time_in_words(results.seconds)}"
+    yield f"anydevice {results.version} · {results.system}{kind} · {format_time(results.seconds)}"
     for machine in results.devices:
         yield ""
         yield machine_line(machine)
@@ -35,7 +35,7 @@ def summary_lines(results: Results) -> Iterator[str]:
         yield f"  {note}"
 
 
-def machine_line(machine: Machine) -> str:
+def machine_line(machine: MeasuredDevice) -> str:
     """A device with its name, its driver and its libraries in one line."""
     driver = f", driver {machine.driver}" if machine.driver else ""
     engines = ", ".join(f"{name} {version}".strip() for name, version in machine.engines.items())
@@ -45,7 +45,7 @@ def machine_line(machine: Machine) -> str:
 def ceiling_line(ceiling: Ceiling) -> str:
     """A ceiling with its rate and with what it was reached."""
     name = f"{ceiling.what} {ceiling.dtype}" if ceiling.dtype else ceiling.what
-    rate = rate_in_words(ceiling.rate, UNITS[ceiling.what])
+    rate = format_rate(ceiling.rate, UNITS[ceiling.what])
     return f"{name:<18}{rate:>14}   {ceiling.engine}, {ceiling.kernel}"
 
 
@@ -92,9 +92,9 @@ def measurement_cells(each: Measurement) -> list[str]:
         each.case,
         each.dtype,
         each.engine,
-        time_in_words(each.seconds),
+        format_time(each.seconds),
         f"± {percent(each.spread)}" if each.samples > 1 else "–",
-        rate_in_words(each.rate, unit) if each.rate else "–",
+        format_rate(each.rate, unit) if each.rate else "–",
         f"{percent(each.fraction)}{bound}" if each.fraction is not None else "–",
         times(each.speed_up) if each.speed_up else "–",
     ]
@@ -144,9 +144,9 @@ def _changes(title: str, changes: Sequence[Change]) -> Iterator[str]:
             each.new.dtype,
             each.new.device,
             each.new.engine,
-            time_in_words(each.old.seconds),
+            format_time(each.old.seconds),
             "→",
-            time_in_words(each.new.seconds),
+            format_time(each.new.seconds),
             times(each.factor),
         ]
         for each in changes

@@ -1,7 +1,4 @@
-"""What benchmarking came to, as data: ceilings, measurements, and where they were taken.
-
-Two runs side by side: what got slower, beyond the noise of both.
-"""
+"""Results of benchmarks: ceilings, measurements, where they were taken, and two runs compared."""
 
 from __future__ import annotations
 
@@ -29,6 +26,16 @@ UNITS: Mapping[What, str] = {
 """What the rate of each ceiling counts."""
 
 
+MARGIN = 1.05
+"""Quartiles must lie apart by this factor: runs differ by more than the spread of each tells."""
+
+FEW, UNSURE = 3, 1.25
+"""With fewer samples than that, quartiles say little, and are taken to be so much wider."""
+
+_NAMED = 3
+"""So many cases are named in a sentence; more are counted."""
+
+
 class Ceiling(Record):
     """The most that a device was seen to do: bytes a second, operations a second for a matmul.
 
@@ -44,7 +51,7 @@ class Ceiling(Record):
 
 
 class Measurement(Record):
-    """One op in one case and element type, on one device, through one engine.
+    """One op in one case and dtype, on one device, through one engine.
 
     `seconds` is the median, `low` and `high` are the quartiles, `first` is the first call. `moved`
     counts the bytes that must pass to and from memory, 0 where the result is a view, `operations`
@@ -89,7 +96,7 @@ class Measurement(Record):
         return (self.high - self.low) / 2 / self.seconds if self.seconds else 0.0
 
 
-class Machine(Record):
+class MeasuredDevice(Record):
     """One device as it was when it was measured: its card, its driver, its libraries' versions."""
 
     device: str
@@ -110,7 +117,7 @@ class Results(Record):
     version: str
     made: str
     system: str
-    devices: tuple[Machine, ...] = ()
+    devices: tuple[MeasuredDevice, ...] = ()
     ceilings: tuple[Ceiling, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     notes: tuple[str, ...] = ()
@@ -146,7 +153,7 @@ def from_dict(data: Any) -> Results:
         results = Results(
             **{
                 **fields,
-                "devices": tuple(Machine(**each) for each in data["devices"]),
+                "devices": tuple(MeasuredDevice(**each) for each in data["devices"]),
                 "ceilings": tuple(Ceiling(**each) for each in data["ceilings"]),
                 "measurements": tuple(Measurement(**each) for each in data["measurements"]),
                 "notes": tuple(map(str, data["notes"])),
@@ -156,8 +163,12 @@ def from_dict(data: Any) -> Results:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     for each in results.measurements:
         if not all(_is_number(n) for n in (each.seconds, each.low, each.high)):
-            raise ValueError(f"the times of {each.op} are not numbers")
+            raise ValueError(f"the times of {each.op} are no numbers of seconds")
     return results
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def read_results(path: str) -> Results:
@@ -173,20 +184,6 @@ def read_results(path: str) -> Results:
         raise ConfigurationError(
             f"{path} is not what `anydevice bench --json FILE` writes: {error}", path
         ) from error
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
-MARGIN = 1.05
-"""Quartiles must lie apart by this factor: runs differ by more than the spread of each tells."""
-
-FEW, UNSURE = 3, 1.25
-"""With fewer samples than that, quartiles say little, and are taken to be so much wider."""
-
-_NAMED = 3
-"""So many cases are named in a sentence; more are counted."""
 
 
 class Change(Record):
@@ -286,7 +283,7 @@ def _apart(old: Results, new: Results) -> str | None:
 
 
 def _in_words(measured: Sequence[Measurement]) -> str:
-    """Which ops were measured where; what differs is among ops, cases, types and places."""
+    """Which ops were measured in which dtypes and where."""
     if not measured:
         return "nothing"
     ops = list(dict.fromkeys(f"{each.op} of {each.case}" for each in measured))
@@ -313,18 +310,18 @@ def _differences(old: Results, new: Results) -> Iterator[str]:
         yield f"the system was {old.system}, and is {new.system}"
     if old.quick != new.quick:
         yield f"{'the earlier' if old.quick else 'this'} run was a quick one"
-    earlier = {machine.device: machine for machine in old.devices}
-    for machine in new.devices:
-        before = earlier.get(machine.device)
+    earlier = {device.device: device for device in old.devices}
+    for device in new.devices:
+        before = earlier.get(device.device)
         if before is None:
             continue
-        if before.name != machine.name:
-            yield f"another machine: {machine.device} was {before.name}, and is {machine.name}"
-        elif before.uuid != machine.uuid:
-            yield f"{machine.device} is another card of the same name"
-        if before.driver != machine.driver:
-            yield f"the driver of {machine.device} was {before.driver}, and is {machine.driver}"
-        for engine, version in machine.engines.items():
+        if before.name != device.name:
+            yield f"another machine: {device.device} was {before.name}, and is {device.name}"
+        elif before.uuid != device.uuid:
+            yield f"{device.device} is another card of the same name"
+        if before.driver != device.driver:
+            yield f"the driver of {device.device} was {before.driver}, and is {device.driver}"
+        for engine, version in device.engines.items():
             was = before.engines.get(engine, version)
             if was != version:
-                yield f"{engine} on {machine.device} was {was}, and is {version}"
+                yield f"{engine} on {device.device} was {was}, and is {version}"

@@ -1,15 +1,12 @@
-"""How long a call takes: warmed up, waited for, repeated, and told with its spread.
+"""How long a call takes: warmed up, waited for, repeated, and given with its spread.
 
-Where things are measured: every device of this machine with every engine that drives it.
-
-One op in one place: its arguments placed, rotated so that caches do not help, and timed.
+The arguments of an op are placed several times over and taken in turn, so that caches do not help.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from math import ceil, inf
 from numbers import Real
 from statistics import median, quantiles
@@ -18,17 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from anydevice import ops
-from anydevice.bench.results import Machine
 from anydevice.check.case import Call, Row
 from anydevice.check.comparing import leaves
-from anydevice.check.trials import mapped
+from anydevice.check.runners import Runner
+from anydevice.check.trials import mapped, place
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record
-from anydevice.discovery._discover import discover
-from anydevice.discovery.examination import pairs_among
-from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
 from anydevice.errors import ConfigurationError
 
 SHORTEST = 2e-3
@@ -40,6 +33,17 @@ MOST_CALLS = 1000
 
 PATIENCE = 10.0
 """A first call that takes longer than so many seconds is not repeated, and stands for itself."""
+
+
+COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
+"""Arguments are placed several times over, up to so many bytes: more than caches hold."""
+
+MOST_SETS = 64
+MOST_RESULTS = {"cpu": 2**29, "gpu": 2**32}
+"""Bytes of results that are held at a time: calls are waited for together, as many as fit."""
+
+CONSUMING = frozenset({"cache_write"})
+"""Ops whose first argument must not be used again: their result takes its place."""
 
 
 class Timing(Record):
@@ -71,7 +75,7 @@ class Timing(Record):
 def seconds_of(limit: Any) -> float:
     """A limit as seconds.
 
-    Raises `ConfigurationError` for what is no number of seconds above 0.
+    Raises `ConfigurationError` for anything but a number of seconds above 0.
 
     >>> seconds_of(1)
     1.0
@@ -136,78 +140,9 @@ def _quartiles(samples: list[float]) -> tuple[float, float]:
     return low, high
 
 
-Progress = Callable[[int, int, str], None]
-"""Called before each step with how many are done, how many there are, and what comes now."""
-
-
-class Place(Record):
-    """A device as people name it (`device`), where its data lies, and one engine that serves it."""
-
-    device: Device
-    lies: Device
-    engine: str
-
-    @property
-    def size(self) -> Literal["gpu", "cpu"]:
-        """For which of the two the cases must be made."""
-        return "cpu" if self.device.kind == "cpu" else "gpu"
-
-    def load(self) -> Engine:
-        """The engine; imports its library."""
-        return registry.load(self.engine)
-
-    def scope(self) -> AbstractContextManager[Any]:
-        """A block in which the engine works there."""
-        engine = self.load()
-        # MLX decides by the operation where it works; the others by where their arrays are.
-        return engine.default_scope(self.lies) if engine.shares_memory else nullcontext()
-
-    def __str__(self) -> str:
-        return f"{self.device} with {self.engine}"
-
-
-def find_places(devices: Sequence[str] = (), engines: Sequence[str] | None = None) -> list[Place]:
-    """Every device and engine of this machine, or those that are named.
-
-    Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
-    machine lacks what was named.
-    """
-    pairs = pairs_among(discover(), devices, engines)
-    return [
-        Place(device, place_of(device.served_by(engine)), engine)
-        for device, engine in sorted(dict.fromkeys(pairs), key=_cpu_first)
-    ]
-
-
-def _cpu_first(pair: tuple[Device, str]) -> bool:
-    # What others are compared with is measured first, so that a stopped run has it.
-    return pair[0].backend != "cpu"
-
-
-def machines_of(places: Sequence[Place]) -> Iterator[Machine]:
-    """What each of the devices is, with the versions of the engines that are measured."""
-    for device in dict.fromkeys(place.device for place in places):
-        facts = device.facts
-        engines = [place.engine for place in places if place.device == device]
-        yield Machine(
-            str(device),
-            device.kind,
-            facts.name,
-            facts.uuid,
-            facts.driver_version,
-            {engine: registry.version_of(engine) or "" for engine in engines},
-        )
-
-
-COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
-"""Arguments are placed several times over, up to so many bytes: more than caches hold."""
-
-MOST_SETS = 64
-MOST_RESULTS = {"cpu": 2**29, "gpu": 2**32}
-"""Bytes of results that are held at a time: calls are waited for together, as many as fit."""
-
-CONSUMING = frozenset({"cache_write"})
-"""Ops whose first argument must not be used again: their result takes its place."""
+def size_of(device: Device) -> Literal["gpu", "cpu"]:
+    """For which of the two the benchmarks of a device are made."""
+    return "cpu" if device.kind == "cpu" else "gpu"
 
 
 class TimedOp(Record):
@@ -222,13 +157,15 @@ class TimedOp(Record):
     operations: int
 
 
-def time_op(row: Row, made: Call, place: Place, *, limit: float) -> TimedOp:
-    """Time one call of an op in one place; whatever its engine raises is raised."""
-    engine = place.load()
+def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
+    """Time one call of an op; whatever its engine raises is raised."""
+    engine, device = runner.load(), runner.device
     consuming = row.op in CONSUMING
     size = sum(int(array.nbytes) for array in made.arrays())
-    count = max(1, min(MOST_SETS, COLD[place.size] // max(size, 1)))
-    sets = [_placed(made, engine, place) for _ in range(count)]
+    count = max(1, min(MOST_SETS, COLD[size_of(device)] // max(size, 1)))
+    sets = [
+        _Arguments(mapped(made, lambda x: place(x, engine, runner.place))) for _ in range(count)
+    ]
     op = getattr(ops, row.op)
 
     def call(number: int) -> Any:
@@ -241,7 +178,7 @@ def time_op(row: Row, made: Call, place: Place, *, limit: float) -> TimedOp:
     def finish(results: Any) -> None:
         engine.finish(list(leaves(results)))
 
-    with place.scope():
+    with runner.scope():
         finish([arguments.arrays(engine) for arguments in sets])
         began = time.perf_counter()
         result = call(0)
@@ -250,16 +187,16 @@ def time_op(row: Row, made: Call, place: Place, *, limit: float) -> TimedOp:
         written = sum(_bytes(array, engine) for array in leaves(result))
         viewed = not consuming and _is_view(result, sets[0].arrays(engine), engine)
         del result
-        most = 1 if consuming else _most_calls(place, written)
+        most = 1 if consuming else _most_calls(device, written)
         timing = time_calls(call, finish, limit=limit, most_calls=most, first=first)
     moved = 0 if viewed else row.moved(made, written)
     return TimedOp(timing, moved, written, row.operations(made))
 
 
-def _most_calls(place: Place, written: int) -> int:
+def _most_calls(device: Device, written: int) -> int:
     """How many results may be held: no more than a quarter of what is free."""
-    free = place.device.facts.free_memory
-    room = MOST_RESULTS[place.size] if free is None else min(MOST_RESULTS[place.size], free // 4)
+    free, most = device.facts.free_memory, MOST_RESULTS[size_of(device)]
+    room = most if free is None else min(most, free // 4)
     return max(1, min(MOST_CALLS, room // max(written, 1)))
 
 
@@ -273,13 +210,6 @@ class _Arguments:
     def arrays(self, engine: Engine) -> list[Any]:
         values = leaves([*self.by_place, *self.by_name.values()])
         return [each for each in values if engine.owns(each)]
-
-
-def _placed(made: Call, engine: Engine, place: Place) -> _Arguments:
-    def placed(x: np.ndarray[Any, Any]) -> Any:
-        return engine.place(x, place.lies, narrow=x.dtype.kind in "iu")
-
-    return _Arguments(mapped(made, placed))
 
 
 def _bytes(array: Any, engine: Engine) -> int:

@@ -219,8 +219,8 @@ class Row(Record):
     `inside` is the dtype that is computed in, where that is not float64 for float64 and float32
     for all else. `comparable` brings results into a form in which they can be compared,
     where several are right. `gradient` draws small arguments for comparing gradients by all
-    floating-point ones. `moved` and `operations` count what a call needs at least: bytes to and from memory,
-    given those of the results, and floating operations.
+    floating-point ones. `moved` and `operations` count what a call needs at least: bytes to and
+    from memory, given those of the results, and floating-point operations.
     """
 
     op: str

@@ -21,8 +21,8 @@ from anydevice.ops.arguments import (
 )
 from anydevice.ops.dispatch import (
     Array,
+    explain,
     primitives,
-    run,
     version_for_dtype,
 )
 
@@ -88,7 +88,14 @@ def attention(
         require_integers("attention", "lengths", lengths, q, "q")
         if tuple(lengths.shape) != (asked[0],):
             raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
-    return run(own, _attention, q, k, v, causal, scale, mask, window, lengths)
+    try:
+        result = own(q, k, v, causal, scale, mask, window, lengths)
+        if result is NotImplemented:
+            return _attention(q, k, v, causal, scale, mask, window, lengths)
+        return result
+    except Exception as error:
+        explain(error, q)
+        raise
 
 
 def _refuse_options(causal: Any, scale: Any, window: Any) -> None:

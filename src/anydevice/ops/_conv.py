@@ -9,10 +9,10 @@ from anydevice.ops._matmul import biased
 from anydevice.ops.arguments import pair_of, require_one_dtype, widened, wrong_shapes
 from anydevice.ops.dispatch import (
     Array,
+    explain,
     float_version,
     own_version,
     primitives,
-    run,
     run3,
     version_for_dtype,
 )
@@ -65,7 +65,12 @@ def conv2d(
     if not (0 < filters[2] <= high and 0 < filters[3] <= wide):
         rule = f"the filters are at least (1, 1) and not larger than x with its padding of {zeros}"
         raise wrong_shapes("conv2d", rule, x=x, weight=weight)
-    return run(own, _conv2d, x, weight, bias, steps, zeros)
+    try:
+        result = own(x, weight, bias, steps, zeros)
+        return _conv2d(x, weight, bias, steps, zeros) if result is NotImplemented else result
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:

@@ -15,10 +15,10 @@ from anydevice.ops.arguments import (
 from anydevice.ops.dispatch import (
     Array,
     compiled,
+    explain,
     float_primitives,
     float_version,
     primitives,
-    run,
     run3,
     version_for_dtype,
     version_for_mixed_dtypes,
@@ -106,7 +106,12 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
             own = version_for_mixed_dtypes(own, _layernorm)
     if type(eps) is not float:
         eps = _small_number("layernorm", eps)
-    return run(own, _layernorm, x, weight, bias, eps)
+    try:
+        result = own(x, weight, bias, eps)
+        return _layernorm(x, weight, bias, eps) if result is NotImplemented else result
+    except Exception as error:
+        explain(error, x)
+        raise
 
 
 def _refuse_misfit(op: str, x: Array, name: str, vector: Array) -> None:
