@@ -183,7 +183,7 @@ def test_a_slow_first_call_and_held_memory_are_explained(
     knowing = out.partition("Worth knowing")[2]
     assert "memory held by preallocation" in knowing
     assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in knowing
-    assert "the first call took 2.5 s, the second 1.0 ms" in knowing
+    assert "the first call took 2.50 s, the second 1.00 ms" in knowing
     assert "warm up" in knowing
 
 

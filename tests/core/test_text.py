@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.text import percent, rate_in_words, time_in_words, times
+from anydevice.core.text import percent, format_rate, format_time, times
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from anydevice.core.text import percent, rate_in_words, time_in_words, times
     ],
 )
 def test_times(seconds: float, said: str) -> None:
-    assert time_in_words(seconds) == said
+    assert format_time(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_times(seconds: float, said: str) -> None:
     ],
 )
 def test_rates(rate: float, said: str) -> None:
-    assert rate_in_words(rate, "FLOP/s") == said
+    assert format_rate(rate, "FLOP/s") == said
 
 
 def test_parts_and_factors() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from io import StringIO
-from textwrap import wrap
 
 from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
 from anydevice.core.finding import Detail, Facts, Finding
 from anydevice.core.record import as_dict
+from anydevice.core.text import wrapped
 from anydevice.discovery._discover import discover
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
@@ -140,20 +140,8 @@ def _show_stacked(
         for heading, cell in zip(headings[named + 1 :], row[named + 1 :], strict=True):
             for number, line in enumerate(cell.splitlines()):
                 words = line if number else f"{heading}: {line}"
-                output.say(*_wrapped(words, output.width or _PIPED_WIDTH))
+                output.say(*wrapped(words, output.width or _PIPED_WIDTH, "  ", "  "))
         output.say("")
-
-
-def _wrapped(words: str, width: int) -> list[str]:
-    """Lines that fit, set in; a word is never broken."""
-    return wrap(
-        words,
-        width,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _show_table(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from textwrap import wrap
 
-from anydevice.ops.trusted_kernels import kernels_file
 from anydevice.choose.scope import make_request, why
 from anydevice.cli.printing import Output, complain
 from anydevice.core.choice import Choice, Request, Step
 from anydevice.core.record import Record
+from anydevice.core.text import percent, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
+from anydevice.ops.trusted_kernels import kernels_file
 from anydevice.rendering.choice_text import because
 from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 from anydevice.settings.config import Config, current
@@ -133,7 +133,7 @@ def _memory(config: Config) -> str:
     fraction = config.memory_fraction
     if fraction is None:
         return str(config.memory)
-    return f"{config.memory} ({fraction:.0%})".replace("%", " %")
+    return f"{config.memory} ({percent(fraction)})"
 
 
 def _switch(value: bool) -> str:
@@ -173,18 +173,6 @@ def _show_settings(settings: list[Setting], output: Output) -> None:
         output.say(f"  {setting.name.ljust(names)}{setting.value.ljust(values)}{origin}")
 
 
-def _wrapped(words: str, width: int) -> list[str]:
-    """Words in lines that fit, each set in; what has no space in it is left whole."""
-    return wrap(
-        words,
-        max(width, 20),
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def _mark(step: Step) -> tuple[str, str]:
     if step.taken:
         return USABLE, "good"
@@ -203,7 +191,7 @@ def _show_steps(choice: Choice, output: Output) -> None:
             output.say(f"{output.paint(mark, style)} {words}")
             continue
         output.say(f"{output.paint(mark, style)} {step.source}   {step.asked}")
-        output.say(*_wrapped(step.outcome, output.width))
+        output.say(*wrapped(step.outcome, max(output.width, 20), "    "))
     if choice.device is None:
         output.say("", "Chosen: nothing, because no device fits")
     else:

@@ -10,12 +10,13 @@ from anydevice.choose.scope import why
 from anydevice.cli.options import shown_on
 from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.finding import Verdict
+from anydevice.core.text import format_time
 from anydevice.discovery._discover import discover
 from anydevice.discovery.check import check
 from anydevice.discovery.examination import Conclusion, Examination, conclude, prepare
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError
-from anydevice.rendering.diagnosis import Explanation, seconds_in_words
+from anydevice.rendering.diagnosis import Explanation
 from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
@@ -110,10 +111,10 @@ def _line(verdict: Verdict, column: int, libraries: int, output: Output) -> str:
     place = output.paint(verdict.device.ljust(column), "strong")
     library = registry.with_version(verdict.engine).ljust(libraries)
     words = "right" if verdict.right else str(verdict.reason or "wrong")
-    times = f"{seconds_in_words(verdict.seconds)} in all"
+    times = f"{format_time(verdict.seconds)} in all"
     if verdict.first_call is not None and verdict.second_call is not None:
-        times += f", first call {seconds_in_words(verdict.first_call)}"
-        times += f", second {seconds_in_words(verdict.second_call)}"
+        times += f", first call {format_time(verdict.first_call)}"
+        times += f", second {format_time(verdict.second_call)}"
     return f"{output.paint(mark, style)} {place}{library}{words}   {output.paint(times, 'dim')}"
 
 

@@ -8,7 +8,7 @@ from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Reason, Standing
 from anydevice.core.record import Record, replace
-from anydevice.core.text import format_size
+from anydevice.core.text import format_size, format_time
 
 FreeMemory = Callable[[Device], int | None]
 
@@ -49,10 +49,7 @@ class Measured(Record):
         return self.totals[0][0]
 
     def __str__(self) -> str:
-        first, *others = [
-            f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-            for _, seconds in self.totals
-        ]
+        first, *others = [format_time(seconds) for _, seconds in self.totals]
         names = [engine for engine, _ in self.totals[1:]]
         rest = "".join(f", {name} {time}" for name, time in zip(names, others, strict=True))
         calls = f"{self.count} call{'' if self.count == 1 else 's'}"

@@ -1,9 +1,4 @@
-"""Amounts of memory: read from what people write, and written so that people can read them.
-
-A bar that shows a share, as text.
-
-Figures as people read them, and tables of them.
-"""
+"""Numbers and texts as people read them: sizes, times, rates, percent, bars, lines and tables."""
 
 from __future__ import annotations
 
@@ -15,21 +10,14 @@ from anydevice.errors import ConfigurationError
 _UNITS = {
     "": 1,
     "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "k": 2**10,
-    "m": 2**20,
-    "g": 2**30,
-    "t": 2**40,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{prefix: 1024**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
-_WRITTEN = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_BINARY = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def parse_size(size: int | float | str) -> int:
@@ -38,18 +26,13 @@ def parse_size(size: int | float | str) -> int:
     >>> parse_size("1.5GiB"), parse_size("2 GB"), parse_size(4096)
     (1610612736, 2000000000, 4096)
     """
-    if isinstance(size, bool) or not isinstance(size, int | float | str):
+    if isinstance(size, int | float) and not isinstance(size, bool):
+        if 0 <= size < float("inf"):
+            return int(size)
         raise ConfigurationError(
-            f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'",
-            repr(size),
+            f"{size!r} is not a size: it must be zero or more, and finite", repr(size)
         )
-    if isinstance(size, int | float):
-        if not 0 <= size < float("inf"):
-            raise ConfigurationError(
-                f"{size!r} is not a size: it must be zero or more, and finite", repr(size)
-            )
-        return int(size)
-    match = _PATTERN.fullmatch(size)
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigurationError(
             f"{size!r} is not a size; write bytes as a number, or a text such as '20GiB'",
@@ -59,7 +42,7 @@ def parse_size(size: int | float | str) -> int:
 
 
 def format_size(size: int | None) -> str:
-    """A size in binary units, with the precision that a person reads.
+    """A size in binary units.
 
     >>> format_size(12 * 2**30), format_size(1536), format_size(None)
     ('12.0 GiB', '1.5 KiB', 'unknown')
@@ -80,47 +63,20 @@ def format_part(part: int, whole: int) -> str:
     return f"{_amount(part, factor)}/{_amount(whole, factor)} {unit}"
 
 
-def _unit(size: int) -> tuple[str, int]:
-    return next(((unit, each) for unit, each in _WRITTEN.items() if size >= each), ("B", 1))
-
-
-def _amount(size: int, factor: int) -> str:
-    return f"{size / factor:.{0 if factor == 1 else 1}f}"
-
-
-def bar(share: float, width: int) -> tuple[str, str]:
-    """The full and the empty part of a bar of so many columns.
-
-    What is not nothing shows, and only what is full is full.
-
-    >>> bar(0.5, 8), bar(0.001, 4), bar(0.999, 4)
-    (('████', '░░░░'), ('█', '░░░'), ('███', '░'))
-    >>> bar(3.0, 4), bar(0.0, 4), bar(-1.0, 4)
-    (('████', ''), ('', '░░░░'), ('', '░░░░'))
-    """
-    full = width if share >= 1 else min(width - 1, round(share * width))
-    full = max(1 if share > 0 else 0, full)
-    return "█" * full, "░" * (width - full)
-
-
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-
-
-def time_in_words(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A time with three digits.
 
-    >>> time_in_words(0.00123), time_in_words(2.5), time_in_words(4.2e-6)
+    >>> format_time(0.00123), format_time(2.5), format_time(4.2e-6)
     ('1.23 ms', '2.50 s', '4.20 µs')
     """
     unit, name = next((pair for pair in _TIMES if seconds >= 0.9995 * pair[0]), _TIMES[-1])
     return f"{_three_digits(seconds / unit)} {name}"
 
 
-def rate_in_words(rate: float, unit: str) -> str:
+def format_rate(rate: float, unit: str) -> str:
     """A rate with three digits; `unit` is "B/s" or "FLOP/s".
 
-    >>> rate_in_words(4.27e12, "B/s"), rate_in_words(31.0, "FLOP/s")
+    >>> format_rate(4.27e12, "B/s"), format_rate(31.0, "FLOP/s")
     ('4.27 TB/s', '31.0 FLOP/s')
     """
     size, prefix = next((pair for pair in _THOUSANDS if rate >= 0.9995 * pair[0]), _THOUSANDS[-1])
@@ -145,16 +101,56 @@ def times(factor: float) -> str:
     return f"{_three_digits(factor)} ×" if factor >= 0.005 else f"{factor:.1g} ×"
 
 
-def _three_digits(number: float) -> str:
-    if number >= 99.95:
-        return f"{number:.0f}"
-    return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
+def bar(share: float, width: int) -> tuple[str, str]:
+    """The full and the empty part of a bar of so many columns.
+
+    Only a share of 0 has an empty bar, and only a share of 1 a full one.
+
+    >>> bar(0.5, 8), bar(0.001, 4), bar(0.999, 4)
+    (('████', '░░░░'), ('█', '░░░'), ('███', '░'))
+    >>> bar(3.0, 4), bar(0.0, 4), bar(-1.0, 4)
+    (('████', ''), ('', '░░░░'), ('', '░░░░'))
+    """
+    full = width if share >= 1 else min(width - 1, round(share * width))
+    full = max(1 if share > 0 else 0, full)
+    return "█" * full, "░" * (width - full)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A text of at most so many characters: a longer one without its middle.
+
+    >>> shortened("a/very/long/path", 9)
+    'a/ve…path'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
+def wrapped(text: str, columns: int, indent: str = "", hanging: str = "") -> list[str]:
+    """The text in lines that fit, all of them indented, and all but the first by `hanging` too.
+
+    No word is broken.
+
+    >>> wrapped("one line and another", 12, "  ", "  ")
+    ['  one line', '    and', '    another']
+    """
+    from textwrap import wrap
+
+    return wrap(
+        text,
+        columns,
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> list[str]:
-    """The lines of a table, its head first; the columns in `right` are set to the right.
+    """The lines of a table, its head first; the columns in `right` are aligned to the right.
 
     >>> for line in table(("op", "time"), [("add", "1 ms"), ("matmul", "12 ms")], [1]):
     ...     print(line)
@@ -162,12 +158,31 @@ def table(
     add      1 ms
     matmul  12 ms
     """
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, show_header=False)
+    for number in range(len(head)):
+        drawn.add_column(justify="right" if number in right else "left", no_wrap=True)
     for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if number in right else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+        drawn.add_row(*row)
+    console = Console(file=StringIO(), width=10_000, markup=False, highlight=False, emoji=False)
+    with console.capture() as captured:
+        console.print(drawn)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _unit(size: int) -> tuple[str, int]:
+    return next(((unit, each) for unit, each in _BINARY.items() if size >= each), ("B", 1))
+
+
+def _amount(size: int, factor: int) -> str:
+    return f"{size / factor:.{0 if factor == 1 else 1}f}"
+
+
+def _three_digits(number: float) -> str:
+    if number >= 99.95:
+        return f"{number:.0f}"
+    return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"

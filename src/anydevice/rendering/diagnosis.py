@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Reason, Stage, Standing, Verdict
 from anydevice.core.record import Record
-from anydevice.core.text import format_size
+from anydevice.core.text import format_size, format_time
 from anydevice.hardware.readers import DeviceProcess
 
 TYPE_CHECKING = False
@@ -518,19 +518,7 @@ def _slow_first_calls(verdicts: Iterable[Verdict]) -> Iterator[Explanation]:
             continue
         if first - second >= _NOTICEABLE and first >= _MUCH_SLOWER * second:
             who = f"{verdict.device} with {verdict.engine}"
-            times = f"{seconds_in_words(first)}, the second {seconds_in_words(second)}"
+            times = f"{format_time(first)}, the second {format_time(second)}"
             slow[who] = f"{who}: the first call took {times}"
     if slow:
         yield _explanation(tuple(slow), "slow_first_call", tuple(slow.values()))
-
-
-def seconds_in_words(seconds: float) -> str:
-    """A time with the precision that a person reads.
-
-    >>> seconds_in_words(0.0004), seconds_in_words(0.25), seconds_in_words(3.14)
-    ('0.4 ms', '250 ms', '3.1 s')
-    """
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    milliseconds = seconds * 1000
-    return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"

@@ -14,6 +14,7 @@ from html import escape
 from math import ceil, floor, log10
 
 from anydevice.core.record import Record
+from anydevice.core.text import shortened
 
 WIDTH = 340
 """Units across: about the pixels of a phone, so that text keeps its size there."""
@@ -111,8 +112,8 @@ def dot_plot(
         top = _TOP + _ROW * number
         middle = top + _ROW / 2
         parts.append(f'<path class="rule" d="M{_LABELS} {middle:.1f}H{WIDTH - _RIGHT}"/>')
-        parts.append(_text(0, middle - 2, _shortened(line.name, 18), "name"))
-        parts.append(_text(0, middle + 9, _shortened(line.detail, 22), "detail"))
+        parts.append(_text(0, middle - 2, shortened(line.name, 18), "name"))
+        parts.append(_text(0, middle + 9, shortened(line.detail, 22), "detail"))
         for dot in line.dots:
             mark = _mark(dot.engine, scale.at(dot.value), middle, engines, dot.says)
             parts.append(mark)
@@ -189,10 +190,6 @@ def _mark(engine: str, x: float, y: float, engines: Sequence[str], says: str = "
 
 def _polygon(*points: tuple[float, float]) -> str:
     return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"'
-
-
-def _shortened(words: str, most: int) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 _WIDTH, _HEIGHT = 480, 300
