@@ -12,11 +12,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol, TextIO, cast
+from typing import NoReturn, Protocol, TextIO
 
 import anydevice
 from anydevice.cli.printing import Output, complain, error_in_json, output_on
-from anydevice.core.hooks import load
 from anydevice.errors import AnyDeviceError
 
 COMMANDS = {
@@ -89,7 +88,7 @@ def _run(words: list[str], output: Output) -> int:
     as_json = "--json" in words
     try:
         name = next((word for word in words if not word.startswith("-")), None)
-        command = _load(name if name in COMMANDS else "overview")
+        command = _load(name)
         arguments = _parser(command, name).parse_args(words)
         # With `--json FILE` the terminal is for people, errors too.
         as_json = arguments.json and getattr(arguments, "file", None) in (None, "-")
@@ -105,9 +104,47 @@ def _run(words: list[str], output: Output) -> int:
         return 1
 
 
-def _load(name: str) -> Command:
+def _load(name: str | None) -> Command:
     # Only the command that runs is imported: a list of devices need not wait for the others.
-    return cast("Command", load(f"anydevice.cli.{name}"))
+    if name == "backends":
+        from anydevice.cli import backends
+
+        return backends
+    if name == "bench":
+        from anydevice.cli import bench
+
+        return bench
+    if name == "config":
+        from anydevice.cli import config
+
+        return config
+    if name == "devices":
+        from anydevice.cli import devices
+
+        return devices
+    if name == "doctor":
+        from anydevice.cli import doctor
+
+        return doctor
+    if name == "plan":
+        from anydevice.cli import plan
+
+        return plan
+    if name == "prefer":
+        from anydevice.cli import prefer
+
+        return prefer
+    if name == "verify":
+        from anydevice.cli import verify
+
+        return verify
+    if name == "watch":
+        from anydevice.cli import watch
+
+        return watch
+    from anydevice.cli import overview
+
+    return overview
 
 
 def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
