@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.text import percent, format_rate, format_time, times
+from anydevice.core.text import format_rate, format_time, percent, times
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,13 @@ import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
 from anydevice.core.donation import consuming
+from anydevice.core.text import clock
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.training import _train as training
 from anydevice.training import loop as training_loop
 from anydevice.training.batches import checked_data, placed
-from anydevice.training.progress import TrainingProgress, clock
+from anydevice.training.progress import TrainingProgress
 from tests.rounding import rounding
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.

@@ -16,7 +16,7 @@ from anydevice.cli.options import names
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Attention, Screen, shows_live_views
 from anydevice.cli.usage import Card, Glance, cards_among, glance
-from anydevice.core.text import bar, format_part, format_size
+from anydevice.core.text import bar, format_part, format_size, percent
 from anydevice.hardware.readers import DeviceProcess, Readings
 from anydevice.memory.stats import Pressure
 
@@ -232,8 +232,8 @@ def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
 def _process(process: DeviceProcess, usable: int | None, width: int) -> list[Piece]:
     held = "" if process.memory is None else format_size(process.memory)
     part = _part(process.memory, usable)
-    share = "" if part is None else _percent(part)
-    load = "" if process.load is None else f"load {_percent(process.load):>5}"
+    share = "" if part is None else percent(part)
+    load = "" if process.load is None else f"load {percent(process.load):>5}"
     figures = f"{process.pid:>9} {held:>10} {share:>5}"
     if width >= _ROOM_FOR_LOADS:
         figures += f"{_GAP}{load:>10}"
@@ -244,7 +244,7 @@ def _memory(each: Glance) -> list[Piece]:
     pieces: list[Piece] = []
     part = _part(each.taken, each.usable)
     if each.taken is not None and each.usable is not None and part is not None:
-        pieces += [(_percent(part), None), (format_part(each.taken, each.usable), None)]
+        pieces += [(percent(part), None), (format_part(each.taken, each.usable), None)]
     elif each.usable is not None:
         pieces.append((f"{format_size(each.usable)} in all", None))
     else:
@@ -257,7 +257,7 @@ def _memory(each: Glance) -> list[Piece]:
 def _readings(read: Readings) -> list[Piece]:
     pieces: list[Piece] = []
     if read.load is not None:
-        pieces.append((f"load {_percent(read.load)}", None))
+        pieces.append((f"load {percent(read.load)}", None))
     if read.temperature is not None:
         pieces.append((f"{read.temperature:.0f} °C", None))
     if read.power is not None:
@@ -266,18 +266,14 @@ def _readings(read: Readings) -> list[Piece]:
     if read.clock is not None:
         pieces.append((f"{read.clock:.0f} MHz", None))
     if read.fan is not None:
-        pieces.append((f"fan {_percent(read.fan)}", None))
+        pieces.append((f"fan {percent(read.fan)}", None))
     if read.memory_load is not None:
-        pieces.append((f"memory traffic {_percent(read.memory_load)}", None))
+        pieces.append((f"memory traffic {percent(read.memory_load)}", None))
     return pieces
 
 
 def _part(part: int | None, whole: int | None) -> float | None:
     return None if part is None or not whole else part / whole
-
-
-def _percent(part: float) -> str:
-    return f"{part:.0%}".replace("%", " %")
 
 
 def _painted(pieces: list[Piece], width: int, output: Output) -> str:

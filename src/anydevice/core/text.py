@@ -73,6 +73,17 @@ def format_time(seconds: float) -> str:
     return f"{_three_digits(seconds / unit)} {name}"
 
 
+def clock(seconds: float) -> str:
+    """A time in minutes and seconds.
+
+    >>> clock(75), clock(3 * 3600 + 62)
+    ('1:15', '3:01:02')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
 def format_rate(rate: float, unit: str) -> str:
     """A rate with three digits; `unit` is "B/s" or "FLOP/s".
 

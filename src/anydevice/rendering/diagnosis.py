@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Reason, Stage, Standing, Verdict
 from anydevice.core.record import Record
-from anydevice.core.text import format_size, format_time
+from anydevice.core.text import format_size, format_time, percent
 from anydevice.hardware.readers import DeviceProcess
 
 TYPE_CHECKING = False
@@ -474,7 +474,7 @@ def _preallocation(report: Report, environment: Mapping[str, str]) -> Iterator[E
 
 def _percent(share: str) -> str:
     try:
-        return f"{float(share):.0%}".replace("%", " %")
+        return percent(float(share))
     except ValueError:
         return "75 %"
 

@@ -1,4 +1,4 @@
-"""The bar of a training: how far it is, its loss, rate and speed, and the time that is left."""
+"""The progress bar of a training: its loss, rate and speed, and the time left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from anydevice.core.progress import ProgressBar
+from anydevice.core.text import clock
 
 _NARROW = 100
-"""Columns of a terminal below which the bar itself is short, so that the words have room."""
+"""Columns of a terminal below which the bar itself is short, to leave room for the text."""
 
 _STEPS_BEFORE_FORECAST = 5
-"""Batches that must have been passed before they tell how long the others will take."""
+"""Batches before the time left is estimated."""
 
 
 class TrainingProgress:
@@ -30,7 +31,7 @@ class TrainingProgress:
         self._epochs = epochs
         self._length = length
         self._done = done
-        self._told: tuple[float, int, int] | None = None
+        self._first_tell: tuple[float, int, int] | None = None
         self._doing = "starting"
         self._ending = ""
         terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -57,15 +58,15 @@ class TrainingProgress:
         self._length = length
 
     def begins(self, epoch: int, doing: str) -> None:
-        """A step begins that may take long, since this is done in it, as "compiling"."""
+        """A step begins that may take long, for a reason such as "compiling"."""
         self._doing = doing
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
 
     def ends(self, text: str) -> None:
-        """Training is to end, and this says when: at once on the bar, else on the error stream.
+        """Show when the training will end: at once on the bar, else on the error stream.
 
-        It may be called at any moment, by a handler of a signal too, so it goes round Python's
-        streams, which may be in use just now.
+        A signal handler may call it at any time, so it does not use Python's streams, which may be
+        in use.
         """
         self._ending = text
         if self._bar is not None:
@@ -77,10 +78,10 @@ class TrainingProgress:
     def tell(
         self, epoch: int, position: int, loss: float | None, rate: float, examples: int
     ) -> None:
-        """Training is at this batch of this epoch, and has passed so many examples in all.
+        """Show the batch of the epoch, and how many examples were trained on in all.
 
-        `rate` is that of the last step. Speed and the time that is left are counted from the first
-        call on: what was before is compiling for the most part.
+        `rate` is that of the last step. Speed and the time left are counted from the first call on:
+        the time before is mostly compiling.
         """
         if self._bar is None:
             return
@@ -89,9 +90,9 @@ class TrainingProgress:
         if self._length:
             done = (epoch - 1) * self._length + position
         now = time.monotonic()
-        if self._told is None:
-            self._told = now, examples, done
-        began, passed, first = self._told
+        if self._first_tell is None:
+            self._first_tell = now, examples, done
+        began, passed, first = self._first_tell
         seconds = now - began
         words = [(f"epoch {epoch}/{self._epochs}", 0)]
         if loss is not None:
@@ -108,7 +109,7 @@ class TrainingProgress:
         return self._epochs * (self._length or 1)
 
     def _show(self, done: int, words: list[tuple[str, int]]) -> None:
-        """The bar with as many of the words as there is room for; the number is their rank."""
+        """Show the bar with as many of the words as fit; the number is their rank."""
         if self._bar is None:
             return
         total = self._total()
@@ -138,16 +139,3 @@ def _columns() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
-
-
-def clock(seconds: float) -> str:
-    """A time as people read it.
-
-    >>> clock(75), clock(3 * 3600 + 62)
-    ('1:15', '3:01:02')
-    """
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    if hours:
-        return f"{hours}:{minutes:02}:{whole % 60:02}"
-    return f"{minutes}:{whole % 60:02}"
