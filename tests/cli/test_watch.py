@@ -69,7 +69,7 @@ def test_the_picture_of_a_card() -> None:
         "  load   ██████████████████░░░░░  78 %  62 °C  512 of 700 W  1980 MHz  fan 40 %"
         "  memory traffic 41 %",
         "    48211   63.0 GiB  45 %  load  77 %  python train.py",
-        "    50001    5.0 GiB   4 %              another container",
+        "    50001    5.0 GiB 3.6 %              another container",
         "    50002                               bad?[2Jname",
     ]
 
@@ -135,7 +135,7 @@ def test_a_line_for_a_file() -> None:
         "cuda:0  50 %  70.0/140.0 GiB  low  load 78 %  62 °C  512 of 700 W  1980 MHz  fan 40 %  "
         "memory traffic 41 %  processes 3  largest 48211 python train.py 63.0 GiB"
     )
-    assert line(CPU).endswith("critical  load 5 %  largest 20 worker 20 20.0 MiB")
+    assert line(CPU).endswith("critical  load 5.0 %  largest 20 worker 20 20.0 MiB")
     assert line(SILENT) == "tpu:0  unknown"
     nameless = Glance("cuda:0", "x", None, None, Readings(), (DeviceProcess(7, "pid 7"),))
     assert line(nameless) == "cuda:0  unknown  processes 1  largest 7 pid 7"
