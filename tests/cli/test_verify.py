@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from anydevice.check import trusted_kernels as trusting
-from anydevice.check.verdicts import Cell, State, Verdicts
+from anydevice.check.verdicts import Cell, Kept, State, Verdicts
 from anydevice.cli import verify
 from anydevice.cli.printing import Output
 from anydevice.errors import UnsupportedError
@@ -176,26 +175,26 @@ def test_saving_where_there_are_no_kernels(anydevice: Anydevice) -> None:
 
 
 @pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> Callable[[trusting.Kept], None]:
-    def set_to(kept: trusting.Kept) -> None:
-        monkeypatch.setattr(trusting, "save", lambda verdicts: kept)
+def saved(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kept], None]:
+    def set_to(kept: Kept) -> None:
+        monkeypatch.setattr(verify, "save", lambda verdicts: kept)
 
     return set_to
 
 
 def test_saving_says_what_is_used_from_now_on(
-    anydevice: Anydevice, saved: Callable[[trusting.Kept], None]
+    anydevice: Anydevice, saved: Callable[[Kept], None]
 ) -> None:
     words = ("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
     good, bad = ("softmax", "float16", "cuda:0"), ("rope", "float16", "cuda:0")
-    saved(trusting.Kept((good,), (bad,)))
+    saved(Kept((good,), (bad,)))
     code, out, _ = anydevice(*words)
     assert code == 0
     assert "Used from now on: our softmax in float16 on cuda:0\n" in out
     assert "Not used: our rope in float16 on cuda:0\n" in out
     kernels = json.loads(anydevice(*words, "--json")[1])["kernels"]
     assert kernels == {"trusted": [list(good)], "refused": [list(bad)], "problem": None}
-    saved(trusting.Kept((), (), "the disk is full"))
+    saved(Kept((), (), "the disk is full"))
     code, out, _ = anydevice(*words)
     assert code == 1
     assert out.endswith("the disk is full\n")

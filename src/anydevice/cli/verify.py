@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
-from anydevice.check import trusted_kernels as trusting
-from anydevice.check.verdicts import IN_WORDS, Cell, Of, Verdicts
+from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, save
 from anydevice.check.verifying import verify
 from anydevice.cli.options import add_narrowing, shown_on
 from anydevice.cli.printing import Output
-from anydevice.core.record import Record, as_dict
+from anydevice.core.record import as_dict
+from anydevice.core.text import table
 from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
@@ -25,7 +25,6 @@ _SHORT = {
     "bool": "bool",
 }
 _TITLES: dict[Of, str] = {"value": "", "kernel": "Our kernels", "gradient": "Gradients"}
-_COLUMN, _GAP = 5, 2
 _NAMED = 4
 """So many ops are named where they share a reason; more are counted."""
 
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             quick=arguments.quick,
             progress=progress,
         )
-    kept = trusting.save(verdicts) if arguments.save else None
+    kept = save(verdicts) if arguments.save else None
     if arguments.json:
         output.json(verdicts.to_dict() | ({"kernels": as_dict(kept)} if kept else {}))
     else:
@@ -84,38 +83,25 @@ def show(verdicts: Verdicts, output: Output, *, folded: bool = False) -> None:
     output.say(f"{words}, in {verdicts.seconds:.1f} s.")
 
 
-class _Group(Record):
-    """The columns of one engine on one device."""
-
-    device: str
-    engine: str
-    dtypes: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.engine} on {self.device}"
-
-    @property
-    def width(self) -> int:
-        return max(_COLUMN * len(self.dtypes), len(self.title)) + _GAP
-
-
 def _show_matrix(title: str, cells: Sequence[Cell], output: Output, *, folded: bool) -> None:
     states = {(cell.op, cell.device, cell.engine, cell.dtype): cell.state for cell in cells}
     ops = _lines_of(cells, folded=folded)
-    label = max(map(len, (title, *ops))) + 2
-    for groups in _that_fit(_groups(cells), output.width, label):
-        heads = "".join(group.title.ljust(group.width) for group in groups).rstrip()
-        output.say(output.paint(title.ljust(label) + heads, "strong"))
-        types = "".join(_line(map(_SHORT.__getitem__, g.dtypes), g) for g in groups).rstrip()
-        output.say(output.paint(" " * label + types, "dim"))
-        for name, op in ops.items():
-            line = name.ljust(label)
-            for group in groups:
-                places = (states.get((op, group.device, group.engine, d)) for d in group.dtypes)
-                line += _line((_MARKS[s][0] if s else "" for s in places), group)
-            output.say(_painted(line.rstrip(), output))
-        output.say("")
+    columns = []
+    for device, engine in dict.fromkeys((cell.device, cell.engine) for cell in cells):
+        dtypes = [
+            each for each in _SHORT if any(key[1:] == (device, engine, each) for key in states)
+        ]
+        marks = (
+            (_mark(states.get((op, device, engine, each))) for each in dtypes)
+            for op in ops.values()
+        )
+        heads = f"{engine} on {device}", _in_columns(_SHORT[each] for each in dtypes)
+        columns.append([*heads, *map(_in_columns, marks)])
+    names = [title, "", *ops]
+    for fitting in _that_fit(names, columns, output.width):
+        head, types, *lines = table(*_turned([names, *fitting]))
+        output.say(output.paint(head, "strong"), output.paint(types, "dim"))
+        output.say(*(_painted(line, output) for line in lines), "")
 
 
 def _lines_of(cells: Sequence[Cell], *, folded: bool) -> dict[str, str]:
@@ -133,34 +119,35 @@ def _lines_of(cells: Sequence[Cell], *, folded: bool) -> dict[str, str]:
 
 
 def _together(ops: Sequence[str]) -> str:
-    """Some of the ops by name and how many more there are: no two lines are called the same."""
+    """The first op by name and how many more there are: no two lines have the same name."""
     return ops[0] if len(ops) == 1 else f"{ops[0]} and {len(ops) - 1} more"
 
 
-def _groups(cells: Sequence[Cell]) -> list[_Group]:
-    found: dict[tuple[str, str], set[str]] = {}
-    for cell in cells:
-        found.setdefault((cell.device, cell.engine), set()).add(cell.dtype)
-    return [
-        _Group(device, engine, tuple(dtype for dtype in _SHORT if dtype in dtypes))
-        for (device, engine), dtypes in found.items()
-    ]
-
-
-def _that_fit(groups: Sequence[_Group], width: int | None, label: int) -> Iterator[list[_Group]]:
-    """The groups in as many matrices as it takes for each to fit the terminal."""
-    row: list[_Group] = []
-    for group in groups:
-        wide = label + sum(each.width for each in (*row, group)) - _GAP
-        if row and width is not None and wide > width:
+def _that_fit(
+    names: Sequence[str], columns: Sequence[list[str]], width: int | None
+) -> Iterator[list[list[str]]]:
+    """The columns in as many tables as it takes for each to fit the terminal."""
+    row: list[list[str]] = []
+    for column in columns:
+        widths = [max(map(len, each)) + 2 for each in (names, *row, column)]
+        if row and width is not None and sum(widths) - 2 > width:
             yield row
             row = []
-        row.append(group)
+        row.append(column)
     yield row
 
 
-def _line(words: Iterable[str], group: _Group) -> str:
-    return "".join(word.ljust(_COLUMN) for word in words).ljust(group.width)
+def _turned(columns: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    head, *rows = zip(*columns, strict=True)
+    return head, rows
+
+
+def _in_columns(words: Iterable[str]) -> str:
+    return "".join(word.ljust(5) for word in words).rstrip()
+
+
+def _mark(state: str | None) -> str:
+    return _MARKS[state][0] if state else ""
 
 
 def _painted(line: str, output: Output) -> str:
@@ -185,7 +172,7 @@ def _show_reasons(title: str, cells: Sequence[Cell], output: Output) -> None:
     output.say("")
 
 
-def _show_kept(kept: trusting.Kept, output: Output) -> None:
+def _show_kept(kept: Kept, output: Output) -> None:
     for title, entries in (("Used from now on", kept.trusted), ("Not used", kept.refused)):
         for kernel, dtype, device in entries:
             output.say(f"{title}: our {kernel} in {dtype} on {device}")

@@ -1,17 +1,15 @@
-"""Plots as SVG text, small enough to be read on a phone: dots in rows, and a roofline.
+"""Plots as SVG text, small enough to be read on a phone: rows of dots, a roofline, curves.
 
-Everything that comes from outside is escaped here. Colours are those of the page: the
-style of the class `m0` is that of the first engine.
-
-Curves of losses as SVG text: few lines, readable on a phone, by day and by night.
+Everything that comes from outside is escaped here. Dots have the colours of the page that they are
+on: the style of the class `m0` is that of the first engine. Curves carry their own style, for light
+and dark screens.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 
 from anydevice.core.record import Record
 from anydevice.core.text import shortened
@@ -20,6 +18,14 @@ WIDTH = 340
 """Units across: about the pixels of a phone, so that text keeps its size there."""
 
 _LABELS, _RIGHT, _ROW, _TOP, _BOTTOM = 122, 18, 31, 18, 6
+
+_COLOURS = ("#0b6bcb", "#c2410c")
+_DASHES = ("none", "5 3")  # who sees no colours tells the lines apart as well
+_CURVE_STYLE = (
+    "svg{background:#fff;color:#222;font:12px system-ui,sans-serif}"
+    ".grid{stroke:#8884;fill:none}text{fill:currentColor}.soft{opacity:.7}"
+    "@media(prefers-color-scheme:dark){svg{background:#16181c;color:#e6e6e6}}"
+)
 
 MARKS: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6"',
@@ -48,6 +54,13 @@ class Line(Record):
     dots: tuple[Dot, ...]
 
 
+class Curve(Record):
+    """A named line through points of an epoch and a loss."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
 class Axis(Record):
     """Where values lie between two pixels; `low` and `high` are the values at its ends."""
 
@@ -60,11 +73,15 @@ class Axis(Record):
     def at(self, value: float) -> float:
         """The pixel of a value; what lies beyond an end is drawn at it.
 
+        Where both ends are one value, that is the middle.
+
         >>> Axis(0.0, 1.0, 100.0, 300.0).at(0.5), Axis(1.0, 100.0, 0.0, 10.0, True).at(10.0)
         (200.0, 5.0)
         """
         held = min(max(value, self.low), self.high)
-        if self.logarithmic:
+        if self.low == self.high:
+            part = 0.5
+        elif self.logarithmic:
             part = log10(held / self.low) / log10(self.high / self.low)
         else:
             part = (held - self.low) / (self.high - self.low)
@@ -161,6 +178,57 @@ def roofline(
     return "".join((*parts, "</svg>"))
 
 
+def picture_of(curves: Sequence[Curve], said: str) -> str:
+    """The curves as one SVG picture, with `said` above it.
+
+    Losses are on a logarithmic axis where they are all above 0 and span more than a factor of 20.
+    NaN and infinities are left out.
+    """
+    width, height, left, right, top, bottom = 480, 300, 54, 14, 34, 34
+    points = [point for curve in curves for point in _finite(curve)] or [(1.0, 0.0)]
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    logarithmic = low > 0 and high / low > 20
+    marks = _powers(decades([low, high])) if logarithmic else _even(low, high)
+    x_axis = Axis(first, last, left, width - right)
+    y_axis = Axis(min(low, marks[0]), max(high, marks[-1]), height - bottom, top, logarithmic)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+        f"<title>{escape(said)}</title><style>{_CURVE_STYLE}</style>",
+        _text(left, 18, said, "soft"),
+    ]
+    for mark in marks:
+        y = y_axis.at(mark)
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{width - right}"/>')
+        parts.append(_text(left - 6, y + 4, f"{mark:.4g}", "soft", "end"))
+    epochs = sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)})
+    below = height - bottom + 16
+    parts += [_text(x_axis.at(epoch), below, f"{epoch:g}", "soft", "middle") for epoch in epochs]
+    parts.append(_text((width + left) / 2, height - 4, "epoch", "soft", "middle"))
+    for number, curve in enumerate(curves):
+        look = f'stroke="{_COLOURS[number]}" stroke-dasharray="{_DASHES[number]}"'
+        at = width - right - 150 + 80 * number
+        parts.append(f'<path d="M{at} 26h18" stroke-width="2" {look}/>')
+        parts.append(_text(at + 22, 30, curve.name, "soft"))
+        drawn = [(x_axis.at(x), y_axis.at(y)) for x, y in _finite(curve)]
+        if drawn:
+            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in drawn)
+            parts.append(f'<path d="M{path}" fill="none" stroke-width="2" {look}/>')
+            x, y = drawn[-1]
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[number]}"/>')
+    return "".join((*parts, "</svg>"))
+
+
+def page_of(curves: Sequence[Curve], said: str) -> str:
+    """The picture in a page of its own, which needs nothing else."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>Training</title>'
+        "<style>body{margin:0 auto;max-width:60rem}</style>"
+        f"{picture_of(curves, said)}</html>"
+    )
+
+
 def _powers(ends: tuple[float, float]) -> list[float]:
     """The powers of ten between two of them; only some where there are many."""
     low, high = round(log10(ends[0])), round(log10(ends[1]))
@@ -192,97 +260,8 @@ def _polygon(*points: tuple[float, float]) -> str:
     return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"'
 
 
-_WIDTH, _HEIGHT = 480, 300
-_LEFT, _CURVE_RIGHT, _CURVE_TOP, _CURVE_BOTTOM = 54, 14, 34, 34
-_COLOURS = ("#0b6bcb", "#c2410c")
-_DASHES = ("none", "5 3")  # who sees no colours tells the lines apart as well
-_STYLE = (
-    "svg{background:#fff;color:#222;font:12px system-ui,sans-serif}"
-    ".grid{stroke:#8884;fill:none}text{fill:currentColor}.soft{opacity:.7}"
-    "@media(prefers-color-scheme:dark){svg{background:#16181c;color:#e6e6e6}}"
-)
-
-
-class Curve(Record):
-    """A named line through points of an epoch and a loss."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
-def picture_of(curves: Sequence[Curve], said: str) -> str:
-    """The curves as one SVG picture, with `said` above it.
-
-    Losses are on a logarithmic axis where they are all above 0 and span more than a factor of 20.
-    What is no finite number is left out.
-    """
-    points = [point for curve in curves for point in _finite(curve)] or [(1.0, 0.0)]
-    first, last = min(x for x, _ in points), max(x for x, _ in points)
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    logarithmic = low > 0 and high / low > 20
-    marks = _curve_powers(low, high) if logarithmic else _even(low, high)
-    low, high = min(low, marks[0]), max(high, marks[-1])
-
-    def across(x: float) -> float:
-        share = (x - first) / (last - first) if last > first else 0.5
-        return _LEFT + share * (_WIDTH - _LEFT - _CURVE_RIGHT)
-
-    def upward(y: float) -> float:
-        ends = [math.log(v) for v in (low, high, y)] if logarithmic else [low, high, y]
-        share = (ends[2] - ends[0]) / (ends[1] - ends[0])
-        return _HEIGHT - _CURVE_BOTTOM - share * (_HEIGHT - _CURVE_TOP - _CURVE_BOTTOM)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
-        f"<title>{escape(said)}</title><style>{_STYLE}</style>",
-        _curve_text(_LEFT, 18, said, "start"),
-    ]
-    for mark in marks:
-        y = upward(mark)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _CURVE_RIGHT}"/>')
-        parts.append(_curve_text(_LEFT - 6, y + 4, f"{mark:.4g}", "end"))
-    epochs = sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)})
-    below = _HEIGHT - _CURVE_BOTTOM + 16
-    parts += [_curve_text(across(epoch), below, f"{epoch:g}", "middle") for epoch in epochs]
-    parts.append(_curve_text((_WIDTH + _LEFT) / 2, _HEIGHT - 4, "epoch", "middle"))
-    for number, curve in enumerate(curves):
-        parts += _drawn(curve, number, [(across(x), upward(y)) for x, y in _finite(curve)])
-    return "".join((*parts, "</svg>"))
-
-
-def page_of(curves: Sequence[Curve], said: str) -> str:
-    """The picture in a page of its own, which needs nothing else."""
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>Training</title>'
-        "<style>body{margin:0 auto;max-width:60rem}</style>"
-        f"{picture_of(curves, said)}</html>"
-    )
-
-
-def _drawn(curve: Curve, number: int, points: Sequence[tuple[float, float]]) -> list[str]:
-    look = f'stroke="{_COLOURS[number]}" stroke-dasharray="{_DASHES[number]}"'
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    at = _WIDTH - _CURVE_RIGHT - 150 + 80 * number
-    parts = [
-        f'<path d="M{at} 26h18" stroke-width="2" {look}/>',
-        _curve_text(at + 22, 30, curve.name),
-    ]
-    if points:
-        parts.append(f'<path d="M{path}" fill="none" stroke-width="2" {look}/>')
-        x, y = points[-1]
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[number]}"/>')
-    return parts
-
-
 def _finite(curve: Curve) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in curve.points if math.isfinite(y)]
-
-
-def _curve_powers(low: float, high: float) -> list[float]:
-    """The powers of ten around two numbers above 0."""
-    ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return [10.0**power for power in range(ends[0], ends[1] + 1)]
+    return [(x, y) for x, y in curve.points if isfinite(y)]
 
 
 def _even(low: float, high: float) -> list[float]:
@@ -293,12 +272,7 @@ def _even(low: float, high: float) -> list[float]:
     """
     span = (high - low) or abs(high) or 1.0
     rough = span / 5
-    size = 10 ** math.floor(math.log10(rough))
+    size = 10 ** floor(log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
-    start, stop = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    start, stop = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(start, max(stop, start + 1) + 1)]
-
-
-def _curve_text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="soft" {place}>{escape(words)}</text>'
