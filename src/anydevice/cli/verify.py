@@ -99,7 +99,8 @@ def _show_matrix(title: str, cells: Sequence[Cell], output: Output, *, folded: b
         columns.append([*heads, *map(_in_columns, marks)])
     names = [title, "", *ops]
     for fitting in _that_fit(names, columns, output.width):
-        head, types, *lines = table(*_turned([names, *fitting]))
+        first, *rows = zip(names, *fitting, strict=True)
+        head, types, *lines = table(first, rows)
         output.say(output.paint(head, "strong"), output.paint(types, "dim"))
         output.say(*(_painted(line, output) for line in lines), "")
 
@@ -135,11 +136,6 @@ def _that_fit(
             row = []
         row.append(column)
     yield row
-
-
-def _turned(columns: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    head, *rows = zip(*columns, strict=True)
-    return head, rows
 
 
 def _in_columns(words: Iterable[str]) -> str:
