@@ -1,9 +1,8 @@
-"""Rooms: which devices a plan may use, named in any way, and what each has for a model."""
+"""Available memory: which devices a plan may use, by any name, and what each has for a model."""
 
 from __future__ import annotations
 
 import pytest
-from tests.memory.test_plans import LLAMA
 
 import anydevice
 from anydevice import plan_inference, testing
@@ -11,10 +10,11 @@ from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.discovery import _discover as discovery
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.memory.stats import MemoryStats, memory_stats
-from anydevice.planning import available as rooms
-from anydevice.planning.available import Room, rooms_of
+from anydevice.planning import available
+from anydevice.planning.available import AvailableMemory, available_memory
 from anydevice.planning.overheads import CONTEXT
-from anydevice.planning.placement import groups_of
+from anydevice.planning.placement import device_groups
+from tests.planning.test_plan import LLAMA
 
 GIB = 2**30
 
@@ -35,15 +35,15 @@ def test_devices_that_are_not_there_or_not_devices() -> None:
 
 def test_devices_by_kind_as_objects_and_only_once() -> None:
     with testing.fake_machine(cuda=2) as report:
-        found, notes = rooms_of(["gpu", report.devices[0], "cuda:1"])
-    assert [str(room.device) for room in found] == ["cuda:0", "cuda:1"]
+        found, notes = available_memory(["gpu", report.devices[0], "cuda:1"])
+    assert [str(each.device) for each in found] == ["cuda:0", "cuda:1"]
     assert notes == ()
 
 
 def test_devices_may_come_from_any_collection() -> None:
     with testing.fake_machine(cuda=2):
         for places in ({"cuda:1"}, (name for name in ["cuda:1"]), {"cuda:1": None}.keys()):
-            assert [str(room.device) for room in rooms_of(places)[0]] == ["cuda:1"]
+            assert [str(each.device) for each in available_memory(places)[0]] == ["cuda:1"]
 
 
 def test_the_processor_counts_once_however_many_devices_jax_makes_of_it(
@@ -53,14 +53,14 @@ def test_the_processor_counts_once_however_many_devices_jax_makes_of_it(
     with testing.fake_machine() as report:
         assert len([device for device in report.devices if device.backend == "cpu"]) == 8
         for places in (None, "cpu", ["cpu"]):
-            assert [str(room.device) for room in rooms_of(places)[0]] == ["cpu"]
-        assert [str(room.device) for room in rooms_of("cpu:3")[0]] == ["cpu:3"]
+            assert [str(each.device) for each in available_memory(places)[0]] == ["cpu"]
+        assert [str(each.device) for each in available_memory("cpu:3")[0]] == ["cpu:3"]
 
 
 def test_a_library_s_own_device() -> None:
     torch = pytest.importorskip("torch")
-    found, _ = rooms_of(torch.device("cpu"))
-    assert [str(room.device) for room in found] == ["cpu"]
+    found, _ = available_memory(torch.device("cpu"))
+    assert [str(each.device) for each in found] == ["cpu"]
 
 
 def test_one_card_seen_through_two_backends_counts_once() -> None:
@@ -71,17 +71,17 @@ def test_one_card_seen_through_two_backends_counts_once() -> None:
         Sighting("opencl", present=True, devices=seen, engines=("torch",)),
     ]
     with testing.fake_machine(sightings=sightings):
-        everything, _ = rooms_of(None)
-        both, _ = rooms_of(["cuda", "opencl"])
-    assert [room.device.backend for room in everything] == ["cuda", "cpu"]
-    groups = [[room.device.backend for room in group.rooms] for group in groups_of(both)]
+        everything, _ = available_memory(None)
+        both, _ = available_memory(["cuda", "opencl"])
+    assert [each.device.backend for each in everything] == ["cuda", "cpu"]
+    groups = [[each.device.backend for each in group.devices] for group in device_groups(both)]
     assert groups == [["cuda"], ["opencl"]]
 
 
 def test_unified_memory_is_not_counted_twice() -> None:
     with testing.fake_machine(metal=1, memory="8GiB"):
-        found, _ = rooms_of(None)
-    groups = [[str(room.device) for room in group.rooms] for group in groups_of(found)]
+        found, _ = available_memory(None)
+    groups = [[str(each.device) for each in group.devices] for group in device_groups(found)]
     assert groups == [["metal:0"], ["cpu"]]
 
 
@@ -89,8 +89,8 @@ def test_the_processor_seen_through_opencl_is_only_used_by_name() -> None:
     facts = Facts("a CPU", memory_kind="host", total_memory=GIB)
     pocl = Sighting("opencl", present=True, devices=(Seen(0, "cpu", facts),), engines=("torch",))
     with testing.fake_machine(sightings=[pocl]):
-        assert [str(room.device) for room in rooms_of(None)[0]] == ["cpu"]
-        assert [str(room.device) for room in rooms_of("opencl")[0]] == ["opencl:0"]
+        assert [str(each.device) for each in available_memory(None)[0]] == ["cpu"]
+        assert [str(each.device) for each in available_memory("opencl")[0]] == ["opencl:0"]
 
 
 def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,21 +101,21 @@ def test_what_discovery_has_just_read_is_not_read_again(monkeypatch: pytest.Monk
         return memory_stats(device)
 
     monkeypatch.setattr("anydevice.memory.stats.memory_stats", stats)
-    monkeypatch.setattr(rooms.registry, "loaded_engines", lambda: ())
+    monkeypatch.setattr(available.registry, "loaded_engines", lambda: ())
     discovery.forget_report()
-    rooms.look_ahead()
-    first, _ = rooms_of("cpu")
+    available.look_ahead()
+    first, _ = available_memory("cpu")
     assert asked == []
-    rooms.look_ahead()  # it was looked at: that changes nothing
-    monkeypatch.setattr(rooms, "_ONE_MOMENT", -1.0)
-    second, _ = rooms_of("cpu")
+    available.look_ahead()  # it was looked at: that changes nothing
+    monkeypatch.setattr(available, "_RECENT", -1.0)
+    second, _ = available_memory("cpu")
     assert asked == [anydevice.Device("cpu")]
     assert first[0].free > 0 < second[0].free
 
 
 def test_a_limit_does_not_count_the_context_of_the_driver() -> None:
     device = anydevice.Device("cuda:0")
-    assert Room(device, 80 * GIB, 40 * GIB).room == 40 * GIB + CONTEXT
-    assert Room(device, 40 * GIB, 40 * GIB).room == 40 * GIB
-    assert Room(device, 80 * GIB).room == 80 * GIB
-    assert Room(device, 0, 40 * GIB).room == 0
+    assert AvailableMemory(device, 80 * GIB, 40 * GIB).bytes == 40 * GIB + CONTEXT
+    assert AvailableMemory(device, 40 * GIB, 40 * GIB).bytes == 40 * GIB
+    assert AvailableMemory(device, 80 * GIB).bytes == 80 * GIB
+    assert AvailableMemory(device, 0, 40 * GIB).bytes == 0

@@ -139,17 +139,17 @@ class FullAtFirst(torch.nn.Module):
 
 def moved_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Where things are said to be, and what is moved where: torch has no second device here."""
-    from anydevice.planning import cpu_fallback as falling_back
+    from anydevice.planning import cpu_fallback as module
 
     moved: list[tuple[str, str]] = []
-    original = falling_back.to_device
+    original = module.to_device
 
     def to_device(tree: Any, device: Any, **options: Any) -> Any:
         moved.append((type(tree).__name__, str(device)))
         return original(tree, Device("cpu", engine="torch"), **options)
 
-    monkeypatch.setattr(falling_back, "to_device", to_device)
-    monkeypatch.setattr(falling_back, "device_of", lambda tree: Device("cuda:1"))
+    monkeypatch.setattr(module, "to_device", to_device)
+    monkeypatch.setattr(module, "device_of", lambda tree: Device("cuda:1"))
     return moved
 
 
@@ -190,11 +190,11 @@ def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has gained gradients, and its device is full: the result matters more."""
-    from anydevice.planning import cpu_fallback as falling_back
+    from anydevice.planning import cpu_fallback as module
 
     model = FullAtFirst()
     moved = moved_by(monkeypatch)
-    moving = falling_back.to_device
+    moving = module.to_device
     copies = []
 
     def to_device(tree: Any, device: Any, **options: Any) -> Any:
@@ -206,7 +206,7 @@ def test_a_model_for_which_there_is_no_room_any_more_stays_on_the_cpu(
             copies.append(weakref.ref(result))
         return result
 
-    monkeypatch.setattr(falling_back, "to_device", to_device)
+    monkeypatch.setattr(module, "to_device", to_device)
     before = model.weight, model.weight.data_ptr(), model.scale.data_ptr()
     stays = r"stays there, because it could not go back to cuda:1: OutOfMemoryError: .*2\.0 GiB"
     with (
@@ -242,15 +242,15 @@ def test_what_is_on_the_cpu_already_stays_what_it_is() -> None:
     assert given[1] is x
 
 
-def test_a_spread_array_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.planning import cpu_fallback as falling_back
+def test_a_spread_array_has_no_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anydevice.planning import cpu_fallback as module
 
     def nowhere(tree: Any) -> Any:
         raise anydevice.DeviceMismatchError("spread")
 
-    monkeypatch.setattr(falling_back, "device_of", nowhere)
-    assert falling_back._homes((FullAtFirst(), (), {})) == {}
-    assert falling_back._place((len, (torch.ones(1),), {})) == why().device
+    monkeypatch.setattr(module, "device_of", nowhere)
+    assert module._devices_of((FullAtFirst(), (), {})) == {}
+    assert module._device_of_call((len, (torch.ones(1),), {})) == why().device
 
 
 def test_objects_that_are_made_anew_are_moved_for_a_method(small: Device) -> None:

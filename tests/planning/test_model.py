@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.memory.test_estimates import LLAMA
 
 from anydevice import ConfigurationError, TransferError, estimate_inference
 from anydevice.planning.model import shape_of
 from anydevice.planning.quantization import quantization_of
+from tests.planning.test_estimates import LLAMA
 
 MATRICES = {
     "self_attn.q_proj": (64, 64),
@@ -107,7 +107,7 @@ def test_modules_without_a_config_are_counted() -> None:
     model.config = Odd()
     estimate = estimate_inference(model, context=8)
     assert estimate.weights == (16 * 16 + 16) * 8
-    assert "no language model's" in estimate.assumed[-1]
+    assert "not that of a language model" in estimate.assumed[-1]
 
 
 def test_the_names_of_gpt2_are_known() -> None:

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.memory.test_estimates import LLAMA
 
 from anydevice import ConfigurationError, estimate_training
+from tests.planning.test_estimates import LLAMA
 
 PARTS = ("parameters", "gradients", "optimizer", "master", "activations", "logits", "overhead")
 

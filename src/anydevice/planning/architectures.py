@@ -1,31 +1,30 @@
-"""What the layers of each family of models have: one row a family, as `transformers` builds it.
+"""Families of language models, one row each, and the shape of one model.
 
-A row says which matrices have biases, how many norms a layer has, which layers forget old tokens,
-and what a `config.json` of the family may leave out. Checked against transformers 5.22: weights
-and caches that follow from a row are right to the byte.
-
-The shape of a model: what decides how much memory it needs, as plain numbers.
+A row says which matrices have biases, how many norms a layer has, which layers have an attention
+window, and what a `config.json` of the family may leave out. Checked against transformers 5.22:
+weights and caches that follow from a row are right to the byte.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import NOTHING, Record
+from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
 
 Flag = bool | str
-"""Whether layers have something: always, never, or where the config's key of that name is true."""
+"""Whether layers have something: always, never, or where this key of the config is true."""
 
 Windows = Literal["none", "all", "last", "pattern"]
-"""Which layers keep a window only, where the config does not list `layer_types`.
+"""Which layers have an attention window, where the config does not list `layer_types`.
 
 `all` of them where there is a `sliding_window`; the `last` ones, from `max_window_layers` on, where
 `use_sliding_window` is true; or a `pattern`, where each nth layer (`pattern` of the row, or the
-config's `sliding_window_pattern`) keeps everything.
+config's `sliding_window_pattern`) has none.
 """
 
 
@@ -362,42 +361,29 @@ class ModelShape(Record):
 
 
 LARGEST = 2**63 - 1
-"""The largest number of a shape: what is larger is an error in a file, and no size."""
+"""The largest number of a shape; a larger one is an error in a file."""
 
 
-def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
-    """A number that must be whole and from `least` to `most`, as Python's own `int`.
+def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
+    """An integer from `least` to `most`, as Python's own `int`; other libraries' integers count.
 
-    Raises `ConfigurationError` otherwise. Whole numbers of other libraries are numbers, too.
+    Raises `ConfigurationError` for everything else.
     """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise ConfigurationError(f"{name} is a whole number, not {shortened(repr(value))}", name)
     try:
-        number = operator.index(value)
+        number = operator.index(value) if not isinstance(value, bool) else None
     except TypeError:  # an array may have the method and more than one number
-        raise ConfigurationError(
-            f"{name} is a whole number, not {shortened(repr(value))}", name
-        ) from None
+        number = None
+    if number is None:
+        raise ConfigurationError(f"{name} is an integer, not {shortened(repr(value))}", name)
     if number < least:
         raise ConfigurationError(f"{name} is {least} or more, not {number}", name)
     if number > most:
-        raise ConfigurationError(f"{name} is {most} at most, which this is beyond", name)
+        raise ConfigurationError(f"{name} is at most {most}, and this is more", name)
     return number
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """A text of at most so many characters: a longer one without its middle.
-
-    >>> shortened("a/very/long/path", 9)
-    'a/ve…path'
-    """
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
-
-
-def float_type(name: str, spec: object) -> str:
-    """The name of a type that weights or a cache can have: a float that fills bytes of its own.
+def float_dtype(name: str, spec: object) -> str:
+    """The name of a dtype that weights or a cache can have: a float of 8 bits or more.
 
     Raises `ConfigurationError` for every other one.
     """
@@ -409,8 +395,8 @@ def float_type(name: str, spec: object) -> str:
     return row.name
 
 
-def shares(name: str, value: int, divisor_name: str, divisor: int) -> int:
-    """`value / divisor` where it is whole; raises `ConfigurationError` otherwise."""
+def quotient(name: str, value: int, divisor_name: str, divisor: int) -> int:
+    """`value / divisor` where that is an integer; raises `ConfigurationError` otherwise."""
     if value % divisor:
         raise ConfigurationError(
             f"{name} ({value}) is not a multiple of {divisor_name} ({divisor}); check both", name

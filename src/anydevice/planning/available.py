@@ -1,4 +1,4 @@
-"""The room that each device has for a model at this moment, and which devices share one memory."""
+"""The memory that each device has for a model now, and which devices share one memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.planning.overheads import CONTEXT
 from anydevice.settings.config import current
 
-Places = str | Device | Iterable[Any] | None
+DeviceNames = str | Device | Iterable[Any] | None
 """Devices as a caller names them: one or several, objects or names, or all that are usable."""
 
 _SHARING = ("unified", "host")
-_ONE_MOMENT = 0.5
-"""Seconds for which what discovery read of free memory is not read again."""
+_RECENT = 0.5
+"""Seconds for which the free memory that discovery read is not read again."""
 
 _looked: tuple[Report, float] | None = None
 
 
-class Room(Record):
-    """What this process may still take of a device, in bytes.
+class AvailableMemory(Record):
+    """The memory that this process may still take of a device, in bytes.
 
-    `free` is what the device has left for it: what is free now, and what the libraries of this
-    process hold already without using it. `limit` is what they may still take of the amount that
-    `configure(memory=…)` allows, `None` where nothing was set.
+    `free` is what is free now, and what the libraries of this process hold without using it.
+    `limit` is what they may still take of the amount that `configure(memory=…)` allows, `None`
+    where nothing was set.
     """
 
     device: Device
@@ -43,56 +43,50 @@ class Room(Record):
     facts: Facts = Facts("unknown")
 
     @property
-    def room(self) -> int:
+    def bytes(self) -> int:
         """The bytes that a model may need there in all.
 
-        A driver's context is part of what a model needs, and lies outside of the limit.
+        A driver's context is part of what a model needs, but does not count for the limit.
         """
         return self.free if self.limit is None else min(self.free, self.limit + CONTEXT)
 
-    def shares_memory_with(self, other: Room) -> bool:
-        """Whether what one takes the other has no longer: two views of a card, or of the host."""
+    def shares_memory_with(self, other: AvailableMemory) -> bool:
+        """Whether both take from one memory: two views of a card, or of the host."""
         if self.device == other.device or same_card(self.facts, other.facts):
             return True
         return self.facts.memory_kind in _SHARING and other.facts.memory_kind in _SHARING
 
 
 def look_ahead() -> None:
-    """Look at the machine now, for `rooms_of` soon: in a thread, while a model's files are read."""
+    """Discover the machine now, in a thread, while a model's files are read."""
     global _looked
     if kept_report() is None:
         _looked = discover(), time.monotonic()
 
 
-def rooms_of(places: Places) -> tuple[tuple[Room, ...], tuple[str, ...]]:
-    """The room of each device, the CPU's last, and a sentence for each that cannot be counted.
+def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
+    """The memory of each device, the CPU's last, and a note for each that does not tell its own.
 
-    Without `places` they are all usable devices of this machine; one that is seen through two
+    Without `names` they are all usable devices of this machine; one that is seen through two
     backends counts once. Raises `DeviceNotFoundError` where a device that is named is not usable.
     """
-    just_now = kept_report() is None or _was_just_now()
-    devices = _everything() if places is None else _named(places)
-    devices = tuple(sorted(devices, key=lambda device: device.backend == "cpu"))
-    rooms: list[Room] = []
+    recent = kept_report() is None or (
+        _looked is not None and _looked[0] is discover() and time.monotonic() - _looked[1] < _RECENT
+    )
+    devices = _all_devices() if names is None else _named(names)
+    found: list[AvailableMemory] = []
     notes: list[str] = []
-    for device in devices:
-        room = _room(device, just_now)
-        if room is None:
+    for device in sorted(devices, key=lambda device: device.backend == "cpu"):
+        memory = _memory_of(device, recent)
+        if memory is None:
             notes.append(f"{device} does not tell how much memory it has: it is not counted")
         else:
-            rooms.append(room)
-    return tuple(rooms), tuple(notes)
+            found.append(memory)
+    return tuple(found), tuple(notes)
 
 
-def _was_just_now() -> bool:
-    if _looked is None or _looked[0] is not discover():
-        return False
-    return time.monotonic() - _looked[1] < _ONE_MOMENT
-
-
-def _everything() -> tuple[Device, ...]:
-    cards = discover().cards
-    first = [next((device for device in card if device.usable), None) for card in cards]
+def _all_devices() -> tuple[Device, ...]:
+    first = (next((each for each in card if each.usable), None) for card in discover().cards)
     # The processor seen once more through OpenCL is only used by name.
     return _one_processor(
         device
@@ -106,69 +100,64 @@ def _one_processor(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(device for device in devices if device.backend != "cpu" or not device.index)
 
 
-def _named(places: str | Device | Iterable[Any]) -> tuple[Device, ...]:
-    each: Iterable[Any] = (places,)
-    if isinstance(places, Iterable) and not isinstance(places, str | Device):
-        each = places
-    found: dict[Device, None] = {}
-    for place in each:
-        for device in _devices_of(place):
-            if not device.usable:
-                raise DeviceNotFoundError(
-                    f"{device} is not usable: {device.why_not}; anydevice.devices() lists what is",
-                    tuple(discover()),
-                )
-            found[device] = None
+def _named(names: str | Device | Iterable[Any]) -> tuple[Device, ...]:
+    several = isinstance(names, Iterable) and not isinstance(names, str | Device)
+    each: Iterable[Any] = names if several else (names,)  # type: ignore[assignment]
+    found = tuple(dict.fromkeys(device for name in each for device in _devices_of(name)))
+    for device in found:
+        if not device.usable:
+            raise DeviceNotFoundError(
+                f"{device} is not usable: {device.why_not}; anydevice.devices() lists what is",
+                tuple(discover()),
+            )
     if not found:
         raise ConfigurationError("no device is named; leave devices out to use all", "devices")
-    return tuple(found)
+    return found
 
 
-def _devices_of(place: Any) -> tuple[Device, ...]:
-    if isinstance(place, Device):
-        return (place,)
-    if not isinstance(place, str):
-        device = device_from_library(place)
+def _devices_of(name: Any) -> tuple[Device, ...]:
+    if isinstance(name, Device):
+        return (name,)
+    if not isinstance(name, str):
+        device = device_from_library(name)
         if device is None:
             raise ConfigurationError(
-                f"{place!r} is not a device; write a Device or a name such as 'cuda:0'", "devices"
+                f"{name!r} is not a device; write a Device or a name such as 'cuda:0'", "devices"
             )
         return (device,)
-    if place in KINDS or parse_place(place)[1] is None:
-        return _one_processor(usable_devices(place)) or (_missing(place),)
-    return (Device(place),)
-
-
-def _missing(name: str) -> Device:
-    if name in KINDS:
+    if name not in KINDS and parse_place(name)[1] is not None:
+        return (Device(name),)
+    found = _one_processor(usable_devices(name))
+    if name in KINDS and not found:
         raise DeviceNotFoundError(
             f"no {name} of this machine is usable; anydevice.devices() lists what is",
             tuple(discover()),
         )
-    return Device(name)
+    return found or (Device(name),)
 
 
-def _room(device: Device, just_now: bool) -> Room | None:
+def _memory_of(device: Device, recent: bool) -> AvailableMemory | None:
     standing = device.standing
     assert standing is not None
     facts, in_use = standing.facts, 0
-    if just_now and not registry.loaded_engines():
+    if recent and not registry.loaded_engines():
         # Discovery has just read what is free: asking the driver again would take as long again.
-        available = facts.free_memory
+        free = facts.free_memory
     else:
         from anydevice.memory.stats import memory_stats  # a plan on the command line needs none
 
         stats = memory_stats(device)
-        available, in_use = stats.available, stats.in_use or 0
-    amounts = [n for n in (available, facts.usable_memory, facts.total_memory) if n is not None]
+        free, in_use = stats.available, stats.in_use or 0
+    amounts = [n for n in (free, facts.usable_memory, facts.total_memory) if n is not None]
     if not amounts:
         return None
     limit = _limit(device)
-    return Room(device, min(amounts), None if limit is None else max(0, limit - in_use), facts)
+    left = None if limit is None else max(0, limit - in_use)
+    return AvailableMemory(device, min(amounts), left, facts)
 
 
 def _limit(device: Device) -> int | None:
-    """What the settings allow this process in all; the CPU's libraries keep to no limit."""
+    """The memory that the settings allow this process; the CPU's libraries keep to no limit."""
     config, origins = current()
     if "memory" not in origins or device.kind == "cpu":
         return None

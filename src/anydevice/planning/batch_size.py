@@ -1,4 +1,4 @@
-"""`find_batch_size`: the largest batch for which there is room, found by trying."""
+"""`find_batch_size`: the largest batch that fits into memory, found by trying."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from inspect import ismethod
-from operator import index
 from typing import Any
 
 from anydevice.choose.scope import why
@@ -14,6 +13,7 @@ from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import let_go, ran_out, refuse
 from anydevice.memory.release import free_what_failed
+from anydevice.planning.architectures import integer
 from anydevice.settings import config as settings
 from anydevice.transfer.moving import is_array
 from anydevice.transfer.trees.tree import flatten
@@ -25,13 +25,13 @@ _found: dict[_Key, int] = {}
 def find_batch_size(
     fn: Callable[[int], object], start: int, *, minimum: int = 1, again: bool = False
 ) -> int:
-    """The first of `start`, `start // 2`, `start // 4`, … for which `fn` finds enough memory.
+    """The first of `start`, `start // 2`, `start // 4`, … for which `fn` has enough memory.
 
     `fn(batch_size)` does once what is done with a batch later, such as a whole training step: with
-    an optimizer, the second step needs more than the first, so let it take two. What it returns is
-    waited for and dropped. Running out of memory, in the words of any library or in ours, halves
-    the size; any other error is raised as it is. `start` is the largest size that is tried: where
-    it is a power of two, so is the answer.
+    an optimizer, the second step needs more than the first, so let it take two. Its result is
+    waited for and dropped. Running out of memory, with the error of any library or with ours,
+    halves the size; any other error is raised as it is. `start` is the largest size that is tried:
+    where it is a power of two, so is the answer.
 
     >>> import numpy
     >>> def step(size):
@@ -39,28 +39,27 @@ def find_batch_size(
     >>> find_batch_size(step, start=16)
     8
 
-    What a failed try held is freed before the next one, and what libraries keep of it is given
-    back. For that, the variables of the functions that the error came through are emptied. What
-    `fn` has put elsewhere stays: let a training step end, and begin, with
+    The memory of a failed try is freed before the next one, and libraries give back what they keep
+    of it. For that, the local variables of the functions that the error came through are cleared.
+    What `fn` has stored elsewhere stays: begin and end a training step with
     `optimizer.zero_grad(set_to_none=True)`, because a step that fails leaves its gradients on the
     model. Then as much memory is in use afterwards as before.
 
-    The answer is remembered for this very function, `start`, the device that `device()` chooses and
-    the limit of `configure(memory=…)`, until the process ends: `fn` is not called again, unless
-    `again=True`. A lambda that is written into the call is another function each time. Nothing is
-    kept for later processes: nothing tells there that the model is as large, and the device as
-    empty, as it was.
+    The answer is remembered for this function object, `start`, the device that `device()` chooses
+    and the limit of `configure(memory=…)`, until the process ends: `fn` is not called again, unless
+    `again=True`. A lambda that is written into the call is a new function each time. Nothing is
+    kept for later processes, where the model may be larger, or the device less empty.
 
     Raises `OutOfMemoryError` where not even `minimum` fits.
     """
     if not callable(fn):
         raise ConfigurationError(
             f"find_batch_size: {fn!r} cannot be called; give it a function that takes a batch size "
-            "and does with such a batch what is to be done",
+            "and runs one batch of it",
             "fn",
         )
-    least = _whole("minimum", minimum, 1)
-    size = _whole("start", start, least)
+    least = integer("find_batch_size: minimum", minimum)
+    size = integer("find_batch_size: start", start, least)
     key = _key(fn, size, least)
     if key in _found and not again:
         return _found[key]
@@ -83,7 +82,7 @@ def find_batch_size(
 
 
 def _problem(fn: Callable[[int], object], size: int) -> BaseException | None:
-    """The error by which a try ran out of memory, without what it held; `None` where it fits."""
+    """The error of a try that ran out of memory, without its frames; `None` where it fits."""
     try:
         _finish(fn(size))
     except Exception as error:
@@ -103,15 +102,6 @@ def _finish(result: object) -> None:
         owner.finish([value])
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    whole = None if isinstance(value, bool) or not hasattr(value, "__index__") else index(value)
-    if whole is None or whole < least:
-        raise ConfigurationError(
-            f"find_batch_size: {name} must be a whole number from {least} on, not {value!r}", name
-        )
-    return whole
-
-
 def _key(fn: Callable[[int], object], start: int, minimum: int) -> _Key:
     chosen = why().device
     place = None if chosen is None else (str(chosen), chosen.engine)
@@ -119,7 +109,7 @@ def _key(fn: Callable[[int], object], start: int, minimum: int) -> _Key:
 
 
 def _identity(fn: Any) -> tuple[int, int]:
-    """What tells this function from others; a bound method is made anew at each access."""
+    """The identity of a function; a bound method is a new object at each access."""
     return (id(fn.__self__), id(fn.__func__)) if ismethod(fn) else (id(fn), 0)
 
 

@@ -1,8 +1,7 @@
-"""Reading a model's `config.json`: the file, the part of it that is the decoder, and its words.
+"""A model's `config.json`: where it is, the part of it that is the decoder, and its values.
 
-Families call the same number by different names; `number` and `Config` know them all.
-
-Models that are already in the local Hugging Face cache, found by the names of its folders.
+Families call the same number by different names; `ModelConfig` knows them all. A model may also
+be named as on the Hugging Face hub, where the local cache has it.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from anydevice.core.record import NOTHING, Record
+from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
 from anydevice.planning.architectures import (
     ARCHITECTURES,
     LARGEST,
     UNKNOWN,
     Architecture,
-    float_type,
-    shortened,
-    whole,
+    float_dtype,
+    integer,
 )
 
 CONFIG_NAME = "config.json"
 LARGEST_CONFIG = 50_000_000
-"""Bytes: what is larger is no config."""
+"""Bytes; a larger file is not a config."""
 MOST_LAYERS = 100_000
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -45,76 +44,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "expert_size": ("moe_intermediate_size", "expert_intermediate_size"),
     "shared_expert_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
-"""Our word for a number, and what it is called in the configs of families, the usual one first."""
-
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
-_ALIASES = {"gemma3": "gemma3_text"}
-
-
-class Config(Record):
-    """A config's values, with those that its family leaves out filled in.
-
-    `source` says where it came from, for errors; `family` is its `model_type`; `known` says that
-    the family is in the table, `assumed` what had to be assumed, in sentences.
-    """
-
-    values: Mapping[str, Any]
-    family: str
-    source: str
-    architecture: Architecture = UNKNOWN
-    known: bool = False
-    assumed: tuple[str, ...] = ()
-    whole: Mapping[str, Any] = NOTHING
-
-    def get(self, key: str) -> Any:
-        """The config's value by its own key, or the family's default where it has no such key.
-
-        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
-        """
-        return self.values[key] if key in self.values else self.architecture.defaults.get(key)
-
-    def flag(self, flag: bool | str) -> bool:
-        """What a flag of the family's row comes to in this config."""
-        return bool(self.get(flag)) if isinstance(flag, str) else flag
-
-    def number(self, word: str, default: int | None = None) -> int:
-        """A number by our word for it; raises `ConfigurationError` where there is none."""
-        found = self.optional(word)
-        if found is not None:
-            return found
-        if default is not None:
-            return default
-        names = ", ".join(NAMES[word])
-        raise ConfigurationError(
-            f"{self.source} does not say the number of {_SPOKEN[word]}: it has none of the keys "
-            f"{names}; it may not be a language model's config, else add the key",
-            self.source,
-        )
-
-    def optional(self, word: str) -> int | None:
-        """A number by our word for it, or `None`."""
-        for name in NAMES[word]:
-            value = self.get(name)
-            if value is not None:
-                least = 0 if word in ("experts", "shared_expert_size") else 1
-                most = MOST_LAYERS if word == "layers" else LARGEST
-                return whole(f"{self.source}: {name}", value, least, most)
-        return None
-
-    def count(self, key: str, default: int = 0, least: int = 0) -> int:
-        """A whole number by the config's own key, `default` where it is absent or null."""
-        value = self.get(key)
-        return default if value is None else whole(f"{self.source}: {key}", value, least)
-
-    def entries(self, key: str) -> tuple[Any, ...] | None:
-        """A list by the config's own key, `None` where it is absent or null."""
-        value = self.get(key)
-        if value is None or isinstance(value, list | tuple):
-            return None if value is None else tuple(value)
-        raise ConfigurationError(f"{self.source}: {key} is no list", self.source)
-
-
-_SPOKEN = {
+"""Our name for a number, and its names in the configs of families, the usual one first."""
+_IN_WORDS = {
     "hidden": "hidden units",
     "layers": "layers",
     "heads": "attention heads",
@@ -124,6 +55,76 @@ _SPOKEN = {
     "experts_per_token": "experts that a token passes",
 }
 
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
+_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+_ALIASES = {"gemma3": "gemma3_text"}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FILES = (".json", ".safetensors")
+
+
+class ModelConfig(Record):
+    """A config's values, with those that its family leaves out filled in.
+
+    `source` is where it came from, for errors; `family` is its `model_type`; `known` says that the
+    family is in the table. `assumed` says, in sentences, what had to be assumed. `raw` is all of
+    the config, where `values` are the decoder's.
+    """
+
+    values: Mapping[str, Any]
+    family: str
+    source: str
+    architecture: Architecture = UNKNOWN
+    known: bool = False
+    assumed: tuple[str, ...] = ()
+    raw: Mapping[str, Any] = NOTHING
+
+    def get(self, key: str) -> Any:
+        """The config's value by its own key, or the family's default where it has no such key.
+
+        A key that is there and null is `None`: `"sliding_window": null` says that there is none.
+        """
+        return self.values[key] if key in self.values else self.architecture.defaults.get(key)
+
+    def flag(self, flag: bool | str) -> bool:
+        """The value in this config of a flag of the family's row."""
+        return bool(self.get(flag)) if isinstance(flag, str) else flag
+
+    def number(self, word: str, default: int | None = None) -> int:
+        """A number by our name for it; raises `ConfigurationError` where there is none."""
+        found = self.optional(word)
+        if found is not None:
+            return found
+        if default is not None:
+            return default
+        names = ", ".join(NAMES[word])
+        raise ConfigurationError(
+            f"{self.source} does not say the number of {_IN_WORDS[word]}: it has none of the keys "
+            f"{names}; it may not be a language model's config, else add the key",
+            self.source,
+        )
+
+    def optional(self, word: str) -> int | None:
+        """A number by our name for it, or `None`."""
+        for name in NAMES[word]:
+            value = self.get(name)
+            if value is not None:
+                least = 0 if word in ("experts", "shared_expert_size") else 1
+                most = MOST_LAYERS if word == "layers" else LARGEST
+                return integer(f"{self.source}: {name}", value, least, most)
+        return None
+
+    def count(self, key: str, default: int = 0, least: int = 0) -> int:
+        """An integer by the config's own key, `default` where it is absent or null."""
+        value = self.get(key)
+        return default if value is None else integer(f"{self.source}: {key}", value, least)
+
+    def entries(self, key: str) -> tuple[Any, ...] | None:
+        """A list by the config's own key, `None` where it is absent or null."""
+        value = self.get(key)
+        if value is None or isinstance(value, list | tuple):
+            return None if value is None else tuple(value)
+        raise ConfigurationError(f"{self.source}: {key} is not a list", self.source)
+
 
 def is_config_path(path: Path) -> bool:
     """Whether a path is a JSON file, or a folder with a `config.json`."""
@@ -132,7 +133,7 @@ def is_config_path(path: Path) -> bool:
     return path.suffix == ".json" and not path.name.endswith(".index.json")
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> ModelConfig:
     """The config in a file, or in a folder's `config.json`.
 
     Raises `ConfigurationError` where there is none, or it is not a JSON object.
@@ -157,8 +158,8 @@ def read_config(path: Path) -> Config:
     return as_config(values, str(file))
 
 
-def as_config(values: Mapping[str, Any], source: str = "the config") -> Config:
-    """A config from its values; of a model for several kinds of data, the part for text.
+def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelConfig:
+    """A config from its values; of a multimodal model, the part for text.
 
     >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
     3
@@ -166,11 +167,9 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> Config:
     text, assumed = dict(values), []
     for name in _NESTED:
         inner = values.get(name)
-        if isinstance(inner, Mapping) and not _speaks(values, "hidden"):
+        if isinstance(inner, Mapping) and all(values.get(key) is None for key in NAMES["hidden"]):
             text = {**{k: v for k, v in values.items() if k in _INHERITED}, **inner}
-            assumed.append(
-                f"only the text part ({name}) is counted; what sees or hears comes on top"
-            )
+            assumed.append(f"only the text part ({name}) is counted; vision and audio come on top")
             break
     family = str(text.get("model_type") or values.get("model_type") or "")
     family = _ALIASES.get(family, family)
@@ -179,38 +178,27 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> Config:
         called = f"the architecture {family!r} is" if family else "without a model_type, it is"
         assumed.append(f"{called} not one of those known exactly: layers like Llama's are assumed")
     architecture = ARCHITECTURES.get(family, UNKNOWN)
-    return Config(text, family, source, architecture, known, tuple(assumed), dict(values))
+    return ModelConfig(text, family, source, architecture, known, tuple(assumed), dict(values))
 
 
-_INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
-
-
-def _speaks(values: Mapping[str, Any], word: str) -> bool:
-    return any(values.get(name) is not None for name in NAMES[word])
-
-
-def dtype_of_config(config: Config) -> str | None:
-    """The element type that a config names for its weights, if it names one that we know."""
+def dtype_of_config(config: ModelConfig) -> str | None:
+    """The dtype that a config names for its weights; `None` where it names no known one."""
     for key in ("dtype", "torch_dtype"):
         name = config.get(key)
         if isinstance(name, str):
             try:
-                return float_type("dtype", name.removeprefix("torch."))
+                return float_dtype("dtype", name.removeprefix("torch."))
             except ConfigurationError:
                 return None
     return None
 
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILES = (".json", ".safetensors")
-
-
 def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a model lies that is named by a path or by its name on the Hugging Face hub.
+    """The path of a model that is named by a path or by its name on the Hugging Face hub.
 
-    A path that exists goes first. A name is looked for in the cache that the hub's own tools fill:
-    only its files are read, nothing is fetched. Raises `ConfigurationError` where the model is
-    nowhere, with how to get the one file that is needed.
+    A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
+    nothing is downloaded. Raises `ConfigurationError` where the model is not there, with how to
+    get the one file that is needed.
 
     >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})
     Traceback (most recent call last):
@@ -222,7 +210,7 @@ hf download nobody/no-model config.json
     if path is not None:
         return path
     said = shortened(model)
-    if not _NAME.fullmatch(model) or model.endswith(_FILES):
+    if not _HUB_NAME.fullmatch(model) or model.endswith(_FILES):
         raise ConfigurationError(
             f"{said}: there is no such file or folder; write the path of a config.json, of its "
             "folder, or the name of a model in the Hugging Face cache, such as 'org/name'",
@@ -259,7 +247,7 @@ def _cache(environment: Mapping[str, str]) -> Path:
 
 
 def _snapshots(repository: Path) -> Iterator[Path]:
-    """The downloaded states of a repository: that of its main branch, then the newest ones."""
+    """The downloaded snapshots of a repository: that of its main branch, then the newest ones."""
     try:
         commit = (repository / "refs" / "main").read_text("utf-8").strip()
         if commit:

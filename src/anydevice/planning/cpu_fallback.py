@@ -1,4 +1,4 @@
-"""`cpu_fallback`: a function that goes to the CPU where its device has no room."""
+"""`cpu_fallback`: a function that falls back to the CPU where its device runs out of memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _CPU = "cpu"
 
 
 def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
-    """The function, which is tried again on the CPU where its device runs out of memory.
+    """The function, which falls back to the CPU where its device runs out of memory.
 
     For the second try every array among the arguments is moved to the CPU, as `to_device` does, in
     a `use_device("cpu")` block; the result stays on the CPU. Of a method, and of a model that is
     called, the object's own arrays go along. Models and optimizers that are moved in place, such
     as a `torch.nn.Module`, are back on their devices afterwards: a backward pass has to be part of
-    the function. Where there is no room for them any more, because they have gained gradients, all
-    of them stay on the CPU, which a warning says. Arrays that the function has from elsewhere stay
+    the function. Where they no longer fit, because they have gained gradients, all of them stay
+    on the CPU, with a warning. Arrays that the function has from elsewhere stay
     where they are. The first time there is a warning with the reason.
 
     >>> import numpy
@@ -46,9 +46,9 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
     >>> float(total(numpy.ones(3)))
     3.0
 
-    A coroutine may be given too, but not a generator. An error other than running out of memory is
-    raised as it is, and so is any error of the second try, with a note of the first one. Raises
-    `OutOfMemoryError` where it is the CPU's memory that ran out.
+    A coroutine function works too, a generator function does not. An error other than running out
+    of memory is raised as it is, and so is any error of the second try, with a note of the first
+    one. Raises `OutOfMemoryError` where it is the CPU's memory that ran out.
     """
     if not callable(fn):
         raise ConfigurationError(
@@ -81,7 +81,7 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
             with _on_the_cpu((fn, arguments, named), failure) as (function, given, options):
                 return await function(*given, **options)
 
-        return cast("Callable[P, T]", _dressed(awaited, fn))
+        return cast("Callable[P, T]", _wrapped(awaited, fn))
 
     def falling_back(*arguments: P.args, **named: P.kwargs) -> Any:
         try:
@@ -94,22 +94,22 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
         with _on_the_cpu((fn, arguments, named), failure) as (function, given, options):
             return function(*given, **options)
 
-    return cast("Callable[P, T]", _dressed(falling_back, fn))
+    return cast("Callable[P, T]", _wrapped(falling_back, fn))
 
 
 class _Failure(Record):
-    """Why the first try failed, without the error, which would hold what it held."""
+    """Why the first try failed, without the error, which would keep its arrays alive."""
 
     said: str
     engine: str | None
 
 
 def _failure(error: Exception, call: Call) -> _Failure | None:
-    """Why to try again; `None` where there is no reason to, or where it would be no use."""
+    """Why to try again; `None` where memory did not run out. Raises where it was the CPU's."""
     found = ran_out(error)
     if found is None:
         return None
-    ours = explained(error, _place(call))
+    ours = explained(error, _device_of_call(call))
     assert ours is not None
     if ours.device is not None and ours.device.backend == _CPU:
         try:
@@ -119,12 +119,9 @@ def _failure(error: Exception, call: Call) -> _Failure | None:
     return _Failure(str(ours), found.engine.name if found.engine else None)
 
 
-def _place(call: Call) -> Device | None:
-    """Where the call works: where an array of it is, or where it will have placed those it has.
-
-    That is as good as known where an array is not on the CPU. Else it is the device of the moment.
-    """
-    places = map(_home, flatten(_parts(call), is_array)[0].values)
+def _device_of_call(call: Call) -> Device | None:
+    """The device of the call: that of its first array off the CPU, else the current device."""
+    places = map(_device_of, flatten(_parts(call), is_array)[0].values)
     elsewhere = (place for place in places if place is not None and place.backend != _CPU)
     return next(elsewhere, None) or why().device
 
@@ -134,7 +131,7 @@ def _on_the_cpu(call: Call, failure: _Failure) -> Iterator[Call]:
     """A block on the CPU, with the same call there; what was moved in place is back after it."""
     engine = failure.engine if failure.engine in BACKENDS[_CPU].engines else None
     parts = _parts(call)
-    homes = _homes(parts)
+    devices = _devices_of(parts)
     try:
         with use_device(_CPU, engine=engine, native=True):
             # As NumPy's: so arrays of any library that can live there stay in it.
@@ -144,12 +141,12 @@ def _on_the_cpu(call: Call, failure: _Failure) -> Iterator[Call]:
         error.add_note(f"this was the second try, on the CPU; the first one: {failure.said}")
         raise
     finally:
-        if homes:
-            _bring_home(parts, homes)
+        if devices:
+            _put_back(parts, devices)
 
 
 def _parts(call: Call) -> Call:
-    """The call as a tree: a method is no part of one, but the object that it belongs to is."""
+    """The call as a tree, with the object of a method in place of the method."""
     fn, arguments, named = call
     return fn.__self__ if ismethod(fn) else fn, arguments, named
 
@@ -158,53 +155,50 @@ def _bound(fn: Any, owner: Any) -> Any:
     return MethodType(fn.__func__, owner) if ismethod(fn) else owner
 
 
-def _homes(parts: Call) -> dict[str, Device]:
-    """Where the arrays are, by their paths, whose object would be changed in place."""
+def _devices_of(parts: Call) -> dict[str, Device]:
+    """The devices, by path, of the arrays whose objects would be changed in place."""
     leaves, _ = flatten(parts, is_array)
-    homes = {leaf.path: _home(leaf.value) for leaf in leaves if leaf.kept}
-    return {path: home for path, home in homes.items() if home is not None}
+    devices = {leaf.path: _device_of(leaf.value) for leaf in leaves if leaf.kept}
+    return {path: device for path, device in devices.items() if device is not None}
 
 
-def _home(value: Any) -> Device | None:
+def _device_of(value: Any) -> Device | None:
     try:
         return device_of(value)
-    except DeviceMismatchError:  # an array that is spread over several devices has no one home
+    except DeviceMismatchError:  # an array that is spread over several devices
         return None
 
 
-def _bring_home(parts: Call, homes: Mapping[str, Device]) -> None:
-    """Put what is changed in place back, with what it has gained meanwhile; all of it or nothing.
+def _put_back(parts: Call, devices: Mapping[str, Device]) -> None:
+    """Move what was moved in place back, with what it has gained meanwhile; all of it or nothing.
 
-    It comes back to a device that has just run out of memory. If it finds no room there, the result
-    is worth more than where the model is, so that is a warning.
+    Its device has just run out of memory. If it does not fit there, that is a warning: the result
+    matters more than where the model is.
     """
     try:
-        _move_home(parts, homes)
+        _move_back(parts, devices)
     except Exception as error:
         problem = in_a_line(error)
         free_what_failed()
         warn(
             f"what was moved to the CPU stays there, because it could not go back to "
-            f"{_listed(homes)}: {problem}; move it with to_device(…) once there is room",
+            f"{', '.join(dict.fromkeys(map(str, devices.values())))}: {problem}; move it with "
+            "to_device(…) once there is memory",
         )
 
 
-def _move_home(parts: Call, homes: Mapping[str, Device]) -> None:
+def _move_back(parts: Call, devices: Mapping[str, Device]) -> None:
     leaves, rebuild = flatten(parts, is_array)
     values = list(leaves.values)
-    first = next(iter(homes.values()))
+    first = next(iter(devices.values()))
     for number, leaf in enumerate(leaves):
         if leaf.kept:
-            home = homes.get(leaf.path) or homes.get(leaf.path.removesuffix(".grad")) or first
-            values[number] = to_device(leaf.value, home)
+            device = devices.get(leaf.path) or devices.get(leaf.path.removesuffix(".grad")) or first
+            values[number] = to_device(leaf.value, device)
     rebuild(values)  # only now is anything changed, and nothing is allocated for it
 
 
-def _listed(homes: Mapping[str, Device]) -> str:
-    return ", ".join(dict.fromkeys(map(str, homes.values())))
-
-
-def _dressed(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:
+def _wrapped(wrapper: Callable[..., Any], fn: Any) -> Callable[..., Any]:
     # Not what is in its `__dict__`: of a model that would be all of its parameters.
     return wraps(fn, updated=())(wrapper)
 

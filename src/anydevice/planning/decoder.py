@@ -1,4 +1,4 @@
-"""A decoder's matrices and vectors, layer by layer, from its config: how many and how large."""
+"""The shape of a decoder from its config: its matrices and vectors, layer by layer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from math import ceil
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
-from anydevice.planning.architectures import Experts, ModelShape, shares
-from anydevice.planning.config import Config, dtype_of_config
+from anydevice.planning.architectures import Experts, ModelShape, quotient
+from anydevice.planning.config import ModelConfig, dtype_of_config
 from anydevice.planning.overheads import rounding
 from anydevice.planning.quantization import Quantization, quantization_of
 
 USUAL_DTYPE = "bfloat16"
-"""What weights are counted in where neither the caller nor the model says."""
+"""The dtype of weights where neither the caller nor the model names one."""
 
 
 class Matrix(Record):
@@ -36,13 +36,13 @@ class Matrix(Record):
         return self.matrix_elements + (self.count * self.rows if self.bias else 0)
 
     def stored(self, quantization: Quantization, width: int) -> int:
-        """Their bytes where they are quantized; biases stay as they are."""
+        """Their bytes in a quantized format; biases stay as they are."""
         bias = self.rows * width if self.bias else 0
         return self.count * (quantization.matrix_bytes(self.rows, self.columns, width) + bias)
 
 
-class Sizes(Record):
-    """The numbers that every family has, by our words for them."""
+class DecoderSizes(Record):
+    """The sizes that every family has, by our names for them."""
 
     layers: int
     hidden: int
@@ -53,21 +53,21 @@ class Sizes(Record):
     vocabulary: int
 
 
-def shape_from_config(config: Config, dtype: object = None) -> ModelShape:
-    """The shape of the model that a config describes, its weights in `dtype` or its own type.
+def shape_from_config(config: ModelConfig, dtype: object = None) -> ModelShape:
+    """The shape of the model that a config describes, its weights in `dtype` or in its own.
 
     Raises `ConfigurationError` where a number is missing, wrong, or does not go with another.
     """
     try:
         return _shape(config, dtype)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        # A value of a kind that nobody thought of is the file's mistake, not a defect to show.
+        # A value of a type that nobody thought of is an error of the file, not of this code.
         raise ConfigurationError(
-            f"{config.source} has a value that no model's config has: {error}", config.source
+            f"{config.source} has a value that is not valid: {error}", config.source
         ) from error
 
 
-def _shape(config: Config, dtype: object) -> ModelShape:
+def _shape(config: ModelConfig, dtype: object) -> ModelShape:
     sizes, row = _sizes(config), config.architecture
     name = as_dtype(dtype).name if dtype is not None else dtype_of_config(config)
     own = name or USUAL_DTYPE
@@ -82,15 +82,15 @@ def _shape(config: Config, dtype: object) -> ModelShape:
     final = sizes.hidden * row.norm_weights * (1 + row.norm_bias)
     assumed = list(config.assumed)
     if name is None:
-        assumed.append(f"no element type is named for the weights: {own} is assumed")
+        assumed.append(f"no dtype is named for the weights: {own} is assumed")
     if quantization:
         assumed.append(f"weights are counted as {quantization.method} keeps them")
         assumed += quantization.assumed
     embedding = sizes.vocabulary * sizes.hidden
-    sizes_of_matrices = [each.matrix_elements * width for layer in layers for each in layer]
-    sizes_of_matrices += [embedding * width] * (1 if tied else 2)
+    matrix_bytes = [each.matrix_elements * width for layer in layers for each in layer]
+    matrix_bytes += [embedding * width] * (1 if tied else 2)
     return ModelShape(
-        name=str(config.whole.get("_name_or_path") or config.family or "model"),
+        name=str(config.raw.get("_name_or_path") or config.family or "model"),
         architecture=config.family or "unknown",
         dtype=own,
         **vars(sizes),
@@ -111,7 +111,7 @@ def _shape(config: Config, dtype: object) -> ModelShape:
         experts=experts,
         quantization=quantization.method if quantization else None,
         longest_context=config.optional("longest_context"),
-        rounding=0 if quantization else rounding(sizes_of_matrices),
+        rounding=0 if quantization else rounding(matrix_bytes),
         build=row,
         activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
         parallel=config.flag(row.parallel),
@@ -120,7 +120,7 @@ def _shape(config: Config, dtype: object) -> ModelShape:
     )
 
 
-def _sizes(config: Config) -> Sizes:
+def _sizes(config: ModelConfig) -> DecoderSizes:
     row, source = config.architecture, config.source
     hidden, heads = config.number("hidden"), config.number("heads")
     kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
@@ -129,10 +129,10 @@ def _sizes(config: Config) -> Sizes:
     if _is_grouped(config):
         kv_heads = config.number("kv_heads", heads)
     named = None if row.plain_heads else config.optional("head_size")
-    head_size = named or shares(f"{source}: the hidden size", hidden, "the heads", heads)
-    shares(f"{source}: the number of heads", heads, "the key/value heads", kv_heads)
+    head_size = named or quotient(f"{source}: the hidden size", hidden, "the heads", heads)
+    quotient(f"{source}: the number of heads", heads, "the key/value heads", kv_heads)
     usual = config.optional("expert_size") if row.gated else 4 * hidden
-    return Sizes(
+    return DecoderSizes(
         layers=config.number("layers"),
         hidden=hidden,
         intermediate=config.number("intermediate", usual),
@@ -143,13 +143,15 @@ def _sizes(config: Config) -> Sizes:
     )
 
 
-def _is_grouped(config: Config) -> bool:
+def _is_grouped(config: ModelConfig) -> bool:
     """Whether plain heads share keys after all, as the config of some families may say."""
     switch = config.architecture.grouped_if
     return bool(switch and config.get(switch))
 
 
-def _matrices(config: Config, sizes: Sizes, experts: Experts | None, layer: int) -> list[Matrix]:
+def _matrices(
+    config: ModelConfig, sizes: DecoderSizes, experts: Experts | None, layer: int
+) -> list[Matrix]:
     row, hidden = config.architecture, sizes.hidden
     queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     bias = config.flag(row.qkv_bias)
@@ -167,7 +169,7 @@ def _matrices(config: Config, sizes: Sizes, experts: Experts | None, layer: int)
     return attention + _network(config, sizes)
 
 
-def _network(config: Config, sizes: Sizes) -> list[Matrix]:
+def _network(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
     row, hidden, inner = config.architecture, sizes.hidden, sizes.intermediate
     bias = config.flag(row.mlp_bias)
     down = Matrix("mlp.down_proj", hidden, inner, bias)
@@ -196,7 +198,7 @@ def _expert_matrices(experts: Experts, hidden: int) -> list[Matrix]:
     return found
 
 
-def _experts(config: Config, sizes: Sizes) -> Experts | None:
+def _experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
     count = config.number("experts") if config.architecture.experts else config.optional("experts")
     if not count or (config.known and not config.architecture.experts):
         return None
@@ -212,7 +214,7 @@ def _experts(config: Config, sizes: Sizes) -> Experts | None:
     )
 
 
-def _vectors(config: Config, sizes: Sizes) -> int:
+def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     """The elements of a layer's norms."""
     row = config.architecture
     norms = row.norms
@@ -241,7 +243,7 @@ def _layer_bytes(
     )
 
 
-def _buffers(config: Config, sizes: Sizes, width: int) -> int:
+def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
     """Tables of rotary frequencies, in 32 bits and in two copies each, and a scalar."""
     row = config.architecture
     scale = width if row.embedding_scale else 0
@@ -253,7 +255,7 @@ def _buffers(config: Config, sizes: Sizes, width: int) -> int:
     return tables * frequencies * 4 * 2 + scale
 
 
-def _rotary_share(config: Config) -> float:
+def _rotary_share(config: ModelConfig) -> float:
     row = config.architecture
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if row.rotary_key and isinstance(rope, dict) and rope.get("partial_rotary_factor"):
@@ -261,13 +263,13 @@ def _rotary_share(config: Config) -> float:
     return float(config.get(row.rotary_key) or row.rotary_share)
 
 
-def _cached(config: Config, sizes: Sizes) -> tuple[int, ...]:
+def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
     # Heads that are plain by default copy shared keys and values to each before they are cached.
     heads = sizes.heads if _is_grouped(config) else sizes.kv_heads
     return (2 * heads * sizes.head_size,) * sizes.layers
 
 
-def _windows(config: Config, sizes: Sizes) -> tuple[int | None, ...]:
+def _windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None, ...]:
     row, window = config.architecture, config.count("sliding_window") or None
     listed = config.entries("layer_types")
     if listed is not None:

@@ -1,20 +1,43 @@
-"""How much memory running a language model takes, part by part, before anything is loaded."""
+"""The memory that running a language model takes, part by part, before anything is loaded.
+
+Weights and cache follow from the model's shape. Activations are counted at a few moments, points
+of a layer at which many tensors are alive at once: their bytes follow from the way `transformers`
+runs a layer on PyTorch's fused attention, and the peak is the largest. Nothing here knows a
+vendor; what a process takes beside its tensors is in `overheads`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.text import format_size
-from anydevice.planning.activations import decode_peak, logit_bytes, prefill_peak, recurring_peak
-from anydevice.planning.architectures import ModelShape, float_type, whole
+from anydevice.planning.architectures import Experts, ModelShape, float_dtype, integer
 from anydevice.planning.decoder import USUAL_DTYPE
 from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import Overhead, overhead_of
 
 PARTS = ("weights", "kv_cache", "activations", "logits", "overhead")
+FLOAT32 = 4
+SCORES = "scores"
+"""The moment at which all scores of an attention are in memory, without a fused kernel."""
+_FORMULAS = {
+    "gelu_new": 4,
+    "gelu_accurate": 4,
+    "gelu_python": 4,
+    "gelu_python_tanh": 4,
+    "gelu_fast": 5,
+    "gelu_10": 3,
+    "quick_gelu": 3,
+    "relu2": 3,
+}
+"""Tensors alive at the peak of an activation function that `transformers` writes as a formula.
+
+Any other is one operation with its input and its output. ("gelu_pytorch_tanh" is one operation;
+"gelu_new", the same formula, is eight.)
+"""
 
 
 class MemoryEstimate(Record):
@@ -70,14 +93,17 @@ class MemoryEstimate(Record):
         return {**plain, "total": self.total, "total_gib": self.total_gib}
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        title = f"{self.context} tokens × {self.batch} in {self.dtype}, cache in {self.kv_dtype}"
+        notes = [f"  note: {sentence}" for sentence in self.assumed]
+        return "\n".join((title, *part_lines(self, (*PARTS, "total")), *notes))
 
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.context} tokens × {self.batch} in {self.dtype}, cache in {self.kv_dtype}"
-        for name in (*PARTS, "total"):
-            yield f"  {name.replace('_', ' '):<12} {format_size(getattr(self, name)):>10}"
-        for sentence in self.assumed:
-            yield f"  note: {sentence}"
+
+def part_lines(estimate: Record, names: Sequence[str]) -> list[str]:
+    """A line for each part of an estimate: its name and its size."""
+    return [
+        f"  {name.replace('_', '-'):<12} {format_size(getattr(estimate, name)):>10}"
+        for name in names
+    ]
 
 
 def estimate_inference(
@@ -115,23 +141,28 @@ def estimate_inference(
     Raises `ConfigurationError` for what is no model and for numbers that cannot be, and
     `TransferError` for safetensors files that are not right.
     """
-    context, batch = whole("context", context), whole("batch", batch)
+    context, batch = integer("context", context), integer("batch", batch)
     shape = shape_of(model, dtype=dtype, **numbers)
     # Weights of fewer bits are widened where they are computed with.
     computed = shape.dtype if as_dtype(shape.dtype).itemsize > 1 else USUAL_DTYPE
-    cache = float_type("kv_dtype", kv_dtype) if kv_dtype is not None else computed
+    cache = float_dtype("kv_dtype", kv_dtype) if kv_dtype is not None else computed
     width = as_dtype(computed).itemsize
     logits = logit_bytes(shape, batch, width)
     activations = recurring = 0
     if shape.hidden and shape.layers:
-        recurring = recurring_peak(shape, batch, context, width)
-        layers = max(
-            prefill_peak(shape, batch, context, width), decode_peak(shape, batch, context, width)
-        )
+        prefill = moments(shape, Workload(batch, context, context, width))
+        decode = moments(shape, Workload(batch, 1, context, width))
         last = 2 * batch * context * shape.hidden * width + logits
-        activations = max(layers, last) - logits
+        activations = max(*prefill.values(), *decode.values(), last) - logits
+        # Scores lie in segments of their own, much larger than what else a layer makes: an
+        # allocator that takes the smallest block that is large enough leaves these whole.
+        recurring = max(size for name, size in prefill.items() if name != SCORES)
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
     overheads = overhead_of(shape.rounding, kv_cache, min(recurring, activations))
+    assumed, longest = shape.assumed, shape.longest_context
+    if longest is not None and context > longest:
+        note = f"the context of {context} tokens is beyond the model's longest, {longest}"
+        assumed = (*assumed, note)
     return MemoryEstimate(
         weights=shape.weight_bytes,
         kv_cache=kv_cache,
@@ -144,13 +175,170 @@ def estimate_inference(
         batch=batch,
         parameters=shape.parameters,
         exact=shape.exact,
-        assumed=(*shape.assumed, *_beyond(shape, context)),
+        assumed=assumed,
         shape=shape,
         overheads=overheads,
     )
 
 
-def _beyond(shape: ModelShape, context: int) -> Iterator[str]:
-    longest = shape.longest_context
-    if longest is not None and context > longest:
-        yield f"the context of {context} tokens is beyond the model's longest, {longest}"
+class Workload(Record):
+    """What runs at once: `batch` sequences, with `tokens` new ones each.
+
+    `cached` is the length of the cache, `width` the bytes of an element.
+    """
+
+    batch: int
+    tokens: int
+    cached: int
+    width: int
+
+    @property
+    def rows(self) -> int:
+        """All new tokens."""
+        return self.batch * self.tokens
+
+
+def logit_bytes(shape: ModelShape, batch: int, width: int) -> int:
+    """The last token's logits, and their copy in 32 bits that sampling works on."""
+    return batch * shape.vocabulary * (width + FLOAT32)
+
+
+def moments(shape: ModelShape, work: Workload) -> dict[str, int]:
+    """The bytes that are alive at each of a layer's moments, by name."""
+    held = _held(shape, work)
+    stream = _stream(shape, work)
+    norm = _norm(shape, work, shape.hidden)
+    found = {"norm": held + stream + norm, **_attention(shape, work, held + stream)}
+    # Beside what is held: the residual, and what the network reads.
+    beside = held + 2 * stream
+    if shape.build.fused_qkv and shape.build.layer_norm and not shape.parallel:
+        beside += stream  # GPT-2's layers keep the output of their attention till the end
+    if shape.experts:
+        found["experts"] = beside + _expert_network(shape, shape.experts, work)
+    if not shape.experts or len(shape.experts.layers) < shape.layers:
+        found["network"] = beside + work.rows * work.width * _network(shape)
+    return found
+
+
+def _stream(shape: ModelShape, work: Workload) -> int:
+    return work.rows * shape.hidden * work.width
+
+
+def _held(shape: ModelShape, work: Workload) -> int:
+    """What lives through all layers: the embeddings, the layer's input, rotary tables, masks."""
+    streams = min(2, shape.layers) * _stream(shape, work)
+    rotary = 2 * work.tokens * int(shape.head_size * shape.build.rotary_share) * work.width
+    if shape.build.positions:
+        rotary = work.tokens * shape.hidden * work.width
+    tables = len(set(shape.windows)) if shape.build.rotary_by_window else 1
+    return streams + tables * rotary + work.tokens * 8 + _masks(shape, work)
+
+
+def _masks(shape: ModelShape, work: Workload) -> int:
+    """The masks of layers whose window is smaller than what they see, one for all such layers."""
+    return sum(mask_bytes(shape, work, window) for window in set(shape.windows))
+
+
+def mask_bytes(shape: ModelShape, work: Workload, window: int | None) -> int:
+    """The mask of the layers with this window; 0 where they need none."""
+    seen, masked = seen_by(window, work)
+    if shape.build.eager:
+        return work.rows * seen * work.width
+    return work.tokens * seen if masked else 0
+
+
+def seen_by(window: int | None, work: Workload) -> tuple[int, bool]:
+    """How many tokens a layer looks at, and whether that takes a mask.
+
+    Reading a prompt takes none, since the kernels know what causal means, unless older tokens are
+    out of the window. A single token always has one: the cache may not be full.
+    """
+    if work.tokens == 1:
+        return (work.cached if window is None else min(window, work.cached)), True
+    if window is None or window > work.cached:
+        return work.tokens, False
+    return max(work.tokens, window), True
+
+
+def _attention(shape: ModelShape, work: Workload, held: int) -> dict[str, int]:
+    """Projections with their rotation, norms of queries and keys, and the attention itself."""
+    queries = work.rows * shape.heads * shape.head_size * work.width
+    keys = work.rows * shape.kv_elements[0] // 2 * work.width
+    projected = queries + 2 * keys
+    found = {"projections": held + projected}
+    if shape.build.rotary:
+        share = shape.build.rotary_share
+        rotated = max(3 * queries, queries + 3 * keys) * share
+        # What is not rotated is put beside what is, in a copy of the whole.
+        whole = queries if share < 1 or shape.build.fused_qkv else 0
+        found["rotation"] = held + projected + int(rotated) + whole
+    if shape.build.query_key_norms:
+        together = shape.build.norms > 2 or shape.build.query_key_norms == "heads"
+        before = projected if together else queries
+        inner = _norm(shape, work, shape.heads * shape.head_size)
+        found["norms of queries"] = held + before + inner
+    for window in set(shape.windows):
+        name = "attention" if window is None else f"attention in {window}"
+        if shape.build.eager or _is_plain(shape, work, window):
+            name = SCORES
+        found[name] = held + _scores(shape, work, window, queries, keys)
+    return found
+
+
+def _scores(shape: ModelShape, work: Workload, window: int | None, queries: int, keys: int) -> int:
+    """Queries, the output, and what is copied for the kernel: keys and values of every head."""
+    seen, masked = seen_by(window, work)
+    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    if shape.build.eager:
+        seen = work.cached if window is None or work.tokens > 1 else min(window, work.cached)
+    every_head = work.batch * shape.heads * seen
+    copies = 2 * every_head * shape.head_size * work.width * grouped
+    if shape.build.eager:
+        return queries + copies + every_head * work.tokens * (2 * work.width + FLOAT32)
+    partial = 3 * (queries + keys) // 2 if shape.build.rotary_share < 1 else 0
+    if _is_plain(shape, work, window):
+        # No fused kernel takes these heads: scores and their softmax lie in memory, in 32 bits,
+        # and a boolean for each score, by which rows without any are made zero.
+        scores = every_head * work.tokens * (2 * FLOAT32 + 1)
+        wide = (2 * queries + copies) * FLOAT32 // work.width
+        return wide + scores + work.tokens * seen * FLOAT32
+    if not masked:
+        return 2 * queries + partial
+    if shape.kv_heads == 1:
+        copies = 0  # one head stands for all without a copy
+    rolled = 2 * keys * seen if work.tokens == 1 and window else 0
+    fresh = 2 * keys if work.tokens > 1 else 0
+    mask = work.rows * seen * work.width
+    return max(2 * queries + copies + mask + fresh + partial, rolled)
+
+
+def _is_plain(shape: ModelShape, work: Workload, window: int | None) -> bool:
+    """Whether no fused kernel takes the heads: in groups they have to be of 16 bits, or masked."""
+    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    masked = seen_by(window, work)[1]
+    return grouped and (shape.build.unfused or (work.width == FLOAT32 and not masked))
+
+
+def _norm(shape: ModelShape, work: Workload, size: int) -> int:
+    """A norm of `size` numbers a token: in 32 bits and twice, unless the library has it whole."""
+    if shape.build.layer_norm:
+        return work.rows * size * work.width
+    return 2 * work.rows * size * FLOAT32
+
+
+def _network(shape: ModelShape) -> int:
+    """The elements that a token has in the feed-forward network at its peak."""
+    function = _FORMULAS.get(shape.activation, 2)
+    if shape.build.fused_gate:
+        # Its input is one half of a tensor that stays whole.
+        return max(4, 1 + function) * shape.intermediate
+    # The gate's function works before the other half of the network is there.
+    return max(3 if shape.build.gated else 2, function) * shape.intermediate
+
+
+def _expert_network(shape: ModelShape, experts: Experts, work: Workload) -> int:
+    """Each token goes to several experts, so there are as many copies of it."""
+    inner, outer, width = experts.intermediate, shape.hidden, work.width
+    weighed = FLOAT32 if shape.build.wide_routing else width
+    each = max((4 * inner + outer) * width, outer * 2 * (width + weighed))
+    return work.rows * max(experts.per_token * each, 3 * experts.shared * width)

@@ -1,9 +1,7 @@
-"""The shape of whatever stands for a model: a file, a folder, a tree of arrays, or keywords.
+"""The shape of a model that is given as a file, a folder, a module, a tree of arrays, or numbers.
 
-Shapes of models whose tensors are there: modules, trees of arrays, and safetensors files.
-
-What the tensors weigh is exact. What their names and sizes tell of layers, heads and vocabulary is
-used for the rest, where no config says it.
+The bytes of tensors that are there are exact. Layers, heads and vocabulary follow from the names
+and sizes of the tensors where no config tells them.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,15 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
-from anydevice.planning.architectures import ModelShape, float_type
-from anydevice.planning.config import NAMES, Config, as_config, is_config_path, locate, read_config
+from anydevice.planning.architectures import ModelShape, float_dtype
+from anydevice.planning.config import (
+    NAMES,
+    ModelConfig,
+    as_config,
+    is_config_path,
+    locate,
+    read_config,
+)
 from anydevice.planning.decoder import shape_from_config
 from anydevice.planning.overheads import rounding
 from anydevice.planning.quantization import QUANTIZED, quantized
@@ -33,15 +38,15 @@ _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
     "tied": "tie_word_embeddings",
     "window": "sliding_window",
 }
-"""The words for a shape that is given by numbers, and the keys of a config that they stand for."""
+"""The keywords of a shape that is given by numbers, and the keys of a config they stand for."""
 
 _NEEDED = ("layers", "hidden", "intermediate", "heads", "vocabulary")
 
 
 def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> ModelShape:
-    """The shape of a model, with its weights in `dtype`, or in its own type where that is `None`.
+    """The shape of a model, with its weights in `dtype`, or in its own where that is `None`.
 
-    `dtype` is a float; "int8" and "int4" are the model in its own type with quantized layers.
+    `dtype` is a float; "int8" and "int4" are the model in its own dtype with quantized layers.
     `model` is one of these; nothing of it is loaded, and no array library is imported for the
     first four:
 
@@ -58,14 +63,14 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     >>> shape.parameters, shape.exact
     (7241732096, True)
 
-    Raises `ConfigurationError` for what is no model, misses a number, or has numbers that do not
-    go together, and `TransferError` for safetensors files that are not right.
+    Raises `ConfigurationError` for what is not a model, or has numbers that are missing or do not
+    go together, and `TransferError` for safetensors files that are not valid.
     """
     name = None if dtype is None else as_dtype(dtype).name
     if name in QUANTIZED:
         return quantized(shape_of(model, **numbers), name)
     if name is not None:
-        float_type("dtype, if it is not 'int8' or 'int4',", name)
+        float_dtype("dtype, if it is not 'int8' or 'int4',", name)
     if model is None:
         return shape_from_config(_from_numbers(numbers), name)
     if numbers:
@@ -91,19 +96,18 @@ def _in_dtype(shape: ModelShape, dtype: str | None) -> ModelShape:
     )
 
 
-def _from_numbers(numbers: Mapping[str, Any]) -> Config:
+def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
     unknown = [word for word in numbers if word not in _KEYWORDS]
     if unknown:
         raise ConfigurationError(
-            f"{', '.join(unknown)}: a shape has no such number; the words are "
-            f"{', '.join(_KEYWORDS)}"
+            f"{', '.join(unknown)}: a shape has no such number; it has {', '.join(_KEYWORDS)}"
         )
     missing = [word for word in _NEEDED if numbers.get(word) is None]
     if missing:
         raise ConfigurationError(
             f"a model is missing, or these numbers of its shape: {', '.join(missing)}"
         )
-    # No number is as good as none given, but no window says that all is kept.
+    # `None` is the same as not given, but a window of `None` says that there is none.
     values = {
         _KEYWORDS[word]: value
         for word, value in numbers.items()
@@ -123,42 +127,36 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
                 "a model, its config.json, or the files with its weights",
                 str(path),
             )
-        return _from_files(path, dtype)
+        return _shape_from_tensors(_tensors_of_files(path), dtype, path.resolve().stem)
     config = read_config(path)
     shape = shape_from_config(config, dtype)
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     if path != Path(model).expanduser():
-        name = os.fspath(model)  # its folder in the cache is called by a commit's number
+        name = os.fspath(model)  # its folder in the cache is named by a commit
     shape = replace(shape, name=name or shape.name)
-    if shape.exact or not path.is_dir() or not _has_files(path):
+    if shape.exact or not path.is_dir() or not any(path.glob("*.safetensors")):
         return shape
-
-    # What a format or an unknown family makes of the weights is better read than reckoned.
-    there = with_tensors(shape, tensors_of_files(path), dtype if not shape.quantization else None)
-    return replace(there, assumed=(*there.assumed, "weights are counted from the files' headers"))
-
-
-def _from_files(path: Path, dtype: str | None) -> ModelShape:
-    # Slow to load: a plan of a config.json goes without it.
-
-    return shape_from_tensors(tensors_of_files(path), dtype, path.resolve().stem)
+    # For an unknown format or family, headers tell the weights better than a config does.
+    found = _weights(
+        _tensors_of_files(path), shape.layers, dtype if not shape.quantization else None
+    )
+    note = "weights are counted from the files' headers"
+    return replace(shape, **found, assumed=(*shape.assumed, note))
 
 
 def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
-
-    tensors = tensors_of_tree(tree)
+    tensors = _tensors_of_tree(tree)
     kind = type(tree).__name__
-    measured = shape_from_tensors(tensors, dtype, kind)
+    measured = _shape_from_tensors(tensors, dtype, kind)
     described = getattr(getattr(tree, "config", None), "to_dict", None)
     if described is None:
         return measured
     try:
         shape = shape_from_config(as_config(described()), dtype or measured.dtype)
     except ConfigurationError as error:
-        note = f"its config is no language model's ({error})"
+        note = f"its config is not that of a language model ({error})"
         return replace(measured, assumed=(*measured.assumed, note))
-    there = with_tensors(shape, tensors, dtype)
-    return replace(there, name=kind, exact=shape.exact)
+    return replace(shape, **_weights(tensors, shape.layers, dtype), name=kind)
 
 
 def _is_config(values: Mapping[Any, Any]) -> bool:
@@ -167,10 +165,6 @@ def _is_config(values: Mapping[Any, Any]) -> bool:
         return True
     names = (name for word in _NEEDED for name in NAMES[word])
     return any(isinstance(values.get(name), int) for name in names)
-
-
-def _has_files(folder: Path) -> bool:
-    return any(name.endswith(".safetensors") for name in os.listdir(folder))
 
 
 _LAYER = re.compile(r"(?:layers?|blocks?|\bh)['\"]?\]?[._\[]['\"]?(\d+)")
@@ -182,8 +176,8 @@ _FUSED = re.compile(r"(?:qkv_proj|c_attn|query_key_value|\bwqkv)\W*(?:weight|ker
 _DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weight|kernel)")
 
 
-class Tensor(Record):
-    """One tensor of a model: its name, its sizes, its element type, and the bytes that it holds."""
+class _Tensor(Record):
+    """One tensor of a model; `held` are its bytes, 0 where it shares another's memory."""
 
     name: str
     sizes: tuple[int, ...]
@@ -197,7 +191,7 @@ class Tensor(Record):
 
     @property
     def layer(self) -> int | None:
-        """The number of the layer that its name puts it into."""
+        """The number of its layer, by its name."""
         found = _LAYER.search(self.name)
         return int(found[1]) if found else None
 
@@ -207,20 +201,20 @@ class Tensor(Record):
         return bool(self.sizes) and "inv_freq" not in self.name
 
     def bytes_in(self, dtype: str | None) -> int:
-        """Its bytes once its numbers are in `dtype`; what is quantized or whole stays as it is."""
+        """Its bytes in `dtype`; quantized tensors, integers and buffers stay as they are."""
         row = as_dtype(self.dtype)
         if dtype is None or row.kind != "float" or row.bits < 16 or not self.is_weight:
             return self.held
         return self.elements * as_dtype(dtype).itemsize
 
 
-def tensors_of_tree(tree: Any) -> list[Tensor]:
-    """Every array of a tree, or of a `torch.nn.Module`, each memory once; none is read or moved.
+def _tensors_of_tree(tree: Any) -> list[_Tensor]:
+    """Every array of a tree or a `torch.nn.Module`; shared memory counts once, nothing is read.
 
     Raises `ConfigurationError` where the tree holds no array.
     """
     leaves, _ = flatten(tree, lambda value: owner_of(value) is not None)
-    found: list[Tensor] = []
+    found: list[_Tensor] = []
     seen: set[object] = set()
     for leaf in leaves:
         engine = owner_of(leaf.value)
@@ -233,7 +227,7 @@ def tensors_of_tree(tree: Any) -> list[Tensor]:
             place = (str(engine.devices_of(leaf.value)), storage.allocation)
             held = 0 if place in seen else storage.size
             seen.add(place)
-        found.append(Tensor(leaf.path, sizes, dtype.name, held))
+        found.append(_Tensor(leaf.path, sizes, dtype.name, held))
     if not found:
         raise ConfigurationError(
             f"{type(tree).__name__} holds no array: give a model, a tree of arrays, or the path of "
@@ -242,28 +236,19 @@ def tensors_of_tree(tree: Any) -> list[Tensor]:
     return found
 
 
-def tensors_of_files(path: Path) -> list[Tensor]:
+def _tensors_of_files(path: Path) -> list[_Tensor]:
     """Every tensor of a safetensors file, a folder or an index of them, from the headers alone.
 
-    Raises `TransferError` where the files are not there or not right.
+    Raises `TransferError` where the files are missing or not valid.
     """
     return [
-        Tensor(name, placed.entry.shape, placed.entry.dtype.name, placed.entry.nbytes)
+        _Tensor(name, placed.entry.shape, placed.entry.dtype.name, placed.entry.nbytes)
         for name, placed in read_model(path).items()
     ]
 
 
-def with_tensors(shape: ModelShape, tensors: Iterable[Tensor], dtype: str | None) -> ModelShape:
-    """A shape from a config, with the weights that are there in place of those that follow."""
-    there = list(tensors)
-    return replace(shape, **_weights(there, shape.layers, dtype))
-
-
-def shape_from_tensors(
-    tensors: Iterable[Tensor], dtype: str | None, name: str = "model"
-) -> ModelShape:
+def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> ModelShape:
     """A shape from names and sizes alone; what they do not tell is 0, and `assumed` says so."""
-    there = list(tensors)
     layers = 1 + max((each.layer for each in there if each.layer is not None), default=-1)
     embedding = _first(there, _EMBEDDING)
     hidden = embedding.sizes[1] if embedding else 0
@@ -275,7 +260,7 @@ def shape_from_tensors(
     if embedding is None or down is None or not layers:
         assumed.append("no decoder was found in the names: no activations are counted")
         hidden = 0
-    common = Counter({each.dtype: 0 for each in there})
+    common: Counter[str] = Counter()
     for each in there:
         common[each.dtype] += each.held
     floats = [kind for kind, _ in common.most_common() if as_dtype(kind).kind == "float"]
@@ -300,21 +285,21 @@ def shape_from_tensors(
     )
 
 
-def _cached(tensors: list[Tensor], hidden: int) -> int:
-    """The numbers that a token leaves in a layer's cache: its key and its value."""
+def _cached(tensors: list[_Tensor], hidden: int) -> int:
+    """The elements of a token in a layer's cache: its key and its value."""
     keys, fused = _first(tensors, _KEYS), _first(tensors, _FUSED)
     if keys is not None:
         return 2 * min(keys.sizes)
-    # Queries, keys and values in one matrix: what is beside the queries.
+    # Queries, keys and values in one matrix: all but the queries.
     return max(0, fused.elements // hidden - hidden) if fused and hidden else 0
 
 
-def _first(tensors: list[Tensor], pattern: re.Pattern[str]) -> Tensor | None:
+def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:
     matching = (each for each in tensors if len(each.sizes) == 2 and pattern.search(each.name))
     return next(matching, None)
 
 
-def _weights(tensors: list[Tensor], layers: int, dtype: str | None) -> Mapping[str, Any]:
+def _weights(tensors: list[_Tensor], layers: int, dtype: str | None) -> Mapping[str, Any]:
     """The fields of a shape that count weights, each tensor where its name puts it."""
     elements, held = [0] * layers, [0] * layers
     outside = {"embedding": [0, 0], "head": [0, 0], "other": [0, 0]}

@@ -1,7 +1,4 @@
-"""Laying the layers of a model on several devices, one stretch of them on each.
-
-Which devices a model could lie on together, and how its layers would lie there.
-"""
+"""The layers of a model on one or several devices, a range of layers on each."""
 
 from __future__ import annotations
 
@@ -13,18 +10,18 @@ from itertools import accumulate
 from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict
 from anydevice.planning.architectures import ModelShape
-from anydevice.planning.available import Room
+from anydevice.planning.available import AvailableMemory
 from anydevice.planning.estimates import MemoryEstimate
 from anydevice.planning.overheads import idle_bytes, plannable
 
 _STEPS = 1000
-"""How finely the common share of all devices is looked for."""
+"""Precision with which the common share of all devices is searched."""
 
 
-class Parts(Record):
-    """The bytes of a stretch of layers on one device, part by part, as in `MemoryEstimate`.
+class MemoryParts(Record):
+    """The bytes of a range of layers on one device, part by part, as in `MemoryEstimate`.
 
-    >>> Parts(weights=10, kv_cache=4, activations=2).total
+    >>> MemoryParts(weights=10, kv_cache=4, activations=2).total
     16
     """
 
@@ -36,7 +33,7 @@ class Parts(Record):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.kv_cache + self.activations + self.logits + self.overhead
 
     def to_dict(self) -> dict[str, int]:
@@ -44,24 +41,24 @@ class Parts(Record):
         return {**as_dict(self), "total": self.total}
 
 
-class Stretch(Record):
-    """Layers that follow each other and lie in one place; `place` counts the rooms."""
+class LayerRange(Record):
+    """Consecutive layers on one device; `slot` is the device's position in its group."""
 
-    place: int
+    slot: int
     layers: range
 
 
-class Pieces:
-    """A model as what can be laid apart: its layers, and what goes with the first and the last.
+class LayeredModel:
+    """The memory of a model that can be split between its layers.
 
     `weights` and `cache` have the bytes of each layer. `first` is what lies with the first layer
     (embedding, vision tower), `last` what lies with the last (head). `tied` is counted once more
-    where the two are apart, because the head is then a copy of the embedding. Every device needs
-    the `activations`, the last one the `logits` too, and every one but the CPU an `overhead`, which
-    follows from the bytes of the cache that lie on it.
+    where the two are on different devices, because the head is then a copy of the embedding. Every
+    device needs the `activations`, the last one also the `logits`, and every one but the CPU an
+    `overhead`, which follows from the bytes of the cache on it.
 
-    >>> pieces = Pieces((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
-    >>> pieces.on(range(0, 3)).weights, pieces.on(range(0, 1)).weights, pieces.on(range(2, 3)).total
+    >>> model = LayeredModel((10, 10, 10), (1, 1, 1), first=5, last=0, tied=5, logits=2)
+    >>> model.on(range(0, 3)).weights, model.on(range(0, 1)).weights, model.on(range(2, 3)).total
     (35, 15, 18)
     """
 
@@ -77,20 +74,37 @@ class Pieces:
         logits: int = 0,
         overhead: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        # What has no layers is one piece, that of first and last together.
+        # A model without layers is one piece, that of first and last together.
         self.count = max(1, len(weights))
         self._weights = (0, *accumulate(weights or (0,)))
         self._cache = (0, *accumulate(cache or (0,)))
         self._first, self._last, self._tied = first, last, tied
         self._activations, self._logits, self._overhead = activations, logits, overhead
 
-    def on(self, layers: range, *, cpu: bool = False) -> Parts:
-        """What a device needs that holds these layers; nothing where there are none."""
+    @classmethod
+    def of(cls, shape: ModelShape, estimate: MemoryEstimate) -> LayeredModel:
+        """A model, with what it needs for the context of the estimate."""
+        idle = estimate.overheads.idle
+        rest = estimate.overheads.total - idle
+        return cls(
+            shape.layer_bytes,
+            shape.kv_bytes(estimate.context, estimate.batch, estimate.kv_dtype),
+            # Of what is neither layer nor head only vision towers are large, and they come first.
+            first=shape.embedding_bytes + shape.other_bytes,
+            last=shape.head_bytes,
+            tied=shape.embedding_bytes if shape.tied_embeddings else 0,
+            activations=estimate.activations,
+            logits=estimate.logits,
+            overhead=lambda cache: rest + min(idle, idle_bytes(cache, estimate.activations)),
+        )
+
+    def on(self, layers: range, *, cpu: bool = False) -> MemoryParts:
+        """The memory that a device with these layers needs; none where there are none."""
         if not layers:
-            return Parts()
+            return MemoryParts()
         start, stop = layers.start, layers.stop
         cache = self._cache[stop] - self._cache[start]
-        return Parts(
+        return MemoryParts(
             self._weights_of(start, stop),
             cache,
             self._activations,
@@ -99,7 +113,7 @@ class Pieces:
         )
 
     def needed(self, cpu: bool, start: int, stop: int) -> int:
-        """The total of a stretch that is not empty, at a fraction of the time of `on`."""
+        """The total of a range that is not empty, at a fraction of the time of `on`."""
         cache = self._cache[stop] - self._cache[start]
         logits = self._logits if stop == self.count else 0
         always = self._activations + (0 if cpu else self._overhead(cache))
@@ -114,132 +128,112 @@ class Pieces:
         return weights
 
 
-def fill(pieces: Pieces, rooms: Sequence[int], cpus: Collection[int] = ()) -> list[Stretch]:
-    """As many layers as go into each room, one room after the other, until none is left.
+def fill(
+    model: LayeredModel, budgets: Sequence[int], cpus: Collection[int] = ()
+) -> list[LayerRange]:
+    """As many layers as fit on each device, one device after the other, until none is left.
 
-    `cpus` are the numbers of the rooms that are the CPU's. A room that is too small for a single
-    layer is passed over. If the last stretch does not end at the last layer, the rooms are too
-    small in this order, however the layers are laid: no other way has brought more of them into
-    the first rooms.
+    `budgets` are the bytes of the devices, `cpus` the positions of those that are the CPU. A device
+    that is too small for a single layer is passed over. If the last range does not end at the last
+    layer, the model does not fit in this order, however it is split: no other split has more
+    layers on the first devices.
 
-    >>> pieces = Pieces((10,) * 6, (0,) * 6)
-    >>> [str(stretch.layers) for stretch in fill(pieces, (25, 5, 100))]
+    >>> model = LayeredModel((10,) * 6, (0,) * 6)
+    >>> [str(each.layers) for each in fill(model, (25, 5, 100))]
     ['range(0, 2)', 'range(2, 6)']
     """
-    stretches: list[Stretch] = []
+    ranges: list[LayerRange] = []
     start = 0
-    for place, room in enumerate(rooms):
-        ends = range(start + 1, pieces.count + 1)
-        fitting = bisect_right(ends, room, key=partial(pieces.needed, place in cpus, start))
+    for slot, budget in enumerate(budgets):
+        ends = range(start + 1, model.count + 1)
+        fitting = bisect_right(ends, budget, key=partial(model.needed, slot in cpus, start))
         if fitting:
-            stretches.append(Stretch(place, range(start, start + fitting)))
+            ranges.append(LayerRange(slot, range(start, start + fitting)))
             start += fitting
-    return stretches
+    return ranges
 
 
-def holds_all(pieces: Pieces, stretches: Sequence[Stretch]) -> bool:
-    """Whether the stretches reach to the last layer."""
-    return bool(stretches) and stretches[-1].layers.stop == pieces.count
+def holds_all(model: LayeredModel, ranges: Sequence[LayerRange]) -> bool:
+    """Whether the ranges reach to the last layer."""
+    return bool(ranges) and ranges[-1].layers.stop == model.count
 
 
-def spread(pieces: Pieces, rooms: Sequence[int]) -> list[Stretch] | None:
-    """The layers laid so that the fullest room has most left; `None` where they do not go in.
+def spread(model: LayeredModel, budgets: Sequence[int]) -> list[LayerRange] | None:
+    """The layers split so that the fullest device has most left; `None` where they do not fit.
 
-    Every room is filled to about the same share of it, so a large device gets more layers than a
-    small one.
+    Every device is filled to about the same share of its memory, so a large device gets more
+    layers than a small one.
 
-    >>> [len(stretch.layers) for stretch in spread(Pieces((1,) * 12, (0,) * 12), (20, 10)) or ()]
+    >>> [len(each.layers) for each in spread(LayeredModel((1,) * 12, (0,) * 12), (20, 10)) or ()]
     [8, 4]
     """
-    if not holds_all(pieces, fill(pieces, rooms)):
+
+    def filled(step: int) -> list[LayerRange]:
+        return fill(model, [budget * step // _STEPS for budget in budgets])
+
+    if not holds_all(model, filled(_STEPS)):
         return None
-    enough = bisect_right(
-        range(1, _STEPS),
-        False,
-        key=lambda step: holds_all(pieces, fill(pieces, _shares(rooms, step))),
-    )
-    return fill(pieces, _shares(rooms, enough + 1))
+    steps = range(1, _STEPS)
+    return filled(1 + bisect_right(steps, False, key=lambda step: holds_all(model, filled(step))))
 
 
-def _shares(rooms: Sequence[int], step: int) -> list[int]:
-    return [room * step // _STEPS for room in rooms]
-
-
-class Group(Record):
+class DeviceGroup(Record):
     """Devices that would hold a model together, in the order of its layers."""
 
-    rooms: tuple[Room, ...]
+    devices: tuple[AvailableMemory, ...]
 
     @property
-    def bytes(self) -> list[int]:
-        """What each can be planned with, in bytes: its room, on an accelerator with a margin."""
+    def budgets(self) -> list[int]:
+        """The bytes to plan with on each: what it has, less a margin on an accelerator."""
         return [
-            room.room if room.device.kind == "cpu" else plannable(room.room) for room in self.rooms
+            each.bytes if each.device.kind == "cpu" else plannable(each.bytes)
+            for each in self.devices
         ]
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The places that are the CPU's."""
-        places = enumerate(self.rooms)
-        return tuple(place for place, room in places if room.device.kind == "cpu")
-
-    def devices(self, stretches: Sequence[Stretch]) -> tuple[Device, ...]:
-        """Those of them that get a stretch of layers."""
-        return tuple(self.rooms[stretch.place].device for stretch in stretches)
+        """The positions that are the CPU."""
+        return tuple(n for n, each in enumerate(self.devices) if each.device.kind == "cpu")
 
 
-def groups_of(rooms: Sequence[Room]) -> Iterator[Group]:
-    """The groups that come into question, the one to be preferred first.
+def device_groups(available: Sequence[AvailableMemory]) -> Iterator[DeviceGroup]:
+    """The groups to try, the preferred one first.
 
-    Every accelerator alone; then as few of them together as it takes, the roomiest; then with the
-    CPU for what is left; then the CPU. Devices that share one memory are in no group together.
+    Every accelerator alone; then as few of them together as it takes, those with most memory
+    first; then with the CPU for what is left; then the CPU. Devices that share one memory are
+    never in one group.
     """
-    backends = [room.device.backend for room in rooms]
-    roomiest = sorted(
-        (room for room in rooms if room.device.kind != "cpu"),
-        key=lambda room: (backends.index(room.device.backend), -room.room),
+    backends = [each.device.backend for each in available]
+    largest = sorted(
+        (each for each in available if each.device.kind != "cpu"),
+        key=lambda each: (backends.index(each.device.backend), -each.bytes),
     )
-    yield from (Group((room,)) for room in roomiest)
-    apart: list[Room] = []
-    for room in roomiest:
-        if not any(room.shares_memory_with(other) for other in apart):
-            apart.append(room)
+    yield from (DeviceGroup((each,)) for each in largest)
+    apart: list[AvailableMemory] = []
+    for each in largest:
+        if not any(each.shares_memory_with(other) for other in apart):
+            apart.append(each)
             if len(apart) > 1:
-                yield Group(tuple(sorted(apart, key=rooms.index)))
-    together = tuple(sorted(apart, key=rooms.index))
-    for room in rooms:
-        if room.device.kind == "cpu":
-            if apart and not any(room.shares_memory_with(other) for other in apart):
-                yield Group((*together, room))
-            yield Group((room,))
+                yield DeviceGroup(tuple(sorted(apart, key=available.index)))
+    together = tuple(sorted(apart, key=available.index))
+    for each in available:
+        if each.device.kind == "cpu":
+            if apart and not any(each.shares_memory_with(other) for other in apart):
+                yield DeviceGroup((*together, each))
+            yield DeviceGroup((each,))
 
 
-def arrange(pieces: Pieces, groups: Sequence[Group], *, evenly: bool = True) -> Arrangement | None:
-    """The first group that holds all of a model, and how; `None` where none does.
-
-    The layers are spread over the devices in proportion to their room, unless that is not worth
-    the time. What lies on the CPU slows the rest down: it gets what the others cannot hold.
-    """
-    for number, group in enumerate(groups):
-        stretches = fill(pieces, group.bytes, group.cpus)
-        if holds_all(pieces, stretches):
-            if evenly and not group.cpus:
-                stretches = spread(pieces, group.bytes) or stretches
-            return Arrangement(number, group, tuple(stretches))
-    return None
-
-
-class Arrangement(Record):
-    """A group by its number among those that were tried, and the layers that each device gets."""
+class Assignment(Record):
+    """A group, its number among those that were tried, and the layers that its devices get."""
 
     number: int
-    group: Group
-    stretches: tuple[Stretch, ...]
+    group: DeviceGroup
+    ranges: tuple[LayerRange, ...]
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that get layers."""
-        return self.group.devices(self.stretches)
+        return tuple(self.group.devices[each.slot].device for each in self.ranges)
 
     @property
     def only_cpu(self) -> bool:
@@ -247,22 +241,18 @@ class Arrangement(Record):
         return all(device.kind == "cpu" for device in self.devices)
 
 
-def pieces_of(shape: ModelShape, estimate: MemoryEstimate) -> Pieces:
-    """A model as what can be laid apart, with what it needs for the context of the estimate."""
-    idle = estimate.overheads.idle
-    rest = estimate.overheads.total - idle
+def assign(
+    model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
+) -> Assignment | None:
+    """The first group that holds all of a model, and how; `None` where none does.
 
-    def overhead(cache: int) -> int:
-        return rest + min(idle, idle_bytes(cache, estimate.activations))
-
-    return Pieces(
-        shape.layer_bytes,
-        shape.kv_bytes(estimate.context, estimate.batch, estimate.kv_dtype),
-        # Of what is neither layer nor head only vision towers are large, and they come first.
-        first=shape.embedding_bytes + shape.other_bytes,
-        last=shape.head_bytes,
-        tied=shape.embedding_bytes if shape.tied_embeddings else 0,
-        activations=estimate.activations,
-        logits=estimate.logits,
-        overhead=overhead,
-    )
+    The layers are spread over the devices in proportion to their memory, unless `evenly` is false.
+    Layers on the CPU slow the rest down: it gets those that the others cannot hold.
+    """
+    for number, group in enumerate(groups):
+        ranges = fill(model, group.budgets, group.cpus)
+        if holds_all(model, ranges):
+            if evenly and not group.cpus:
+                ranges = spread(model, group.budgets) or ranges
+            return Assignment(number, group, tuple(ranges))
+    return None

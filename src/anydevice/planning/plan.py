@@ -1,36 +1,28 @@
-"""The answer to whether a model fits: what lies where, and what would fit if it does not.
-
-A plan as lines that a person reads: what is needed, a bar for each device, what would fit.
-
-What could be asked instead: the context, batch or element type with which a model would fit.
-
-Does a model fit, where, and what would fit if not: answered before anything is loaded.
-"""
+"""Plans: whether a model fits, what lies where, and what would fit if it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from textwrap import wrap
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
-from anydevice.core.text import bar, format_size
-from anydevice.planning.architectures import ModelShape, shortened
-from anydevice.planning.available import Places, rooms_of
-from anydevice.planning.estimates import MemoryEstimate, estimate_inference
+from anydevice.core.text import bar, format_size, shortened, table, wrapped
+from anydevice.planning.architectures import ModelShape
+from anydevice.planning.available import DeviceNames, available_memory
+from anydevice.planning.estimates import PARTS, MemoryEstimate, estimate_inference, part_lines
 from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import MARGIN
 from anydevice.planning.placement import (
-    Group,
-    Parts,
-    Pieces,
-    Stretch,
-    arrange,
+    DeviceGroup,
+    LayeredModel,
+    LayerRange,
+    MemoryParts,
+    assign,
+    device_groups,
     fill,
-    groups_of,
-    pieces_of,
 )
 from anydevice.planning.quantization import QUANTIZED, quantized
 from anydevice.rendering.summary import UNUSABLE, USABLE
@@ -39,19 +31,19 @@ Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
 
 class Placement(Record):
-    """What one device is to hold: a stretch of layers, and the bytes that they need there.
+    """What one device is to hold: a range of layers, and the bytes that they need there.
 
-    `free` is the room that the device has for it, with the limit of `configure(memory=…)`.
+    `free` is the memory that the device has for it, with the limit of `configure(memory=…)`.
     """
 
     device: Device
     layers: range
-    parts: Parts
+    parts: MemoryParts
     free: int
 
     @property
     def share(self) -> float:
-        """How much of the room is needed: 1.0 is all of it."""
+        """How much of the free memory is needed: 1.0 is all of it."""
         return self.parts.total / max(1, self.free)
 
     def to_dict(self) -> dict[str, object]:
@@ -66,10 +58,10 @@ class Placement(Record):
 
 
 class Alternative(Record):
-    """One change that would help: this context, batch or element type instead of the one asked.
+    """One change that would help: this context, batch or dtype instead of the one asked for.
 
     A change of "quantization" is one of the layers' weights alone, with their scales counted in.
-    `devices` are those that the model would lie on then, `total` the bytes that it would need.
+    `devices` are those that the model would be on then, `total` the bytes that it would need.
     """
 
     change: Change
@@ -90,8 +82,8 @@ class Alternative(Record):
 class Plan(Record):
     """Whether a model fits, and what lies where.
 
-    What fits runs: beside what the estimate says, 3 % of it are free on every accelerator, which
-    is what PyTorch's allocator took more in nine of ten models. A share above 97 % does not fit.
+    What fits runs: 3 % of what the estimate says are kept free on every accelerator, which is what
+    PyTorch's allocator took more in nine of ten models. A share above 97 % does not fit.
 
     `device` is the one that holds all of it, `None` where it takes several or does not fit.
     `placements` are in the order of the layers. Where the model does not fit, they show how far
@@ -116,7 +108,7 @@ class Plan(Record):
 
     @property
     def free(self) -> int:
-        """The room of all devices of the plan together."""
+        """The free memory of all devices of the plan together."""
         return sum(placement.free for placement in self.placements)
 
     def to_dict(self) -> dict[str, object]:
@@ -132,8 +124,190 @@ class Plan(Record):
         }
 
     def __str__(self) -> str:
-
         return "\n".join(plan_lines(self))
+
+
+def plan_inference(
+    model: Any = None,
+    devices: DeviceNames = None,
+    *,
+    context: int,
+    batch: int = 1,
+    dtype: object = None,
+    kv_dtype: object = None,
+    **numbers: Any,
+) -> Plan:
+    """Where a model would run with this context: on one device, on several, or after which change.
+
+    `model` and `numbers` are whatever `estimate_inference` takes. `devices` are devices or their
+    names ("cuda" is every card of it); without them, all that are usable here. Free memory is
+    read now, and the limit of `configure(memory=…)` applies. One accelerator goes before
+    several, and several before the CPU, which takes the layers that do not fit on them.
+    Nothing is loaded and no array library is imported.
+
+    3 % of what a model needs on an accelerator has to be free beside it, because PyTorch's
+    allocator may hold that much more idle than the estimate knows.
+
+    >>> from anydevice import testing
+    >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    ...          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    ...          "vocab_size": 128256, "tie_word_embeddings": False}
+    >>> with testing.fake_machine(cuda=2, memory="12GiB"):
+    ...     plan = plan_inference(model, "cuda", context=8192, dtype="bfloat16")
+    >>> plan.fits, plan.device, [len(placement.layers) for placement in plan.placements]
+    (True, None, [16, 16])
+
+    Raises `ConfigurationError` where the model cannot be read or a number is wrong, and
+    `DeviceNotFoundError` where a device that is named is not usable.
+    """
+    given = isinstance(model, ModelShape)
+    shape = shape_of(model, dtype=dtype, **numbers)
+    estimate = estimate_inference(shape, context=context, batch=batch, kv_dtype=kv_dtype)
+    request = _Request(
+        shape, estimate, None if given else lambda: shape_of(model, dtype=_HALF, **numbers)
+    )
+    available, notes = available_memory(devices)
+    groups = tuple(device_groups(available))
+    layered = LayeredModel.of(shape, estimate)
+    assignment = assign(layered, groups)
+    if assignment is None:
+        return _does_not_fit(request, layered, groups, notes)
+    placements = _placements(layered, assignment.group, assignment.ranges)
+    if assignment.only_cpu:
+        estimate = estimate.on_cpu()
+    alone = placements[0].device if len(placements) == 1 else None
+    settled = alone is not None and alone.kind != "cpu"
+    preferred = () if settled else groups[: assignment.number]
+    others = _alternatives(request, preferred)
+    return Plan(True, alone, placements, estimate, others, notes=notes)
+
+
+def _does_not_fit(
+    request: _Request,
+    layered: LayeredModel,
+    groups: Sequence[DeviceGroup],
+    notes: tuple[str, ...],
+) -> Plan:
+    group = max(groups, key=lambda group: sum(group.budgets), default=DeviceGroup(()))
+    filled = fill(layered, group.budgets, group.cpus)
+    reached = filled[-1].layers.stop if filled else 0
+    rest = layered.on(range(reached, layered.count))
+    only_cpu = len(group.devices) == len(group.cpus) == 1
+    if len(group.devices) == 1:
+        filled = [LayerRange(0, range(layered.count))]
+    ranges = {slot: LayerRange(slot, range(0)) for slot in range(len(group.devices))}
+    ranges |= {each.slot: each for each in filled}
+    return Plan(
+        False,
+        None,
+        _placements(layered, group, ranges.values()),
+        request.estimate.on_cpu() if only_cpu else request.estimate,
+        _alternatives(request, groups),
+        rest.weights + rest.kv_cache + rest.logits,
+        notes,
+    )
+
+
+def _placements(
+    layered: LayeredModel, group: DeviceGroup, ranges: Iterable[LayerRange]
+) -> tuple[Placement, ...]:
+    return tuple(
+        Placement(
+            group.devices[each.slot].device,
+            each.layers,
+            layered.on(each.layers, cpu=each.slot in group.cpus),
+            group.devices[each.slot].bytes,
+        )
+        for each in ranges
+    )
+
+
+_HALF = "bfloat16"
+_SMALL_CACHE = "float8_e4m3fn"
+
+
+class _Request(Record):
+    """What was asked for, what it would need, and the same model with weights of 16 bits."""
+
+    shape: ModelShape
+    estimate: MemoryEstimate
+    in_half: Callable[[], ModelShape] | None
+
+
+def _alternatives(request: _Request, groups: Sequence[DeviceGroup]) -> tuple[Alternative, ...]:
+    """The changes with which the model would fit one of the groups, each by itself.
+
+    The largest context and the largest batch below those asked for; a smaller dtype for the cache;
+    16 bits for the weights, else the layers quantized as little as it takes.
+    """
+    if not groups:
+        return ()
+    return tuple(
+        filter(
+            None,
+            (
+                _fewer(request, "context", groups),
+                _fewer(request, "batch", groups),
+                _smaller_cache(request, groups),
+                _narrower(request, groups),
+            ),
+        )
+    )
+
+
+def _fewer(
+    request: _Request, change: Literal["context", "batch"], groups: Sequence[DeviceGroup]
+) -> Alternative | None:
+    def changed(number: int) -> Alternative | None:
+        return _alternative(request.shape, request.estimate, change, number, groups)
+
+    smaller = range(1, getattr(request.estimate, change))
+    fitting = bisect_right(smaller, False, key=lambda number: changed(number) is None)
+    return changed(smaller[fitting - 1]) if fitting else None
+
+
+def _smaller_cache(request: _Request, groups: Sequence[DeviceGroup]) -> Alternative | None:
+    estimate = request.estimate
+    if not estimate.kv_cache or DTYPES[estimate.kv_dtype].bits <= DTYPES[_SMALL_CACHE].bits:
+        return None
+    return _alternative(request.shape, estimate, "kv_dtype", _SMALL_CACHE, groups)
+
+
+def _narrower(request: _Request, groups: Sequence[DeviceGroup]) -> Alternative | None:
+    """The widest narrower weights that fit; a quantized model stays as it is."""
+    shape, estimate = request.shape, request.estimate
+    bits = DTYPES[shape.dtype].bits
+    if shape.quantization is not None:
+        return None
+    found = None
+    if request.in_half is not None and bits > DTYPES[_HALF].bits:
+        found = _alternative(request.in_half(), estimate, "dtype", _HALF, groups)
+    for name, fewer in QUANTIZED.items():
+        if found is None and fewer < bits:
+            found = _alternative(quantized(shape, name), estimate, "quantization", name, groups)
+    return found
+
+
+def _alternative(
+    shape: ModelShape,
+    estimate: MemoryEstimate,
+    change: Change,
+    value: int | str,
+    groups: Sequence[DeviceGroup],
+) -> Alternative | None:
+    numbers: dict[str, Any] = {
+        "context": estimate.context,
+        "batch": estimate.batch,
+        "kv_dtype": estimate.kv_dtype,
+    }
+    if change in numbers:
+        numbers[change] = value
+    changed = estimate_inference(shape, **numbers)
+    assignment = assign(LayeredModel.of(shape, changed), groups, evenly=False)
+    if assignment is None:
+        return None
+    total = (changed.on_cpu() if assignment.only_cpu else changed).total
+    return Alternative(change, value, assignment.devices, total)
 
 
 WIDTH = 80
@@ -145,21 +319,21 @@ _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "lay
 
 
 def plan_lines(plan: Plan, width: int | None = None) -> list[str]:
-    """The lines of a plan, no wider than `width` where that is 60 or more."""
+    """The text of a plan, no wider than `width` where that is 60 or more."""
     columns = width or WIDTH
     return [
-        *_wrapped(_title(plan), columns, ""),
+        *wrapped(_title(plan), columns, hanging="  "),
         "",
-        *_needs(plan),
+        *part_lines(plan.estimate, (*PARTS, "total")),
         "",
-        *_wrapped(verdict(plan), columns, ""),
+        *wrapped(_verdict(plan), columns, hanging="  "),
         "",
-        *_table(plan.placements, columns),
+        *_placement_table(plan.placements, columns),
         *_help(plan, columns),
     ]
 
 
-def verdict(plan: Plan) -> str:
+def _verdict(plan: Plan) -> str:
     """The answer in one sentence, with its mark."""
     needed = format_size(plan.estimate.total)
     if plan.device is not None:
@@ -173,7 +347,7 @@ def verdict(plan: Plan) -> str:
         free = format_size(plan.free)
         margin = f" and {MARGIN} % more" if plan.estimate.total <= plan.free else ""
         return f"{UNUSABLE} does not fit on {where}: {needed}{margin} needed, {free} free"
-    # Not the sum of what is free: each device needs room of its own for activations.
+    # Not the sum of what is free: each device needs memory for activations.
     lacking = format_size(plan.unplaced)
     return f"{UNUSABLE} does not fit on {where} together: no place for {lacking} of it"
 
@@ -202,41 +376,27 @@ def _counted(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-def _needs(plan: Plan) -> Iterator[str]:
-    asked = plan.estimate
-    for label, size in (
-        ("weights", asked.weights),
-        ("kv-cache", asked.kv_cache),
-        ("activations", asked.activations),
-        ("logits", asked.logits),
-        ("overhead", asked.overhead),
-        ("total", asked.total),
-    ):
-        yield f"  {label:<12} {format_size(size):>10}"
-
-
-def _table(placements: Sequence[Placement], columns: int) -> Iterator[str]:
+def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]:
     if not placements:
-        return
-    rows = [("device", "layers", "needs", "free")] + [
+        return []
+    percents = [f"{int(each.share * 100)} %" for each in placements]  # 100 % is full, not nearly
+    longest = max(map(len, percents))
+    rows = [
         (
             str(each.device),
             _layers(each.layers),
             format_size(each.parts.total) if each.layers else "–",
             format_size(each.free),
+            percent.rjust(longest),
         )
-        for each in placements
+        for each, percent in zip(placements, percents, strict=True)
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    percents = [f"{int(each.share * 100)} %" for each in placements]  # 100 % is full, not nearly
-    last = max(map(len, percents))
-    left = columns - sum(widths) - 2 * len(widths) - 1 - last
-    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, left))
-    bars = ["", *("".join(bar(each.share, width)) for each in placements)]
-    for cells, shown, percent in zip(rows, bars, ["", *percents], strict=True):
-        texts = [cell.ljust(size) for cell, size in zip(cells[:2], widths[:2], strict=True)]
-        texts += [cell.rjust(size) for cell, size in zip(cells[2:], widths[2:], strict=True)]
-        yield f"{'  '.join(texts)}  {shown} {percent.rjust(last)}".rstrip()
+    head = ("device", "layers", "needs", "free", "")
+    used = sum(max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)) - 1
+    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, columns - used))
+    bars = ["".join(bar(each.share, width)) for each in placements]
+    with_bars = [(*row[:4], f"{shown} {row[4]}") for row, shown in zip(rows, bars, strict=True)]
+    return table(head, with_bars, right=(2, 3))
 
 
 def _layers(layers: range) -> str:
@@ -249,26 +409,25 @@ def _help(plan: Plan, columns: int) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
         for each in plan.alternatives:
-            yield from _wrapped(_alternative(each, plan), columns, "  ")
+            yield from wrapped(_alternative_text(each, plan), columns, "  ", "  ")
     elif not plan.fits:
-        yield from ("", *_wrapped(_NO_CHANGE, columns, ""))
+        yield from ("", *wrapped(_NO_CHANGE, columns, hanging="  "))
     remarks = [*plan.notes, *plan.estimate.assumed]
     if remarks:
         yield ""
         for remark in remarks:
-            yield from _wrapped(f"note: {remark}", columns, "")
+            yield from wrapped(f"note: {remark}", columns, hanging="  ")
 
 
-_NO_CHANGE = "No smaller context, batch or element type makes it fit: it takes more devices."
+_NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
 
 
-def _alternative(each: Alternative, plan: Plan) -> str:
+def _alternative_text(each: Alternative, plan: Plan) -> str:
     now = plan.estimate.dtype
     if each.change != "quantization":
         now = getattr(plan.estimate, each.change)
     words = f"{_WORDS.get(each.change, each.change)} {each.value} instead of {now}"
-    where = _listed(each.devices)
-    return f"{words}: {format_size(each.total)}, on {where}"
+    return f"{words}: {format_size(each.total)}, on {_listed(each.devices)}"
 
 
 def _listed(devices: Sequence[Device]) -> str:
@@ -281,196 +440,3 @@ def _listed(devices: Sequence[Device]) -> str:
     if len(names) > 4:
         return f"{names[0]} … {names[-1]}"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _wrapped(words: str, columns: int, indent: str) -> list[str]:
-    return wrap(
-        words,
-        columns,
-        initial_indent=indent,
-        subsequent_indent=indent + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-_HALF = "bfloat16"
-_SMALL_CACHE = "float8_e4m3fn"
-
-
-class Asked(Record):
-    """What was asked for, and what it would need."""
-
-    shape: ModelShape
-    estimate: MemoryEstimate
-    in_half: Callable[[], ModelShape] | None
-    """The same model with its weights in 16 bits, where it can be had so."""
-
-
-def alternatives(asked: Asked, groups: Sequence[Group]) -> Iterator[Alternative]:
-    """The changes with which the model would fit one of the groups, each by itself.
-
-    The largest context and the largest batch below those asked for; a smaller element type for
-    the cache; 16 bits for the weights, else the layers quantized as little as it takes.
-    """
-    if not groups:
-        return
-    estimate = asked.estimate
-    yield from _fewer(asked, "context", estimate.context, groups)
-    yield from _fewer(asked, "batch", estimate.batch, groups)
-    if estimate.kv_cache and DTYPES[estimate.kv_dtype].bits > DTYPES[_SMALL_CACHE].bits:
-        yield from _found(asked.shape, estimate, "kv_dtype", _SMALL_CACHE, groups)
-    for change, value, shape in _narrower(asked):
-        found = list(_found(shape, estimate, change, value, groups))
-        if found:
-            yield from found
-            return
-
-
-def _narrower(asked: Asked) -> Iterator[tuple[Change, str, ModelShape]]:
-    """The model with narrower weights, the widest first; a quantized one stays as it is."""
-    shape = asked.shape
-    if shape.quantization is not None:
-        return
-    now = DTYPES[shape.dtype].bits
-    if asked.in_half is not None and now > DTYPES[_HALF].bits:
-        yield "dtype", _HALF, asked.in_half()
-    for name, bits in QUANTIZED.items():
-        if bits < now:
-            yield "quantization", name, quantized(shape, name)
-
-
-def _fewer(
-    asked: Asked, change: Change, most: int, groups: Sequence[Group]
-) -> Iterator[Alternative]:
-    def found(number: int) -> list[Alternative]:
-        return list(_found(asked.shape, asked.estimate, change, number, groups))
-
-    number = largest(most - 1, lambda number: bool(found(number)))
-    if number:
-        yield from found(number)
-
-
-def _found(
-    shape: ModelShape,
-    estimate: MemoryEstimate,
-    change: Change,
-    value: int | str,
-    groups: Sequence[Group],
-) -> Iterator[Alternative]:
-    numbers: dict[str, Any] = {
-        "context": estimate.context,
-        "batch": estimate.batch,
-        "kv_dtype": estimate.kv_dtype,
-    }
-    if change in numbers:
-        numbers[change] = value
-    changed = estimate_inference(shape, **numbers)
-    arrangement = arrange(pieces_of(shape, changed), groups, evenly=False)
-    if arrangement is not None:
-        total = (changed.on_cpu() if arrangement.only_cpu else changed).total
-        yield Alternative(change, value, arrangement.devices, total)
-
-
-def largest(most: int, works: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `most` that works, where all smaller ones do; 0 for none.
-
-    >>> largest(1000, lambda number: number * number < 500), largest(5, lambda number: False)
-    (22, 0)
-    """
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if works(middle) else (low, middle - 1)
-    return low
-
-
-def plan_inference(
-    model: Any = None,
-    devices: Places = None,
-    *,
-    context: int,
-    batch: int = 1,
-    dtype: object = None,
-    kv_dtype: object = None,
-    **numbers: Any,
-) -> Plan:
-    """Where a model would run with so much context: one device, several, or which change it takes.
-
-    `model` and `numbers` are whatever `estimate_inference` takes. `devices` are devices or their
-    names ("cuda" is every card of it); without them, all that are usable here. What is free is
-    read now, and what `configure(memory=…)` allows is kept to. One accelerator goes before
-    several, and several before the CPU, which takes the layers that they have no room for.
-    Nothing is loaded and no array library is imported.
-
-    3 % of what a model needs on an accelerator has to be free beside it, because PyTorch's
-    allocator may hold that much more idle than the estimate knows.
-
-    >>> from anydevice import testing
-    >>> model = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    ...          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    ...          "vocab_size": 128256, "tie_word_embeddings": False}
-    >>> with testing.fake_machine(cuda=2, memory="12GiB"):
-    ...     plan = plan_inference(model, "cuda", context=8192, dtype="bfloat16")
-    >>> plan.fits, plan.device, [len(placement.layers) for placement in plan.placements]
-    (True, None, [16, 16])
-
-    Raises `ConfigurationError` where the model cannot be read or a number is wrong, and
-    `DeviceNotFoundError` where a device that is named is not usable.
-    """
-    given = isinstance(model, ModelShape)
-    shape = shape_of(model, dtype=dtype, **numbers)
-    estimate = estimate_inference(shape, context=context, batch=batch, kv_dtype=kv_dtype)
-    asked = Asked(
-        shape,
-        estimate,
-        None if given else lambda: shape_of(model, dtype="bfloat16", **numbers),
-    )
-    rooms, notes = rooms_of(devices)
-    groups = tuple(groups_of(rooms))
-    pieces = pieces_of(shape, estimate)
-    arrangement = arrange(pieces, groups)
-    if arrangement is None:
-        return _does_not_fit(asked, pieces, groups, notes)
-    stretches = {stretch.place: stretch for stretch in arrangement.stretches}
-    placements = _placements(pieces, arrangement.group, stretches)
-    if arrangement.only_cpu:
-        estimate = estimate.on_cpu()
-    alone = placements[0].device if len(placements) == 1 else None
-    settled = alone is not None and alone.kind != "cpu"
-    preferred = () if settled else groups[: arrangement.number]
-    others = tuple(alternatives(asked, preferred))
-    return Plan(True, alone, placements, estimate, others, notes=notes)
-
-
-def _does_not_fit(
-    asked: Asked, pieces: Pieces, groups: Sequence[Group], notes: tuple[str, ...]
-) -> Plan:
-    roomiest = max(groups, key=lambda group: sum(group.bytes), default=Group(()))
-    filled = fill(pieces, roomiest.bytes, roomiest.cpus)
-    reached = filled[-1].layers.stop if filled else 0
-    rest = pieces.on(range(reached, pieces.count))
-    alone = len(roomiest.rooms) == len(roomiest.cpus) == 1
-    if len(roomiest.rooms) == 1:
-        filled = [Stretch(0, range(pieces.count))]
-    stretches = {place: Stretch(place, range(0)) for place in range(len(roomiest.rooms))}
-    stretches |= {stretch.place: stretch for stretch in filled}
-    return Plan(
-        False,
-        None,
-        _placements(pieces, roomiest, stretches),
-        asked.estimate.on_cpu() if alone else asked.estimate,
-        tuple(alternatives(asked, groups)),
-        rest.weights + rest.kv_cache + rest.logits,
-        notes,
-    )
-
-
-def _placements(
-    pieces: Pieces, group: Group, stretches: dict[int, Stretch]
-) -> tuple[Placement, ...]:
-    return tuple(
-        Placement(room.device, each.layers, pieces.on(each.layers, cpu=cpu), room.room)
-        for place, each in stretches.items()
-        for room, cpu in ((group.rooms[place], place in group.cpus),)
-    )

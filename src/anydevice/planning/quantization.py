@@ -1,4 +1,4 @@
-"""The bytes of quantized weights: what each format keeps for a matrix, counted by its own rules."""
+"""The bytes of quantized weights, counted by each format's own rules."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from math import ceil, comb, prod
 from typing import Any
 
 from anydevice.core.record import Record, replace
+from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
-from anydevice.planning.architectures import ModelShape, shortened, whole
+from anydevice.planning.architectures import ModelShape, integer
 
-Matrix = Callable[[int, int, int], int]
-"""The bytes of a matrix of so many rows and columns, in a model of elements of so many bytes."""
-
+MatrixBytes = Callable[[int, int, int], int]
+"""The bytes of a matrix, from its rows, its columns and the bytes of an unquantized element."""
 
 QUANTIZED = {"int8": 8.0, "int4": 4.5}
-"""The bits of a layer's weight in the usual formats; four bits have a scale for each 64 weights."""
+"""Bits of a weight in the usual formats; with four bits there is a scale for each 64 weights."""
 
 _MOST_BITS = 16
 
@@ -30,82 +30,84 @@ _SIMPLE_PATTERN = re.compile(
 
 
 class Quantization(Record):
-    """How a model's matrices are kept: the format's name, its rule, and the modules left alone."""
+    """How a model's matrices are stored: the format, its rule, and the modules left alone."""
 
     method: str
     bits: float
-    matrix_bytes: Matrix
+    matrix_bytes: MatrixBytes
     skipped: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     def skips(self, module: str) -> bool:
-        """Whether the module of that path keeps its plain weights."""
+        """Whether the module of this path is not quantized."""
         return any(_matches(pattern, module) for pattern in self.skipped)
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
-    """What a config's `quantization_config` says; `None` where the weights are plain.
+    """The format of a config's `quantization_config`; `None` where weights are not quantized.
 
     >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
     'gptq'
 
     A format that is not known is counted by its bits, and `assumed` says so. Raises
-    `ConfigurationError` where a value is not what the format has there.
+    `ConfigurationError` where a value is not valid for the format.
     """
     if not values:
         return None
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{source}: quantization_config is not an object", source)
     method = str(values.get("quant_method") or _unnamed(values)).lower()
-    found = _FORMATS.get(method, _unknown)(_Said(values, f"{source}: quantization_config"))
+    found = _FORMATS.get(method, _unknown)(_Settings(values, f"{source}: quantization_config"))
     skipped = _skipped(values)
-    odd = [each for each in skipped if each.startswith("re:") and not _ends_soon(each[3:])]
+    odd = [each for each in skipped if each.startswith("re:") and not _is_quick(each[3:])]
     if odd:
         note = f"patterns of modules left alone are not followed: {', '.join(map(shortened, odd))}"
         found = replace(found, assumed=(*found.assumed, note))
     return replace(found, skipped=tuple(each for each in skipped if each not in odd))
 
 
-class _Said(Record):
-    """What a `quantization_config` says, and where it stands."""
+class _Settings(Record):
+    """The values of a `quantization_config`, and the file they are from."""
 
     values: Mapping[str, Any]
     source: str
 
     def get(self, *keys: str) -> Any:
-        """The first of these keys that says something."""
+        """The value of the first of these keys that has one."""
         return next((self.values[key] for key in keys if self.values.get(key)), None)
 
     def number(self, *keys: str, default: int, least: int = 1, most: int = 2**31) -> int:
-        """The number under the first of these keys that has one."""
+        """The integer under the first of these keys that has one."""
         value = self.get(*keys)
-        return default if value is None else whole(f"{self.source}: {keys[0]}", value, least, most)
+        return (
+            default if value is None else integer(f"{self.source}: {keys[0]}", value, least, most)
+        )
 
     def block(self, key: str) -> tuple[int, int]:
         """The rows and columns of a block that has one scale."""
         sizes = self.get(key) or (128, 128)
         if not isinstance(sizes, list | tuple) or len(sizes) != 2:
             raise ConfigurationError(
-                f"{self.source}: {key} is two whole numbers, rows and columns", self.source
+                f"{self.source}: {key} is two integers, rows and columns", self.source
             )
-        rows, columns = (whole(f"{self.source}: {key}", size) for size in sizes)
+        rows, columns = (integer(f"{self.source}: {key}", size) for size in sizes)
         return rows, columns
 
-    def inner(self, key: str) -> _Said:
+    def inner(self, key: str) -> _Settings:
         """The object under a key; an empty one where there is none."""
         found = self.get(key) or {}
         if not isinstance(found, Mapping):
             raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
-        return _Said(found, f"{self.source}: {key}")
+        return _Settings(found, f"{self.source}: {key}")
 
 
-def _unknown(said: _Said) -> Quantization:
-    method = str(said.get("quant_method") or _unnamed(said.values)).lower()
-    bits = said.get("bits", "nbits") or _bits_in(method)
+def _unknown(config: _Settings) -> Quantization:
+    method = str(config.get("quant_method") or _unnamed(config.values)).lower()
+    bits = config.get("bits", "nbits") or _bits_in(method)
     if not isinstance(bits, float):  # some formats have a share of a bit, on the average
-        bits = whole(f"{said.source}: bits", bits, most=_MOST_BITS)
+        bits = integer(f"{config.source}: bits", bits, most=_MOST_BITS)
     elif not 0 < bits <= _MOST_BITS:
-        raise ConfigurationError(f"{said.source}: bits cannot be {bits}", said.source)
+        raise ConfigurationError(f"{config.source}: bits cannot be {bits}", config.source)
     note = (
         f"the quantization {method!r} is not one of those known exactly: {bits:g} bits a weight "
         "and one scale for each 64 of them are assumed"
@@ -117,13 +119,13 @@ def _unknown(said: _Said) -> Quantization:
     return Quantization(method, bits, roughly, assumed=(note,))
 
 
-def _bitsandbytes(said: _Said) -> Quantization:
-    if not said.get("load_in_4bit"):
+def _bitsandbytes(config: _Settings) -> Quantization:
+    if not config.get("load_in_4bit"):
         # Each row has its largest value beside it, in 32 bits.
         return Quantization(
             "bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * columns + 4 * rows
         )
-    nested = bool(said.get("bnb_4bit_use_double_quant"))
+    nested = bool(config.get("bnb_4bit_use_double_quant"))
 
     def four_bits(rows: int, columns: int, width: int) -> int:
         blocks = ceil(rows * columns / 64)
@@ -136,9 +138,9 @@ def _bitsandbytes(said: _Said) -> Quantization:
     return Quantization("bitsandbytes 4-bit", 4, four_bits)
 
 
-def _gptq(said: _Said) -> Quantization:
-    bits = said.number("bits", default=4, most=_MOST_BITS)
-    group = said.number("group_size", default=128, least=-1)
+def _gptq(config: _Settings) -> Quantization:
+    bits = config.number("bits", default=4, most=_MOST_BITS)
+    group = config.number("group_size", default=128, least=-1)
 
     def packed(rows: int, columns: int, width: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
@@ -149,9 +151,9 @@ def _gptq(said: _Said) -> Quantization:
     return Quantization("gptq", bits, packed)
 
 
-def _awq(said: _Said) -> Quantization:
-    bits = said.number("bits", "w_bit", default=4, most=_MOST_BITS)
-    group = said.number("group_size", "q_group_size", default=128, least=-1)
+def _awq(config: _Settings) -> Quantization:
+    bits = config.number("bits", "w_bit", default=4, most=_MOST_BITS)
+    group = config.number("group_size", "q_group_size", default=128, least=-1)
 
     def packed(rows: int, columns: int, width: int) -> int:
         groups = 1 if group <= 0 else ceil(columns / group)
@@ -161,8 +163,8 @@ def _awq(said: _Said) -> Quantization:
     return Quantization("awq", bits, packed)
 
 
-def _blocks_of_float8(said: _Said) -> Quantization:
-    down, across = said.block("weight_block_size")
+def _blocks_of_float8(config: _Settings) -> Quantization:
+    down, across = config.block("weight_block_size")
 
     def scaled(rows: int, columns: int, width: int) -> int:
         return rows * columns + ceil(rows / down) * ceil(columns / across) * 4
@@ -170,13 +172,13 @@ def _blocks_of_float8(said: _Said) -> Quantization:
     return Quantization("fp8", 8, scaled)
 
 
-def _compressed(said: _Said) -> Quantization:
-    """The first group's scheme is taken for all: groups that differ are rare, and said."""
-    named = said.inner("config_groups")
+def _compressed(config: _Settings) -> Quantization:
+    """The first group's scheme is taken for all; groups that differ are rare, and noted."""
+    named = config.inner("config_groups")
     groups = [named.inner(name) for name, group in named.values.items() if group]
     scheme = groups[0].inner("weights") if groups else named
     if scheme is named or not scheme.values:
-        scheme = _Said({"num_bits": 8, "strategy": "channel"}, said.source)
+        scheme = _Settings({"num_bits": 8, "strategy": "channel"}, config.source)
     bits = scheme.number("num_bits", default=8, most=_MOST_BITS)
     size = scheme.number("group_size", default=128, least=-1)
     usual = "tensor" if not scheme.get("group_size") else "group" if size > 0 else "channel"
@@ -206,7 +208,7 @@ def _compressed(said: _Said) -> Quantization:
     return Quantization(f"compressed-tensors {bits}-bit", bits, compressed, assumed=notes)
 
 
-_FORMATS: dict[str, Callable[[_Said], Quantization]] = {
+_FORMATS: dict[str, Callable[[_Settings], Quantization]] = {
     "bitsandbytes": _bitsandbytes,
     "gptq": _gptq,
     "awq": _awq,
@@ -222,13 +224,13 @@ def _unnamed(values: Mapping[str, Any]) -> str:
 
 
 def _bits_in(method: str) -> int:
-    """The bits that a format's name gives away: 4 for `mxfp4`, 8 for `fbgemm_fp8`."""
+    """The bits in a format's name: 4 for `mxfp4`, 8 for `fbgemm_fp8`."""
     found = re.search(r"(\d+)", method)
     return int(found[1]) if found and 1 <= int(found[1]) <= 16 else 8
 
 
 def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that keep plain weights: those that are named, and always the head."""
+    """The modules that are not quantized: those that are named, and always the head."""
     named: list[str] = ["lm_head"]
     for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"):
         entries = values.get(key)
@@ -243,10 +245,10 @@ def _matches(pattern: str, module: str) -> bool:
     return pattern == module or f".{pattern}." in f".{module}."
 
 
-def _ends_soon(pattern: str) -> bool:
-    """Whether `re` decides soon if a pattern matches: it may come from anyone.
+def _is_quick(pattern: str) -> bool:
+    """Whether `re` matches a pattern in a short time; patterns may come from anyone.
 
-    >>> _ends_soon(r".*mlp.(gate|up)_proj$"), _ends_soon("(a*)*b"), _ends_soon(".*" * 5)
+    >>> _is_quick(r".*mlp.(gate|up)_proj$"), _is_quick("(a*)*b"), _is_quick(".*" * 5)
     (True, False, False)
     """
     if len(pattern) > _LONGEST_PATTERN or not _SIMPLE_PATTERN.fullmatch(pattern):

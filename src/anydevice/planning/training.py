@@ -1,174 +1,23 @@
-"""What one training step holds beside parameters and optimizer: what is saved, and its peaks.
+"""The memory that training a language model takes, part by part, before anything is loaded.
 
 The forward pass saves, layer by layer, what the backward pass needs; the backward pass frees it
 again while gradients grow. The peak lies at one of a few moments, and which one it is depends on
 the model: the loss, where all is saved and the logits are there three times; the backward pass of
 the last or of the first layer; or the optimizer's step.
-
-How much memory training a language model takes, part by part, before anything is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record
 from anydevice.core.text import format_size
 from anydevice.errors import ConfigurationError
-from anydevice.planning.architectures import ModelShape, whole
+from anydevice.planning.architectures import ModelShape, integer
+from anydevice.planning.estimates import FLOAT32, part_lines
 from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import CONTEXT, WORKSPACE
-
-FLOAT32 = 4
-
-
-class Step(Record):
-    """One training step: sequences, tokens of each, the bytes of a parameter and of a product.
-
-    `mixed` keeps 32-bit parameters and casts them for each product, so casts of them are held.
-    """
-
-    batch: int
-    tokens: int
-    width: int
-    mixed: bool = False
-    checkpointing: bool = False
-
-    @property
-    def rows(self) -> int:
-        """All tokens."""
-        return self.batch * self.tokens
-
-    @property
-    def computed(self) -> int:
-        """The bytes of an element in products."""
-        return 2 if self.mixed else self.width
-
-
-def logits_in_training(shape: ModelShape, step: Step) -> int:
-    """The logits of all tokens at the loss: their logarithms, and two gradients, in 32 bits."""
-    return 3 * FLOAT32 * step.rows * shape.vocabulary
-
-
-def saved_activations(shape: ModelShape, step: Step) -> int:
-    """All that the forward pass saves, without the logits."""
-    each = step.rows * shape.hidden * step.width if step.checkpointing else _layer(shape, step)
-    return shape.layers * each + _norm(shape, step)
-
-
-def moments(shape: ModelShape, step: Step, gradients: int, step_extra: int) -> dict[str, int]:
-    """The bytes alive beside parameters and optimizer, at each moment that can be the peak.
-
-    `gradients` are the bytes of all of them, `step_extra` what the optimizer's step takes.
-    """
-    saved = saved_activations(shape, step)
-    layer = _layer(shape, step)
-    kept = saved - _norm(shape, step)
-    casts = _casts(shape, step)
-    layer_casts = _matrices(shape) * 2 if step.mixed else 0
-    passing = max(_network_backward(shape, step), _attention_backward(shape, step))
-    again = layer + layer_casts if step.checkpointing else 0
-    head = shape.vocabulary * shape.hidden
-    head_gradient = head * step.width
-    # A gradient of a cast is there in both types for a moment.
-    last_gradient = head * (step.width + (2 if step.mixed else 0))
-    per_parameter = gradients // max(shape.parameters, 1)
-    early = shape.embedding_parameters * (not shape.tied_embeddings) + shape.layer_weights[0]
-    grown = gradients - early * per_parameter
-    one_layer = again or layer + layer_casts
-    # The casts of a block of autocast live to its end, even where nothing is saved for them.
-    held_casts = 2 * (sum(shape.layer_weights) + head) if step.mixed else 0
-    forward_logits = step.rows * shape.vocabulary * (2 * FLOAT32 + (2 if step.computed == 2 else 0))
-    return {
-        "forward": saved + held_casts + forward_logits,
-        "loss": saved + casts + logits_in_training(shape, step),
-        "head": saved + casts + step.rows * shape.vocabulary * FLOAT32 + last_gradient,
-        "last layer": kept + again + (0 if again else casts) + head_gradient + passing,
-        "first layer": one_layer + grown + passing,
-        "step": gradients + step_extra,
-    }
-
-
-def _layer(shape: ModelShape, step: Step) -> int:
-    """The bytes that one layer saves."""
-    queries = shape.heads * shape.head_size
-    keys = shape.kv_elements[0] // 2
-    products = step.computed
-    build = shape.build
-    norms = (1 if shape.parallel and build.norms == 1 else 2) * _norm(shape, step)
-    elements = 2 * queries + 2 * keys + _network(shape)
-    inside = step.rows * products * elements
-    if step.mixed:
-        # Each product has a cast of its input to itself: queries, keys, values, gate and up.
-        copies = (1 if build.fused_qkv else 3) + (2 if build.gated and not build.fused_gate else 1)
-        inside += step.rows * shape.hidden * products * copies
-    if build.query_key_norms:
-        wide = FLOAT32 if step.computed < FLOAT32 else 0
-        inside += step.rows * (queries + keys) * (wide + products * (1 if wide else 2))
-    return norms + inside + step.batch * step.tokens * shape.heads * FLOAT32 + _scores(shape, step)
-
-
-def _norm(shape: ModelShape, step: Step) -> int:
-    """What a norm saves: its input in 32 bits, the same at unit length, and the output."""
-    elements = step.rows * shape.hidden
-    if shape.build.layer_norm:
-        return elements * (step.width + (0 if step.mixed else step.width))
-    if step.mixed:
-        return elements * 2 * FLOAT32
-    return elements * (FLOAT32 + 2 * step.width)
-
-
-def _network(shape: ModelShape) -> int:
-    """The elements of a token that the feed-forward network saves."""
-    if shape.experts:
-        inner, outer = shape.experts.intermediate, shape.hidden
-        return shape.experts.per_token * (4 * inner + 3 * outer) + 4 * shape.experts.shared
-    if shape.build.gated:
-        return 4 * shape.intermediate
-    # As in inference, an activation is one operation or several, each with results to be saved.
-    return (5 if shape.activation in ("gelu_new", "gelu_fast") else 2) * shape.intermediate
-
-
-def _scores(shape: ModelShape, step: Step) -> int:
-    """Attention's probabilities, where no fused kernel takes the heads; see inference."""
-    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
-    if not (shape.build.eager or (grouped and (step.computed == FLOAT32 or shape.build.unfused))):
-        return 0
-    copies = 2 * step.rows * shape.heads * shape.head_size * FLOAT32
-    return step.batch * shape.heads * step.tokens**2 * FLOAT32 + copies
-
-
-def _network_backward(shape: ModelShape, step: Step) -> int:
-    """Beside a layer's saved tensors: gradients inside the network, less what is freed already."""
-    inner = shape.intermediate
-    if shape.experts:
-        inner = shape.experts.per_token * shape.experts.intermediate
-    inside = (2 if shape.build.gated else 1) * step.rows * inner * step.computed
-    weights = shape.intermediate * shape.hidden * (step.width + (2 if step.mixed else 0))
-    return inside + weights + step.rows * shape.hidden * step.width
-
-
-def _attention_backward(shape: ModelShape, step: Step) -> int:
-    """Gradients of scores where they lie in memory; the network is done by then."""
-    scores = _scores(shape, step)
-    return max(0, 2 * scores - step.rows * _network(shape) * step.computed)
-
-
-def _matrices(shape: ModelShape) -> int:
-    """The parameters of a layer that are cast for products: all but its norms."""
-    return max(shape.layer_weights) - shape.build.norms * shape.hidden
-
-
-def _casts(shape: ModelShape, step: Step) -> int:
-    """Casts of all matrices, which live until their layer's backward pass."""
-    if not step.mixed:
-        return 0
-    head = shape.vocabulary * shape.hidden
-    layers = 0 if step.checkpointing else sum(shape.layer_weights)
-    return 2 * (layers + head)
-
 
 TRAINING_PARTS = (
     "parameters",
@@ -183,11 +32,11 @@ TRAINING_PARTS = (
 _BLOCK = 256  # elements that share a scale in 8-bit optimizers
 
 
-class Optimizer(Record):
-    """What an optimizer keeps for each parameter: how many values, and in how many bytes each.
+class OptimizerMemory(Record):
+    """The state that an optimizer keeps: so many values for each parameter.
 
-    `temporary` says that its step has a copy of all parameters' size for a moment, as the
-    libraries' default way of stepping many tensors at once has.
+    `temporary` says that its step needs, for a moment, a copy of the size of all parameters, as
+    the libraries' default way of stepping many tensors at once does.
     """
 
     values: int
@@ -202,12 +51,12 @@ class Optimizer(Record):
 
 
 OPTIMIZERS = {
-    "sgd": Optimizer(0),
-    "sgd_momentum": Optimizer(1),
-    "adam": Optimizer(2, temporary=True),
-    "adamw": Optimizer(2, temporary=True),
-    "adam8bit": Optimizer(2, eight_bit=True),
-    "adamw8bit": Optimizer(2, eight_bit=True),
+    "sgd": OptimizerMemory(0),
+    "sgd_momentum": OptimizerMemory(1),
+    "adam": OptimizerMemory(2, temporary=True),
+    "adamw": OptimizerMemory(2, temporary=True),
+    "adam8bit": OptimizerMemory(2, eight_bit=True),
+    "adamw8bit": OptimizerMemory(2, eight_bit=True),
 }
 
 
@@ -251,16 +100,11 @@ class TrainingEstimate(Record):
         return {**plain, "total_gib": self.total_gib}
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
         way = " with mixed precision" if self.mixed else ""
-        yield f"training on {self.context} tokens × {self.batch} in {self.dtype}{way}"
-        for name in TRAINING_PARTS:
-            yield f"  {name:<12} {format_size(getattr(self, name)):>10}"
-        yield f"  {'peak':<12} {format_size(self.total):>10} ({self.peak_at})"
-        for sentence in self.assumed:
-            yield f"  note: {sentence}"
+        title = f"training on {self.context} tokens × {self.batch} in {self.dtype}{way}"
+        peak = f"  {'peak':<12} {format_size(self.total):>10} ({self.peak_at})"
+        notes = [f"  note: {sentence}" for sentence in self.assumed]
+        return "\n".join((title, *part_lines(self, TRAINING_PARTS), peak, *notes))
 
 
 def estimate_training(
@@ -295,7 +139,7 @@ def estimate_training(
     Raises `ConfigurationError` for what is no model, an optimizer that is not known, and ways of
     training that do not go together.
     """
-    context, batch = whole("context", context), whole("batch", batch)
+    context, batch = integer("context", context), integer("batch", batch)
     if optimizer not in OPTIMIZERS:
         raise ConfigurationError(
             f"there is no optimizer {optimizer!r}; known are {', '.join(OPTIMIZERS)}", "optimizer="
@@ -311,7 +155,7 @@ def estimate_training(
     if master and row.bits != 16:
         raise ConfigurationError(f"master=True is for parameters of 16 bits, not {row}", "master=")
     shape = shape_of(model, dtype=row.name, **numbers)
-    step = Step(batch, context, row.itemsize, mixed, checkpointing)
+    step = TrainingStep(batch, context, row.itemsize, mixed, checkpointing)
     count = shape.parameters
     keeper = OPTIMIZERS[optimizer]
     masters = FLOAT32 * count if master else 0
@@ -340,3 +184,151 @@ def estimate_training(
         exact=shape.exact,
         assumed=shape.assumed,
     )
+
+
+class TrainingStep(Record):
+    """One training step: sequences, tokens of each, the bytes of a parameter and of a product.
+
+    `mixed` keeps 32-bit parameters and casts them for each product, so casts of them are held.
+    """
+
+    batch: int
+    tokens: int
+    width: int
+    mixed: bool = False
+    checkpointing: bool = False
+
+    @property
+    def rows(self) -> int:
+        """All tokens."""
+        return self.batch * self.tokens
+
+    @property
+    def computed(self) -> int:
+        """The bytes of an element in products."""
+        return 2 if self.mixed else self.width
+
+
+def logits_in_training(shape: ModelShape, step: TrainingStep) -> int:
+    """The logits of all tokens at the loss: their logarithms and two gradients, in float32."""
+    return 3 * FLOAT32 * step.rows * shape.vocabulary
+
+
+def saved_activations(shape: ModelShape, step: TrainingStep) -> int:
+    """The bytes that the forward pass saves, without the logits."""
+    each = step.rows * shape.hidden * step.width if step.checkpointing else _layer(shape, step)
+    return shape.layers * each + _norm(shape, step)
+
+
+def moments(
+    shape: ModelShape, step: TrainingStep, gradients: int, step_extra: int
+) -> dict[str, int]:
+    """The bytes alive beside parameters and optimizer, at each moment that can be the peak.
+
+    `gradients` are the bytes of all of them, `step_extra` what the optimizer's step takes.
+    """
+    saved = saved_activations(shape, step)
+    layer = _layer(shape, step)
+    kept = saved - _norm(shape, step)
+    casts = _casts(shape, step)
+    layer_casts = _matrices(shape) * 2 if step.mixed else 0
+    passing = max(_network_backward(shape, step), _attention_backward(shape, step))
+    again = layer + layer_casts if step.checkpointing else 0
+    head = shape.vocabulary * shape.hidden
+    head_gradient = head * step.width
+    # A gradient of a cast is there in both types for a moment.
+    last_gradient = head * (step.width + (2 if step.mixed else 0))
+    per_parameter = gradients // max(shape.parameters, 1)
+    early = shape.embedding_parameters * (not shape.tied_embeddings) + shape.layer_weights[0]
+    grown = gradients - early * per_parameter
+    one_layer = again or layer + layer_casts
+    # The casts of a block of autocast live to its end, even where nothing is saved for them.
+    held_casts = 2 * (sum(shape.layer_weights) + head) if step.mixed else 0
+    forward_logits = step.rows * shape.vocabulary * (2 * FLOAT32 + (2 if step.computed == 2 else 0))
+    return {
+        "forward": saved + held_casts + forward_logits,
+        "loss": saved + casts + logits_in_training(shape, step),
+        "head": saved + casts + step.rows * shape.vocabulary * FLOAT32 + last_gradient,
+        "last layer": kept + again + (0 if again else casts) + head_gradient + passing,
+        "first layer": one_layer + grown + passing,
+        "step": gradients + step_extra,
+    }
+
+
+def _layer(shape: ModelShape, step: TrainingStep) -> int:
+    """The bytes that one layer saves."""
+    queries = shape.heads * shape.head_size
+    keys = shape.kv_elements[0] // 2
+    products = step.computed
+    build = shape.build
+    norms = (1 if shape.parallel and build.norms == 1 else 2) * _norm(shape, step)
+    elements = 2 * queries + 2 * keys + _network(shape)
+    inside = step.rows * products * elements
+    if step.mixed:
+        # Each product has a cast of its input to itself: queries, keys, values, gate and up.
+        copies = (1 if build.fused_qkv else 3) + (2 if build.gated and not build.fused_gate else 1)
+        inside += step.rows * shape.hidden * products * copies
+    if build.query_key_norms:
+        wide = FLOAT32 if step.computed < FLOAT32 else 0
+        inside += step.rows * (queries + keys) * (wide + products * (1 if wide else 2))
+    return norms + inside + step.batch * step.tokens * shape.heads * FLOAT32 + _scores(shape, step)
+
+
+def _norm(shape: ModelShape, step: TrainingStep) -> int:
+    """What a norm saves: its input in 32 bits, the same at unit length, and the output."""
+    elements = step.rows * shape.hidden
+    if shape.build.layer_norm:
+        return elements * (step.width + (0 if step.mixed else step.width))
+    if step.mixed:
+        return elements * 2 * FLOAT32
+    return elements * (FLOAT32 + 2 * step.width)
+
+
+def _network(shape: ModelShape) -> int:
+    """The elements of a token that the feed-forward network saves."""
+    if shape.experts:
+        inner, outer = shape.experts.intermediate, shape.hidden
+        return shape.experts.per_token * (4 * inner + 3 * outer) + 4 * shape.experts.shared
+    if shape.build.gated:
+        return 4 * shape.intermediate
+    # As in inference, an activation is one operation or several, each with results to be saved.
+    return (5 if shape.activation in ("gelu_new", "gelu_fast") else 2) * shape.intermediate
+
+
+def _scores(shape: ModelShape, step: TrainingStep) -> int:
+    """Attention's probabilities, where no fused kernel takes the heads; see inference."""
+    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    if not (shape.build.eager or (grouped and (step.computed == FLOAT32 or shape.build.unfused))):
+        return 0
+    copies = 2 * step.rows * shape.heads * shape.head_size * FLOAT32
+    return step.batch * shape.heads * step.tokens**2 * FLOAT32 + copies
+
+
+def _network_backward(shape: ModelShape, step: TrainingStep) -> int:
+    """Beside a layer's saved tensors: gradients inside the network, less what is freed already."""
+    inner = shape.intermediate
+    if shape.experts:
+        inner = shape.experts.per_token * shape.experts.intermediate
+    inside = (2 if shape.build.gated else 1) * step.rows * inner * step.computed
+    weights = shape.intermediate * shape.hidden * (step.width + (2 if step.mixed else 0))
+    return inside + weights + step.rows * shape.hidden * step.width
+
+
+def _attention_backward(shape: ModelShape, step: TrainingStep) -> int:
+    """Gradients of scores where they lie in memory; the network is done by then."""
+    scores = _scores(shape, step)
+    return max(0, 2 * scores - step.rows * _network(shape) * step.computed)
+
+
+def _matrices(shape: ModelShape) -> int:
+    """The parameters of a layer that are cast for products: all but its norms."""
+    return max(shape.layer_weights) - shape.build.norms * shape.hidden
+
+
+def _casts(shape: ModelShape, step: TrainingStep) -> int:
+    """Casts of all matrices, which live until their layer's backward pass."""
+    if not step.mixed:
+        return 0
+    head = shape.vocabulary * shape.hidden
+    layers = 0 if step.checkpointing else sum(shape.layer_weights)
+    return 2 * (layers + head)
