@@ -5,7 +5,6 @@ Any of them may be missing, slow or print something else: what cannot be read is
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -94,6 +93,8 @@ def read_accelerator(printed: str | None) -> tuple[str | None, int | None]:
 
 def read_graphics(printed: str | None) -> list[Graphics] | None:
     """The graphics hardware that the system's profile lists; `None` if that cannot be read."""
+    import json  # only old Macs need it
+
     try:
         entries = json.loads(printed or "")["SPDisplaysDataType"]
     except (ValueError, KeyError, TypeError):
