@@ -17,8 +17,7 @@ from anydevice.engines import registry, trust
 pytest.importorskip("pyopencl")
 
 from anydevice.engines.opencl.fused import FUSED, KERNELS
-from anydevice.engines.opencl.kernels import attention, programs
-from anydevice.engines.opencl.kernels.programs import Assumed
+from anydevice.engines.opencl.kernels import attention
 from anydevice.engines.opencl.primitives import PRIMITIVES
 from tests.rounding import rounding
 
@@ -26,6 +25,7 @@ HERE = Device("opencl")
 xp = PRIMITIVES
 ERRORS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5, "float64": 1e-12}
 Put = Callable[[Any], Any]
+Assume = Callable[..., None]
 
 
 @pytest.fixture
@@ -44,15 +44,6 @@ def put(engine: Engine) -> Put:
 @pytest.fixture
 def get(engine: Engine) -> Callable[[Any], Any]:
     return engine.to_host
-
-
-@pytest.fixture(
-    params=[Assumed(), Assumed(work_group=1), Assumed(16, False), Assumed(is_cpu=False)],
-    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
-)
-def assumed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Assumed:
-    monkeypatch.setattr(programs, "assumed", request.param)
-    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +88,7 @@ def layer(x: Any, weight: Any, bias: Any, eps: float) -> Any:
         ((2, 33), "float64"),
     ],
 )
-def test_rows(put: Put, get: Any, assumed: Assumed, shape: Any, dtype: str) -> None:
+def test_rows(put: Put, get: Any, assumed: None, shape: Any, dtype: str) -> None:
     x = numbers(shape, dtype)
     weight, bias = numbers(shape[-1:], dtype, 1), numbers(shape[-1:], dtype, 2)
     placed = put(x)
@@ -119,7 +110,7 @@ def test_rows_of_views_and_of_nothing(put: Put, get: Any) -> None:
     assert get(KERNELS["softmax"](put(x[:0]), 1)).shape == (0, 8)
 
 
-def test_rows_with_what_is_not_finite(put: Put, get: Any, assumed: Assumed) -> None:
+def test_rows_with_what_is_not_finite(put: Put, get: Any, assumed: None) -> None:
     x = np.zeros((4, 8), np.float32)
     x[0, 3], x[1, 2], x[2], x[3, 5] = np.nan, np.inf, -np.inf, -np.inf
     got = get(KERNELS["softmax"](put(x), -1))
@@ -232,7 +223,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attention(put: Put, get: Any, assumed: Assumed, case: str) -> None:
+def test_attention(put: Put, get: Any, assumed: None, case: str) -> None:
     shape, (batch, heads, keys), options = CASES[case]
     q = numbers(shape, "float32")
     k, v = (numbers((batch, heads, keys, shape[-1]), "float32", seed) for seed in (1, 2))
@@ -255,12 +246,12 @@ def test_attention(put: Put, get: Any, assumed: Assumed, case: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("queries", [1, 24])
 def test_attention_of_other_numbers(
-    put: Put, get: Any, dtype: str, queries: int, monkeypatch: pytest.MonkeyPatch
+    put: Put, get: Any, dtype: str, queries: int, assume: Assume
 ) -> None:
     q, k, v = (numbers((1, 2, n, 32), dtype, n) for n in (queries, 30, 30))
     wanted = attended(q, k, v, True, None, None, None, None)
-    for assumption in (Assumed(), Assumed(is_cpu=False)):
-        monkeypatch.setattr(programs, "assumed", assumption)
+    for is_cpu in (None, False):
+        assume(is_cpu=is_cpu)
         got = KERNELS["attention"](put(q), put(k), put(v), True, None, None, None, None)
         check(get(got), wanted, dtype)
 
@@ -297,9 +288,9 @@ def test_attention_that_other_kernels_must_do(put: Put) -> None:
 
 
 def test_tiles_that_a_device_does_not_take_are_passed_over(
-    put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+    put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
+    assume(is_cpu=False)
     monkeypatch.setattr(attention, "_tile_kernel", lambda *_: None)
     q = numbers((1, 1, 20, 32), "float32")
     rest = (True, None, None, None, None)

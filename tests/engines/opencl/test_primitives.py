@@ -25,7 +25,6 @@ cl = pytest.importorskip("pyopencl")
 from anydevice.engines.opencl import buffers
 from anydevice.engines.opencl.fused import KERNELS
 from anydevice.engines.opencl.kernels import elementwise, products, programs
-from anydevice.engines.opencl.kernels.programs import Assumed
 from anydevice.engines.opencl.primitives import PRIMITIVES
 
 HERE = Device("opencl")
@@ -33,6 +32,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int32", "int64", "uint8", "uint64")
 ERRORS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 3e-6, "float64": 1e-13}
 Put = Callable[..., Any]
+Assume = Callable[..., None]
 
 
 @pytest.fixture
@@ -58,15 +58,6 @@ def get(engine: Engine) -> Callable[[Any], Any]:
 @pytest.fixture
 def xp(engine: Engine) -> Primitives:
     return PRIMITIVES
-
-
-@pytest.fixture(
-    params=[Assumed(), Assumed(work_group=1), Assumed(16, False), Assumed(is_cpu=False)],
-    ids=["cpu", "groups of 1", "groups of 16", "gpu"],
-)
-def assumed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Assumed:
-    monkeypatch.setattr(programs, "assumed", request.param)
-    return request.param
 
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
@@ -321,7 +312,7 @@ def test_what_opencl_does_not_compute_is_refused(xp: Primitives, put: Put) -> No
             lambda: xp.part(xp.concat([put(np.ones(2, np.complex128))] * 2, 0), 0, 0, 1),
             "rearranges",
         ),
-        (lambda: xp.take(real, real, 0), "float32 is no type for indices; convert"),
+        (lambda: xp.take(real, real, 0), "float32 is no dtype for indices; convert"),
         (lambda: xp.write(real, whole, put(np.ones((1, 2), np.int32))), "cannot be written into"),
     ]:
         with pytest.raises(UnsupportedError, match=text) as caught:
@@ -344,7 +335,7 @@ def test_a_device_without_float64_says_so(
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_reductions(
-    xp: Primitives, put: Put, get: Any, assumed: Assumed, name: str, dtype: str
+    xp: Primitives, put: Put, get: Any, assumed: None, name: str, dtype: str
 ) -> None:
     x = numbers((3, 70, 5), dtype)
     exact = x.astype(np.float64)
@@ -355,7 +346,7 @@ def test_reductions(
     check(got, getattr(exact, name)((0, 1), keepdims=True), dtype, 30)
 
 
-def test_long_sums_are_exact_enough(xp: Primitives, put: Put, get: Any, assumed: Assumed) -> None:
+def test_long_sums_are_exact_enough(xp: Primitives, put: Put, get: Any, assumed: None) -> None:
     x = np.random.default_rng(0).random(300_001, dtype=np.float32)
     got = float(get(xp.sum(put(x), 0)))
     assert got == pytest.approx(x.astype(np.float64).sum(), rel=1e-6)
@@ -368,7 +359,7 @@ def test_long_sums_are_exact_enough(xp: Primitives, put: Put, get: Any, assumed:
 
 
 def test_reductions_pass_on_what_is_not_a_number(
-    xp: Primitives, put: Put, get: Any, assumed: Assumed
+    xp: Primitives, put: Put, get: Any, assumed: None
 ) -> None:
     x = np.zeros((2, 90), np.float32)
     x[0, 77] = np.nan
@@ -390,7 +381,7 @@ def test_nothing_is_reduced(xp: Primitives, put: Put, get: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_where_the_largest_are(
-    xp: Primitives, put: Put, get: Any, assumed: Assumed, dtype: str
+    xp: Primitives, put: Put, get: Any, assumed: None, dtype: str
 ) -> None:
     x = numbers((4, 37, 3), dtype).round()
     for axis in (0, 1, 2):
@@ -406,7 +397,7 @@ def test_where_the_largest_are(
 
 
 def test_what_is_not_a_number_is_the_largest(
-    xp: Primitives, put: Put, get: Any, assumed: Assumed
+    xp: Primitives, put: Put, get: Any, assumed: None
 ) -> None:
     x = put(np.array([[1, np.nan, np.inf, np.nan, -np.inf]], np.float32))
     assert get(xp.argmax(x, 1)) == 1
@@ -424,7 +415,7 @@ SHAPES = [
 ]
 
 
-def test_products(xp: Primitives, put: Put, get: Any, assumed: Assumed) -> None:
+def test_products(xp: Primitives, put: Put, get: Any, assumed: None) -> None:
     for a, b in SHAPES:
         x, y = numbers(a, "float32"), numbers(b, "float32", 1)
         wanted = x.astype(np.float64) @ y.astype(np.float64)
@@ -447,13 +438,13 @@ def test_products_of_other_numbers(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_products_of_other_numbers_in_tiles(
-    xp: Primitives, put: Put, get: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+    xp: Primitives, put: Put, get: Any, dtype: str, assume: Assume
 ) -> None:
-    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
+    assume(is_cpu=False)
     test_products_of_other_numbers(xp, put, get, dtype, ((33, 65), (65, 17)))
 
 
-def test_products_of_views(xp: Primitives, put: Put, get: Any, assumed: Assumed) -> None:
+def test_products_of_views(xp: Primitives, put: Put, get: Any, assumed: None) -> None:
     host = numbers((40, 2, 24), "float32")
     x = put(host)
     for axes in ((1, 0, 2), (1, 2, 0)):
@@ -473,9 +464,9 @@ def test_products_of_views(xp: Primitives, put: Put, get: Any, assumed: Assumed)
 
 
 def test_large_tiles_are_used_for_large_products(
-    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+    xp: Primitives, put: Put, get: Any, assume: Assume
 ) -> None:
-    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
+    assume(is_cpu=False)
     x, y = numbers((300, 100), "float32"), numbers((100, 260), "float32", 1)
     check(
         get(xp.matmul(put(x), put(y))), x.astype(np.float64) @ y.astype(np.float64), "float32", 100
@@ -483,9 +474,9 @@ def test_large_tiles_are_used_for_large_products(
 
 
 def test_tiles_that_a_device_does_not_take_are_passed_over(
-    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+    xp: Primitives, put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "assumed", Assumed(is_cpu=False))
+    assume(is_cpu=False)
     monkeypatch.setattr(products, "_tile_kernel", lambda *_: None)
     x = numbers((20, 20), "float32")
     check(get(xp.matmul(put(x), put(x))), x.astype(np.float64) @ x, "float32", 100)
@@ -626,7 +617,7 @@ def test_memory_is_used_again_and_given_back(xp: Primitives, put: Put) -> None:
 
 
 def test_large_indices_have_64_bits(
-    xp: Primitives, put: Put, get: Any, assumed: Assumed, monkeypatch: pytest.MonkeyPatch
+    xp: Primitives, put: Put, get: Any, assumed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elementwise, "LARGEST_INDEX", 0)
     x = numbers((20, 24), "float32")
@@ -640,7 +631,7 @@ def test_large_indices_have_64_bits(
 
 
 def test_a_group_that_a_kernel_has_no_room_for_is_halved(
-    xp: Primitives, put: Put, get: Any, monkeypatch: pytest.MonkeyPatch
+    xp: Primitives, put: Put, get: Any, assume: Assume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, refused = programs.exact_kernel, []
 
@@ -651,7 +642,7 @@ def test_a_group_that_a_kernel_has_no_room_for_is_halved(
         return exact(*given)
 
     monkeypatch.setattr(programs, "exact_kernel", smaller)
-    monkeypatch.setattr(programs, "assumed", Assumed(work_group=64, is_cpu=False))
+    assume(work_group=64, is_cpu=False)
     x = numbers((4, 100), "float32")
     check(get(xp.sum(put(x), 1)), x.astype(np.float64).sum(1), "float32", 10)
     assert refused == [64, 32, 16]

@@ -8,7 +8,7 @@ that they may change at each step; the other numbers are constants, and keep all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy as np
 from anydevice.engines.host import known_dtype
 from anydevice.engines.jax.primitives import PRIMITIVES
 
-Arrays = Sequence[Any]
 Function = Callable[..., Any]
 Pair = tuple[int, int]
 
@@ -313,50 +312,13 @@ def _channels_last(x: Any, size: Pair) -> Any:
     return covered.reshape(batch, down, size[0], along, size[1], channels)
 
 
-def update_sgd(
-    parameters: Arrays,
-    gradients: Arrays,
-    velocities: Arrays | None,
-    rate: Any,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> Any:
-    """The op of that name."""
-    lists = [list(parameters), list(gradients), None if velocities is None else list(velocities)]
-    return _sgd(*lists, rate, momentum, decay, nesterov)
+def _of_lists(update: Function) -> Function:
+    """The update, given lists for all sequences: JAX compiles for each kind of sequence anew."""
 
+    def run(*arguments: Any) -> Any:
+        return update(*(list(x) if isinstance(x, list | tuple) else x for x in arguments))
 
-def update_adam(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    squares: Arrays,
-    step: Any,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    decoupled: bool,
-) -> Any:
-    """The op of that name."""
-    lists = [list(arrays) for arrays in (parameters, gradients, means, squares)]
-    return _adam(*lists, step, rate, beta1, beta2, eps, decay, decoupled)
-
-
-def update_lion(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    decay: float,
-) -> Any:
-    """The op of that name."""
-    lists = [list(arrays) for arrays in (parameters, gradients, means)]
-    return _lion(*lists, rate, beta1, beta2, decay)
+    return run
 
 
 def _in_full(like: Any) -> Callable[[Any], Any]:
@@ -463,7 +425,7 @@ FUSED: Mapping[str, Function] = {
     "conv2d": _conv2d,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
-    "update_sgd": update_sgd,
-    "update_adam": update_adam,
-    "update_lion": update_lion,
+    "update_sgd": _of_lists(_sgd),
+    "update_adam": _of_lists(_adam),
+    "update_lion": _of_lists(_lion),
 }

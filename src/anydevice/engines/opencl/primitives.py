@@ -143,8 +143,7 @@ class OpenclPrimitives:
         same_dtype("concat", *arrays)
         return indexing.concat(arrays, axis)
 
-    def part(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-        return indexing.part(x, axis, start, stop, step)
+    part = staticmethod(indexing.part)
 
     abs = _one("abs")
     negative = _one("negative")
@@ -200,24 +199,16 @@ class OpenclPrimitives:
     def min(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
         return reductions.reduce("min", x, axis, keepdims)
 
-    def argmax(self, x: Any, axis: int) -> Any:
-        return reductions.argmax(x, axis)
-
-    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
-        return reductions.top_k(x, k)
+    argmax = staticmethod(reductions.argmax)
+    top_k = staticmethod(reductions.top_k)
 
     def matmul(self, a: Any, b: Any) -> Any:
         same_dtype("matmul", a, b)
         return products.matmul(a, b)
 
-    def take(self, x: Any, indices: Any, axis: int) -> Any:
-        return indexing.take(x, indices, axis)
-
-    def take_along_axis(self, x: Any, indices: Any, axis: int) -> Any:
-        return indexing.take_along_axis(x, indices, axis)
-
-    def write(self, x: Any, new: Any, positions: Any) -> Any:
-        return indexing.write(x, new, positions)
+    take = staticmethod(indexing.take)
+    take_along_axis = staticmethod(indexing.take_along_axis)
+    write = staticmethod(indexing.write)
 
 
 PRIMITIVES: Primitives = OpenclPrimitives()

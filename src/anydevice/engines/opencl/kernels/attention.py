@@ -116,23 +116,23 @@ def _start(variant: Variant, out: Any, keys: int, arguments: list[Any], events: 
     about, (batch, heads, queries, size) = programs.limits(context), out.shape
     rows = batch * heads * queries
     if not about.is_cpu and queries > _FEW_QUERIES and _tiles_fit(variant, about):
-        kernel = _tile_kernel(context, variant, programs.assumed)
+        kernel = _tile_kernel(context, variant)
         if kernel is not None:
             groups = batch * heads * -(-queries // _TILE)
             kernel(queue, groups, *arguments, wait_for=events)
             return
     if about.is_cpu or about.work_group < 16:
-        item_kernel = _item_kernel(context, variant, programs.assumed)
+        item_kernel = _item_kernel(context, variant)
         item_kernel.over(queue, rows, rows, *arguments, wait_for=events)
         return
     wanted = -(-4 * about.processors // rows)
     segments = max(1, min(wanted, keys // _KEYS_OF_SEGMENT, 64))
     kept = DTYPES[accumulator_of(variant.number).name]
     shares = buffers.new((rows * segments, size + 2) if segments > 1 else (1,), kept, context)
-    by_query = _query_kernel(context, variant, programs.assumed)
+    by_query = _query_kernel(context, variant)
     by_query(queue, rows * segments, segments, shares.base_data, *arguments, wait_for=events)
     if segments > 1:
-        join = _join_kernel(context, variant, programs.assumed)
+        join = _join_kernel(context, variant)
         join.over(queue, out.size, out.size, segments, shares.base_data, out.base_data)
 
 
@@ -165,30 +165,28 @@ def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
 
 
 @lru_cache(maxsize=256)
-def _item_kernel(context: Any, variant: Variant, assumed: programs.Assumed) -> programs.Kernel:
+def _item_kernel(context: Any, variant: Variant) -> programs.Kernel:
     defines, index, scalars = _defines(variant)
     arguments = [index, *scalars]
     return programs.kernel(context, "attention.cl", "attention_by_item", defines, arguments, 1)
 
 
 @lru_cache(maxsize=256)
-def _query_kernel(context: Any, variant: Variant, assumed: programs.Assumed) -> programs.Kernel:
+def _query_kernel(context: Any, variant: Variant) -> programs.Kernel:
     defines, index, scalars = _defines(variant)
     arguments = [index, None, *scalars]
     return programs.kernel(context, "attention.cl", "attention_by_query", defines, arguments, 128)
 
 
 @lru_cache(maxsize=256)
-def _join_kernel(context: Any, variant: Variant, assumed: programs.Assumed) -> programs.Kernel:
+def _join_kernel(context: Any, variant: Variant) -> programs.Kernel:
     defines, index, _ = _defines(variant)
     arguments = [index, index, None, None]
     return programs.kernel(context, "attention.cl", "join_segments", defines, arguments, 128)
 
 
 @lru_cache(maxsize=256)
-def _tile_kernel(
-    context: Any, variant: Variant, assumed: programs.Assumed
-) -> programs.Kernel | None:
+def _tile_kernel(context: Any, variant: Variant) -> programs.Kernel | None:
     defines, _, scalars = _defines(variant)
     files = ("attention.cl", "attention_tiles.cl")
     return programs.exact_kernel(

@@ -224,7 +224,7 @@ def run(
     route = walk(sizes, steps, names)
     texts = (route.sizes_text, route.strides_text, route.offsets_text)
     key = (context, body, names, numbers, more, *texts)
-    kernel = _kernel(*key, is_wide(far), programs.assumed)
+    kernel = _kernel(*key, is_wide(far))
     arguments: list[Any] = [count, *route.sizes]
     for x, start in zip(arrays, starts, strict=True):
         arguments += (x.base_data, start)
@@ -246,7 +246,6 @@ def _kernel(
     strides_text: str,
     offsets_text: str,
     wide: bool,
-    assumed: programs.Assumed,
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines: dict[str, object] = {**types, **numbers[0].defines()}

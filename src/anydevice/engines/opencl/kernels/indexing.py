@@ -52,14 +52,7 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
     return _taken(x, indices, at, shape, from_x, buffers.broadcast_strides(indices, shape))
 
 
-def _taken(
-    x: Any,
-    indices: Any,
-    axis: int,
-    shape: Ints,
-    from_x: Ints,
-    from_indices: Ints,
-) -> Any:
+def _taken(x: Any, indices: Any, axis: int, shape: Ints, from_x: Ints, from_indices: Ints) -> Any:
     dtype = dtype_of(x)
     bits = bits_of(dtype)
     out = buffers.new(shape, dtype, x.context)
@@ -145,7 +138,7 @@ def concat(arrays: Sequence[Any], axis: int) -> Any:
     return out
 
 
-def part(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
+def part(x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
     """A view of the elements from `start` up to `stop` along an axis."""
     (at,) = axes_of(axis, x.ndim)
     count = max(0, -(-(stop - start) // step))

@@ -183,7 +183,7 @@ def _tiled(product: Product, tiles: Tiles) -> bool:
     route = walk(product.stack, (product.a_stack, product.b_stack), ("a", "b"), "batch")
     kernel = _tile_kernel(
         product.a.context, product.number, tiles, route, edges, product.a_steps[1] == 1,
-        product.b_steps[1] == 1, product.wide, programs.assumed,
+        product.b_steps[1] == 1, product.wide,
     )  # fmt: skip
     if kernel is None:
         return False
@@ -207,7 +207,6 @@ def _tile_kernel(
     a_by_k: bool,
     b_by_k: bool,
     wide: bool,
-    assumed: programs.Assumed,
 ) -> programs.Kernel | None:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **tiles.defines(), **_stack_defines(route)}
@@ -253,7 +252,7 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
     count = product.count * panels * inner
     route = walk(product.stack, (stack,), ("x",), "batch")
     wide = product.wide or is_wide(packed.size)
-    kernel = _pack_kernel(context, number, route, width, wide, programs.assumed)
+    kernel = _pack_kernel(context, number, route, width, wide)
     kernel.over(
         buffers.queue_of_context(context), count, count, panels, across, inner,
         x.base_data, buffers.offset_of(x), *steps, packed.base_data, *route.sizes, *route.strides,
@@ -264,7 +263,7 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
 
 @lru_cache(maxsize=256)
 def _pack_kernel(
-    context: Any, number: Number, route: Walk, width: int, wide: bool, assumed: programs.Assumed
+    context: Any, number: Number, route: Walk, width: int, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **_stack_defines(route)}
@@ -289,7 +288,6 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
     route = walk(product.stack, (product.a_stack, product.b_stack), ("a", "b"), "batch")
     kernel = _few_rows_kernel(
         context, product.number, route, product.rows, along_k, aligned, lanes, product.wide,
-        programs.assumed,
     )  # fmt: skip
     across = 1 if along_k else min(kernel.group, _most_across(context))
     kernel(
@@ -315,7 +313,6 @@ def _few_rows_kernel(
     aligned: bool,
     lanes: int,
     wide: bool,
-    assumed: programs.Assumed,
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **_stack_defines(route)}

@@ -26,7 +26,8 @@ from anydevice.engines.host import known_dtype
 class Assumed(Record):
     """What is assumed of every device, whatever it says itself.
 
-    With it, tests run on a CPU what is written for GPUs and for devices with small groups.
+    With it, tests run on a CPU what is written for GPUs and for devices with small groups. The
+    caches of these files do not know of it.
     """
 
     work_group: int | None = None
@@ -46,18 +47,15 @@ class Limits(Record):
     has_doubles: bool
 
 
+@lru_cache(maxsize=64)
 def limits(context: Any) -> Limits:
     """The limits of the device of a context."""
-    return _limits(context, assumed)
-
-
-@lru_cache(maxsize=64)
-def _limits(context: Any, instead: Assumed) -> Limits:
     device = context.devices[0]
+    is_cpu = bool(device.type & cl.device_type.CPU)
     allowed = min(device.max_work_group_size, device.max_work_item_sizes[0])
     return Limits(
-        is_cpu=bool(device.type & cl.device_type.CPU) if instead.is_cpu is None else instead.is_cpu,
-        work_group=min(allowed, instead.work_group or allowed),
+        is_cpu=is_cpu if assumed.is_cpu is None else assumed.is_cpu,
+        work_group=min(allowed, assumed.work_group or allowed),
         local_memory=device.local_mem_size,
         processors=device.max_compute_units,
         has_doubles="cl_khr_fp64" in device.extensions.split(),

@@ -102,7 +102,7 @@ def _run(
     far = extent(start, kept + gone, strides + steps)
     kernel, routes = _kernel(
         kind, x.context, number, stored, kept, strides, gone, steps, together,
-        is_wide(far), programs.assumed,
+        is_wide(far),
     )  # fmt: skip
     units = outputs * segments
     arguments = (units, segments, count, chunk, x.base_data, start, result.base_data)
@@ -126,7 +126,6 @@ def _kernel(
     steps: Ints,
     together: bool,
     wide: bool,
-    assumed: programs.Assumed,
 ) -> tuple[programs.Kernel, tuple[Walk, Walk]]:
     types, index = index_types(wide)
     outer, inner = walk(kept, (strides,), ("x",), "output"), walk(gone, (steps,), ("x",), "term")
@@ -181,7 +180,7 @@ def argmax(x: Any, axis: int) -> Any:
     start, count, step = buffers.offset_of(x), x.shape[at], own[at]
     far = extent(start, (*shape, count), (*strides, step))
     route = walk(shape, (strides,), ("x",), "output")
-    kernel = _argmax(x.context, number, route, is_wide(far), programs.assumed)
+    kernel = _argmax(x.context, number, route, is_wide(far))
     queue, events = buffers.queue_of_context(x.context), buffers.events_of(x)
     arguments = (out.size, count, step, x.base_data, start, out.base_data)
     kernel.over(queue, out.size, *arguments, *route.sizes, *route.strides, wait_for=events)
@@ -189,9 +188,7 @@ def argmax(x: Any, axis: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _argmax(
-    context: Any, number: Number, route: Walk, wide: bool, assumed: programs.Assumed
-) -> programs.Kernel:
+def _argmax(context: Any, number: Number, route: Walk, wide: bool) -> programs.Kernel:
     types, index = index_types(wide)
     walks = [index] * len((*route.sizes, *route.strides))
     defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
@@ -225,7 +222,7 @@ def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
     count, start = x.shape[-1], buffers.offset_of(x)
     wide = is_wide(start + x.size)
     lanes = 16 if about.is_cpu else min(_LANES, 2 ** max(5, (count - 1).bit_length()))
-    kernel = _top_kernel(x.context, number, lanes, values is not None, wide, programs.assumed)
+    kernel = _top_kernel(x.context, number, lanes, values is not None, wide)
     results = (places.base_data if values is None else values.base_data, places.base_data)
     kernel(
         buffers.queue_of_context(x.context), x.size // count, count, k,
@@ -235,7 +232,7 @@ def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
 
 @lru_cache(maxsize=256)
 def _top_kernel(
-    context: Any, number: Number, lanes: int, values: bool, wide: bool, assumed: programs.Assumed
+    context: Any, number: Number, lanes: int, values: bool, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), "FLOATING": int(number.floating)}

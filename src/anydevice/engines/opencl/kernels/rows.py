@@ -50,8 +50,7 @@ def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None
     widest = 4 if number.element in ("float", "double") and not about.is_cpu else 8
     aligned = not any(place % widest for place in (columns, *starts))
     present = tuple(each is not None for each in factors)
-    kernel = _kernel(name, number, x.context, columns, widest if aligned else 1, present,
-                     programs.assumed)  # fmt: skip
+    kernel = _kernel(name, number, x.context, columns, widest if aligned else 1, present)
     arguments: list[Any] = [columns, x.base_data, starts[0], out.base_data]
     for each in factors:
         # A kernel that uses no weight gets some memory all the same: not every driver takes none.
@@ -65,13 +64,7 @@ def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None
 
 @lru_cache(maxsize=256)
 def _kernel(
-    name: str,
-    number: Number,
-    context: Any,
-    columns: int,
-    width: int,
-    present: tuple[bool, ...],
-    assumed: programs.Assumed,
+    name: str, number: Number, context: Any, columns: int, width: int, present: tuple[bool, ...]
 ) -> programs.Kernel:
     about = programs.limits(context)
     pieces = columns // width
@@ -84,10 +77,7 @@ def _kernel(
         items = 1 << (-(-pieces // group) - 1).bit_length()
         kept = items if not about.is_cpu and items * width <= _PER_ITEM else 0
         defines = {**number.defines(), "WIDTH": width, "ITEMS": kept}
-        defines |= {
-            "HAS_WEIGHT": int(any(present[:1])),
-            "HAS_BIAS": int(any(present[1:])),
-        }
+        defines |= {"HAS_WEIGHT": int(any(present[:1])), "HAS_BIAS": int(any(present[1:]))}
         found = programs.exact_kernel(context, "rows.cl", name, defines, scalars, group)
         if found is not None:
             return found
@@ -113,7 +103,7 @@ def rope(
     start, place_start = buffers.offset_of(x), buffers.offset_of(positions)
     wide = is_wide(extent(start, x.shape, steps), x.size)
     integer = number_of(dtype_of(positions), x.context)
-    kernel = _rope_kernel(x.context, number, integer, interleaved, wide, programs.assumed)
+    kernel = _rope_kernel(x.context, number, integer, interleaved, wide)
     kernel.over(
         buffers.queue_of_context(x.context), x.size // 2, x.size // 2, heads, tokens, size // 2,
         x.base_data, start, *steps, positions.base_data, place_start,
@@ -142,12 +132,7 @@ def _frequencies(context: Any, size: int, theta: float, factor: float) -> Any:
 
 @lru_cache(maxsize=64)
 def _rope_kernel(
-    context: Any,
-    number: Number,
-    integer: Number,
-    interleaved: bool,
-    wide: bool,
-    assumed: programs.Assumed,
+    context: Any, number: Number, integer: Number, interleaved: bool, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
     defines = {**types, **number.defines(), **integer.defines("PLACE_")}
