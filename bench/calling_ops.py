@@ -8,8 +8,8 @@ Beside it stands that median over the quietest quarter of the turns: those in wh
 same core had least emptied its caches.
 
 Every op is here that stands for one call of a library's function. Others are several: those for
-which an engine has no version of its own, and those that mend what a function leaves open, such
-as what is read at an index out of range, or the element type of an index.
+which an engine has no version of its own, and those that fix what a function leaves open, such as
+what is read at an index out of range, or the dtype of an index.
 """
 
 from __future__ import annotations

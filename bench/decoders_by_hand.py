@@ -1,7 +1,7 @@
 """The decoder of `anydevice.check.decoder` as one would write it in each library alone.
 
 Each function takes the shape, and gives `forward(parameters, ids, positions, cache)` over the same
-nest of weights, with the library's own attention and normalization where it has them.
+tree of weights, with the library's own attention and normalization where it has them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from anydevice.core.record import Record, replace
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import Standing, StepConfig, stepper_for
+from anydevice.training.steps import StepConfig, StepState, stepper_for
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]
@@ -145,10 +145,10 @@ def by_hand(sizes: Sizes, model: nn.Model, x: Any, y: Any) -> Step:
 
 def ours(model: nn.Model, device: anydevice.Device, precision: str, x: Any, y: Any) -> Step:
     optimizer = nn.AdamW(RATE, decay=DECAY)
-    recipe = StepConfig(model.layer, nn.cross_entropy, optimizer, policy_of(precision, device))
+    config = StepConfig(model.layer, nn.cross_entropy, optimizer, policy_of(precision, device))
     parameters = device(anydevice.to_numpy(model.parameters), convert=True)
-    standing = Standing(parameters, optimizer.init(parameters))
-    stepper = stepper_for(device, recipe, standing, seed=0)
+    state = StepState(parameters, optimizer.init(parameters))
+    stepper = stepper_for(device, config, state, seed=0)
     return lambda: stepper.step(x, y, RATE)
 
 

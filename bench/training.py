@@ -20,7 +20,7 @@ import numpy as np
 import anydevice
 from anydevice import nn
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import Standing, StepConfig, stepper_for
+from anydevice.training.steps import StepConfig, StepState, stepper_for
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]
@@ -49,10 +49,10 @@ def examples(shape: tuple[int, ...], batch: int) -> tuple[Any, Any]:
 
 def ours(model: nn.Model, device: anydevice.Device, x: Any, y: Any) -> Step:
     optimizer = nn.AdamW(RATE, decay=DECAY)
-    recipe = StepConfig(model.layer, nn.cross_entropy, optimizer, policy_of("float32", device))
+    config = StepConfig(model.layer, nn.cross_entropy, optimizer, policy_of("float32", device))
     parameters = device(anydevice.to_numpy(model.parameters), convert=True)
-    standing = Standing(parameters, optimizer.init(parameters))
-    stepper = stepper_for(device, recipe, standing, seed=0)
+    state = StepState(parameters, optimizer.init(parameters))
+    stepper = stepper_for(device, config, state, seed=0)
     return lambda: stepper.step(x, y, RATE)
 
 

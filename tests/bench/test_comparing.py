@@ -147,7 +147,7 @@ def test_times_must_be_numbers(tmp_path: Path) -> None:
     data["measurements"][0]["low"] = "fast"
     file = tmp_path / "other.json"
     file.write_text(json.dumps(data))
-    with pytest.raises(ConfigurationError, match="the times of add are no numbers of seconds"):
+    with pytest.raises(ConfigurationError, match="the times of add are not times in seconds"):
         read_results(str(file))
 
 

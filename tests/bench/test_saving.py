@@ -37,7 +37,7 @@ def test_device_takes_the_engine_that_was_fastest(own_home: Path) -> None:
     [step] = [step for step in why("cpu").steps if step.source == "saved measurements"]
     assert step.taken
     assert step.outcome == (
-        "torch was the fastest of those measured here: 2 calls in 0.6 ms, numpy 2 ms"
+        "torch was the fastest of those measured here: 2 calls in 600 µs, numpy 2.00 ms"
     )
 
 

@@ -19,7 +19,7 @@ from anydevice.bench.timing import size_of, time_calls
 from anydevice.check.runners import Progress, Runner
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record, replace
-from anydevice.core.text import format_size, percent, format_rate
+from anydevice.core.text import format_rate, format_size, percent
 from anydevice.transfer.moving import to_device, to_numpy
 
 MIB = 2**20
@@ -371,11 +371,10 @@ def _key(ceiling: Ceiling) -> tuple[str, str, str | None]:
 
 
 def _note(old: Ceiling, new: Ceiling) -> str:
-    name = " ".join(filter(None, (old.what, old.dtype)))
     before = format_rate(old.rate, UNITS[old.what])
     above = percent(new.rate / old.rate - 1)
     note = (
-        f"{name} ceiling of {old.device} raised by {above}: {new.engine} did more in "
+        f"{old.name} ceiling of {old.device} raised by {above}: {new.engine} did more in "
         f"{new.kernel} than the {before} of {old.engine}, {old.kernel}"
     )
     busy = new.rate > BUSY * old.rate

@@ -1,12 +1,9 @@
-"""`benchmark`: a user's own function or model, timed on every device.
-
-Arguments that a measured function may write into, while the caller's arrays stay as they are.
-"""
+"""`benchmark`: a user's own function or model, timed on every device."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,7 +11,7 @@ from anydevice.bench.timing import Timing, seconds_of, time_calls
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.record import NOTHING, Record, as_dict, replace
-from anydevice.core.text import percent, table, format_time, times
+from anydevice.core.text import format_time, percent, table, times
 from anydevice.discovery._discover import devices as usable_devices
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of, place_of
@@ -136,7 +133,7 @@ def benchmark(
 
     Raises `DeviceNotFoundError` where a device that is named is not usable, and
     `ConfigurationError` for an option that there is not (your function's own go into `named`), a
-    limit that is no number of seconds, or no devices at all.
+    limit that is not a time above 0, or no devices at all.
     """
     if unknown:
         inside = ", ".join(f"{name!r}: …" for name in unknown)
@@ -171,7 +168,8 @@ def benchmark(
         for part, home in homes:
             if home is not None:
                 to_device(part, home)  # nothing to do but for what is moved in place
-    return Timings(_name(function), _with_speed_ups(rows))
+    name = str(getattr(function, "__name__", None) or type(function).__name__)
+    return Timings(name, _with_speed_ups(rows))
 
 
 def _home(part: Any) -> Device | None:
@@ -230,9 +228,8 @@ def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTimi
 
 
 def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
-    theirs = identities(tree[1:])
-    function, arguments, named = to_device(tree, device)
-    arguments, named = apart_from(theirs, (arguments, named))
+    function, *given = to_device(tree, device)
+    arguments, named = _with_copies(tuple(given), of=tree[1:])
     engine = registry.load(device.engine or "numpy")
     place = place_of(device)
 
@@ -251,7 +248,7 @@ def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
 
 
 def _arrays(tree: Any) -> Iterator[Any]:
-    """The arrays of a result; usual nests are taken apart at once, since this is timed too."""
+    """The arrays of a result; usual trees are taken apart at once, since this is timed too."""
     if isinstance(tree, list | tuple):
         for each in tree:
             yield from _arrays(each)
@@ -280,38 +277,28 @@ def _cells(row: DeviceTiming) -> tuple[str, ...]:
     return (
         *place,
         format_time(row.seconds),
-        _spread_in_words(row.spread),
+        "–"
+        if row.spread is None
+        else "noisy"
+        if row.spread > NOISY
+        else f"± {percent(row.spread)}",
         format_time(row.first or 0.0),
         times(row.speed_up) if row.speed_up else "–",
     )
 
 
-def _spread_in_words(spread: float | None) -> str:
-    if spread is None:
-        return "–"
-    return f"± {percent(spread)}" if spread <= NOISY else "noisy"
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", None) or type(function).__name__)
-
-
-def identities(tree: Any) -> frozenset[int]:
-    """What the arrays of a tree are known by, for `apart_from`."""
-    return frozenset(map(id, flatten(tree, is_array)[0].values))
-
-
-def apart_from(theirs: Collection[int], tree: Any) -> Any:
-    """The tree with a copy in place of each array that is one of `theirs`.
+def _with_copies(tree: Any, *, of: Any) -> Any:
+    """The tree with a copy in place of each array that is also in `of`: the caller's own arrays.
 
     Arrays of a model that is changed in place stay its own: what it does to them is its state. So
     do those that a gradient flows through, since it would not flow through a copy.
 
     >>> import numpy
     >>> given = numpy.ones(2)
-    >>> apart_from(identities([given]), [given])[0] is given
+    >>> _with_copies([given], of=[given])[0] is given
     False
     """
+    theirs = set(map(id, flatten(of, is_array)[0].values))
     leaves, rebuild = flatten(tree, is_array)
     values = list(leaves.values)
     for position, value in enumerate(values):

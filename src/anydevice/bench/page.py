@@ -7,12 +7,11 @@ from html import escape
 from math import log10
 
 from anydevice.bench.ceilings import ceiling_of
-from anydevice.bench.printing import comparison_counts, measurement_cells
+from anydevice.bench.printing import HEAD, comparison_counts, measurement_cells
 from anydevice.bench.results import UNITS, Change, Comparison, MeasuredDevice, Measurement, Results
-from anydevice.core.text import percent, format_rate, format_time, times
+from anydevice.core.text import format_rate, format_time, percent, times
 from anydevice.rendering.svg import Dot, Line, decades, dot_plot, legend, roofline
 
-_HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
 _CHANGES = ("op", "case", "dtype", "where", "before", "now", "factor")
 
 
@@ -133,16 +132,15 @@ def _change(each: Change) -> list[str]:
     ]
 
 
-def _device(machine: MeasuredDevice, results: Results, engines: Sequence[str]) -> str:
-    there = [each for each in results.measurements if each.device == machine.device]
+def _device(device: MeasuredDevice, results: Results, engines: Sequence[str]) -> str:
+    there = [each for each in results.measurements if each.device == device.device]
     measured = [each for each in there if each.state == "measured"]
-    used = ", ".join(f"{name} {version}".strip() for name, version in machine.engines.items())
-    driver = f" · driver {machine.driver}" if machine.driver else ""
-    figures = "".join(_figures(machine.device, measured, results, engines))
+    driver = f" · driver {device.driver}" if device.driver else ""
+    figures = "".join(_figures(device.device, measured, results, engines))
     return (
-        f"<section><h2>{escape(machine.device)} <small>{escape(machine.name)}</small></h2>"
-        f"<p>{escape(used + driver)}</p>{_ceilings(machine.device, results)}"
-        f"{legend(list(machine.engines), engines)}"
+        f"<section><h2>{escape(device.device)} <small>{escape(device.name)}</small></h2>"
+        f"<p>{escape(device.libraries + driver)}</p>{_ceilings(device.device, results)}"
+        f"{legend(list(device.engines), engines)}"
         f'<div class="figures">{figures}</div>'
         f"{_all_figures(measured)}{_not_measured(there)}</section>"
     )
@@ -151,7 +149,7 @@ def _device(machine: MeasuredDevice, results: Results, engines: Sequence[str]) -
 def _ceilings(device: str, results: Results) -> str:
     cards = "".join(
         f"<li><b>{escape(format_rate(each.rate, UNITS[each.what]))}</b>"
-        f"<span>{escape(' '.join(filter(None, (each.what, each.dtype))))}</span>"
+        f"<span>{escape(each.name)}</span>"
         f"<small>{escape(f'{each.engine}, {each.kernel}')}</small></li>"
         for each in results.ceilings
         if each.device == device
@@ -241,7 +239,7 @@ def _figure(title: str, explanation: str, plot: str) -> str:
 def _all_figures(measured: Sequence[Measurement]) -> str:
     if not measured:
         return ""
-    rows = _table(_HEAD, [measurement_cells(each) for each in measured])
+    rows = _table(HEAD, [measurement_cells(each) for each in measured])
     return f"<details><summary>All {len(measured)} figures</summary>{rows}</details>"
 
 

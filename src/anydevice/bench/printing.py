@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from anydevice.bench.results import (
     UNITS,
-    Ceiling,
     Change,
     Comparison,
-    MeasuredDevice,
     Measurement,
     Results,
 )
-from anydevice.core.text import percent, format_rate, table, format_time, times
+from anydevice.core.text import format_rate, format_time, percent, table, times
 
-_HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
+HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
 _TO_THE_LEFT = ("op", "case", "dtype", "engine")
 _LESS_NEEDED = ("spread", "case")
 """What a terminal that is too narrow goes without, in this order."""
@@ -25,39 +23,27 @@ def summary_lines(results: Results) -> Iterator[str]:
     """What was measured where, and the ceilings of each device."""
     kind = " · quick" if results.quick else ""
     yield f"anydevice {results.version} · {results.system}{kind} · {format_time(results.seconds)}"
-    for machine in results.devices:
+    for device in results.devices:
+        driver = f", driver {device.driver}" if device.driver else ""
         yield ""
-        yield machine_line(machine)
-        for ceiling in results.ceilings:
-            if ceiling.device == machine.device:
-                yield f"  {ceiling_line(ceiling)}"
+        yield f"{device.device}   {device.name}{driver}   {device.libraries}"
+        for each in results.ceilings:
+            if each.device == device.device:
+                rate = format_rate(each.rate, UNITS[each.what])
+                yield f"  {each.name:<18}{rate:>14}   {each.engine}, {each.kernel}"
     for note in results.notes:
         yield f"  {note}"
 
 
-def machine_line(machine: MeasuredDevice) -> str:
-    """A device with its name, its driver and its libraries in one line."""
-    driver = f", driver {machine.driver}" if machine.driver else ""
-    engines = ", ".join(f"{name} {version}".strip() for name, version in machine.engines.items())
-    return f"{machine.device}   {machine.name}{driver}   {engines}"
-
-
-def ceiling_line(ceiling: Ceiling) -> str:
-    """A ceiling with its rate and with what it was reached."""
-    name = f"{ceiling.what} {ceiling.dtype}" if ceiling.dtype else ceiling.what
-    rate = format_rate(ceiling.rate, UNITS[ceiling.what])
-    return f"{name:<18}{rate:>14}   {ceiling.engine}, {ceiling.kernel}"
-
-
 def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
     """A table for each device; on a narrow terminal with fewer columns."""
-    for machine in results.devices:
-        there = [each for each in results.measured if each.device == machine.device]
+    for device in results.devices:
+        there = [each for each in results.measured if each.device == device.device]
         if not there:
             continue
         head, lines = _fitting(there, width)
         yield ""
-        yield f"{machine.device}{_over(there) if 'speed-up' in head else ''}"
+        yield f"{device.device}{_over(there) if 'speed-up' in head else ''}"
         yield from lines
     for each in results.measurements:
         if each.state == "failed":
@@ -73,8 +59,8 @@ def _fitting(there: Sequence[Measurement], width: int | None) -> tuple[list[str]
     alone = all(each.over == f"{each.device} with {each.engine}" for each in there)
     leaving = list(_LESS_NEEDED)
     leaving.insert(0 if alone else len(leaving), "speed-up")
-    head = list(_HEAD)
-    rows = [dict(zip(_HEAD, measurement_cells(each), strict=True)) for each in there]
+    head = list(HEAD)
+    rows = [dict(zip(HEAD, measurement_cells(each), strict=True)) for each in there]
     while True:
         right = [number for number, name in enumerate(head) if name not in _TO_THE_LEFT]
         lines = table(head, [[row[name] for name in head] for row in rows], right)

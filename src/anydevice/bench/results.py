@@ -49,6 +49,11 @@ class Ceiling(Record):
     kernel: str
     dtype: str | None = None
 
+    @property
+    def name(self) -> str:
+        """What it is the ceiling of, such as "matmul float32"."""
+        return " ".join(filter(None, (self.what, self.dtype)))
+
 
 class Measurement(Record):
     """One op in one case and dtype, on one device, through one engine.
@@ -105,6 +110,11 @@ class MeasuredDevice(Record):
     uuid: str | None
     driver: str | None
     engines: Mapping[str, str]
+
+    @property
+    def libraries(self) -> str:
+        """The engines with their versions, in one line."""
+        return ", ".join(f"{name} {version}".strip() for name, version in self.engines.items())
 
 
 class Results(Record):
@@ -163,7 +173,7 @@ def from_dict(data: Any) -> Results:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     for each in results.measurements:
         if not all(_is_number(n) for n in (each.seconds, each.low, each.high)):
-            raise ValueError(f"the times of {each.op} are no numbers of seconds")
+            raise ValueError(f"the times of {each.op} are not times in seconds")
     return results
 
 
