@@ -38,6 +38,8 @@ LOADING = {
     # The rows of the engines, those that other packages add, and the files of an engine's folder.
     "engines/registry.py",
     "engines/base.py",
+    # The kernels that an engine's row names.
+    "ops/trusted_kernels.py",
     # Probes that other packages add.
     "discovery/probes.py",
 }

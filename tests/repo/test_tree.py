@@ -1,4 +1,4 @@
-"""The files of the project: how they are named, how long they are, and what they must not say."""
+"""The files of the project: how they are named, and what they must not say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".ci", "bench", "demo", "docs", "examples", "src", "tests")
-LONGEST = 400
 
 VAGUE = {"common", "helper", "helpers", "misc", "miscellaneous", "util", "utilities", "utils"}
 """Names that say nothing of what is inside."""
@@ -68,15 +67,6 @@ def test_a_path_of_a_machine_would_be_found(line: str) -> None:
 @pytest.mark.parametrize("line", ["framework/x", "a/ro" + "ot/b", "$XDG/ho" + "me/x", "~/x"])
 def test_what_only_looks_like_one_is_left_alone(line: str) -> None:
     assert not PLACES.search(line)
-
-
-def test_no_file_of_the_package_is_two_things() -> None:
-    long = {
-        str(path.relative_to(ROOT)): length
-        for path in python_files("src")
-        if (length := len(path.read_text("utf-8").splitlines())) > LONGEST
-    }
-    assert not long
 
 
 def test_the_inits_of_inner_packages_are_empty() -> None:

@@ -38,7 +38,7 @@ Held = tuple[Device | None, Device | None]
 _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
-_outcomes: dict[object, _Outcome] = {}
+_outcomes: dict[object, _KnownChoice] = {}
 _modules: tuple[str, ...] = tuple(row.module for row in registry.BUILT_IN.values())
 _MOST_OUTCOMES = 64
 
@@ -100,7 +100,7 @@ def device(
     served = chosen.engine, chosen.chosen_by
     result = Device(chosen).served_by(*served, picked=chosen.engine_is_free)
     if asked is not None and not weighed:
-        _keep(asked, _Outcome(situation, held, report, result))
+        _keep(asked, _KnownChoice(situation, held, report, result))
     return result
 
 
@@ -114,7 +114,7 @@ def _choose(request: Request, report: Report, free: FreeMemory = free_memory) ->
     return choose(known, report.findings, free)
 
 
-class _Outcome:
+class _KnownChoice:
     """A device that was chosen, and all that the choice rested on."""
 
     __slots__ = ("_held", "_report", "_situation", "device")
@@ -143,7 +143,7 @@ def _key(spec: Any, engine: str | None) -> object:
     return None
 
 
-def _keep(asked: object, outcome: _Outcome) -> None:
+def _keep(asked: object, outcome: _KnownChoice) -> None:
     global _modules
     if len(_outcomes) >= _MOST_OUTCOMES:
         _outcomes.clear()

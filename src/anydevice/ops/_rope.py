@@ -6,7 +6,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from anydevice.core.hooks import load
 from anydevice.core.rope_scaling import Frozen, Scaling, freeze, frequencies, refuse_scaling, thaw
 from anydevice.ops.arguments import (
     FLOAT32,
@@ -109,9 +108,11 @@ def _rope(
 def _table(key: Key) -> tuple[Any, float]:
     """The frequencies as a NumPy array of float32, and the factor; computed once for each key."""
     if key not in _tables:
+        import numpy as np
+
         size, theta, scaling = key
         found, factor = frequencies(int(float.fromhex(size)), float.fromhex(theta), thaw(scaling))
-        _tables[key] = load("numpy:array")(found, "float32"), factor
+        _tables[key] = np.array(found, "float32"), factor
     return _tables[key]
 
 
