@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, wraps
+from inspect import Parameter, signature
 from typing import Any
 
 from anydevice.core.device import Device
@@ -21,7 +22,7 @@ from anydevice.core.primitives import Autodiff, Compiler, Primitives
 from anydevice.core.text import parse_size
 from anydevice.engines.host import known_dtype
 from anydevice.engines.registry import row_of
-from anydevice.errors import DeviceNotFoundError
+from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
 _ALLOCATION = re.compile(
     r"(?:tried to allocate|trying to allocate|out of memory allocating|unable to allocate"
@@ -216,3 +217,53 @@ def refuse_non_scalar(value: Any, is_array: bool) -> None:
         f"a gradient is that of one number, and the function gave {given}; "
         "end it with ops.sum or ops.mean"
     )
+
+
+def compiled_for_each(
+    function: Callable[..., Any],
+    static: Sequence[str],
+    compile_one: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function, compiled once for each set of values of its static arguments.
+
+    Raises `ConfigurationError` for arguments that the function does not have, and when it is
+    called with values that cannot be hashed.
+    """
+    whole = signature(function)
+    parameters = whole.parameters
+    unknown = [name for name in static if name not in parameters]
+    if unknown:
+        raise ConfigurationError(
+            f"the function has no argument {', '.join(unknown)}; it has {', '.join(parameters)}"
+        )
+    by_name = [name for name in static if parameters[name].kind is Parameter.KEYWORD_ONLY]
+    by_place = sorted(list(parameters).index(name) for name in static if name not in by_name)
+    versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        bound = whole.bind(*arguments, **named)
+        bound.apply_defaults()
+        places, names = list(bound.args), dict(bound.kwargs)
+        constants = [places[at] for at in by_place]
+        named_constants = {name: names.pop(name) for name in by_name}
+        key = (*constants, *named_constants.values())
+        try:
+            version = versions.get(key)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"a static argument must be hashable: {error}, among {', '.join(static)}; "
+                "pass a tuple or a frozen record"
+            ) from error
+        if version is None:
+
+            def with_constants(*changing: Any, **others: Any) -> Any:
+                given = list(changing)
+                for at, value in zip(by_place, constants, strict=True):
+                    given.insert(at, value)
+                return function(*given, **others, **named_constants)
+
+            version = versions[key] = compile_one(with_constants)
+        return version(*(x for at, x in enumerate(places) if at not in by_place), **names)
+
+    return call

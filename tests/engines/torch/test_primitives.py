@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anydevice.core.dtypes import DTYPES
-from anydevice.errors import UnsupportedError
+from anydevice.errors import ConfigurationError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 
@@ -144,7 +144,7 @@ def test_static_arguments_are_constants(monkeypatch: Any) -> None:
     assert compiled(x, 3, mode="add").tolist() == [9, 28]
     assert compiled(x, 3, x, mode="multiply").tolist() == [4, 9]
     assert len(made) == 3
-    with pytest.raises(UnsupportedError, match="no argument 'colour'"):
+    with pytest.raises(ConfigurationError, match="no argument colour; it has"):
         COMPILER.compile(function, static=["colour"])
 
 

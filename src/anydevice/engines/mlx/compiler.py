@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import mlx.core as mx
 
 from anydevice.core.primitives import Compiler
-from anydevice.errors import ConfigurationError
+from anydevice.engines.base import compiled_for_each
 
 
 class MlxCompiler:
@@ -31,39 +30,14 @@ class MlxCompiler:
         whole: bool = True,
         most: bool = False,
     ) -> Callable[..., Any]:
-        signature = inspect.signature(function)
-        _refuse_unknown(signature, (*static, *donate))
-        if not static:
-            plain = mx.compile(function, inputs=mx.random.state, outputs=mx.random.state)
-
-            @wraps(function)
-            def run_plain(*arguments: Any, **named: Any) -> Any:
-                return plain(*arguments, **named)
-
-            return run_plain
-
-        compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        compile_one = partial(mx.compile, inputs=mx.random.state, outputs=mx.random.state)
+        if static:
+            return compiled_for_each(function, static, compile_one)
+        compiled = compile_one(function)
 
         @wraps(function)
         def run(*arguments: Any, **named: Any) -> Any:
-            bound = signature.bind(*arguments, **named)
-            bound.apply_defaults()
-            constants = {name: bound.arguments.pop(name) for name in static}
-            key = tuple(constants.values())
-            try:
-                ready = compiled.get(key)
-            except TypeError as error:
-                raise ConfigurationError(
-                    f"a static argument must be hashable: {error}, among {', '.join(static)}; "
-                    "pass a tuple or a frozen record"
-                ) from error
-            if ready is None:
-                ready = compiled[key] = mx.compile(
-                    _closed_over(function, signature, constants),
-                    inputs=mx.random.state,
-                    outputs=mx.random.state,
-                )
-            return ready(dict(bound.arguments))
+            return compiled(*arguments, **named)
 
         return run
 
@@ -72,27 +46,6 @@ class MlxCompiler:
 
     def keep(self, folder: str) -> str | None:
         return None
-
-
-def _refuse_unknown(signature: inspect.Signature, names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in signature.parameters]
-    if unknown:
-        raise ConfigurationError(
-            f"the function has no argument {', '.join(unknown)}; "
-            f"it has {', '.join(signature.parameters)}"
-        )
-
-
-def _closed_over(
-    function: Callable[..., Any], signature: inspect.Signature, constants: dict[str, Any]
-) -> Callable[[dict[str, Any]], Any]:
-    """The function of the other arguments alone, given by name."""
-
-    def run(others: dict[str, Any]) -> Any:
-        bound = inspect.BoundArguments(signature, {**others, **constants})
-        return function(*bound.args, **bound.kwargs)
-
-    return run
 
 
 COMPILER: Compiler = MlxCompiler()

@@ -6,14 +6,14 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
-from inspect import Parameter, signature
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 
-from anydevice.core.engine import Absent
 from anydevice.core.primitives import Compiler
+from anydevice.engines.base import compiled_for_each
 
 with warnings.catch_warnings(), suppress(ImportError):
     # PyTorch's compiler loads this file of its own, which warns of PyTorch's own old calls.
@@ -57,7 +57,7 @@ class TorchCompiler:
         mode = _MOST if most else None
         compile_one = partial(torch.compile, fullgraph=whole, mode=mode, **_OPTIONS)
         if static:
-            return _compiled_for_each(function, tuple(static), compile_one)
+            return compiled_for_each(function, static, compile_one)
         compiled: Callable[..., Any] = compile_one(function)
         return compiled
 
@@ -69,49 +69,6 @@ class TorchCompiler:
         if os.environ.get(_KEEPING) == "0":
             return None
         return os.environ.setdefault(_FOLDER, folder)
-
-
-def _compiled_for_each(
-    function: Callable[..., Any], static: tuple[str, ...], compile_one: Callable[..., Any]
-) -> Callable[..., Any]:
-    parameters = signature(function)
-    missing = [name for name in static if name not in parameters.parameters]
-    if missing:
-        raise Absent(
-            f"there is no argument {missing[0]!r} to be static",
-            instead=f"the arguments are {', '.join(parameters.parameters)}",
-        ).error()
-    order = list(parameters.parameters)
-    by_name = [n for n in static if parameters.parameters[n].kind is Parameter.KEYWORD_ONLY]
-    by_place = sorted(order.index(name) for name in static if name not in by_name)
-    versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
-
-    @wraps(function)
-    def chosen(*arguments: Any, **named: Any) -> Any:
-        bound = parameters.bind(*arguments, **named)
-        bound.apply_defaults()
-        places, names = list(bound.args), dict(bound.kwargs)
-        constants = [(at, places[at]) for at in by_place], {n: names.pop(n) for n in by_name}
-        key = (*(value for _, value in constants[0]), *constants[1].values())
-        if key not in versions:
-            closed = _closed_over(function, *constants)
-            versions[key] = compile_one(closed)
-        changing = [value for at, value in enumerate(places) if at not in by_place]
-        return versions[key](*changing, **names)
-
-    return chosen
-
-
-def _closed_over(
-    function: Callable[..., Any], by_place: list[tuple[int, Any]], by_name: dict[str, Any]
-) -> Callable[..., Any]:
-    def closed(*changing: Any, **named: Any) -> Any:
-        arguments = list(changing)
-        for place, value in by_place:
-            arguments.insert(place, value)
-        return function(*arguments, **named, **by_name)
-
-    return closed
 
 
 COMPILER: Compiler = TorchCompiler()
