@@ -1,4 +1,4 @@
-"""Arrays of every element type, and how two of them are compared bit for bit."""
+"""Arrays of every dtype, and how two of them are compared bit for bit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def moved(move: Callable[[], Array]) -> tuple[Array | None, list[str]]:
 
 
 def assert_same(back: Array, host: Array, warned: list[str]) -> None:
-    """The same bits; whole numbers may have been narrowed, but then not without a word."""
+    """The same bits; integers may have been narrowed, but then not without a word."""
     wanted = host.astype(host.dtype.newbyteorder("="))
     if back.dtype != wanted.dtype:
         assert wanted.dtype.kind in "iu"

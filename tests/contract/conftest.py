@@ -92,7 +92,7 @@ def other(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture(autouse=True)
 def nothing_was_warned_of() -> None:
-    """The one warning of a process, that whole numbers were narrowed, may come in every test."""
+    """The one warning of a process, that integers were narrowed, may come in every test."""
     host.forget_warning()
 
 

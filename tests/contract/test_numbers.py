@@ -57,7 +57,7 @@ def test_a_number_may_stand_on_either_side(
     engine: Engine, device: Device, name: str, dtype: str, shape: tuple[int, ...]
 ) -> None:
     if name == "divide" and dtype == "int32":
-        pytest.skip("whole numbers are not divided")
+        pytest.skip("integers are not divided")
     host = np.resize(np.array([1, 2, 3]), shape).astype(TYPES[dtype])
     x, wide, op = engine.place(host, device), host.astype(np.float64), getattr(ops, name)
     for number in WHOLE if dtype == "int32" else (*WHOLE, *FRACTIONS):
@@ -71,11 +71,11 @@ def test_a_number_may_stand_on_either_side(
 
 
 @each(number=[0.5, np.float64(0.5), np.float32(0.5)])
-def test_a_fraction_beside_whole_numbers_is_refused(
+def test_a_fraction_beside_integers_is_refused(
     engine: Engine, device: Device, number: Any
 ) -> None:
     x = engine.place(np.arange(3, dtype=np.int32), device)
-    with pytest.raises(ConfigurationError, match=r"^add: 0\.5 is no whole number, but a is int32"):
+    with pytest.raises(ConfigurationError, match=r"^add: 0\.5 is no integer, but a is int32"):
         ops.add(x, number)
     with pytest.raises(ConfigurationError, match=r"0\.5 .* b is int32; use astype\(b, 'float32'\)"):
         ops.subtract(number, x)

@@ -132,7 +132,7 @@ class Home:
     fused: Mapping[str, Callable[..., Any]]
 
     def put(self, x: Any, dtype: str) -> Any:
-        """An argument there: floating arrays as that type, whole numbers as int32."""
+        """An argument there: floating arrays as that type, integers as int32."""
         if isinstance(x, list):
             return [self.put(part, dtype) for part in x]
         if not isinstance(x, np.ndarray):

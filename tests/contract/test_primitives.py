@@ -260,7 +260,7 @@ def test_two_arrays(at: Home, name: str, dtype: str, left: Any, right: Any) -> N
 @pytest.mark.parametrize("name", [name for name in BINARY if not name.startswith("logical")])
 def test_an_array_and_a_number(at: Home, name: str, dtype: str) -> None:
     if name == "divide" and dtype == "int32":
-        return  # whole numbers are not divided
+        return  # integers are not divided
     host = numbers(2, 3, dtype=dtype)
     host = np.where(host == 0, host.dtype.type(1), host)
     x, result = at.put(host, dtype), "bool" if name in TO_BOOL else dtype
@@ -278,7 +278,7 @@ def test_truths_beside_truths(at: Home) -> None:
     at.is_like(at.xp.logical_or(False, x), [True, False], "bool")
 
 
-def test_a_fraction_beside_whole_numbers_becomes_whole(at: Home) -> None:
+def test_a_fraction_beside_integers_becomes_whole(at: Home) -> None:
     x = at.put([1, 2, 3], "int32")
     at.is_like(at.xp.add(x, 1.5), [2, 3, 4], "int32")
     at.is_like(at.xp.multiply(2.5, x), [2, 4, 6], "int32")
@@ -484,7 +484,7 @@ def test_take_out_of_range_reads_nothing(at: Home, dtype: str, axis: int) -> Non
 
 
 @each(kind=["int8", "uint8", "int16", "int64", "uint32"])
-def test_indices_are_whole_numbers_of_any_type(at: Home, kind: str) -> None:
+def test_indices_are_integers_of_any_type(at: Home, kind: str) -> None:
     host, indices = numbers(300, 2), np.array([[0, 5], [100, 3]])
     if as_dtype(kind).kind == "int":
         indices[1, 1] = -3

@@ -47,7 +47,7 @@ def here(request: pytest.FixtureRequest) -> Home:
     return Home(*home(request))
 
 
-# Arrays of two libraries. Those whose element types compare equal would mix without a word.
+# Arrays of two libraries. Those whose dtypes compare equal would mix without a word.
 
 Mixed = Callable[[Callable[[Array], Any], Callable[[Array], Any]], Any]
 
@@ -133,8 +133,8 @@ def test_a_number_outside_of_the_arrays_type_is_refused(here: Home, op: Any) -> 
     here.refuses(told + r".*astype\(b, 'int64'\)", lambda x: op(2**40, x), WHOLE)
     here.refuses(rf"^{name}: -1 is outside of uint8, .* 0 to 255", lambda x: op(x, -1), BYTES)
     here.refuses(rf"^{name}: 256 is outside of uint8", lambda x: op(x, np.int64(256)), BYTES)
-    here.refuses(rf"^{name}: 0\.5 is no whole number, but a", lambda x: op(x, 0.5), WHOLE)
-    here.refuses(rf"^{name}: a whole number of 1329 bits is none", lambda x: op(x, 10**400), FLOATS)
+    here.refuses(rf"^{name}: 0\.5 is no integer, but a", lambda x: op(x, 0.5), WHOLE)
+    here.refuses(rf"^{name}: float32 does not hold an integer of 1329 bits", lambda x: op(x, 10**400), FLOATS)
 
 
 def test_numbers_at_the_ends_of_a_type_are_taken(here: Home) -> None:
@@ -151,20 +151,20 @@ def test_where_refuses_such_numbers_too(here: Home) -> None:
     here.refuses("^where: 2 is outside of bool", lambda c: ops.where(c, c, 2), TRUTHS)
 
 
-def test_whole_numbers_have_no_negative_powers(here: Home) -> None:
-    told = r"^power: whole numbers have no power -1, and a is int32; use astype\(a"
+def test_integers_have_no_negative_powers(here: Home) -> None:
+    told = r"^power: integers have no power -1, and a is int32; use astype\(a"
     here.refuses(told, lambda x: ops.power(x, -1), WHOLE)
     result = here.engine.to_host(ops.power(here(FLOATS), -1))
     np.testing.assert_allclose(result, 1 / FLOATS, rtol=1e-6)
 
 
-# Truth values
+# Booleans
 
 
 @pytest.mark.parametrize(
     "name", ["negative", "abs", "sign", "floor", "relu", "subtract", "power", "matmul", "linear"]
 )
-def test_truth_values_are_no_numbers(here: Home, name: str) -> None:
+def test_booleans_are_no_numbers(here: Home, name: str) -> None:
     op = getattr(ops, name)
     two = name in ("subtract", "power", "matmul", "linear")
     told = f"^{name}: this is an array of bool, and it takes numbers; use astype"
@@ -174,7 +174,7 @@ def test_truth_values_are_no_numbers(here: Home, name: str) -> None:
         here.refuses(told, lambda x: op(1, x), TRUTHS)
 
 
-def test_what_truth_values_do_is_the_same_everywhere(here: Home) -> None:
+def test_what_booleans_do_is_the_same_everywhere(here: Home) -> None:
     x, y = here(TRUTHS), here(TRUTHS[::-1].copy())
     expected = {"add": np.logical_or, "multiply": np.logical_and, "maximum": np.logical_or}
     for name, same in expected.items():
@@ -204,7 +204,7 @@ ALONG_SEVERAL: dict[str, Callable[[Any, Any], Any]] = {
 def test_odd_axes(here: Home, name: str) -> None:
     op = (ALONG_ONE | ALONG_SEVERAL)[name]
     for odd, shown in ((1.0, r"1\.0"), (True, "True"), ("last", "'last'")):
-        told = f"^{name}: axis is a whole number.*, but it is {shown}$"
+        told = f"^{name}: axis is an integer.*, but it is {shown}$"
         here.refuses(told, lambda x, odd=odd: op(x, odd), FLOATS)
     for far in (2, -3):
         told = rf"^{name}: axis {far} is one of x, but x is \(2, 3\)"
@@ -214,7 +214,7 @@ def test_odd_axes(here: Home, name: str) -> None:
         here.refuses(f"^{name}: axis is a whole .* a tuple", lambda x: op(x, (0,)), FLOATS)
     else:
         here.refuses(f"^{name}: the axes .* are different", lambda x: op(x, (0, -2)), FLOATS)
-        here.refuses(f"^{name}: axis is a whole number", lambda x: op(x, (0, 1.0)), FLOATS)
+        here.refuses(f"^{name}: axis is an integer", lambda x: op(x, (0, 1.0)), FLOATS)
 
 
 # Shapes, orders and counts
@@ -230,7 +230,7 @@ def test_odd_shapes(here: Home, name: str) -> None:
         (6.0, r"it is 6\.0"),
         (None, "it is None"),
     ):
-        told = f"^{name}: a shape is whole numbers, but {shown}$"
+        told = f"^{name}: a shape is integers, but {shown}$"
         here.refuses(told, lambda x, odd=odd: op(x, odd), FLOATS)
 
 
@@ -252,11 +252,11 @@ def test_odd_orders(here: Home) -> None:
         here.refuses(told, lambda x, axes=axes: ops.permute(x, axes), FLOATS)
     here.refuses(r"^permute: axis 2 is one of x", lambda x: ops.permute(x, (0, 2)), FLOATS)
     fraction: Any = 1.0
-    told = "^permute: axis is a whole number"
+    told = "^permute: axis is an integer"
     here.refuses(told, lambda x: ops.permute(x, (0, fraction)), FLOATS)
     odd: Any
     for odd, shown in ((1, "1"), ("ab", "'ab'"), (None, "None")):
-        told = f"^permute: axes are a tuple of whole numbers, but here {shown}"
+        told = f"^permute: axes are a tuple of integers, but here {shown}"
         here.refuses(told, lambda x, odd=odd: ops.permute(x, odd), FLOATS)
 
 
@@ -265,7 +265,7 @@ def test_odd_parts(here: Home) -> None:
         told = rf"^part: {start}:{stop}:{step} is a range of axis 1, counted from the front"
         here.refuses(told, lambda x, at=(start, stop, step): ops.part(x, 1, *at), FLOATS)
     for odd, name in (((0.0, 2), "start"), ((0, 2.0), "stop"), ((0, 2, 1.0), "step")):
-        told = f"^part: {name} is a whole number, but it is "
+        told = f"^part: {name} is an integer, but it is "
         here.refuses(told, lambda x, odd=odd: ops.part(x, 1, *odd), FLOATS)
     here.refuses("^part: start .* True", lambda x: ops.part(x, 1, True, 2), FLOATS)
     numbers: tuple[Any, ...] = np.int64(1), np.int64(1), np.int32(3)
@@ -278,7 +278,7 @@ def test_odd_counts(here: Home) -> None:
         told = f"^top_k: k, which is {k}, is from 1 to the size of the last axis"
         here.refuses(told, lambda x, k=k: ops.top_k(x, k), FLOATS)
     for odd, shown in ((1.0, r"1\.0"), (True, "True"), (None, "None")):
-        told = f"^top_k: k is a whole number, but it is {shown}"
+        told = f"^top_k: k is an integer, but it is {shown}"
         here.refuses(told, lambda x, odd=odd: ops.top_k(x, odd), FLOATS)
 
 
