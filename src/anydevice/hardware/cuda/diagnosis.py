@@ -6,7 +6,7 @@ Pure, so that recorded answers can test it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, compare_versions
 from anydevice.core.record import Record
@@ -324,207 +324,93 @@ def _described(fault: Fault, error: Mapping[str, Any]) -> str:
     return f"{fault.meaning} ({fault.symbol}, {error['code']}) in {error['call']}"
 
 
-Remedy = Literal[
-    "start", "reload", "access", "reset", "reboot", "update", "fabric", "compat", "stub",
-    "unified", "busy", "mps", "inspect",
-]  # fmt: skip
-"""A kind of help; `fix_for` makes it a sentence for the machine at hand."""
-
-
 class Fault(NamedTuple):
-    """One error of NVML or CUDA: the code of its reason, its name and meaning, and the help."""
+    """One error of NVML or CUDA: the code of its reason, the help, its name and its meaning."""
 
     code: str
+    remedy: str
     symbol: str
     meaning: str
-    remedy: Remedy
 
 
-_NVML = {
-    1: Fault("driver_failed", "NVML_ERROR_UNINITIALIZED", "NVML was not initialised", "reload"),
-    2: Fault("driver_failed", "NVML_ERROR_INVALID_ARGUMENT", "NVML refused an argument", "update"),
-    3: Fault(
-        "driver_failed", "NVML_ERROR_NOT_SUPPORTED", "this driver does not support NVML", "inspect"
-    ),
-    4: Fault(
-        "no_permission",
-        "NVML_ERROR_NO_PERMISSION",
-        "this user may not open the card's device files",
-        "access",
-    ),
-    6: Fault("no_device", "NVML_ERROR_NOT_FOUND", "the driver found no card", "inspect"),
-    8: Fault(
-        "driver_failed",
-        "NVML_ERROR_INSUFFICIENT_POWER",
-        "a power cable of the card is not plugged in",
-        "inspect",
-    ),
-    9: Fault(
-        "driver_not_loaded",
-        "NVML_ERROR_DRIVER_NOT_LOADED",
-        "the NVIDIA kernel driver is not loaded",
-        "start",
-    ),
-    10: Fault(
-        "driver_failed", "NVML_ERROR_TIMEOUT", "the driver did not answer NVML in time", "reboot"
-    ),
-    11: Fault(
-        "driver_failed",
-        "NVML_ERROR_IRQ_ISSUE",
-        "the kernel has a problem with the card's interrupt",
-        "reset",
-    ),
-    12: Fault(
-        "driver_failed",
-        "NVML_ERROR_LIBRARY_NOT_FOUND",
-        "a library that NVML needs is missing",
-        "reload",
-    ),
-    13: Fault("driver_too_old", "NVML_ERROR_FUNCTION_NOT_FOUND", "this NVML is too old", "update"),
-    15: Fault("needs_reset", "NVML_ERROR_GPU_IS_LOST", "the card has fallen off the bus", "reset"),
-    16: Fault(
-        "needs_reset",
-        "NVML_ERROR_RESET_REQUIRED",
-        "the card must be reset before it can be used",
-        "reset",
-    ),
-    17: Fault(
-        "no_permission",
-        "NVML_ERROR_OPERATING_SYSTEM",
-        "the operating system blocked the request",
-        "access",
-    ),
-    18: Fault(
-        "driver_mismatch",
-        "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
-        "driver/library version mismatch: the loaded kernel module and the installed libraries"
-        " are of different versions",
-        "reload",
-    ),
-    20: Fault("out_of_memory", "NVML_ERROR_MEMORY", "NVML ran out of memory", "inspect"),
-    27: Fault("not_ready", "NVML_ERROR_NOT_READY", "the driver is not ready yet", "reboot"),
-    28: Fault("no_device", "NVML_ERROR_GPU_NOT_FOUND", "the driver found no card", "inspect"),
-    29: Fault(
-        "driver_failed", "NVML_ERROR_INVALID_STATE", "the driver is in a bad state", "reboot"
-    ),
-    999: Fault(
-        "driver_failed", "NVML_ERROR_UNKNOWN", "the driver failed without saying why", "reboot"
-    ),
-}
+def _faults(table: str) -> dict[int, Fault]:
+    """The rows of a table by their number; what is indented further belongs to the row above."""
+    rows = table.strip().replace("\n        ", " ").splitlines()
+    words = (row.split(maxsplit=4) for row in rows)
+    return {int(number): Fault(*rest) for number, *rest in words}
 
-_CUDA = {
-    1: Fault(
-        "driver_failed", "CUDA_ERROR_INVALID_VALUE", "the driver refused an argument", "update"
-    ),
-    2: Fault(
-        "out_of_memory", "CUDA_ERROR_OUT_OF_MEMORY", "there is no memory left to start CUDA", "busy"
-    ),
-    3: Fault(
-        "driver_failed",
-        "CUDA_ERROR_NOT_INITIALIZED",
-        "the CUDA driver could not be initialised",
-        "reload",
-    ),
-    4: Fault(
-        "driver_failed", "CUDA_ERROR_DEINITIALIZED", "the CUDA driver is shutting down", "reload"
-    ),
-    34: Fault(
-        "driver_shadowed",
-        "CUDA_ERROR_STUB_LIBRARY",
-        "a stub of libcuda, made only for linking, stands before the real driver library",
-        "stub",
-    ),
-    35: Fault(
-        "driver_too_old",
-        "cudaErrorInsufficientDriver",
-        "the driver is older than the CUDA in use",
-        "update",
-    ),
-    36: Fault(
-        "driver_too_old",
-        "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER",
-        "the driver is older than the CUDA in use",
-        "update",
-    ),
-    46: Fault(
-        "card_busy", "CUDA_ERROR_DEVICE_UNAVAILABLE", "another process holds the card alone", "busy"
-    ),
-    100: Fault("no_device", "CUDA_ERROR_NO_DEVICE", "the CUDA driver sees no device", "start"),
-    101: Fault(
-        "driver_failed", "CUDA_ERROR_INVALID_DEVICE", "the CUDA driver refused a device", "inspect"
-    ),
-    304: Fault(
-        "no_permission",
-        "CUDA_ERROR_OPERATING_SYSTEM",
-        "a call to the operating system failed",
-        "access",
-    ),
-    719: Fault(
-        "needs_reset", "CUDA_ERROR_LAUNCH_FAILED", "the card failed and must be reset", "reset"
-    ),
-    800: Fault(
-        "no_permission", "CUDA_ERROR_NOT_PERMITTED", "this user may not use the card", "access"
-    ),
-    801: Fault(
-        "driver_failed",
-        "CUDA_ERROR_NOT_SUPPORTED",
-        "the driver does not support this system",
-        "inspect",
-    ),
-    802: Fault(
-        "not_ready",
-        "CUDA_ERROR_SYSTEM_NOT_READY",
-        "the system is not yet initialised: on machines with NVSwitch the fabric manager must run",
-        "fabric",
-    ),
-    803: Fault(
-        "driver_mismatch",
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-        "driver/library version mismatch: the loaded kernel module and libcuda are of different"
-        " versions",
-        "reload",
-    ),
-    804: Fault(
-        "driver_mismatch",
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-        "a forward-compatibility libcuda was found, and this card does not support that",
-        "compat",
-    ),
-    805: Fault(
-        "mps_failed", "CUDA_ERROR_MPS_CONNECTION_FAILED", "the MPS server does not answer", "mps"
-    ),
-    806: Fault(
-        "mps_failed", "CUDA_ERROR_MPS_RPC_FAILURE", "talking to the MPS server failed", "mps"
-    ),
-    807: Fault(
-        "mps_failed", "CUDA_ERROR_MPS_SERVER_NOT_READY", "the MPS server is not ready", "mps"
-    ),
-    808: Fault(
-        "mps_failed",
-        "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
-        "the MPS server has no free client",
-        "mps",
-    ),
-    999: Fault(
-        "driver_failed",
-        "CUDA_ERROR_UNKNOWN",
-        "the driver failed without saying why, often because nvidia_uvm is not loaded or was"
-        " broken by a suspend",
-        "unified",
-    ),
-}
+
+_NVML = _faults("""
+    1   driver_failed     reload  NVML_ERROR_UNINITIALIZED NVML was not initialised
+    2   driver_failed     update  NVML_ERROR_INVALID_ARGUMENT NVML refused an argument
+    3   driver_failed     inspect NVML_ERROR_NOT_SUPPORTED this driver does not support NVML
+    4   no_permission     access  NVML_ERROR_NO_PERMISSION this user may not open the card's device
+        files
+    6   no_device         inspect NVML_ERROR_NOT_FOUND the driver found no card
+    8   driver_failed     inspect NVML_ERROR_INSUFFICIENT_POWER a power cable of the card is not
+        plugged in
+    9   driver_not_loaded start   NVML_ERROR_DRIVER_NOT_LOADED the NVIDIA kernel driver is not
+        loaded
+    10  driver_failed     reboot  NVML_ERROR_TIMEOUT the driver did not answer NVML in time
+    11  driver_failed     reset   NVML_ERROR_IRQ_ISSUE the kernel has a problem with the card's
+        interrupt
+    12  driver_failed     reload  NVML_ERROR_LIBRARY_NOT_FOUND a library that NVML needs is missing
+    13  driver_too_old    update  NVML_ERROR_FUNCTION_NOT_FOUND this NVML is too old
+    15  needs_reset       reset   NVML_ERROR_GPU_IS_LOST the card has fallen off the bus
+    16  needs_reset       reset   NVML_ERROR_RESET_REQUIRED the card must be reset before it can be
+        used
+    17  no_permission     access  NVML_ERROR_OPERATING_SYSTEM the operating system blocked the
+        request
+    18  driver_mismatch   reload  NVML_ERROR_LIB_RM_VERSION_MISMATCH driver/library version
+        mismatch: the loaded kernel module and the installed libraries are of different versions
+    20  out_of_memory     inspect NVML_ERROR_MEMORY NVML ran out of memory
+    27  not_ready         reboot  NVML_ERROR_NOT_READY the driver is not ready yet
+    28  no_device         inspect NVML_ERROR_GPU_NOT_FOUND the driver found no card
+    29  driver_failed     reboot  NVML_ERROR_INVALID_STATE the driver is in a bad state
+    999 driver_failed     reboot  NVML_ERROR_UNKNOWN the driver failed without saying why
+""")
+
+_CUDA = _faults("""
+    1   driver_failed   update  CUDA_ERROR_INVALID_VALUE the driver refused an argument
+    2   out_of_memory   busy    CUDA_ERROR_OUT_OF_MEMORY there is no memory left to start CUDA
+    3   driver_failed   reload  CUDA_ERROR_NOT_INITIALIZED the CUDA driver could not be initialised
+    4   driver_failed   reload  CUDA_ERROR_DEINITIALIZED the CUDA driver is shutting down
+    34  driver_shadowed stub    CUDA_ERROR_STUB_LIBRARY a stub of libcuda, made only for linking,
+        stands before the real driver library
+    35  driver_too_old  update  cudaErrorInsufficientDriver the driver is older than the CUDA in use
+    36  driver_too_old  update  CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER the driver is older than the
+        CUDA in use
+    46  card_busy       busy    CUDA_ERROR_DEVICE_UNAVAILABLE another process holds the card alone
+    100 no_device       start   CUDA_ERROR_NO_DEVICE the CUDA driver sees no device
+    101 driver_failed   inspect CUDA_ERROR_INVALID_DEVICE the CUDA driver refused a device
+    304 no_permission   access  CUDA_ERROR_OPERATING_SYSTEM a call to the operating system failed
+    719 needs_reset     reset   CUDA_ERROR_LAUNCH_FAILED the card failed and must be reset
+    800 no_permission   access  CUDA_ERROR_NOT_PERMITTED this user may not use the card
+    801 driver_failed   inspect CUDA_ERROR_NOT_SUPPORTED the driver does not support this system
+    802 not_ready       fabric  CUDA_ERROR_SYSTEM_NOT_READY the system is not yet initialised: on
+        machines with NVSwitch the fabric manager must run
+    803 driver_mismatch reload  CUDA_ERROR_SYSTEM_DRIVER_MISMATCH driver/library version mismatch:
+        the loaded kernel module and libcuda are of different versions
+    804 driver_mismatch compat  CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE a forward-compatibility
+        libcuda was found, and this card does not support that
+    805 mps_failed      mps     CUDA_ERROR_MPS_CONNECTION_FAILED the MPS server does not answer
+    806 mps_failed      mps     CUDA_ERROR_MPS_RPC_FAILURE talking to the MPS server failed
+    807 mps_failed      mps     CUDA_ERROR_MPS_SERVER_NOT_READY the MPS server is not ready
+    808 mps_failed      mps     CUDA_ERROR_MPS_MAX_CLIENTS_REACHED the MPS server has no free client
+    999 driver_failed   unified CUDA_ERROR_UNKNOWN the driver failed without saying why, often
+        because nvidia_uvm is not loaded or was broken by a suspend
+""")
 
 
 def nvml_fault(code: int) -> Fault:
     """The row of NVML's error `code`; one that says so for an unknown code."""
-    unknown = Fault("driver_failed", "NVML_ERROR", "NVML failed", "inspect")
-    return _NVML.get(code, unknown)
+    return _NVML.get(code, Fault("driver_failed", "inspect", "NVML_ERROR", "NVML failed"))
 
 
 def cuda_fault(code: int) -> Fault:
     """The row of the CUDA driver's error `code`; one that says so for an unknown code."""
-    unknown = Fault("driver_failed", "CUDA_ERROR", "the CUDA driver failed", "inspect")
-    return _CUDA.get(code, unknown)
+    failed = Fault("driver_failed", "inspect", "CUDA_ERROR", "the CUDA driver failed")
+    return _CUDA.get(code, failed)
 
 
 OLDEST_DRIVER = {"linux": "525.60.13", "win32": "527.41"}
@@ -539,7 +425,7 @@ _INSTALL = {
 _EXPOSE = "start the container with its GPUs: docker run --gpus all …"
 _ON_WINDOWS_SIDE = "on the Windows side (https://www.nvidia.com/drivers), then run: wsl --shutdown"
 
-_PLAIN: dict[Remedy, str] = {
+_PLAIN = {
     "reset": "reset the card: sudo nvidia-smi --gpu-reset; if that fails, reboot",
     "reboot": "reboot; the kernel's messages may say more: sudo dmesg | grep -i nvrm",
     "fabric": "start the fabric manager: sudo systemctl start nvidia-fabricmanager",
@@ -552,7 +438,7 @@ _PLAIN: dict[Remedy, str] = {
 }
 
 
-def fix_for(remedy: Remedy, around: Surroundings) -> str:
+def fix_for(remedy: str, around: Surroundings) -> str:
     """The sentence, with a command where there is one, that helps on this machine."""
     if remedy in _PLAIN:
         return _PLAIN[remedy]
