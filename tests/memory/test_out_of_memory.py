@@ -24,8 +24,7 @@ from anydevice.core.finding import Facts
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, TransferError
 from anydevice.hardware.readers import DeviceProcess
-from anydevice.memory import out_of_memory as running_out
-from anydevice.memory import out_of_memory as shortage
+from anydevice.memory import out_of_memory
 from anydevice.memory.out_of_memory import explained, explaining, in_a_line, let_go, ran_out, refuse
 
 ABSURD = 2**50
@@ -212,7 +211,7 @@ def test_a_damaged_library_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
     def load(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(running_out.registry, "load", load)
+    monkeypatch.setattr(out_of_memory.registry, "load", load)
     found = ran_out(error_of(REAL["numpy"][0]))
     assert found is not None
     assert found.engine is None
@@ -247,24 +246,24 @@ CARD = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capaci
 def test_whose_memory_it_was(said: str, device: str | None, place: str | None) -> None:
     given = None if device is None else Device(device)
     error = torch.OutOfMemoryError(said)
-    found = shortage.place_of_error(error, Engine(), given)  # type: ignore[arg-type]
+    found = out_of_memory.place_of_error(error, Engine(), given)  # type: ignore[arg-type]
     assert found == (None if place is None else Device(place))
 
 
 def test_a_library_without_the_cpu_ran_out_elsewhere() -> None:
     error = error_of(opencl_ones)
-    place = shortage.place_of_error(error, registry.load("opencl"), Device("cpu"))
+    place = out_of_memory.place_of_error(error, registry.load("opencl"), Device("cpu"))
     assert place == Device("opencl:0")
 
 
 def test_the_first_line_says_what_is_known() -> None:
     facts = Facts("a card", total_memory=2**34)
     card = Device("cuda:0")
-    assert shortage.headline(None, None, None) == "the device is out of memory"
-    assert shortage.headline(card, 2**30, facts) == (
+    assert out_of_memory.headline(None, None, None) == "the device is out of memory"
+    assert out_of_memory.headline(card, 2**30, facts) == (
         "cuda:0 is out of memory: 1.0 GiB were asked for, it has 16.0 GiB in all"
     )
-    assert shortage.headline(card, None, Facts("a card", free_memory=2**20)) == (
+    assert out_of_memory.headline(card, None, Facts("a card", free_memory=2**20)) == (
         "cuda:0 is out of memory: 1.0 MiB are free"
     )
 
@@ -272,46 +271,50 @@ def test_the_first_line_says_what_is_known() -> None:
 def test_what_the_library_holds_is_said() -> None:
     numpy_engine = registry.load("numpy")
     held = MemoryUse(in_use=2**30, reserved=2**31, limit=2**32)
-    assert shortage.holding(numpy_engine, held) == (
+    assert out_of_memory.holding(numpy_engine, held) == (
         "numpy holds 2.0 GiB in this process, 1.0 GiB of it in arrays, and may hold 4.0 GiB"
     )
     early = MemoryUse(in_use=0, reserved=2**31, preallocated=True)
-    assert "taken at its start before any array needed it" in shortage.holding(numpy_engine, early)
-    assert list(shortage.giving_back(held)) == [
+    assert "taken at its start before any array needed it" in out_of_memory.holding(
+        numpy_engine, early
+    )
+    assert list(out_of_memory.giving_back(held)) == [
         "anydevice.release(), which gives 1.0 GiB back that no array uses"
     ]
-    assert list(shortage.giving_back(early)) == []
+    assert list(out_of_memory.giving_back(early)) == []
 
 
 def test_who_else_is_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     using = [DeviceProcess(os.getpid(), "this one", 2**36), DeviceProcess(1, "small", 2**10)]
     using += [DeviceProcess(pid, f"python {pid}.py", 2**33) for pid in range(10, 16)]
-    monkeypatch.setattr(shortage, "processes", lambda *place: using)
+    monkeypatch.setattr(out_of_memory, "processes", lambda *place: using)
     facts = Facts("a card", total_memory=2**37)
-    (said,) = shortage.others(Device("cuda:0"), facts)
+    (said,) = out_of_memory.others(Device("cuda:0"), facts)
     assert said.startswith("others hold memory there: python 10.py (pid 10) 8.0 GiB, python 11.py")
     assert said.endswith("python 13.py (pid 13) 8.0 GiB, and 2 more")
     using[3:] = []
-    assert list(shortage.others(Device("cuda:0"), facts)) == [
+    assert list(out_of_memory.others(Device("cuda:0"), facts)) == [
         "others hold memory there: python 10.py (pid 10) 8.0 GiB"
     ]
     using[2:] = []
-    assert list(shortage.others(Device("cuda:0"), facts)) == []
+    assert list(out_of_memory.others(Device("cuda:0"), facts)) == []
 
 
 def test_a_device_that_has_the_room_is_named() -> None:
     with testing.fake_machine(cuda=2, memory="16GiB", free=["1GiB", "9GiB"]):
         full = Device("cuda:0")
-        assert list(shortage.elsewhere(full, 2**33, full.facts)) == [
+        assert list(out_of_memory.elsewhere(full, 2**33, full.facts)) == [
             "cuda:1, which has 9.0 GiB free"
         ]
-        (said,) = shortage.elsewhere(full, 2**33 + 2**31, full.facts)
+        (said,) = out_of_memory.elsewhere(full, 2**33 + 2**31, full.facts)
         assert said.startswith("cpu, which has ")
         assert said.endswith("; anydevice.cpu_fallback(fn) goes there by itself")
-        assert list(shortage.elsewhere(full, 2**50, full.facts)) == []
-        assert list(shortage.elsewhere(full, None, full.facts)) == []
+        assert list(out_of_memory.elsewhere(full, 2**50, full.facts)) == []
+        assert list(out_of_memory.elsewhere(full, None, full.facts)) == []
         cpu = Device("cpu")
-        assert list(shortage.elsewhere(cpu, 2**33, cpu.facts)) == ["cuda:1, which has 9.0 GiB free"]
+        assert list(out_of_memory.elsewhere(cpu, 2**33, cpu.facts)) == [
+            "cuda:1, which has 9.0 GiB free"
+        ]
 
 
 def test_an_error_of_a_card_is_explained_as_one() -> None:
@@ -327,7 +330,7 @@ def test_what_cannot_be_found_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -
         raise MemoryError
 
     for name in ("place_of_error", "others", "own_limit", "elsewhere"):
-        monkeypatch.setattr(shortage, name, fail)
+        monkeypatch.setattr(out_of_memory, name, fail)
     ours = explained(error_of(REAL["numpy"][0]))
     assert ours is not None
     assert str(ours).startswith("the device is out of memory: 1024.0 TiB were asked for\n  try ")
@@ -341,7 +344,7 @@ import resource, sys
 import numpy, torch, psutil
 import anydevice
 from anydevice import ops
-from anydevice.memory.running_out import explaining
+from anydevice.memory.out_of_memory import explaining
 x, y = numpy.ones(2**20, numpy.float32), torch.ones(2**20)
 anydevice.to_numpy(ops.add(y, y)); ops.add(x, x)
 anydevice.discover()

@@ -16,7 +16,6 @@ from anydevice.choose import scope
 from anydevice.core.device import Device
 from anydevice.core.engine import MemoryUse
 from anydevice.core.finding import Facts, Seen, Sighting
-from anydevice.engines import library_settings as effects
 from anydevice.engines import registry
 from anydevice.errors import DeviceNotFoundError
 from anydevice.memory.stats import MemoryStats, memory_stats, pressure_of
@@ -176,14 +175,14 @@ def test_several_libraries_on_one_card_are_added_up(monkeypatch: pytest.MonkeyPa
     }
     monkeypatch.setattr(registry, "loaded_engines", lambda: tuple(engines))
     monkeypatch.setattr(registry, "load", engines.__getitem__)
-    monkeypatch.setattr(effects, "jax_started", lambda: True)
+    monkeypatch.setattr(registry, "jax_started", lambda: True)
     with testing.fake_machine(cuda=1, memory="80GiB", free="15GiB", engines=["torch"]):
         told = memory_stats("cuda:0")
         assert (told.in_use, told.reserved, told.peak) == (4 * GIB, 62 * GIB, 6 * GIB)
         assert (told.preallocated, told.pressure) == (True, "low")
         assert set(told.engines) == {"torch", "jax"}
         # One that is imported and was not started holds nothing, and must not be started.
-        monkeypatch.setattr(effects, "jax_started", lambda: False)
+        monkeypatch.setattr(registry, "jax_started", lambda: False)
         assert set(memory_stats("cuda:0").engines) == {"torch"}
         engines["torch"] = Counting("torch", None)
         assert memory_stats("cuda:0").engines == {}

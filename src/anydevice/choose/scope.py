@@ -1,7 +1,4 @@
-"""The device of a call (`device`), of a block (`use_device`) and of the process (`set_device`).
-
-Devices as the array libraries themselves name them: `torch.device`, `jax.Device`, …
-"""
+"""The device of a call (`device`), of a block (`use_device`) and of the process (`set_device`)."""
 
 from __future__ import annotations
 
@@ -38,9 +35,9 @@ Held = tuple[Device | None, Device | None]
 _block: ContextVar[Device | None] = ContextVar("anydevice_block", default=None)
 _process: Device | None = None
 _said: set[str] = set()
-_outcomes: dict[object, _KnownChoice] = {}
+_known_choices: dict[object, _KnownChoice] = {}
 _modules: tuple[str, ...] = tuple(row.module for row in registry.BUILT_IN.values())
-_MOST_OUTCOMES = 64
+_MOST_KNOWN = 64
 
 _UNASKED = ("configure", "order of backends")
 _INSISTING = ("argument", "use_device", "set_device")
@@ -79,7 +76,7 @@ def device(
     asked = _key(spec, engine) if min_free is None else None
     situation = (settings.state(), _variables(), [name in sys.modules for name in _modules])
     held = (_block.get(), _process)
-    known = None if asked is None else _outcomes.get(asked)
+    known = None if asked is None else _known_choices.get(asked)
     if known is not None and known.holds(situation, held):
         return known.device
     settings.apply_files()
@@ -135,7 +132,9 @@ class _KnownChoice:
 
 
 def _key(spec: Any, engine: str | None) -> object:
-    """A request for one device as a key; `None` where it is not that simple."""
+    """A simple request as a key of known choices; `None` for any other."""
+    if engine is not None and type(engine) is not str:
+        return None
     if spec is None or type(spec) is str:
         return spec, engine
     if type(spec) is Device:
@@ -143,11 +142,11 @@ def _key(spec: Any, engine: str | None) -> object:
     return None
 
 
-def _keep(asked: object, outcome: _KnownChoice) -> None:
+def _keep(asked: object, choice: _KnownChoice) -> None:
     global _modules
-    if len(_outcomes) >= _MOST_OUTCOMES:
-        _outcomes.clear()
-    _outcomes[asked] = outcome
+    if len(_known_choices) >= _MOST_KNOWN:
+        _known_choices.clear()
+    _known_choices[asked] = choice
     _modules = tuple(row.module for row in registry.rows().values())
 
 
@@ -371,7 +370,7 @@ def forget() -> None:
 def forget_warnings() -> None:
     """Say anew what was warned of once."""
     _said.clear()
-    _outcomes.clear()
+    _known_choices.clear()
 
 
 def set_process_device(held: Device | None) -> Device | None:

@@ -1,10 +1,8 @@
-"""Running out of memory: every library's own error made into ours, which says what to do.
+"""Out of memory: every library's own error becomes an `OutOfMemoryError`, which says what to do.
 
-Nothing here costs anything before an error has happened: whoever calls a library catches what it
-raises and asks here. That must not make things worse, so whatever cannot be found out at such a
-moment is left out, and the memory that the failed try held is let go of.
-
-What an allocation that failed met with, in words: whose memory, what is free, what may help.
+Nothing here costs anything before an error has happened. Then it must not make things worse:
+whatever cannot be found out with no memory left is left out, and the memory that the failed call
+held is freed.
 """
 
 from __future__ import annotations
@@ -34,14 +32,19 @@ from anydevice.hardware.readers import processes
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_GOES_ON = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+_RESUMABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 _SMALLER_BATCH = "a smaller batch; anydevice.find_batch_size(fn, start) finds the largest that fits"
 _HIGHER_LIMIT = "a higher limit, with anydevice.configure(memory=…)"
-_LESS_EACH = "a smaller element type, such as bfloat16, and checkpointing where you train"
+_SMALLER_DTYPE = "a smaller dtype, such as bfloat16, and checkpointing where you train"
+_HOST_ERROR = re.compile(r"DefaultCPUAllocator|alloc_cpu|\bCPU\b|\b[Hh]ost memory\b")
+_CARD_ERROR = re.compile(r"\bGPU (\d+)\b")
+_AMBIGUOUS = "OUT_OF_RESOURCES"
+_LEAST_TO_TELL = 2**20
+_MOST_PROCESSES = 4
 
 
 class RanOut(Record):
-    """The error that says that there is no memory left, and the engine whose library found out.
+    """An out-of-memory error and the engine whose library raised it.
 
     `engine` is `None` where it was Python itself, or nobody knows.
     """
@@ -51,9 +54,9 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """The out-of-memory error that this is, or was raised from; `None` where it is another one.
+    """The out-of-memory error that this is, or was raised from; `None` where it is another error.
 
-    A group of errors is one where each of them is; else what else went wrong would be hidden.
+    A group counts only where each of its errors does: no other error may be hidden.
 
     >>> ran_out(MemoryError()) is None, ran_out(ValueError()) is None
     (False, True)
@@ -89,12 +92,11 @@ def explained(
 
     It says what was asked for and where, what is free there, who else uses the device and what to
     try. The library's error is its cause. `device` is where the library was told to work, if that
-    is known, and `what` names the thing that found no room; `smaller` is whether a smaller batch
-    can be advised. An error of ours is returned as it is, but for that name.
+    is known; `what` names what did not fit; `smaller` is whether to advise a smaller batch. An
+    `OutOfMemoryError` is returned as it is, with that name before it.
 
-    What the frames hold that the error came through is let go of, so that keeping the error does
-    not keep the memory. That cannot be done with frames that are still running, such as the
-    caller's: what it holds, it has to let go of itself.
+    The frames that the error came through are cleared, so that keeping the error does not keep
+    the memory. Frames that are still running, such as the caller's, cannot be cleared.
 
     >>> print(explained(MemoryError()))  # doctest: +ELLIPSIS
     cpu is out of memory: ...
@@ -124,8 +126,8 @@ def refuse(
 ) -> None:
     """Raise our error in place of a library's out-of-memory error; return for any other error.
 
-    `among` are the arguments of the call that failed: where `device` is not known, the first array
-    among them says it. `smaller` is whether a smaller batch can be advised.
+    `among` are the arguments of the call that failed: where `device` is not known, it is that of
+    the first array among them. `smaller` is whether to advise a smaller batch.
     """
     if isinstance(error, AnyDeviceError) and not isinstance(error, OutOfMemoryError):
         return
@@ -140,7 +142,7 @@ def refuse(
 
 
 def in_a_line(error: BaseException, device: Device | None = None) -> str:
-    """An error in one line, with its kind: ours where it is an out-of-memory error.
+    """An error in one line, with its class; an out-of-memory error as an `OutOfMemoryError`.
 
     >>> in_a_line(ValueError("no such thing"))
     'ValueError: no such thing'
@@ -151,9 +153,9 @@ def in_a_line(error: BaseException, device: Device | None = None) -> str:
 
 
 class explaining:  # noqa: N801 - it is used like a function
-    """A block, or a decorated function, in which running out of memory is our `OutOfMemoryError`.
+    """A block, or a decorated function, in which running out of memory is an `OutOfMemoryError`.
 
-    For what calls a library by itself; everything of anydevice does so already.
+    For code that calls a library by itself; all of anydevice does so already.
 
     >>> import numpy
     >>> with explaining("cpu"):
@@ -194,10 +196,10 @@ class explaining:  # noqa: N801 - it is used like a function
 
 
 def let_go(error: BaseException) -> None:
-    """Empty the frames that an error, and those behind it, came through.
+    """Clear the frames that an error, and those behind it, came through.
 
-    Their variables would keep the arrays of the failed try alive for as long as the error lives.
-    A frame that is still running is left alone, and so is that of a generator or a coroutine that
+    Their variables would keep the arrays of the failed call alive as long as the error lives. A
+    frame that is still running is left alone, and so is that of a generator or a coroutine that
     caught the error and goes on later.
     """
     frames = [
@@ -227,14 +229,14 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _unfinished(frames: list[FrameType]) -> set[FrameType | None]:
-    """The frames of generators and coroutines that are not at their end.
+    """The frames of generators and coroutines that have not ended.
 
-    Before Python 3.13, to clear such a frame ends what it belongs to. A frame does not say whose it
-    is; but only who has not ended refers to it.
+    Before Python 3.13, clearing such a frame ends its generator. A frame does not tell its owner,
+    but only an owner that has not ended refers to it.
     """
-    may_go_on = [frame for frame in frames if frame.f_code.co_flags & _GOES_ON]
+    resumable = [frame for frame in frames if frame.f_code.co_flags & _RESUMABLE]
     found: set[FrameType | None] = set()
-    for owner in gc.get_referrers(*may_go_on) if may_go_on else ():
+    for owner in gc.get_referrers(*resumable) if resumable else ():
         if isinstance(owner, GeneratorType):
             found.add(owner.gi_frame)
         elif isinstance(owner, CoroutineType):
@@ -245,21 +247,21 @@ def _unfinished(frames: list[FrameType]) -> set[FrameType | None]:
 
 
 def _imported_engines(error: BaseException) -> Iterator[Engine]:
-    """The engines whose library is imported; the one whose class the error is comes first.
+    """The engines whose library is imported; the one that defines the error's class comes first.
 
-    They tell their errors by a few words, which those of another library may have in them too.
+    They know their errors by a few words, which another library's errors may have in them too.
     """
     made_in = type(error).__module__
     rows = [row for row in registry.rows().values() if row.module in sys.modules]
-    for row in sorted(rows, key=lambda row: not made_in.startswith(_homes(row))):
+    for row in sorted(rows, key=lambda row: not made_in.startswith(_packages(row))):
         try:
             yield registry.load(row.name)
         except Exception:  # half imported, or damaged: then the error cannot be its own
             continue
 
 
-def _homes(row: registry.EngineRow) -> tuple[str, str]:
-    """How the names of modules begin that define an engine's errors: the library's, and ours."""
+def _packages(row: registry.EngineRow) -> tuple[str, str]:
+    """The packages that define an engine's errors: the library's, and ours."""
     return row.module.partition(".")[0], f"anydevice.engines.{row.name}"
 
 
@@ -295,7 +297,7 @@ def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> Out
         advice.append(_SMALLER_BATCH)
     if held and held.limit is not None:
         advice.append(_HIGHER_LIMIT)
-    advice += [_LESS_EACH, *_all_known(lambda: elsewhere(place, asked, facts))]
+    advice += [_SMALLER_DTYPE, *_all_known(lambda: elsewhere(place, asked, facts))]
     lines += [f"try {tip}" for tip in advice]
     said = "\n  ".join(lines)
     return OutOfMemoryError(
@@ -309,7 +311,7 @@ def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> Out
 
 
 def _again(error: OutOfMemoryError, what: str) -> OutOfMemoryError:
-    """The same once more: somebody raised another error from ours, which is to be its cause."""
+    """A copy, for an error of somebody else that was raised from ours and becomes its cause."""
     return OutOfMemoryError(
         f"{what}: {error}" if what else str(error),
         asked=error.asked,
@@ -331,19 +333,12 @@ def _all_known(ask: Callable[[], Iterable[str]]) -> list[str]:
     return _known(lambda: list(ask())) or []
 
 
-_OF_THE_HOST = re.compile(r"DefaultCPUAllocator|alloc_cpu|\bCPU\b|\b[Hh]ost memory\b")
-_OF_A_CARD = re.compile(r"\bGPU (\d+)\b")
-_AMBIGUOUS = "OUT_OF_RESOURCES"
-_WORTH_TELLING = 2**20
-_MOST_PROCESSES = 4
-
-
 def place_of_error(
     error: BaseException, engine: Engine | None, device: Device | None
 ) -> Device | None:
-    """Whose memory it was: as far as the error tells, else where the library was to work.
+    """The device whose memory ran out: as the error tells, else where the library was to work.
 
-    Placing on a card can fail for want of the host's memory, and the other way round.
+    Placing on a card can fail because the host is out of memory, and the other way round.
 
     >>> place_of_error(MemoryError(), None, Device("cuda:0"))
     Device("cpu")
@@ -351,9 +346,9 @@ def place_of_error(
     if engine is None or engine.name == "numpy":
         return Device("cpu")
     text = str(error)
-    if _OF_THE_HOST.search(text):
+    if _HOST_ERROR.search(text):
         return Device("cpu")
-    card, seen = _OF_A_CARD.search(text), engine.devices()
+    card, seen = _CARD_ERROR.search(text), engine.devices()
     for each in seen:
         if card is not None and each.kind != "cpu" and each.index == int(card[1]):
             return each
@@ -363,7 +358,7 @@ def place_of_error(
 
 
 def headline(place: Device | None, asked: int | None, facts: Facts | None) -> str:
-    """The first line, which says all that matters where there is room for only one.
+    """The first line: whose memory, how much was asked for, how much is free.
 
     >>> headline(Device("cuda:0"), 2**31, Facts("a card", total_memory=2**34, free_memory=2**30))
     'cuda:0 is out of memory: 2.0 GiB were asked for, 1.0 GiB of 16.0 GiB are free'
@@ -379,7 +374,7 @@ def headline(place: Device | None, asked: int | None, facts: Facts | None) -> st
 
 
 def holding(engine: Engine, held: MemoryUse) -> str:
-    """What the library that found no room holds already."""
+    """How much the library that failed holds already."""
     limit = f", and may hold {format_size(held.limit)}" if held.limit is not None else ""
     ahead = ", taken at its start before any array needed it" if held.preallocated else ""
     return (
@@ -389,7 +384,7 @@ def holding(engine: Engine, held: MemoryUse) -> str:
 
 
 def doubts(error: BaseException) -> Iterator[str]:
-    """That it may not have been memory that ran out, where the error means other things too."""
+    """Another cause, where the error has several meanings."""
     if _AMBIGUOUS in str(error):
         yield (
             f"or a kernel failed: drivers say {_AMBIGUOUS} of one that reads beyond its arrays, "
@@ -398,8 +393,8 @@ def doubts(error: BaseException) -> Iterator[str]:
 
 
 def others(place: Device, facts: Facts) -> Iterator[str]:
-    """Who else holds memory there, where the driver tells; the largest few."""
-    least = max(_WORTH_TELLING, (facts.total_memory or 0) // 100)
+    """The other processes that hold most memory there, where the driver tells."""
+    least = max(_LEAST_TO_TELL, (facts.total_memory or 0) // 100)
     using = [
         each
         for each in processes(place.backend, place.index, facts)
@@ -413,7 +408,7 @@ def others(place: Device, facts: Facts) -> Iterator[str]:
 
 
 def own_limit(place: Device) -> Iterator[str]:
-    """That this process may not have all of the host's memory, where that is so."""
+    """The limit of this process's address space, where it has one."""
     if place.backend == "cpu" and sys.platform != "win32":
         import resource
 
@@ -423,14 +418,14 @@ def own_limit(place: Device) -> Iterator[str]:
 
 
 def giving_back(held: MemoryUse) -> Iterator[str]:
-    """That memory can be given back, where there is some that nothing uses."""
+    """Advice to release memory, where there is some that no array uses."""
     unused = 0 if held.preallocated else held.reserved - held.in_use
-    if unused >= _WORTH_TELLING:
+    if unused >= _LEAST_TO_TELL:
         yield f"anydevice.release(), which gives {format_size(unused)} back that no array uses"
 
 
 def elsewhere(place: Device | None, asked: int | None, facts: Facts | None) -> Iterator[str]:
-    """The device with most free memory of its own, where that is more than was asked for."""
+    """Advice to use the device with most free memory, where that is more than was asked for."""
     free: dict[Device, int] = {}
     for device in discover().devices if asked is not None else ():
         if device == place or not device.usable or (device.kind == "cpu") > (device.index == 0):

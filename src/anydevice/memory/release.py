@@ -1,7 +1,4 @@
-"""Memory that nothing uses given back: what copies keep ready, and what libraries keep for later.
-
-Whoever frees memory after a failed try does it here too.
-"""
+"""Giving back memory that no array uses."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.engines.lookup import place_of
 
-_others: list[Callable[[Device], None]] = []
+_callbacks: list[Callable[[Device], None]] = []
 
 
 def on_release(give_back: Callable[[Device], None]) -> Callable[[Device], None]:
-    """Let a function give memory back too whenever a device's memory is released."""
-    _others.append(give_back)
+    """Call a function, too, whenever a device's memory is released; used as a decorator."""
+    _callbacks.append(give_back)
     return give_back
 
 
@@ -41,15 +38,15 @@ def release(device: Device | str | None = None) -> None:
     for engine in registry.started_engines():
         for each in engine.devices():
             if place is None or each == place:
-                for give_back in _others:
+                for give_back in _callbacks:
                     give_back(each)
                 engine.memory.release(each)
 
 
 def free_what_failed() -> None:
-    """After a try that ran out of memory: collect what it left behind, and give it back.
+    """Collect what a call that ran out of memory left behind, and give it back.
 
-    What the error held has to be let go of before (see `running_out.let_go`).
+    The frames of the error have to be cleared before: see `out_of_memory.let_go`.
     """
     gc.collect()
     release()

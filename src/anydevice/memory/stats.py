@@ -1,9 +1,8 @@
-"""The figures of a device's memory: what it has, what is free, and what this process holds of it.
+"""Memory statistics of a device: its size, what is free, and what this process holds of it.
 
-`in_use` and `reserved` are two things. A library keeps memory that its arrays no longer need, and
-JAX takes most of a card at its start: all of that is reserved and missing from `free`, though this
-process can have it at once. So pressure is judged by what is available to this process: what is
-free, and what its own libraries hold without using it.
+A library keeps memory that its arrays no longer need, and JAX takes most of a card at its start.
+All of that is `reserved` and missing from `free`, but available to this process at once. So
+pressure is judged by what is available: free memory, and reserved memory that is not in use.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from anydevice.hardware.linux import own_memory
 
 Pressure = Literal["low", "medium", "high", "critical"]
 
-_UP_TO: dict[Pressure, float] = {"low": 0.6, "medium": 0.8, "high": 0.95}
+_BELOW: dict[Pressure, float] = {"low": 0.6, "medium": 0.8, "high": 0.95}
 
 
 class MemoryStats(Record):
@@ -37,7 +36,7 @@ class MemoryStats(Record):
     time. On the CPU all three are about the whole process, as the system counts it.
 
     `preallocated` says that a library took memory before any array needed it, as JAX does:
-    `reserved` tells nothing of need then. `engines` has the figures library by library.
+    `reserved` tells nothing of need then. `engines` has the numbers of each library.
 
     `pressure` says how much of `usable` is not `available`: "low" below 60 %, "medium" below
     80 %, "high" below 95 %, "critical" above.
@@ -120,7 +119,7 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
         device=str(target),
         total=facts.total_memory,
         usable=facts.obtainable_memory,
-        free=_free_by_another_name(target) if free is None else free,
+        free=_free_through_another_backend(target) if free is None else free,
         in_use=in_use,
         reserved=reserved,
         peak=peak,
@@ -138,7 +137,7 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
     if not usable or available is None:
         return None
     taken = (usable - available) / usable
-    return next((name for name, most in _UP_TO.items() if taken < most), "critical")
+    return next((name for name, most in _BELOW.items() if taken < most), "critical")
 
 
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
@@ -155,13 +154,13 @@ def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
             yield name, use
 
 
-def _free_by_another_name(device: Device) -> int | None:
-    """What the same card says through a backend that tells more: OpenCL has no such question."""
-    told = (
+def _free_through_another_backend(device: Device) -> int | None:
+    """The free memory of the same card as another backend tells it: OpenCL cannot."""
+    known = (
         other.facts.free_memory
         for card in discover().cards
         if device in card
         for other in card
         if other != device
     )
-    return next((free for free in told if free is not None), None)
+    return next((free for free in known if free is not None), None)
