@@ -38,7 +38,7 @@ from tests.rounding import rounding
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_said", set())  # what is said once is said in every test
+    monkeypatch.setattr(training, "_warned", set())  # what is said once is said in every test
     set_backend(CPUBackend(engine="torch"))
 
 
