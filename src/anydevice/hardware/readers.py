@@ -55,15 +55,11 @@ class DeviceProcess(Record):
 
 
 class _Usage(Protocol):
-    """What a backend's `usage.py` offers."""
+    """What the `usage.py` of a backend offers."""
 
     def readings(self, index: int, facts: Facts) -> Readings: ...
 
     def processes(self, index: int, facts: Facts) -> tuple[DeviceProcess, ...]: ...
-
-
-class _Reader(Protocol):
-    """What the `reader.py` of a backend that knows its free memory offers."""
 
     def free_memory(self, index: int, facts: Facts) -> int | None: ...
 
@@ -92,8 +88,8 @@ def processes(backend: str, index: int, facts: Facts) -> tuple[DeviceProcess, ..
 
 def free_memory(backend: str, index: int, facts: Facts) -> Facts:
     """The same facts with the free memory of this moment, where the backend can tell."""
-    reader = _reader(backend)
-    now = reader.free_memory(index, facts) if reader else None
+    usage = _usage(backend)
+    now = usage.free_memory(index, facts) if usage else None
     return facts if now is None else replace(facts, free_memory=now)
 
 
@@ -112,26 +108,6 @@ def _usage(backend: str) -> _Usage | None:
         return rocm
     if backend == "metal":
         from anydevice.hardware.metal import usage as metal
-
-        return metal
-    return None
-
-
-def _reader(backend: str) -> _Reader | None:
-    if backend == "cpu":
-        from anydevice.hardware.cpu import reader as cpu
-
-        return cpu
-    if backend == "cuda":
-        from anydevice.hardware.cuda import reader as cuda
-
-        return cuda
-    if backend == "rocm":
-        from anydevice.hardware.rocm import reader as rocm
-
-        return rocm
-    if backend == "metal":
-        from anydevice.hardware.metal import reader as metal
 
         return metal
     return None

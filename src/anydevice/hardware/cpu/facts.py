@@ -42,61 +42,25 @@ _NUMBER_FORMATS = (
     ("i8mm", "I8MM"),
 )
 
-_ARM_NAMES: Mapping[int, Mapping[int, str]] = {
-    0x41: {
-        0xD03: "Cortex-A53",
-        0xD04: "Cortex-A35",
-        0xD05: "Cortex-A55",
-        0xD07: "Cortex-A57",
-        0xD08: "Cortex-A72",
-        0xD09: "Cortex-A73",
-        0xD0A: "Cortex-A75",
-        0xD0B: "Cortex-A76",
-        0xD0C: "Neoverse-N1",
-        0xD0D: "Cortex-A77",
-        0xD40: "Neoverse-V1",
-        0xD41: "Cortex-A78",
-        0xD42: "Cortex-A78AE",
-        0xD44: "Cortex-X1",
-        0xD46: "Cortex-A510",
-        0xD47: "Cortex-A710",
-        0xD48: "Cortex-X2",
-        0xD49: "Neoverse-N2",
-        0xD4A: "Neoverse-E1",
-        0xD4D: "Cortex-A715",
-        0xD4E: "Cortex-X3",
-        0xD4F: "Neoverse-V2",
-        0xD80: "Cortex-A520",
-        0xD81: "Cortex-A720",
-        0xD82: "Cortex-X4",
-        0xD83: "Neoverse-V3AE",
-        0xD84: "Neoverse-V3",
-        0xD85: "Cortex-X925",
-        0xD87: "Cortex-A725",
-        0xD8E: "Neoverse-N3",
-    },
-    0x43: {0x0A1: "ThunderX", 0x0AF: "ThunderX2"},
-    0x46: {0x001: "Fujitsu A64FX"},
-    0x48: {0xD01: "Kunpeng 920"},
-    0x4E: {0x004: "NVIDIA Carmel", 0x010: "NVIDIA Olympus"},
-    0x51: {0x001: "Qualcomm Oryon", 0xC00: "Qualcomm Falkor"},
-    0x61: {
-        0x022: "Apple M1",
-        0x023: "Apple M1",
-        0x024: "Apple M1 Pro",
-        0x025: "Apple M1 Pro",
-        0x028: "Apple M1 Max",
-        0x029: "Apple M1 Max",
-        0x032: "Apple M2",
-        0x033: "Apple M2",
-        0x034: "Apple M2 Pro",
-        0x035: "Apple M2 Pro",
-        0x038: "Apple M2 Max",
-        0x039: "Apple M2 Max",
-    },
-    0x6D: {0xD49: "Azure Cobalt 100"},
-    0xC0: {0xAC3: "AmpereOne", 0xAC4: "AmpereOne"},
-}
+_ARM_NAMES = """
+    41: d03 Cortex-A53, d04 Cortex-A35, d05 Cortex-A55, d07 Cortex-A57, d08 Cortex-A72,
+        d09 Cortex-A73, d0a Cortex-A75, d0b Cortex-A76, d0c Neoverse-N1, d0d Cortex-A77,
+        d40 Neoverse-V1, d41 Cortex-A78, d42 Cortex-A78AE, d44 Cortex-X1, d46 Cortex-A510,
+        d47 Cortex-A710, d48 Cortex-X2, d49 Neoverse-N2, d4a Neoverse-E1, d4d Cortex-A715,
+        d4e Cortex-X3, d4f Neoverse-V2, d80 Cortex-A520, d81 Cortex-A720, d82 Cortex-X4,
+        d83 Neoverse-V3AE, d84 Neoverse-V3, d85 Cortex-X925, d87 Cortex-A725, d8e Neoverse-N3
+    43: 0a1 ThunderX, 0af ThunderX2
+    46: 001 Fujitsu A64FX
+    48: d01 Kunpeng 920
+    4e: 004 NVIDIA Carmel, 010 NVIDIA Olympus
+    51: 001 Qualcomm Oryon, c00 Qualcomm Falkor
+    61: 022 Apple M1, 023 Apple M1, 024 Apple M1 Pro, 025 Apple M1 Pro, 028 Apple M1 Max,
+        029 Apple M1 Max, 032 Apple M2, 033 Apple M2, 034 Apple M2 Pro, 035 Apple M2 Pro,
+        038 Apple M2 Max, 039 Apple M2 Max
+    6d: d49 Azure Cobalt 100
+    c0: ac3 AmpereOne, ac4 AmpereOne
+"""
+"""Cores by maker and part, both in hexadecimal, as /proc/cpuinfo has them."""
 
 SYSCTL_NAMES = (
     "machdep.cpu.brand_string",
@@ -289,9 +253,19 @@ def _linux_name(blocks: list[dict[str, str]], machine: str) -> str:
 def _arm_name(block: dict[str, str]) -> str:
     maker, part = block.get("CPU implementer", ""), block["CPU part"]
     try:
-        return _ARM_NAMES[int(maker, 16)][int(part, 16)]
+        return _arm_names()[int(maker, 16), int(part, 16)]
     except (KeyError, ValueError):
         return f"ARM implementer {maker or 'unknown'} part {part}"
+
+
+def _arm_names() -> dict[tuple[int, int], str]:
+    names: dict[tuple[int, int], str] = {}
+    for row in _ARM_NAMES.strip().replace(",\n", ",").splitlines():
+        maker, _, cores = row.partition(":")
+        for core in cores.split(","):
+            part, _, name = core.strip().partition(" ")
+            names[int(maker, 16), int(part, 16)] = name
+    return names
 
 
 def _architecture(machine: str, flags: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from anydevice.core.finding import Facts
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.hardware.cpu.facts import online_processors
-from anydevice.hardware.cpu.reader import free_memory
+from anydevice.hardware.cpu.reader import free_memory as free_memory
 from anydevice.hardware.linux import (
     as_number,
     command_name,

@@ -13,7 +13,8 @@ from typing import Any
 from anydevice.core.finding import Facts
 from anydevice.core.locks import ForkSafeLock
 from anydevice.hardware.cuda.facts import read_surroundings
-from anydevice.hardware.cuda.reader import free_memory, question_to_nvml
+from anydevice.hardware.cuda.reader import free_memory as free_memory
+from anydevice.hardware.cuda.reader import question_to_nvml
 from anydevice.hardware.driver_process.parent import Conversation
 from anydevice.hardware.linux import name_of
 from anydevice.hardware.readers import DeviceProcess, Readings

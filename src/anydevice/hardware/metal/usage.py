@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anydevice.core.finding import Facts
-from anydevice.hardware.metal.reader import free_memory
+from anydevice.hardware.metal.reader import free_memory as free_memory
 from anydevice.hardware.readers import DeviceProcess, Readings
 
 

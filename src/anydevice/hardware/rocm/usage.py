@@ -16,7 +16,7 @@ from anydevice.hardware.linux import (
 )
 from anydevice.hardware.readers import DeviceProcess, Readings
 from anydevice.hardware.rocm.facts import NODES, topology
-from anydevice.hardware.rocm.reader import free_memory
+from anydevice.hardware.rocm.reader import free_memory as free_memory
 
 _ROOT = Path("/")
 _PROCESSES = "sys/class/kfd/kfd/proc"
