@@ -90,7 +90,7 @@ def test_every_setting_and_variable_is_on_the_page() -> None:
 
 def test_the_protocol_on_the_page_is_that_of_the_code() -> None:
     shown = {
-        _code(cells[0])[0].partition("(")[0] for cells in rows(page("architecture.md"), "in `eng")
+        _code(cells[0])[0].partition("(")[0] for cells in rows(page("engines.md"), "# Engines")
     }
     methods = {name for name in vars(Engine) if not name.startswith("_")}
     assert shown == methods
