@@ -128,7 +128,7 @@ def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:
 
 
 def test_free_memory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anydevice.hardware.cpu import reader as cpu
+    from anydevice.hardware.cpu import usage as cpu
 
     device = Device("cpu")
     monkeypatch.setattr(cpu, "free_memory", lambda index, facts: 12345)
