@@ -181,8 +181,8 @@ def test_as_json(anydevice: Anydevice, small: str) -> None:
         (["MODEL", "--dtype", "bf16"], "did you mean 'bfloat16'"),
         (["MODEL", "--device", "cuda:9"], "cuda:9 is not usable"),
         (["MODEL", "--device", "gpux"], "no backend 'gpux'"),
-        (["MODEL", "--context", "0"], "not a whole number above 0"),
-        (["MODEL", "--batch", "many"], "not a whole number above 0"),
+        (["MODEL", "--context", "0"], "not an integer above 0"),
+        (["MODEL", "--batch", "many"], "not an integer above 0"),
         ([], "MODEL"),
     ],
 )

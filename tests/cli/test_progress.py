@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from anydevice.cli.options import shown_on
+from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output
 from anydevice.core.progress import ProgressBar
 
@@ -25,13 +25,13 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
     terminal, pipe = Terminal(), io.StringIO()
-    with shown_on(Output(terminal, width=80)) as progress:
+    with progress_on(Output(terminal, width=80)) as progress:
         assert progress is not None
         progress(1, 4, "add on [cpu]")
     assert "1/4" in terminal.getvalue()
     assert "add on [cpu]" in terminal.getvalue()
     for output, silent in ((Output(pipe), False), (Output(pipe, width=80), True)):
-        with shown_on(output, silent=silent) as progress:
+        with progress_on(output, silent=silent) as progress:
             assert progress is None
     assert pipe.getvalue() == ""
 
@@ -40,7 +40,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
 def test_a_bar_on_a_terminal_and_only_there() -> None:
     leader, follower = pty.openpty()
     with open(follower, "w", encoding="utf-8") as terminal:
-        with shown_on(Output(terminal, width=80)) as tell:
+        with progress_on(Output(terminal, width=80)) as tell:
             assert tell is not None
             tell(3, 9, "add in float32")
         terminal.flush()
@@ -48,13 +48,13 @@ def test_a_bar_on_a_terminal_and_only_there() -> None:
     os.close(leader)
     assert "3/9" in text
     assert "add in float32" in text
-    with shown_on(Output(io.StringIO())) as tell:
+    with progress_on(Output(io.StringIO())) as tell:
         assert tell is None
 
 
 def test_nothing_is_shown_before_anything_is_told() -> None:
     terminal = Terminal()
-    with shown_on(Output(terminal, width=80)):
+    with progress_on(Output(terminal, width=80)):
         pass
     assert terminal.getvalue() == ""
 
@@ -63,7 +63,7 @@ def test_the_cursor_comes_back_after_an_interruption() -> None:
     terminal = Terminal()
 
     def interrupted() -> None:
-        with shown_on(Output(terminal, width=80)) as tell:
+        with progress_on(Output(terminal, width=80)) as tell:
             assert tell is not None
             tell(0, 2, "one")
             raise KeyboardInterrupt

@@ -19,8 +19,8 @@ import pytest
 
 from anydevice.cli import terminal, watch
 from anydevice.cli.printing import Output
-from anydevice.cli.terminal import Attention
-from anydevice.cli.usage import Glance
+from anydevice.cli.terminal import TerminalEvents
+from anydevice.cli.usage import DeviceUsage
 from anydevice.cli.watch import line
 from anydevice.hardware.readers import DeviceProcess, Readings
 
@@ -29,7 +29,7 @@ GIB = 2**30
 PATIENCE = 60.0
 GIVEN_BACK = "\x1b[?25h\x1b[?1049l"
 
-CARD = Glance(
+CARD = DeviceUsage(
     "cuda:0",
     "NVIDIA H200",
     total=141 * GIB,
@@ -45,7 +45,7 @@ class Looks:
     def __init__(self, **at: Callable[[], None]) -> None:
         self.count, self.at = 0, at
 
-    def __call__(self, cards: object) -> list[Glance]:
+    def __call__(self, cards: object) -> list[DeviceUsage]:
         self.count += 1
         self.at.get(f"look{self.count}", lambda: None)()
         return [CARD]
@@ -57,14 +57,14 @@ def interrupt() -> None:
 
 def test_lines_in_this_process(anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(look3=interrupt)
-    monkeypatch.setattr(watch, "_look", looks)
+    monkeypatch.setattr(watch, "_usages", looks)
     before = signal.getsignal(signal.SIGINT)
     code, out, err = anydevice("watch", "--interval", "0.05", "--device", "cpu")
     assert (code, err, looks.count) == (0, "", 3)
     assert [text[21:] for text in out.splitlines()] == [line(CARD)] * 3
     assert signal.getsignal(signal.SIGINT) is before
     looks = Looks(look2=interrupt)
-    monkeypatch.setattr(watch, "_look", looks)
+    monkeypatch.setattr(watch, "_usages", looks)
     code, out, _ = anydevice("watch", "--json", "--interval", "0.05", "--device", "cpu")
     assert code == 0
     assert [json.loads(text)["devices"][0] for text in out.splitlines()] == [CARD.to_dict()] * 2
@@ -103,7 +103,7 @@ def test_the_live_view_in_this_process(
         look3=lambda: os.write(primary, b"x") and None,
         look4=lambda: os.write(primary, b"q") and None,
     )
-    monkeypatch.setattr(watch, "_look", looks)
+    monkeypatch.setattr(watch, "_usages", looks)
     watch._show((), output, 0.05)
     assert looks.count >= 4
     shown = shown_until(primary, GIVEN_BACK)
@@ -121,7 +121,7 @@ def test_suspending_in_this_process(
         look2=lambda: signal.raise_signal(signal.SIGTSTP),
         look3=interrupt,
     )
-    monkeypatch.setattr(watch, "_look", looks)
+    monkeypatch.setattr(watch, "_usages", looks)
     watch._show((), output, 0.05)
     assert stopped == [(os.getpid(), signal.SIGSTOP)]
     shown = shown_until(primary, GIVEN_BACK)
@@ -151,7 +151,7 @@ def test_a_screen_that_goes_away_is_no_error(
         raise OSError(5, "Input/output error")
 
     looks = Looks(look2=lambda: monkeypatch.setattr(terminal.Screen, "_write", gone))
-    monkeypatch.setattr(watch, "_look", looks)
+    monkeypatch.setattr(watch, "_usages", looks)
     watch._show((), output, 0.05)
     assert looks.count >= 2  # the next time that there is anything to draw
 
@@ -160,46 +160,46 @@ def test_without_keys_only_signals_quit(
     on_screen: tuple[Output, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, primary, _ = on_screen
-    monkeypatch.setattr(watch, "_look", Looks(look2=interrupt))
+    monkeypatch.setattr(watch, "_usages", Looks(look2=interrupt))
     for none in (None, io.StringIO()):
         monkeypatch.setattr(sys, "stdin", none)
         watch._show((), output, 0.05)
         assert "Ctrl-C quits" in shown_until(primary, GIVEN_BACK)
-        monkeypatch.setattr(watch, "_look", Looks(look1=interrupt))
+        monkeypatch.setattr(watch, "_usages", Looks(look1=interrupt))
 
 
 def test_keys_of_a_terminal_that_is_closed_quit() -> None:
     primary, secondary = pty.openpty()
     os.close(primary)
     try:
-        with Attention(secondary) as attention:
-            assert attention.wait_until(time.monotonic() + PATIENCE) == "quit"
+        with TerminalEvents(secondary) as events:
+            assert events.wait_until(time.monotonic() + PATIENCE) == "quit"
     finally:
         os.close(secondary)
 
 
-def test_attention_outside_the_main_thread_and_many_bells() -> None:
+def test_events_outside_the_main_thread_and_many_signals() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen: list[object] = []
 
     def elsewhere() -> None:
-        with Attention(screen=True) as attention:
+        with TerminalEvents(screen=True) as events:
             seen.append(signal.getsignal(signal.SIGTERM))
-            seen.append(attention.wait_until(0.0))
+            seen.append(events.wait_until(0.0))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join(PATIENCE)
     assert seen == [before, "time"]
-    with Attention(screen=True) as attention:
-        assert attention._bell is not None
-        os.write(attention._bell, b"!" * 65536)
+    with TerminalEvents(screen=True) as events:
+        assert events._wake_start is not None
+        os.write(events._wake_start, b"!" * 65536)
         signal.raise_signal(signal.SIGCONT)  # the pipe is full
-        assert attention.wait_until(0.0) == "redraw"
+        assert events.wait_until(0.0) == "redraw"
         signal.raise_signal(signal.SIGWINCH)
         signal.raise_signal(signal.SIGTERM)
-        assert attention.wait_until(0.0) == "quit"
-        assert attention.wait_until(0.0) == "redraw"
+        assert events.wait_until(0.0) == "quit"
+        assert events.wait_until(0.0) == "redraw"
 
 
 def test_where_pipes_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,26 +208,26 @@ def test_where_pipes_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
         elsewhere.setattr(os, "name", "nt")
         elsewhere.delattr(os, "set_blocking")  # before Python 3.12
         elsewhere.setattr(time, "sleep", slept.append)
-        with Attention() as attention:
-            assert attention.wait_until(0.0) == "time"
+        with TerminalEvents() as events:
+            assert events.wait_until(0.0) == "time"
             interrupt()
-            assert attention.wait_until(0.0) == "quit"
+            assert events.wait_until(0.0) == "quit"
     assert slept == [0.0, 0.0]
 
 
 IGNORING = """
 import os, signal, sys, time
-from anydevice.cli.terminal import Attention
+from anydevice.cli.terminal import TerminalEvents
 
 ignored = [signal.SIGINT, signal.SIGHUP]
 for number in ignored:
     signal.signal(number, signal.SIG_IGN)
-with Attention(screen=True) as attention:
+with TerminalEvents(screen=True) as events:
     for number in ignored:
         signal.raise_signal(number)
-    print(attention.wait_until(0.0))
+    print(events.wait_until(0.0))
     signal.raise_signal(signal.SIGTERM)
-    print(attention.wait_until(0.0))
+    print(events.wait_until(0.0))
 print([signal.getsignal(number) == signal.SIG_IGN for number in ignored])
 """
 
@@ -243,6 +243,6 @@ def test_what_python_does_not_handle_is_left_to_who_does(monkeypatch: pytest.Mon
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with monkeypatch.context() as embedded:  # the program that Python runs in has its own
         embedded.setattr(signal, "getsignal", lambda number: None)
-        with Attention() as attention:
-            assert attention._before == {}
+        with TerminalEvents() as events:
+            assert events._before == {}
     assert {number: signal.getsignal(number) for number in handlers} == handlers

@@ -16,7 +16,7 @@ import pytest
 
 from anydevice import testing
 from anydevice.cli.printing import Output
-from anydevice.cli.usage import Glance
+from anydevice.cli.usage import DeviceUsage
 from anydevice.cli.watch import frame, line
 from anydevice.hardware.readers import DeviceProcess, Readings
 
@@ -24,7 +24,7 @@ Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 PATIENCE = 60.0
 
-H200 = Glance(
+H200 = DeviceUsage(
     "cuda:0",
     "NVIDIA H200",
     total=141 * GIB,
@@ -46,7 +46,7 @@ H200 = Glance(
     ),
     also=("opencl:0",),
 )
-CPU = Glance(
+CPU = DeviceUsage(
     "cpu",
     "AMD EPYC",
     64 * GIB,
@@ -54,8 +54,8 @@ CPU = Glance(
     Readings(load=0.05, free_memory=GIB),
     tuple(DeviceProcess(pid, f"worker {pid}", pid * 2**20, 0.0) for pid in range(20, 4, -1)),
 )
-SILENT = Glance("tpu:0", "TPU v5", None, None, Readings())
-SIZED = Glance("opencl:1", "a GPU", 8 * GIB, 8 * GIB, Readings())
+SILENT = DeviceUsage("tpu:0", "TPU v5", None, None, Readings())
+SIZED = DeviceUsage("opencl:1", "a GPU", 8 * GIB, 8 * GIB, Readings())
 
 
 def plain(width: int | None = None) -> Output:
@@ -82,14 +82,14 @@ def test_what_is_not_told_is_not_shown() -> None:
         "opencl:1  a GPU",
         "  memory 8.0 GiB in all",
     ]
-    warm = Glance("rocm:0", "a GPU", GIB, GIB, Readings(temperature=41.4, power=9.6))
+    warm = DeviceUsage("rocm:0", "a GPU", GIB, GIB, Readings(temperature=41.4, power=9.6))
     assert frame([warm], plain(), width=80)[2] == "  load   41 °C  10 W"
 
 
 @pytest.mark.parametrize("width", [10, 20, 40, 59, 80, 200])
 @pytest.mark.parametrize("height", [0, 1, 3, 9, 24, None])
 def test_it_fits_every_screen(width: int, height: int | None) -> None:
-    wide = Glance("cuda:1", "日本語" * 40, GIB, GIB, Readings(free_memory=1), H200.processes)
+    wide = DeviceUsage("cuda:1", "日本語" * 40, GIB, GIB, Readings(free_memory=1), H200.processes)
     lines = frame([H200, wide, CPU], plain(), width=width, height=height)
     assert all(len(each) <= width for each in lines)
     assert height is None or len(lines) <= height
@@ -101,7 +101,7 @@ def test_it_fits_every_screen(width: int, height: int | None) -> None:
 def test_only_a_full_card_is_shown_as_full_and_only_an_empty_one_as_empty(
     free: int, bar: str
 ) -> None:
-    card = Glance("cuda:0", "a card", 1024, 1024, Readings(free_memory=free))
+    card = DeviceUsage("cuda:0", "a card", 1024, 1024, Readings(free_memory=free))
     (shown,) = re.findall("[█░]+", frame([card], plain(), width=80)[1])
     assert shown == bar
 
@@ -137,7 +137,7 @@ def test_a_line_for_a_file() -> None:
     )
     assert line(CPU).endswith("critical  load 5.0 %  largest 20 worker 20 20.0 MiB")
     assert line(SILENT) == "tpu:0  unknown"
-    nameless = Glance("cuda:0", "x", None, None, Readings(), (DeviceProcess(7, "pid 7"),))
+    nameless = DeviceUsage("cuda:0", "x", None, None, Readings(), (DeviceProcess(7, "pid 7"),))
     assert line(nameless) == "cuda:0  unknown  processes 1  largest 7 pid 7"
 
 

@@ -14,7 +14,7 @@ from anydevice.bench.page import page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines
-from anydevice.cli.options import add_narrowing, shown_on
+from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output, complain
 from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
@@ -25,7 +25,7 @@ EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, for how long, and where the results go."""
-    add_narrowing(parser)
+    add_filters(parser)
     parser.add_argument(
         "--quick", action="store_true", help="one case of each op, and less time for each"
     )
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     old = read_results(arguments.compare) if arguments.compare else None
     for path in filter(None, (file, arguments.html)):
         _insist_on_room_for(path)
-    with _room_for_all(), shown_on(output, silent=silent) as progress:
+    with _room_for_all(), progress_on(output, silent=silent) as progress:
         results = bench(
             arguments.op,
             arguments.device,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from anydevice.choose.scope import why
-from anydevice.cli.options import shown_on
+from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.finding import Verdict
 from anydevice.core.text import format_time
@@ -85,7 +85,7 @@ def _show(examined: Examination, limit: float, output: Output) -> Conclusion:
     )
     verdicts = []
     for number, (device, engine) in enumerate(examined.pairs):
-        with shown_on(output) as tell:
+        with progress_on(output) as tell:
             if tell is not None:
                 tell(number, len(examined.pairs), f"{device} with {engine}")
             verdict = check(device, engine, limit=limit)

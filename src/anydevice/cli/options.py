@@ -1,7 +1,4 @@
-"""The options of `verify` and `bench` by which only a part of everything is looked at.
-
-The bar of a command: on a terminal, and only there.
-"""
+"""Options that several commands have, and the progress bar of a command."""
 
 from __future__ import annotations
 
@@ -12,47 +9,45 @@ from contextlib import contextmanager
 from anydevice.cli.printing import Output
 from anydevice.core.progress import ProgressBar
 
-_OPTIONS = {
+_FILTERS = {
     "op": "matmul,softmax",
     "device": "cuda:0,cpu",
     "engine": "torch,jax",
     "dtype": "float32,bfloat16",
 }
 
+Tell = Callable[[int, int, str], None]
+"""Called with how much is done, how much there is, and what comes now."""
 
-def add_narrowing(parser: argparse.ArgumentParser) -> None:
-    """Add --op, --device, --engine and --dtype: names with commas, or the option repeated.
+
+def add_filters(parser: argparse.ArgumentParser, *options: str) -> None:
+    """Add --op, --device, --engine and --dtype, or those named: lists that may be repeated.
 
     >>> parser = argparse.ArgumentParser()
-    >>> add_narrowing(parser)
+    >>> add_filters(parser)
     >>> parser.parse_args(["--op", "add, exp", "--op", "log"]).op
     ['add', 'exp', 'log']
     """
-    for name, example in _OPTIONS.items():
+    for name in options or _FILTERS:
         parser.add_argument(
             f"--{name}",
             metavar=name.upper(),
-            type=names,
+            type=_names,
             action="extend",
-            help=f"only these, such as {example}; may be repeated",
+            help=f"only these, such as {_FILTERS[name]}; may be repeated",
         )
 
 
-def names(text: str) -> list[str]:
-    """The names in a text that has commas between them; for argparse, which says if none is."""
+def _names(text: str) -> list[str]:
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} has no name in it")
     return found
 
 
-Tell = Callable[[int, int, str], None]
-"""Called with how much is done, how much there is, and what comes now."""
-
-
 @contextmanager
-def shown_on(output: Output, *, silent: bool = False) -> Iterator[Tell | None]:
-    """What to tell the progress to; `None` where nobody would see it, or it is not wanted."""
+def progress_on(output: Output, *, silent: bool = False) -> Iterator[Tell | None]:
+    """A progress bar on a terminal; `None` when piped, or where it is not wanted."""
     if output.width is None or silent:
         yield None
         return

@@ -1,4 +1,4 @@
-"""`anydevice plan`: does a model fit here, on which devices, and what would fit if it does not."""
+"""`anydevice plan`: whether a model fits here, where, and what would fit if it does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-from anydevice.cli.options import names
+from anydevice.cli.options import add_filters
 from anydevice.cli.printing import Output, complain
 from anydevice.errors import AnyDeviceError
 from anydevice.planning.available import look_ahead
@@ -46,13 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"
     )
-    parser.add_argument(
-        "--device",
-        metavar="DEVICE",
-        type=names,
-        action="extend",
-        help="only these, such as cuda:0,cpu; may be repeated",
-    )
+    add_filters(parser, "device")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -86,7 +80,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 @contextmanager
 def _looking_ahead() -> Iterator[None]:
-    """A block during which the drivers are asked: loading what plans takes about as long."""
+    """A block during which a thread asks the drivers: loading the planner takes about as long."""
     looking = Thread(target=look_ahead, name="anydevice plan")
     looking.start()
     try:
@@ -108,5 +102,5 @@ def _count(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
     return number

@@ -1,7 +1,7 @@
-"""The terminal for a live view: its whole screen, single keys, and signals, all given back.
+"""The terminal of a live view: its whole screen, single keys, and signals.
 
-Plain control sequences that every terminal of the last decades knows, so it works over ssh. Only
-lines that have changed are sent again.
+It sends plain control sequences that every terminal of the last decades knows, so it works over
+ssh, and only lines that have changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal, Self
 
 from anydevice.cli.printing import Output
@@ -41,12 +41,12 @@ def shows_live_views(output: Output) -> bool:
     return output.width is not None and termios is not None and able
 
 
-class Attention:
-    """A block that sleeps until something happens, and turns signals into events.
+class TerminalEvents:
+    """A block that waits for keys and signals, and turns them into events.
 
-    In it, an interruption, a request to end and a closed terminal are events and no errors. A
-    signal that this process ignores, as `nohup` and a script's `&` have it do, stays ignored, and
-    one that something other than Python handles is left to that.
+    In it, Ctrl-C, a request to end and a closed terminal are events, not errors. A signal that
+    this process ignores, as under `nohup` and a script's `&`, stays ignored, and one that has a
+    handler outside of Python keeps it.
     """
 
     def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
@@ -54,41 +54,36 @@ class Attention:
         self._names = _LEAVING + (_REDRAWING + _SUSPENDING if screen else ())
         self._before: dict[int, Any] = {}
         self._happened: list[Event] = []
-        self._ear: int | None = None
-        self._bell: int | None = None
+        self._wake_end: int | None = None
+        self._wake_start: int | None = None
 
     def __enter__(self) -> Self:
         if os.name == "posix":  # elsewhere pipes cannot be waited for
-            self._ear, self._bell = os.pipe()
-            os.set_blocking(self._ear, False)
-            os.set_blocking(self._bell, False)
+            self._wake_end, self._wake_start = os.pipe()
+            os.set_blocking(self._wake_end, False)
+            os.set_blocking(self._wake_start, False)
         if threading.current_thread() is threading.main_thread():
             for name in self._names:
                 if hasattr(signal, name):
-                    self._take(getattr(signal, name))
+                    self._subscribe(getattr(signal, name))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        for end in (self._ear, self._bell):
+        for end in (self._wake_end, self._wake_start):
             if end is not None:
                 os.close(end)
 
     def wait_until(self, moment: float) -> Event:
         """The next event, or "time" at that moment of the monotonic clock.
 
-        Keys and signals are looked at even where the moment is past: a machine that is slow to
-        look at can be left all the same.
+        Keys and signals are handled even where the moment is past, so that a view that is slow to
+        draw can be left.
         """
         while True:
             left = moment - time.monotonic()
-            self._listen(max(0.0, left))
+            self._wait(max(0.0, left))
             if self._happened:
                 event = "quit" if "quit" in self._happened else self._happened[0]
                 self._happened.remove(event)
@@ -96,19 +91,19 @@ class Attention:
             if left <= 0:
                 return "time"
 
-    def _take(self, number: int) -> None:
+    def _subscribe(self, number: int) -> None:
         before = signal.getsignal(number)
         if before not in (signal.SIG_IGN, None):
-            self._before[number] = signal.signal(number, self._hear)
+            self._before[number] = signal.signal(number, self._handle)
 
-    def _listen(self, seconds: float) -> None:
-        listened = [end for end in (self._ear, self._keys) if end is not None]
-        if not listened:
+    def _wait(self, seconds: float) -> None:
+        waited_for = [end for end in (self._wake_end, self._keys) if end is not None]
+        if not waited_for:
             time.sleep(min(seconds, 0.1))
             return
-        ready, _, _ = select.select(listened, [], [], seconds)
-        if self._ear is not None and self._ear in ready:
-            os.read(self._ear, 1024)
+        ready, _, _ = select.select(waited_for, [], [], seconds)
+        if self._wake_end is not None and self._wake_end in ready:
+            os.read(self._wake_end, 1024)
         if self._keys is not None and self._keys in ready:
             try:
                 typed = os.read(self._keys, 1024)
@@ -117,21 +112,21 @@ class Attention:
             if not typed or any(key in _QUITTING_KEYS for key in typed):
                 self._happened.append("quit")
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if name in _LEAVING:
             self._happened.append("quit")
         else:
             self._happened.append("redraw" if name in _REDRAWING else "suspend")
-        if self._bell is not None:
+        if self._wake_start is not None:
             try:
-                os.write(self._bell, b"!")
-            except BlockingIOError:  # it rings already
+                os.write(self._wake_start, b"!")
+            except BlockingIOError:  # it is full, so the other end wakes up already
                 pass
 
 
 class Screen:
-    """A block that has the terminal's whole screen; afterwards it is as it was."""
+    """A block that has the terminal's whole screen, and restores it afterwards."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -150,12 +145,7 @@ class Screen:
         self.forget()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._write(_SHOW_CURSOR + _FORMER_SCREEN)
             if self.keys is not None and self._settings is not None:
@@ -183,12 +173,12 @@ class Screen:
         self._shown = lines
 
     def forget(self) -> None:
-        """Draw everything anew the next time."""
+        """Draw everything again the next time."""
         self._shown = []
 
     def suspend(self) -> None:
         """Give the terminal back, stop as the shell asked for, and take it again when continued."""
-        self.__exit__(None, None, None)
+        self.__exit__()
         os.kill(os.getpid(), signal.SIGSTOP)
         self.__enter__()
 

@@ -1,4 +1,4 @@
-"""One look at every card of the machine: memory, load, heat, power, and who uses it."""
+"""The usage of every card of the machine: memory, load, heat, power, and its processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Card = tuple[Device, ...]
 """One card by all its names: seen through CUDA and through OpenCL it is one."""
 
 
-class Glance(Record):
-    """One card at one moment; sizes are bytes, `None` where nobody can tell.
+class DeviceUsage(Record):
+    """The usage of one card at one moment; sizes are bytes, `None` where they are unknown.
 
     `also` are the other names of the card. Of the CPU, `processes` are only the largest.
     """
@@ -36,14 +36,18 @@ class Glance(Record):
 
     @property
     def taken(self) -> int | None:
-        """What all processes together hold."""
+        """The memory that all processes together hold."""
         if self.usable is None or self.free is None:
             return None
         return max(0, self.usable - self.free)
 
+    def share_of(self, size: int | None) -> float | None:
+        """A size as a share of the usable memory."""
+        return size / self.usable if size is not None and self.usable else None
+
     @property
     def pressure(self) -> Pressure | None:
-        """How full it is for everybody; memory that a process holds and does not use counts."""
+        """How full it is; memory that a process holds without using it counts as taken."""
         return pressure_of(self.usable, self.free)
 
     def to_dict(self) -> dict[str, object]:
@@ -85,13 +89,13 @@ def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
     return tuple(card for card in report.cards if any(device in shown for device in card))
 
 
-def glance(card: Card) -> Glance:
-    """What the card does now. Never raises."""
+def usage_of(card: Card) -> DeviceUsage:
+    """The usage of a card now. Never raises."""
     device = card[0]
     standing = device.standing
     assert standing is not None
     facts = standing.facts
-    return Glance(
+    return DeviceUsage(
         device=str(device),
         name=facts.name,
         total=facts.total_memory,

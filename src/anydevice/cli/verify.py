@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, save
 from anydevice.check.verifying import verify
-from anydevice.cli.options import add_narrowing, shown_on
+from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output
 from anydevice.core.record import as_dict
 from anydevice.core.text import table
@@ -31,7 +31,7 @@ _NAMED = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of the table is verified, and whether the outcome is kept."""
-    add_narrowing(parser)
+    add_filters(parser)
     parser.add_argument(
         "--all", action="store_true", help="a line for every op, also where many are alike"
     )
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Verify, print, and give 1 where anything is wrong, or what is right cannot be kept."""
-    with shown_on(output, silent=arguments.json) as progress:
+    with progress_on(output, silent=arguments.json) as progress:
         verdicts = verify(
             arguments.op,
             arguments.device,

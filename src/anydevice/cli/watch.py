@@ -1,21 +1,19 @@
-"""`anydevice watch`: a live view of every device; piped, one line a second for each.
-
-How `anydevice watch` shows a look at the machine: a picture for a screen, or a line a card.
-"""
+"""`anydevice watch`: a live view of every device; piped, one line a second for each."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from unicodedata import combining, east_asian_width
 
-from anydevice.cli.options import names
+from rich.cells import cell_len
+
+from anydevice.cli.options import add_filters
 from anydevice.cli.printing import Output
-from anydevice.cli.terminal import Attention, Screen, shows_live_views
-from anydevice.cli.usage import Card, Glance, cards_among, glance
+from anydevice.cli.terminal import Screen, TerminalEvents, shows_live_views
+from anydevice.cli.usage import Card, DeviceUsage, cards_among, usage_of
 from anydevice.core.text import bar, format_part, format_size, percent
 from anydevice.hardware.readers import DeviceProcess, Readings
 from anydevice.memory.stats import Pressure
@@ -26,16 +24,24 @@ _LIVE, _PIPED = 0.5, 1.0
 _SHORTEST, _LONGEST = 0.05, 3600.0
 _WIDTH = 80
 
+Piece = tuple[str, str | None]
+"""Text, and the style to paint it in."""
+
+_STYLES: dict[Pressure | None, str | None] = {
+    "low": "good",
+    "medium": "fix",
+    "high": "bad",
+    "critical": "bad",
+    None: None,
+}
+_GAP = "  "
+_MOST_PROCESSES = 8
+_WIDTH_WITH_LOADS = 60
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which devices, how often, and whether only once."""
-    parser.add_argument(
-        "--device",
-        metavar="DEVICE",
-        type=names,
-        action="extend",
-        help="only these, such as cuda:0,cpu; may be repeated",
-    )
+    add_filters(parser, "device")
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
@@ -54,9 +60,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     cards = cards_among(arguments.device or ())
     if arguments.once:
         if arguments.json:
-            output.json(_sample(_look(cards)))
+            output.json(_sample(_usages(cards)))
         else:
-            output.say(*frame(_look(cards), output, width=output.width or _WIDTH))
+            output.say(*frame(_usages(cards), output, width=output.width or _WIDTH))
     elif arguments.json or not shows_live_views(output):
         _print(cards, output, arguments.interval or _PIPED, as_json=arguments.json)
     else:
@@ -76,22 +82,22 @@ def _interval(text: str) -> float:
     return seconds
 
 
-def _look(cards: Sequence[Card]) -> list[Glance]:
-    return [glance(card) for card in cards]
+def _usages(cards: Sequence[Card]) -> list[DeviceUsage]:
+    return [usage_of(card) for card in cards]
 
 
 def _print(cards: Sequence[Card], output: Output, interval: float, *, as_json: bool) -> None:
-    with Attention() as attention:
+    with TerminalEvents() as events:
         while True:
-            next_look = time.monotonic() + interval
-            glances = _look(cards)
+            next_time = time.monotonic() + interval
+            usages = _usages(cards)
             if as_json:
-                output.stream.write(json.dumps(_sample(glances)) + "\n")
+                output.stream.write(json.dumps(_sample(usages)) + "\n")
             else:
                 now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-                output.say(*(f"{now}  {line(each)}" for each in glances))
+                output.say(*(f"{now}  {line(each)}" for each in usages))
             output.stream.flush()
-            if attention.wait_until(next_look) == "quit":
+            if events.wait_until(next_time) == "quit":
                 return
 
 
@@ -100,74 +106,58 @@ def _show(cards: Sequence[Card], output: Output, interval: float) -> None:
     quits = "q quits" if screen.keys is not None else "Ctrl-C quits"
     words = f"every {interval:g} s  {quits}"
     try:
-        with Attention(screen.keys, screen=True) as attention, screen:
+        with TerminalEvents(screen.keys, screen=True) as events, screen:
             while True:
-                next_look = time.monotonic() + interval
-                glances = _look(cards)
-                _draw(glances, screen, output, words)
-                while (event := attention.wait_until(next_look)) != "time":
+                next_time = time.monotonic() + interval
+                usages = _usages(cards)
+                _draw(usages, screen, output, words)
+                while (event := events.wait_until(next_time)) != "time":
                     if event == "quit":
                         return
                     if event == "suspend":
                         screen.suspend()
                     screen.forget()
-                    _draw(glances, screen, output, words)
+                    _draw(usages, screen, output, words)
     except OSError:
         # The terminal was closed while it was drawn on: the same as being asked to leave.
         return
 
 
-def _draw(glances: Sequence[Glance], screen: Screen, output: Output, words: str) -> None:
+def _draw(usages: Sequence[DeviceUsage], screen: Screen, output: Output, words: str) -> None:
     columns, rows = screen.size
     head = f"anydevice watch  {datetime.now():%H:%M:%S}  {words}"[:columns]
-    picture = frame(glances, output, width=columns, height=max(0, rows - 2))
+    picture = frame(usages, output, width=columns, height=max(0, rows - 2))
     screen.draw([output.paint(head, "dim"), "", *picture][:rows])
 
 
-def _sample(glances: Sequence[Glance]) -> dict[str, object]:
+def _sample(usages: Sequence[DeviceUsage]) -> dict[str, object]:
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-    return {"time": now, "devices": [each.to_dict() for each in glances]}
-
-
-Piece = tuple[str, str | None]
-"""Words and the style to paint them in."""
-
-_STYLES: dict[Pressure | None, str | None] = {
-    "low": "good",
-    "medium": "fix",
-    "high": "bad",
-    "critical": "bad",
-    None: None,
-}
-_GAP = "  "
-_MOST_PROCESSES = 8
-_ROOM_FOR_LOADS = 60
+    return {"time": now, "devices": [each.to_dict() for each in usages]}
 
 
 def frame(
-    glances: Sequence[Glance], output: Output, *, width: int, height: int | None = None
+    usages: Sequence[DeviceUsage], output: Output, *, width: int, height: int | None = None
 ) -> list[str]:
-    """The picture, at most so wide and so high: a block a card, with its largest processes.
+    """The lines of the view, at most so wide and so many: a block a card, with its processes.
 
-    Where it is too narrow, what matters least is left out; where it is too low, processes are,
-    and then cards at the end.
+    A narrow view leaves out what matters least; a low one leaves out processes, then cards.
     """
-    blocks = [list(_block(each, width)) for each in glances]
+    blocks = [list(_block(each, width)) for each in usages]
     room = _MOST_PROCESSES * len(blocks)
     if height is not None:
         room = height - sum(len(block) + 1 for block in blocks) + 1
     lines: list[list[Piece]] = []
-    for number, (each, block) in enumerate(zip(glances, blocks, strict=True)):
+    for number, (each, block) in enumerate(zip(usages, blocks, strict=True)):
         share = max(0, min(_MOST_PROCESSES, room // (len(blocks) - number)))
         shown = each.processes[:share]
         room -= len(shown)
         lines += [[]] if lines else []
         lines += block
-        lines += [_process(process, each.usable, width) for process in shown]
+        lines += [_process(process, each, width) for process in shown]
     return [_painted(line, width, output) for line in lines[:height]]
 
 
-def line(each: Glance) -> str:
+def line(each: DeviceUsage) -> str:
     """One card in one line, for a file or a pipe."""
     parts = [text for text, _ in (*_memory(each), *_readings(each.readings))]
     if each.processes and each.device != "cpu":
@@ -180,7 +170,7 @@ def line(each: Glance) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text without what could control a terminal: a process is called what it likes.
+    r"""The text without control characters, which the name of a process may have.
 
     >>> printable("train\x1b[2J.py")
     'train?[2J.py'
@@ -188,7 +178,7 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _block(each: Glance, width: int) -> Iterator[list[Piece]]:
+def _block(each: DeviceUsage, width: int) -> Iterator[list[Piece]]:
     title: list[Piece] = [(each.device, "strong"), (printable(each.name), None)]
     if each.also:
         title.append((f"also {', '.join(each.also)}", "dim"))
@@ -197,10 +187,10 @@ def _block(each: Glance, width: int) -> Iterator[list[Piece]]:
         title.append(("1 process" if count == 1 else f"{count} processes", "dim"))
     yield _fitting(title, width)
     style = _STYLES[each.pressure]
-    yield _measured("memory", _part(each.taken, each.usable), style, _memory(each), width)
-    told = _readings(each.readings)
-    if told:
-        words = [(text.removeprefix("load "), style) for text, style in told]
+    yield _measured("memory", each.share_of(each.taken), style, _memory(each), width)
+    readings = _readings(each.readings)
+    if readings:
+        words = [(text.removeprefix("load "), style) for text, style in readings]
         yield _measured("load", each.readings.load, "fix", words, width)
 
 
@@ -212,7 +202,7 @@ def _measured(
     if part is not None:
         full, empty = bar(part, cells)
         pieces += [(full, style), (empty + _GAP, "dim")]
-    used = sum(_cells(text) for text, _ in pieces)
+    used = sum(cell_len(text) for text, _ in pieces)
     return pieces + _fitting(words, width - used)
 
 
@@ -222,84 +212,54 @@ def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
     used = 0
     for text, style in words:
         gap = _GAP if pieces else ""
-        used += _cells(gap + text)
+        used += cell_len(gap + text)
         if pieces and used > width:
             break
         pieces += [(gap, None), (text, style)]
     return pieces
 
 
-def _process(process: DeviceProcess, usable: int | None, width: int) -> list[Piece]:
+def _process(process: DeviceProcess, each: DeviceUsage, width: int) -> list[Piece]:
     held = "" if process.memory is None else format_size(process.memory)
-    part = _part(process.memory, usable)
+    part = each.share_of(process.memory)
     share = "" if part is None else percent(part)
     load = "" if process.load is None else f"load {percent(process.load):>5}"
     figures = f"{process.pid:>9} {held:>10} {share:>5}"
-    if width >= _ROOM_FOR_LOADS:
+    if width >= _WIDTH_WITH_LOADS:
         figures += f"{_GAP}{load:>10}"
     return [(f"{figures}{_GAP}", "dim"), (printable(process.name), None)]
 
 
-def _memory(each: Glance) -> list[Piece]:
-    pieces: list[Piece] = []
-    part = _part(each.taken, each.usable)
-    if each.taken is not None and each.usable is not None and part is not None:
-        pieces += [(percent(part), None), (format_part(each.taken, each.usable), None)]
+def _memory(each: DeviceUsage) -> list[Piece]:
+    pieces: list[Piece] = [("unknown", None)]
+    if each.taken is not None and each.usable:
+        amount = format_part(each.taken, each.usable)
+        pieces = [(percent(each.taken / each.usable), None), (amount, None)]
     elif each.usable is not None:
-        pieces.append((f"{format_size(each.usable)} in all", None))
-    else:
-        pieces.append(("unknown", None))
+        pieces = [(f"{format_size(each.usable)} in all", None)]
     if each.pressure is not None:
         pieces.append((each.pressure, _STYLES[each.pressure]))
     return pieces
 
 
 def _readings(read: Readings) -> list[Piece]:
-    pieces: list[Piece] = []
-    if read.load is not None:
-        pieces.append((f"load {percent(read.load)}", None))
-    if read.temperature is not None:
-        pieces.append((f"{read.temperature:.0f} °C", None))
-    if read.power is not None:
-        limit = "" if read.power_limit is None else f" of {read.power_limit:.0f}"
-        pieces.append((f"{read.power:.0f}{limit} W", None))
-    if read.clock is not None:
-        pieces.append((f"{read.clock:.0f} MHz", None))
-    if read.fan is not None:
-        pieces.append((f"fan {percent(read.fan)}", None))
-    if read.memory_load is not None:
-        pieces.append((f"memory traffic {percent(read.memory_load)}", None))
-    return pieces
-
-
-def _part(part: int | None, whole: int | None) -> float | None:
-    return None if part is None or not whole else part / whole
+    limit = "" if read.power_limit is None else f" of {read.power_limit:.0f}"
+    texts: tuple[tuple[float | None, Callable[[float], str]], ...] = (
+        (read.load, lambda load: f"load {percent(load)}"),
+        (read.temperature, lambda degrees: f"{degrees:.0f} °C"),
+        (read.power, lambda watts: f"{watts:.0f}{limit} W"),
+        (read.clock, lambda clock: f"{clock:.0f} MHz"),
+        (read.fan, lambda fan: f"fan {percent(fan)}"),
+        (read.memory_load, lambda load: f"memory traffic {percent(load)}"),
+    )
+    return [(text(value), None) for value, text in texts if value is not None]
 
 
 def _painted(pieces: list[Piece], width: int, output: Output) -> str:
     painted, left = [], width
     for text, style in pieces:
-        cut = _cut(text, left)
-        left -= _cells(cut)
-        painted.append(output.paint(cut, style) if style else cut)
+        while cell_len(text) > left:
+            text = text[:-1]
+        left -= cell_len(text)
+        painted.append(output.paint(text, style) if style else text)
     return "".join(painted).rstrip()
-
-
-def _cut(text: str, width: int) -> str:
-    while _cells(text) > width:
-        text = text[:-1]
-    return text
-
-
-def _cells(text: str) -> int:
-    """How many columns of a terminal the text takes.
-
-    >>> _cells("abc"), _cells("日本")
-    (3, 4)
-    """
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
-        for character in text
-    )

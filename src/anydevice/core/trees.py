@@ -1,9 +1,8 @@
-"""Trees of dicts, lists and tuples, flattened and rebuilt in plain Python.
+"""Trees of parameters: dicts, lists and tuples of arrays, flattened, rebuilt and compared.
 
-Compilers look through these functions. Dicts are walked in the order of their sorted keys, since
-libraries return them sorted or not.
-
-The walk through trees of parameters, and how two of them differ.
+This is plain Python that compilers can trace. Dicts are walked in the order of their sorted keys,
+since libraries return them sorted or not. Trees of users, which may hold any object, are walked by
+`transfer/trees`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaf_paths(tree: Tree, path: str = "") -> list[str]:
-    """Where each of `leaves` is, in the same order.
+    """The path of each of `leaves`, in the same order.
 
     >>> leaf_paths({"b": 1, "a": [2, {"c": 3}]})
     ["['a'][0]", "['a'][1]['c']", "['b']"]
@@ -67,7 +66,7 @@ def refilled(tree: Tree, values: Sequence[Any]) -> Tree:
 
 
 def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """A tree like this one, each leaf replaced by what the function makes of it.
+    """A tree like this one, with the function applied to each leaf.
 
     >>> mapped(lambda x: x + 1, {"a": [1, 2]})
     {'a': [2, 3]}
@@ -104,9 +103,9 @@ def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
 
 
 def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
-    """Where a tree of arrays first differs from another in keys, lengths or shapes, in words.
+    """The first difference of two trees of arrays in keys, lengths or shapes, as a sentence.
 
-    `None` where it does not. Lists and tuples are one kind; dtypes are not compared.
+    `None` where there is none. Lists and tuples count as the same; dtypes are not compared.
 
     >>> import numpy
     >>> difference([{"a": numpy.ones(2)}], [{"a": numpy.ones(3)}])
@@ -122,12 +121,12 @@ def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
             return f"{here} has {_entries(tree)}, and {_entries(other)} was given"
         pairs = [(f"{path}[{at}]", *both) for at, both in enumerate(zip(tree, other, strict=True))]
     else:
-        return _other_shape(here, tree, other)
+        return _shape_difference(here, tree, other)
     found = (difference(mine, given, where) for where, mine, given in pairs)
     return next((text for text in found if text is not None), None)
 
 
-def _other_shape(here: str, leaf: Any, other: Any) -> str | None:
+def _shape_difference(here: str, leaf: Any, other: Any) -> str | None:
     if leaf is None and other is None:
         return None
     mine, given = getattr(leaf, "shape", None), getattr(other, "shape", None)
@@ -138,7 +137,7 @@ def _other_shape(here: str, leaf: Any, other: Any) -> str | None:
 
 
 def _entries(tree: Tree) -> str:
-    """What a place of a tree holds, in words."""
+    """The contents of a node, in words."""
     if isinstance(tree, dict):
         return f"a dict of {', '.join(map(repr, sorted(tree, key=str))) or 'nothing'}"
     if isinstance(tree, list | tuple):

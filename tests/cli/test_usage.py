@@ -7,7 +7,7 @@ import json
 import pytest
 
 from anydevice import testing
-from anydevice.cli.usage import Glance, cards_among, glance
+from anydevice.cli.usage import DeviceUsage, cards_among, usage_of
 from anydevice.core.finding import Facts, Seen, Sighting
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 from anydevice.hardware.readers import Readings
@@ -16,7 +16,7 @@ MIB, GIB = 2**20, 2**30
 
 
 def test_a_look_at_the_cpu() -> None:
-    seen = glance(cards_among(["cpu"])[0])
+    seen = usage_of(cards_among(["cpu"])[0])
     assert (seen.device, seen.also) == ("cpu", ())
     assert seen.pressure in ("low", "medium", "high", "critical")
     assert seen.processes
@@ -39,10 +39,10 @@ def test_a_card_by_two_names_is_one() -> None:
             ["cuda:0", "opencl:0"],
             ["cpu"],
         ]
-        seen = glance(cards[0])
+        seen = usage_of(cards[0])
         assert (seen.device, seen.also, seen.taken) == ("cuda:0", ("opencl:0",), GIB - MIB)
         assert [str(card[0]) for card in cards_among(["opencl"])] == ["cuda:0", "opencl:1"]
-        unknown = glance(cards_among(["opencl:1"])[0])
+        unknown = usage_of(cards_among(["opencl:1"])[0])
         assert (unknown.taken, unknown.pressure, unknown.usable) == (None, None, GIB)
         with pytest.raises(DeviceNotFoundError, match="this machine has no rocm"):
             cards_among(["rocm"])
@@ -51,5 +51,5 @@ def test_a_card_by_two_names_is_one() -> None:
 
 
 def test_a_driver_that_counts_more_than_there_is() -> None:
-    seen = Glance("x:0", "x", GIB, GIB, Readings(free_memory=2 * GIB))
+    seen = DeviceUsage("x:0", "x", GIB, GIB, Readings(free_memory=2 * GIB))
     assert (seen.taken, seen.pressure) == (0, "low")
