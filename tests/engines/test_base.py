@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from anydevice.core.dtypes import DTYPES
+from anydevice.engines import registry
 from anydevice.engines.base import amount_asked
 
 GIB = 2**30
@@ -31,3 +36,30 @@ GIB = 2**30
 )
 def test_the_amount_is_read(message: str, amount: int | None) -> None:
     assert amount_asked(message) == amount
+
+
+def test_more_than_any_machine_could_have_is_out_of_memory_too() -> None:
+    import torch
+
+    with pytest.raises(ValueError, match="array is too big") as caught:
+        np.ones((2**40, 2**40), np.int8)
+    assert registry.load("numpy").memory.ran_out(caught.value)
+    assert registry.load("numpy").memory.asked(caught.value) is None
+    with pytest.raises(RuntimeError) as failed:
+        torch.empty((2**40, 2**40), dtype=torch.int8)
+    assert registry.load("torch").memory.ran_out(failed.value)
+
+
+def test_nobody_takes_the_error_of_another_for_its_own() -> None:
+    """The first engine that knows an error is the one that is asked about the device."""
+    errors: dict[str, Any] = {}
+    for name in ("numpy", "torch", "jax", "opencl", "mlx"):
+        engine = registry.load(name)
+        try:
+            engine.empty((2**22, 2**24), DTYPES["float32"], engine.devices()[0])
+        except Exception as error:
+            errors[name] = error
+    assert len(errors) == 5
+    for name, failure in errors.items():
+        others = [n for n in errors if n != name and registry.load(n).memory.ran_out(failure)]
+        assert others == []

@@ -1,16 +1,11 @@
-"""Memory of libraries on accelerators that are not here, with a stand-in for the library's calls.
+"""Memory of PyTorch on accelerators that are not here, with a stand-in for the library's calls.
 
 On a machine that has one, the contract tests do the same with the real thing.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -134,37 +129,6 @@ def test_the_share_of_a_card_is_that_of_before_when_the_limit_is_lifted(
     assert later.share == 0.5
 
 
-def test_the_limit_of_cupy_is_that_of_before_when_it_is_lifted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Pool:
-        limit = 7 * GIB
-
-        def set_limit(self, size: int) -> None:
-            self.limit = size
-
-        def get_limit(self) -> int:
-            return self.limit
-
-    pool = Pool()
-    library: Any = ModuleType("cupy")
-    library.get_default_memory_pool = lambda: pool
-    engine: Any = ModuleType("anydevice.engines.cupy.arrays")
-    engine.ENGINE = SimpleNamespace(native=lambda device: nullcontext())
-    monkeypatch.setitem(sys.modules, "cupy", library)
-    monkeypatch.setitem(sys.modules, "anydevice.engines.cupy.arrays", engine)
-    monkeypatch.delitem(sys.modules, "anydevice.engines.cupy.memory", raising=False)
-    memory = import_module("anydevice.engines.cupy.memory").CupyMemory()
-    monkeypatch.delitem(sys.modules, "anydevice.engines.cupy.memory")
-    memory.set_limit(CARD, None)
-    assert pool.limit == 7 * GIB
-    for limit in (60 * GIB, 40 * GIB):
-        memory.set_limit(CARD, limit)
-        assert pool.limit == limit
-    memory.set_limit(CARD, None)
-    assert pool.limit == 7 * GIB
-
-
 def test_metal_is_counted_and_limited(
     torch_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,111 +186,3 @@ def test_a_class_of_torchs_own_may_say_it_in_other_words() -> None:
     memory = registry.load("torch").memory
     assert memory.ran_out(DistBackendError("NCCL error: Cuda failure 'out of memory'"))
     assert not memory.ran_out(DistBackendError("NCCL error: timed out"))
-
-
-class Counting:
-    """A device of JAX that counts what it holds."""
-
-    platform = "gpu"
-
-    def __init__(self, **counted: int) -> None:
-        self.counted = {"bytes_in_use": 3, **counted}
-
-    def memory_stats(self) -> dict[str, int]:
-        return self.counted
-
-
-@pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    from anydevice.engines.jax import memory as facet
-
-    def engine_with(**counted: int) -> Engine:
-        engine = registry.load("jax")
-        monkeypatch.setattr(type(engine), "native", lambda self, device: Counting(**counted))
-        facet._preallocates.cache_clear()
-        return engine
-
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_ALLOCATOR", raising=False)
-    return engine_with
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "preallocated"),
-    [
-        ("UNRELATED", "1", True),
-        ("XLA_PYTHON_CLIENT_PREALLOCATE", "true", True),
-        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false", False),
-        ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", False),
-    ],
-)
-def test_what_jax_took_at_its_start_is_told_from_use(
-    counting: Callable[..., Engine],
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    preallocated: bool,
-) -> None:
-    monkeypatch.setenv(variable, value)
-    memory = counting(pool_bytes=8, peak_bytes_in_use=4, bytes_limit=9).memory
-    assert memory.use(CARD) == MemoryUse(3, 8, peak=4, limit=9, preallocated=preallocated)
-
-
-def test_what_jax_does_not_count_is_left_out(counting: Callable[..., Engine]) -> None:
-    memory = counting(bytes_limit=0).memory
-    assert memory.use(CARD) == MemoryUse(3, 3, preallocated=True)
-
-
-def test_jax_on_a_gpu_has_taken_its_limit(counting: Callable[..., Engine]) -> None:
-    memory = counting(bytes_limit=75 * GIB).memory
-    assert memory.set_limit(CARD, int(75.5 * GIB)) is None
-    for limit in (60 * GIB, None):
-        said = memory.set_limit(CARD, limit)
-        assert said is not None
-        assert "has already started, and may hold 75.0 GiB of cuda:0" in said
-        assert "before JAX is first used" in said
-    assert "on GPUs only" in str(memory.set_limit(Device("tpu"), GIB))
-    assert memory.set_limit(Device("tpu"), None) is None
-    memory.release(CARD)
-    memory.reset_peak(CARD)
-
-
-@pytest.mark.parametrize(
-    ("message", "out"),
-    [
-        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 20.00GiB.", True),
-        ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in hbm", True),
-        ("INTERNAL: CUDA_ERROR_OUT_OF_MEMORY", True),
-        ("RESOURCE_EXHAUSTED: too many requests", False),
-        ("INVALID_ARGUMENT: shapes", False),
-    ],
-)
-def test_errors_of_jax(message: str, out: bool) -> None:
-    import jax
-
-    memory = registry.load("jax").memory
-    assert memory.ran_out(jax.errors.JaxRuntimeError(message)) is out
-    plainly = out and message.startswith("RESOURCE_EXHAUSTED: ")
-    assert memory.ran_out(RuntimeError(message)) is plainly
-    assert not memory.ran_out(RuntimeError(f"it said {message}"))
-
-
-def test_nobody_takes_the_error_of_another_for_its_own() -> None:
-    """The first engine that knows an error is the one that is asked about the device."""
-    errors: dict[str, Any] = {}
-    for name in ("numpy", "torch", "jax", "opencl", "mlx"):
-        engine = registry.load(name)
-        try:
-            engine.empty((2**22, 2**24), _float32(), engine.devices()[0])
-        except Exception as error:
-            errors[name] = error
-    assert len(errors) == 5
-    for name, failure in errors.items():
-        others = [n for n in errors if n != name and registry.load(n).memory.ran_out(failure)]
-        assert others == []
-
-
-def _float32() -> Any:
-    from anydevice.core.dtypes import as_dtype
-
-    return as_dtype("float32")
