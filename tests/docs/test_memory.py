@@ -35,7 +35,7 @@ def test_the_strategies_are_those_of_the_code() -> None:
 
 
 def test_every_library_says_how_it_is_limited() -> None:
-    named = [cells[0] for cells in rows("library | how it is held to it")]
+    named = [cells[0] for cells in rows("library | how it is limited")]
     assert sorted(named) == sorted(BUILT_IN)
 
 
