@@ -385,7 +385,7 @@ def test_an_activation_that_may_be_applied_twice_is_said(
 
 
 def test_no_softmax_is_applied_twice_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_said", set())  # what is said once is said in every test
+    monkeypatch.setattr(training, "_warned", set())  # what is said once is said in every test
     x = np.random.default_rng(0).standard_normal((32, 2)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
     model = nn.build(nn.Dense(2, 3), "softmax", device=anydevice.device("cpu", engine="torch"))

@@ -28,8 +28,8 @@ from anydevice.errors import ConfigurationError, TransferError
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.initializers import Normal
 from anydevice.saving import files as tensor_files
-from anydevice.saving.models import _known, description, register_layer, remade
-from anydevice.training.checkpoints import difference, fingerprint
+from anydevice.saving.models import _known, from_json, register_layer, to_json
+from anydevice.training.checkpoints import fingerprint, setting_difference
 from anydevice.transfer.weights.safetensors import read_header
 
 Array = np.ndarray[Any, Any]
@@ -98,7 +98,7 @@ def test_other_element_types_and_nests(tmp_path: Path) -> None:
     assert back["a.b"].tolist() == [1, 1]
     assert isinstance(back["c"], tuple)
     assert back["c"][1] is None
-    with pytest.raises(ConfigurationError, match="keys must be texts"):
+    with pytest.raises(ConfigurationError, match="keys must be strings"):
         tensor_files.write(path, "model", {"t": {1: np.ones(1)}}, {})
     with pytest.raises(TransferError, match="holds no complex128"):
         tensor_files.write(path, "model", {"t": np.ones(1, np.complex128)}, {})
@@ -136,7 +136,7 @@ def rewritten(path: Path, **changes: Any) -> None:
         offsets = [end, end + array.nbytes]
         table[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": offsets}
         end += array.nbytes
-    digest = tensor_files._begun(text, table)
+    digest = tensor_files._hash_of(text, table)
     data = b"".join(array.tobytes() for array in arrays.values())
     digest.update(data)
     remarks = {"anydevice": text, "sha256": digest.hexdigest()}
@@ -151,11 +151,11 @@ def test_newer_and_foreign_files_are_clear_errors(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     model = nn.Model(nn.Dense(2, 3), device=cpu())
     for changes, words in (
-        ({"version": 2}, "has version 2 of this form, and this anydevice knows 1; run: pip"),
+        ({"version": 2}, "has version 2 of its format, and this anydevice knows 1; run: pip"),
         ({"kind": "training"}, r"holds a training, not a model; go on with it by nn\.train"),
         ({"version": "x"}, "its description is damaged"),
         ({"trees": {"parameters": "nothing"}}, "does not fit its tensors"),
-        ({"said": {"layer": 5, "input_shape": [2]}}, "it describes no layer"),
+        ({"said": {"layer": 5, "input_shape": [2]}}, "does not describe a layer"),
         ({"said": {"input_shape": [2]}}, r"cannot read \('layer'\); it was written by anydevice 0"),
         ({"said": {"layer": NEWER, "input_shape": [2]}}, "fresh.* Where that is newer, run"),
         ({"said": {"layer": {}, "input_shape": [2]}}, "holds what anydevice"),
@@ -226,7 +226,7 @@ def test_layers_of_your_own_must_be_registered(tmp_path: Path) -> None:
 
 
 def test_every_layer_of_ours_can_be_saved() -> None:
-    known = _known()
+    known = _known
     ours = {
         name
         for name in nn.__all__
@@ -244,9 +244,9 @@ def test_descriptions_hold_settings_of_every_kind() -> None:
     Many.__name__ = "ManySettings"
     register_layer(Many)
     value = Many([1, (2.5, None), {"a": True, "b": Normal(0.1)}, "text"])
-    assert remade(json.loads(json.dumps(description(value)))) == value
+    assert from_json(json.loads(json.dumps(to_json(value)))) == value
     with pytest.raises(ConfigurationError, match="cannot be written as JSON"):
-        description(Many(object()))
+        to_json(Many(object()))
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
@@ -491,7 +491,10 @@ def defined(text: str) -> Any:
 
 def test_functions_are_told_by_name_and_those_without_one_by_what_they_do() -> None:
     def alike(one: str, other: str) -> bool:
-        return difference(fingerprint(defined(one)), fingerprint(defined(other)), "loss") is None
+        return (
+            setting_difference(fingerprint(defined(one)), fingerprint(defined(other)), "loss")
+            is None
+        )
 
     named = "def f(x):\n return {}"
     within = "def around(k):\n def f(x):\n  return x * k\n return f\nf = around({})"
@@ -512,16 +515,16 @@ def test_functions_are_told_by_name_and_those_without_one_by_what_they_do() -> N
     unset = "def around():\n def f():\n  return k\n return f\n k = 1\nf = around()"
     assert alike(unset, unset)
     elsewhere = {**fingerprint(defined("f = lambda x: x")), "code of Python 2.7": "0"}
-    assert difference(elsewhere, fingerprint(defined("f = lambda x: x")), "loss") is None
-    assert difference(math.nan, math.nan, "clip") is None
-    assert difference([1], [1, 2], "layers") == "its layers had 1 parts, and now it has 2"
+    assert setting_difference(elsewhere, fingerprint(defined("f = lambda x: x")), "loss") is None
+    assert setting_difference(math.nan, math.nan, "clip") is None
+    assert setting_difference([1], [1, 2], "layers") == "its layers had 1 parts, and now it has 2"
     assert (
-        difference(fingerprint({"a": 1}), fingerprint({"b": 1}), "x")
+        setting_difference(fingerprint({"a": 1}), fingerprint({"b": 1}), "x")
         == "its x['a'] is there only then"
     )
-    assert "…" in str(difference("a" * 200, "b", "x"))
+    assert "…" in str(setting_difference("a" * 200, "b", "x"))
     one, two = (fingerprint(Named(kind=at, fields=at, function=at)) for at in (1, 2))
-    assert difference(one, two, "x") == "its x.kind was 1, and now it is 2"
+    assert setting_difference(one, two, "x") == "its x.kind was 1, and now it is 2"
 
 
 def test_layers_with_functions_are_resumed(tmp_path: Path) -> None:
@@ -546,16 +549,16 @@ def test_a_training_that_is_there_is_not_overwritten_by_chance(tmp_path: Path) -
     path = tmp_path / "run.safetensors"
     trained("torch", save=path)
     saved = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="is there already; resume=True goes on with it"):
+    with pytest.raises(ConfigurationError, match="exists already; resume=True goes on with it"):
         trained("torch", save=path)
     assert path.read_bytes() == saved
     assert len(trained("torch", save=path, resume=False, epochs=1).history) == 1
     assert len(trained("torch", save=path, resume=True, epochs=2).history) == 2
     nn.save(nn.Model(nn.Dense(8, 3), device=cpu()), path)
-    with pytest.raises(ConfigurationError, match="is there already; it is no training"):
+    with pytest.raises(ConfigurationError, match="exists already; it is not a training"):
         trained("torch", save=path)
     path.write_bytes(b"notes")
-    with pytest.raises(ConfigurationError, match="is there already; it is no training"):
+    with pytest.raises(ConfigurationError, match="exists already; it is not a training"):
         trained("torch", save=path)
 
 
@@ -587,7 +590,7 @@ def test_what_was_learned_is_saved_before_a_callback_may_raise(tmp_path: Path) -
     for callback, options in ((Raises(), {"save_every": 3}), (raises, {})):
         with pytest.raises(RuntimeError, match="an epoch"):
             trained("torch", save=path, resume=True, callbacks=[callback], **options)
-        said = tensor_files.read(path, "training", cpu()).said
+        said = tensor_files.read(path, "training", cpu()).metadata
         assert said["started"] == (3 if options else 6)
     assert same(trained("torch", resume=path).model, trained("torch").model)
 
@@ -603,7 +606,7 @@ def test_a_rate_that_makes_no_sense_loses_nothing(tmp_path: Path) -> None:
     assert not path.exists(), "nothing was learned"
     with pytest.raises(ConfigurationError, match="for step 11"):
         trained("torch", save=path, schedule=linear)
-    assert tensor_files.read(path, "training", cpu()).said["started"] == 10
+    assert tensor_files.read(path, "training", cpu()).metadata["started"] == 10
 
 
 def test_unregistered_layers_are_compared_by_their_text(tmp_path: Path) -> None:

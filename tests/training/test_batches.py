@@ -110,7 +110,7 @@ def test_batches_of_arrays_refuse_what_is_no_number() -> None:
         (X, np.array(["a"] * 12), "y holds text"),
         (np.array([None] * 12), Y, "x holds Python objects"),
         (np.zeros(12, "datetime64[s]"), Y, "x holds times"),
-        ([[1, 2], [3]], [0, 1], "x is no array: its rows are not of one length"),
+        ([[1, 2], [3]], [0, 1], "x is not an array: its rows have different lengths"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             nn.Batches(x, y, 2)
@@ -145,7 +145,7 @@ def test_whole_numbers_stay_for_layers_that_take_them(jax: Device) -> None:
 def test_errors_begin_with_the_batch(here: Device) -> None:
     for wrong, words in (
         ((X, Y[:-1]), "^batch 3 of epoch 1: cross_entropy: logits is"),
-        ((X, Y.astype(np.float32)), "^batch 3 of epoch 1: cross_entropy: .* takes whole numbers"),
+        ((X, Y.astype(np.float32)), "^batch 3 of epoch 1: cross_entropy: .* takes integers"),
         ((X[:, :1], Y), r"^batch 3 of epoch 1: Chain\[0\] Dense\(2→4\): got 1 features"),
         ((X[:0], Y[:0]), r"^batch 3 of epoch 1 is empty: x has the shape \(0, 2\)"),
         ((X, Y, Y), r"^batch 3 of epoch 1: a batch is a pair \(x, y\), .* a tuple of 3"),

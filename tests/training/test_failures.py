@@ -18,7 +18,7 @@ from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import Standing, StepConfig, stepper_for, total
+from anydevice.training.steps import StepConfig, StepState, stepper_for, total
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
@@ -219,7 +219,7 @@ def test_every_loss_is_trained_in_16_bits_and_is_a_float32(here: Device, precisi
 
 @pytest.mark.parametrize("loss", [nn.cross_entropy, ops.cross_entropy])
 def test_logits_of_16_bits_are_not_copied_for_our_cross_entropy(here: Device, loss: Any) -> None:
-    recipe = StepConfig(nn.Dense(2, 3), loss, nn.SGD(), policy_of("mixed", here))
+    config = StepConfig(nn.Dense(2, 3), loss, nn.SGD(), policy_of("mixed", here))
     parameters = nn.Model(nn.Dense(2, 3), device=here).parameters
     given: list[str] = []
 
@@ -229,7 +229,7 @@ def test_logits_of_16_bits_are_not_copied_for_our_cross_entropy(here: Device, lo
             return x
 
     x, y = here((X, np.zeros(8, np.int32)), convert=True)
-    value = replace(recipe, layer=nn.Chain(nn.Dense(2, 3), Told())).value(
+    value = replace(config, layer=nn.Chain(nn.Dense(2, 3), Told())).value(
         [parameters, {}], x, y, nn.Run()
     )
     assert given[0].endswith("bfloat16")
@@ -289,10 +289,10 @@ def compiled_with(
     monkeypatch.setattr(compiler, "compile", watched)
     optimizer = nn.SGD(0.1)
     parameters = nn.Model(LAYER, device=here).parameters
-    recipe = StepConfig(
+    config = StepConfig(
         LAYER, nn.mean_squared_error, optimizer, policy_of("float32", here), optimize=optimize
     )
-    stepper_for(here, recipe, Standing(parameters, optimizer.init(parameters)), 0)
+    stepper_for(here, config, StepState(parameters, optimizer.init(parameters)), 0)
     return asked
 
 
@@ -309,9 +309,9 @@ def test_training_hands_on_how_hard(monkeypatch: pytest.MonkeyPatch) -> None:
     here = anydevice.device("cpu", engine="jax")
     asked: list[str] = []
 
-    def watched(home: Device, recipe: StepConfig, *others: Any) -> Any:
-        asked.append(recipe.optimize)
-        return stepper_for(home, recipe, *others)
+    def watched(home: Device, config: StepConfig, *others: Any) -> Any:
+        asked.append(config.optimize)
+        return stepper_for(home, config, *others)
 
     monkeypatch.setattr("anydevice.training._train.stepper_for", watched)
     for optimize in ("aggressive", None, "none"):

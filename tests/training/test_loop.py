@@ -248,7 +248,7 @@ def test_batches_of_a_new_shape_are_said_to_be_compiled(
     here = anydevice.device("cpu", engine="jax")
     told: list[str] = []
     begins = TrainingProgress.begins
-    monkeypatch.setattr(training_loop, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(training_loop, "_READ_EVERY", 0.0)
 
     def begin(self: TrainingProgress, epoch: int, doing: str) -> None:
         told.append(f"{epoch} {doing}")

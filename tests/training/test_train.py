@@ -23,7 +23,7 @@ from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.training import _train as training
 from anydevice.training import loop as training_loop
-from anydevice.training.batches import checked_data, placed
+from anydevice.training.batches import checked_data, placed_batches
 from anydevice.training.progress import TrainingProgress
 from tests.rounding import rounding
 
@@ -210,7 +210,7 @@ def test_recomputed_models_train_alike(trainable: Device) -> None:
 
 
 def test_a_softmax_at_the_end_is_left_out_and_that_is_said_once() -> None:
-    training._said.clear()
+    training._warned.clear()
     model = nn.Model(nn.Chain(nn.Dense(8, 3), "softmax"), device="cpu")
     plain = nn.Model(nn.Dense(8, 3), device="cpu").with_parameters(model.parameters[0])
     with pytest.warns(UserWarning, match="left out for cross_entropy"):
@@ -317,7 +317,7 @@ def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
 def test_progress_tells_the_loss_the_rate_the_speed_and_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_loop, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(training_loop, "_READ_EVERY", 0.0)
     trained(cpu("jax"), progress=True)
     trained(cpu("jax"), progress=True, data=list(data()(0, 1)))
     trained(cpu("jax"), progress=True, data=lambda seed, epoch: data()(seed, epoch))
@@ -419,7 +419,7 @@ def test_engines_without_gradients_name_those_that_have_them() -> None:
 def test_wrong_arguments_are_refused() -> None:
     here = cpu("jax")
     for options, words in (
-        ({"epochs": 0}, "epochs must be a whole number"),
+        ({"epochs": 0}, "epochs must be an integer"),
         ({"accumulate": True}, "accumulate must be"),
         ({"patience": -1}, "patience must be"),
         ({"save_every": 0.5}, "save_every must be"),
@@ -438,10 +438,10 @@ def test_wrong_arguments_are_refused() -> None:
         ({"clip": 0}, "a finite number above 0, not 0"),
         ({"clip": True}, "a finite number above 0, not True"),
         ({"clip": math.inf}, "a finite number above 0, not inf"),
-        ({"seed": None}, "seed must be a whole number from 0 on, not None"),
-        ({"seed": 1.5}, "seed must be a whole number from 0 on, not 1.5"),
-        ({"seed": -1}, "seed must be a whole number from 0 on, not -1"),
-        ({"seed": True}, "seed must be a whole number from 0 on, not True"),
+        ({"seed": None}, "seed must be an integer from 0 on, not None"),
+        ({"seed": 1.5}, "seed must be an integer from 0 on, not 1.5"),
+        ({"seed": -1}, "seed must be an integer from 0 on, not -1"),
+        ({"seed": True}, "seed must be an integer from 0 on, not True"),
         ({"resume": True}, "there is none"),
         ({"data": []}, "no batches in epoch 1"),
         ({"data": 5}, "not a int"),
@@ -576,12 +576,12 @@ def test_batches_are_placed_ahead_on_accelerators(monkeypatch: pytest.MonkeyPatc
             threads.add(threading.current_thread().name)
             yield batch
 
-    assert len(list(placed(batches, 0, 1, here, skip=2))) == 4
+    assert len(list(placed_batches(batches, 0, 1, here, skip=2))) == 4
     assert threads == {"anydevice prefetch"}
 
 
 def test_losses_are_looked_at_when_many_batches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_loop, "_MOST_KEPT", 1)
+    monkeypatch.setattr(training_loop, "_MOST_BYTES", 1)
     often = trained(cpu("jax"))
     monkeypatch.undo()
     assert often.history.losses == trained(cpu("jax")).history.losses

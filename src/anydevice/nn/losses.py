@@ -1,12 +1,8 @@
-"""Losses: functions of an output and its target that give one number, added up in float32.
+"""Losses: functions of an output and its target that give one number, computed in float32.
 
-Those for classes take what the model gives before any softmax or sigmoid; see `folding`.
-
-Losses over classes take what comes before the last softmax: so it is left out for them.
-
-A softmax followed by a logarithm loses the digits of what is unlikely, and all of them at the
-ends; done together they lose none. A softmax of a softmax is worse: it trains, slowly, to a model
-that is sure of nothing.
+Losses over classes take logits, and `folded` leaves out a last softmax or sigmoid of the model. A
+logarithm after a softmax loses the digits of small probabilities; computed together they lose none.
+Trained through a softmax of a softmax, a model stays unsure.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ Loss = Callable[[Array, Array], Array]
 
 
 def cross_entropy(output: Array, target: Array) -> Array:
-    """The mean of -log(softmax(output)[target]): output (…, classes), target (…) whole numbers.
+    """The mean of -log(softmax(output)[target]): output (…, classes), target (…) integers.
 
     >>> import numpy
     >>> cross_entropy(numpy.zeros((3, 2)), numpy.array([0, 1, 1])).round(4).tolist()
@@ -40,14 +36,15 @@ def cross_entropy(output: Array, target: Array) -> Array:
 def mean_squared_error(output: Array, target: Array) -> Array:
     """The mean of (output - target)² over two arrays of one shape.
 
-    An output of 16 bits is compared as float32, and its target may be that or of 16 bits too.
+    A 16-bit output is compared in float32; its target may be float32 or 16-bit.
 
     >>> import numpy
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
     2.0
     """
     xp = primitives(output, "mean_squared_error", "output")
-    if primitives(target, "mean_squared_error", "target") is xp:
+    alike = primitives(target, "mean_squared_error", "target") is xp
+    if alike and (xp.dtype(output).bits < 32 or xp.dtype(target).bits < 32):
         output, target = widened(xp, output), widened(xp, target)
     return ops.mean_squared_error(output, target)
 
@@ -55,8 +52,8 @@ def mean_squared_error(output: Array, target: Array) -> Array:
 def binary_cross_entropy(output: Array, target: Array) -> Array:
     """The mean of -log(sigmoid(output)) where the target is 1 and -log(1 - that) where it is 0.
 
-    Both have one shape. The output is taken before any sigmoid; the target may be truth values,
-    whole numbers or shares from 0 to 1. Raises `ConfigurationError` where the shapes differ.
+    Both have one shape. The output is logits, without a sigmoid; the target may be booleans,
+    integers or numbers from 0 to 1. Raises `ConfigurationError` where the shapes differ.
 
     >>> import numpy
     >>> binary_cross_entropy(numpy.array([0.0, 100.0]), numpy.array([1, 1])).round(4).tolist()
@@ -70,7 +67,7 @@ def binary_cross_entropy(output: Array, target: Array) -> Array:
         )
     xp = primitives(output, "binary_cross_entropy", "output")
     dtype = wide(xp.dtype(output))
-    # Logarithms of the two shares by one softmax: exact for large outputs, and smooth at 0.
+    # Both logarithms by one softmax: exact for large outputs, and smooth at 0.
     yes = ops.reshape(ops.astype(output, dtype), (*output.shape, 1))
     no = xp.full(tuple(yes.shape), 0, dtype, output)
     shares = ops.log_softmax(ops.concat([yes, no], axis=-1))
@@ -86,17 +83,17 @@ LOSSES: dict[str, Loss] = {
 }
 """Each loss by its name."""
 
-_WIDE_INSIDE: tuple[Loss, ...] = (*LOSSES.values(), ops.cross_entropy)
+_IN_FLOAT32: tuple[Loss, ...] = (*LOSSES.values(), ops.cross_entropy)
 
 
-def is_wide_inside(loss: Loss) -> bool:
-    """Whether a loss computes in float32 what it is given in 16 bits, and needs no wider copy.
+def computes_in_float32(loss: Loss) -> bool:
+    """Whether a loss computes in float32 by itself, and takes a 16-bit output.
 
-    >>> is_wide_inside(cross_entropy), is_wide_inside(lambda output, target: output)
+    >>> computes_in_float32(cross_entropy), computes_in_float32(lambda output, target: output)
     (True, False)
     """
-    # By identity: a loss of one's own may be what has no hash, or compares in ways of its own.
-    return any(loss is own for own in _WIDE_INSIDE)
+    # By identity: a loss may have no hash, or an equality of its own.
+    return any(loss is own for own in _IN_FLOAT32)
 
 
 def loss_of(spec: Loss | str) -> Loss:
@@ -117,25 +114,24 @@ def loss_of(spec: Loss | str) -> Loss:
 
 
 _IDENTITY = Activation("identity")
-_DONE_BY: tuple[tuple[Loss, str], ...] = (
+_APPLIES: tuple[tuple[Loss, str], ...] = (
     (cross_entropy, "softmax"),
     (ops.cross_entropy, "softmax"),
     (binary_cross_entropy, "sigmoid"),
 )
-"""What a loss does itself, and the model must not do before it. Losses need not have a hash."""
+"""Losses that apply an activation themselves; the model must not apply it before."""
 
-_TAKES_SHARES: tuple[Loss, ...] = (mean_squared_error, ops.mean_squared_error)
-"""Losses that do nothing of the kind themselves."""
+_TAKES_PROBABILITIES: tuple[Loss, ...] = (mean_squared_error, ops.mean_squared_error)
+"""Losses that apply none."""
 
-_MAKE_SHARES = ("softmax", "sigmoid")
+_GIVES_PROBABILITIES = ("softmax", "sigmoid")
 
 
 def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
-    """The layer as the loss wants it, and whether that is another one.
+    """The layer without a last activation that the loss applies itself, and whether it had one.
 
-    For `cross_entropy` a softmax at the end is left out, for `binary_cross_entropy` a sigmoid,
-    also where dropout or nothing of weight comes after it. The layer that comes back takes the same
-    parameters: an activation that does nothing stands in.
+    That is a softmax for `cross_entropy` and a sigmoid for `binary_cross_entropy`, also before a
+    dropout. The returned layer takes the same parameters: "identity" stands in for the activation.
 
     >>> from anydevice import nn
     >>> layer, changed = folded(nn.Chain(nn.Dense(4, 2), "softmax"), nn.cross_entropy)
@@ -144,30 +140,30 @@ def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
     >>> folded(nn.Dense(4, 2), nn.cross_entropy)[1]
     False
     """
-    name = _done_by(loss)
+    name = _applied_by(loss)
     without = None if name is None else _without(layer, name)
     return (layer, False) if without is None else (without, True)
 
 
 def remark_on(layer: Layer, loss: Loss) -> str | None:
-    """What a user should know of a model's end and a loss; `None` where there is nothing to say.
+    """A warning about the last activation of a model and a loss; `None` where there is none.
 
-    That is what `folded` left out, and where an activation may be applied twice: by the model, and
-    by a loss that cannot be looked into.
+    It names an activation that `folded` leaves out, or that may be applied twice: by the model, and
+    by a loss of the user's.
 
     >>> from anydevice import nn
     >>> print(remark_on(nn.Chain(nn.Dense(4, 2), "sigmoid"), nn.cross_entropy))
     the model ends with sigmoid, and cross_entropy applies a softmax of its own to that; leave \
 sigmoid out of the model
     """
-    done, name = _done_by(loss), _name_of(loss)
+    done, name = _applied_by(loss), _name_of(loss)
     if done is not None and _without(layer, done) is not None:
         return (
             f"the activation at the end of the model is left out for {name}, which does the same "
             "by itself and more exactly; the trained model still has it"
         )
-    found = next((each for each in _MAKE_SHARES if _ends_with(layer, each)), None)
-    if found is None or any(_inner(loss) is each for each in _TAKES_SHARES):
+    found = next((each for each in _GIVES_PROBABILITIES if _ends_with(layer, each)), None)
+    if found is None or any(_inner(loss) is each for each in _TAKES_PROBABILITIES):
         return None
     if done is not None:
         return (
@@ -182,16 +178,16 @@ sigmoid out of the model
 
 
 def _inner(loss: Loss) -> object:
-    """The function that a loss with some arguments filled in calls."""
+    """The function inside a `functools.partial`."""
     inner: object = loss
     while isinstance(inner, partial) and not inner.args:
         inner = inner.func
     return inner
 
 
-def _done_by(loss: Loss) -> str | None:
+def _applied_by(loss: Loss) -> str | None:
     inner = _inner(loss)
-    return next((name for known, name in _DONE_BY if known is inner), None)
+    return next((name for known, name in _APPLIES if known is inner), None)
 
 
 def _name_of(loss: Loss) -> str:
@@ -219,9 +215,9 @@ def _without(layer: Layer, name: str) -> Layer | None:
 
 
 def _passes(layer: Layer, name: str) -> bool:
-    """Whether an activation before this layer does the same after it.
+    """Whether an activation before this layer is the same as after it.
 
-    A softmax of rows is none of the flat array that they make.
+    A softmax of rows is not one of the flattened array.
     """
     if isinstance(layer, Recomputed):
         return _passes(layer.layer, name)
@@ -233,7 +229,7 @@ def _passes(layer: Layer, name: str) -> bool:
 
 
 def _ends_with(layer: Layer, name: str) -> bool:
-    """Whether the activation has the last word, be it over the rows of a flat array."""
+    """Whether the activation is the last one, be it over the rows of a flattened array."""
     if isinstance(layer, Recomputed):
         return _ends_with(layer.layer, name)
     if isinstance(layer, Chain):

@@ -30,24 +30,24 @@ from anydevice.training.batches import Data, checked_data, length_of
 from anydevice.training.callbacks import Callback, Moment, callbacks_of
 from anydevice.training.checkpoints import (
     Checkpoint,
-    Place,
+    LoopState,
     is_checkpoint,
     read_checkpoint,
     settings_of,
 )
 from anydevice.training.history import History
-from anydevice.training.loop import Interrupts, Plan, Training, copied
+from anydevice.training.loop import Interrupts, Training, TrainOptions, copied
 from anydevice.training.progress import TrainingProgress
-from anydevice.training.steps import Standing, StepConfig, Stepper, stepper_for
+from anydevice.training.steps import StepConfig, Stepper, StepState, stepper_for
 from anydevice.transfer.moving import to_device
 
 PathLike = str | os.PathLike[str]
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 class Trained(Record):
-    """What training gives: the model, how it went, and why it ended early where it did."""
+    """The result of a training: the model, its history, and the reason where it ended early."""
 
     model: Model
     history: History
@@ -86,9 +86,9 @@ def train(
 
     `data` is batches `(x, y)` in anything that can be iterated once an epoch: a list, a
     `DataLoader`. A function is called with the seed and the number of the epoch, from 1 on, and
-    gives the batches of that epoch, always the same ones for the same two numbers: `nn.Batches`
-    is one that shuffles arrays. `loss` is a function of what the model gives and `y`, or its name.
-    Arrays of any library and lists of numbers do; float64 is rounded to float32.
+    returns the batches of that epoch, the same ones for the same two numbers: `nn.Batches` is one
+    that shuffles arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are
+    arrays of any library or lists of numbers; float64 is rounded to float32.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -100,62 +100,59 @@ def train(
     >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
     True
 
-    The model that is given stays as it is. Without a `device` it is trained where its parameters
-    are; on the CPU by torch, jax or mlx, the imported ones first. The same seed gives the same
-    training. Further options:
+    The given model stays as it is. Without a `device` it is trained where its parameters are; on
+    the CPU by torch, jax or mlx, the imported ones first. The same seed gives the same training.
+    Further options:
 
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
       or "float16" throughout. `optimize="none"` compiles nothing.
-    - `validation`: data whose loss is computed after each epoch, and whose first batch is looked
-      at before all else, where it can be had twice. `patience`: so many epochs
-      without a better loss (of the validation, where there is one) end the training, and the
-      parameters of the best epoch come back.
-    - `accumulate`: each step goes by the mean gradient of so many batches. `clip`: the largest
-      norm of all gradients together. `schedule`: a rate for each step, in place of the optimizer's.
+    - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
+      the training, unless it can be iterated only once. `patience`: the training ends after so many
+      epochs without a smaller loss (of the validation, where there is one), and returns the
+      parameters of the best epoch.
+    - `accumulate`: each step takes the mean gradient of so many batches. `clip`: the largest norm
+      of all gradients together. `schedule`: a rate for each step, in place of the optimizer's.
     - `callbacks`: functions that are called after each epoch, or `nn.Callback`s; one or several.
     - `save`: a `.safetensors` file that is written after each epoch, after every `save_every`
       steps, at the end and at Ctrl-C, whole or not at all, and before callbacks are called.
-      `resume`: such a file, to go on from as if nothing had happened, where the data of an epoch
-      follow from the seed and the epoch; or `True`, for the file of `save` where it is there
-      already; or `False`, to begin anew in its place. A patience that is new begins to count when
-      it is resumed with.
+      `resume`: such a file to continue from, exactly where the batches of an epoch depend on the
+      seed and the epoch alone; or `True` for the file of `save`, if it exists; or `False` to begin
+      again and replace it. A new patience counts from where the training is resumed.
     - `progress`: a bar with the loss, the rate, the speed and the time left; by default on a
       terminal.
 
-    The first Ctrl-C ends the training after the step under way, the second at once. Raises
+    The first Ctrl-C ends the training after the current step, the second at once. Raises
     `UnsupportedError`, with the engines that can, where the device's engine has no gradients;
-    `VerificationError`, with the step and the layer, where something becomes infinite or no
-    number; `ConfigurationError` for options that make no sense, where the file of `save` is there
-    and `resume` is not given, and where a file to resume from is that of another training;
-    `TransferError` where it is damaged, or that of `save` cannot be written.
+    `VerificationError`, with the step and the layer, where a number becomes NaN or infinite;
+    `ConfigurationError` for wrong options, where the file of `save` exists and `resume` is not
+    given, and where a file to resume from is that of another training; `TransferError` where it is
+    damaged, or that of `save` cannot be written.
     """
     if isinstance(model, Compiled):
-        model, device, precision, optimize = _taken_apart(model, device, precision, optimize)
-    _check(model, optimizer, epochs=epochs, accumulate=accumulate, optimize=optimize)
-    _check_whole(patience=patience, save_every=save_every)
+        model, device, precision, optimize = _options_of(model, device, precision, optimize)
+    _check(model, optimizer, optimize, schedule)
+    _check_integers(epochs=epochs, accumulate=accumulate, patience=patience, save_every=save_every)
     clip, seed = _checked_clip(clip), _checked_seed(seed)
-    _check_schedule(schedule)
     target = _target(save, resume)
-    home = training_device(NativeAdapter(model), device)
-    policy = policy_of(precision or "float32", home)
-    of_loss = loss_of(loss)
-    layer, _ = folded(model.layer, of_loss)
-    remark = remark_on(model.layer, of_loss)
+    chosen = training_device(NativeAdapter(model), device)
+    policy = policy_of(precision or "float32", chosen)
+    loss = loss_of(loss)
+    layer, _ = folded(model.layer, loss)
+    remark = remark_on(model.layer, loss)
     if remark is not None:
-        _say_once(remark)
-    recipe = StepConfig(layer, of_loss, optimizer, policy, clip, accumulate, optimize or "default")
-    settings = settings_of(recipe, seed, schedule, data, validation)
+        _warn_once(remark)
+    config = StepConfig(layer, loss, optimizer, policy, clip, accumulate, optimize or "default")
+    settings = settings_of(config, seed, schedule, data, validation)
     source = _source(resume, target)
-    checkpoint = None
     if source is not None:
-        judged = patience is not None
-        checkpoint = read_checkpoint(source, settings, model.parameters, home, judged=judged)
-    if checkpoint is None:
-        parameters = to_device(model.parameters, home, convert=True)
-        with explaining(home):
+        patient = patience is not None
+        start = read_checkpoint(source, settings, model.parameters, chosen, patient=patient)
+    else:
+        parameters = to_device(model.parameters, chosen, convert=True)
+        with explaining(chosen):
             parameters = copied(cast_parameters(parameters, policy.parameters))
-            checkpoint = Checkpoint(Standing(parameters, optimizer.init(parameters)), Place())
-    plan = Plan(
+            start = Checkpoint(StepState(parameters, optimizer.init(parameters)), LoopState())
+    options = TrainOptions(
         checked_data(data, epochs),
         None if validation is None else checked_data(validation, epochs, "validation"),
         epochs,
@@ -167,38 +164,38 @@ def train(
         save_every,
         settings,
     )
-    place, length = checkpoint.place, length_of(data)
-    done = (place.epoch - 1) * (length or 0) + place.position
-    if source is not None and place.epoch > epochs:
-        _say_that_nothing_is_left(source, place.epoch - 1, epochs)
+    begun, length = start.loop, length_of(data)
+    done = (begun.epoch - 1) * (length or 0) + begun.position
+    if source is not None and begun.epoch > epochs:
+        _print_nothing_left(source, begun.epoch - 1, epochs)
     with (
-        explaining(home),
+        explaining(chosen),
         TrainingProgress(epochs, length, done, progress) as shown,
         Interrupts() as interrupts,
     ):
         interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
-        stepper = stepper_for(home, recipe, checkpoint.standing, seed)
-        training = Training(plan, model, stepper, place, checkpoint.best, shown)
+        stepper = stepper_for(chosen, config, start.step, seed)
+        training = Training(options, model, stepper, begun, start.best, shown)
         interrupts.acknowledge = lambda: _acknowledge(training, stepper, shown)
         stopped = training.run(interrupts)
     if stopped == "Ctrl-C":
         where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
         print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
     elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
-        _say_that_all_was_left_out(stepper.started, policy)
+        _print_all_left_out(stepper.started, policy)
     best = training.best if patience is not None else None
     final = stepper.parameters if best is None else best
-    return Trained(model.with_parameters(final), training.place.history, stopped)
+    return Trained(model.with_parameters(final), training.state.history, stopped)
 
 
 def _acknowledge(training: Training, stepper: Stepper, shown: TrainingProgress) -> None:
-    """Say at once that a Ctrl-C was seen, and when it will have ended the training."""
-    stepper.quiet = True  # a terminal interrupts compilers too, which is no reason for a warning
+    """Show at once that Ctrl-C was seen, and when the training will end."""
+    stepper.quiet = True  # a terminal interrupts compilers too, which needs no warning
     when = "once compiled" if training.is_compiling else "after this step"
     shown.ends(f"stopping {when}; Ctrl-C again: now")
 
 
-def _say_that_nothing_is_left(source: Path, done: int, epochs: int) -> None:
+def _print_nothing_left(source: Path, done: int, epochs: int) -> None:
     more = "" if done == epochs else f", more than epochs={epochs}"
     print(
         f"{source} has {done} epochs already{more}: nothing is left to train, "
@@ -207,7 +204,7 @@ def _say_that_nothing_is_left(source: Path, done: int, epochs: int) -> None:
     )
 
 
-def _say_that_all_was_left_out(steps: int, policy: Policy) -> None:
+def _print_all_left_out(steps: int, policy: Policy) -> None:
     print(
         f"nothing was learned: each of the {steps} steps was left out, since numbers were too "
         f"large for {policy.compute}; give smaller inputs, train for more steps, or take "
@@ -216,29 +213,29 @@ def _say_that_all_was_left_out(steps: int, policy: Policy) -> None:
     )
 
 
-def _taken_apart(
+def _options_of(
     compiled: Compiled, device: Any, precision: str | None, optimize: str | None
 ) -> tuple[Model, Any, str, str]:
-    """The model that was compiled, and what it was compiled for where nothing else is asked for."""
+    """The model of a compiled one, and its options where no others are given."""
     if not isinstance(compiled.model, Model):
         raise ConfigurationError(
             f"nn.train takes a nn.Model, and this is a compiled {type(compiled.model).__name__}; "
             "train it with its own library",
             source="model",
         )
-    home = compiled.device if device is None else device
-    return compiled.model, home, precision or compiled.policy.name, optimize or compiled.optimize
+    device = compiled.device if device is None else device
+    return compiled.model, device, precision or compiled.policy.name, optimize or compiled.optimize
 
 
 def _target(save: PathLike | None, resume: PathLike | bool | None) -> Path | None:
-    """The file that is saved to: one that can be written, and that nobody would miss."""
+    """The file to save to, which can be written and holds nothing that would be lost."""
     if save is None:
         return None
     target = checked_path(save)
     if resume is None and target.exists():
-        on = "resume=True goes on with it" if is_checkpoint(target) else "it is no training"
+        on = "resume=True goes on with it" if is_checkpoint(target) else "it is not a training"
         raise ConfigurationError(
-            f"save: {target} is there already; {on}, resume=False begins anew in its place",
+            f"save: {target} exists already; {on}, resume=False replaces it",
             source="save",
         )
     check_writable(target)
@@ -259,9 +256,7 @@ def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
     return save if save.exists() else None
 
 
-def _check(
-    model: Any, optimizer: Any, *, epochs: int, accumulate: int, optimize: str | None
-) -> None:
+def _check(model: Any, optimizer: Any, optimize: str | None, schedule: Any) -> None:
     if not isinstance(model, Model):
         raise ConfigurationError(
             f"nn.train takes a nn.Model, not a {type(model).__name__}; make one with nn.build",
@@ -277,16 +272,21 @@ def _check(
         raise ConfigurationError(
             f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize"
         )
-    _check_whole(epochs=epochs, accumulate=accumulate)
+    if schedule is not None and not callable(schedule):
+        raise ConfigurationError(
+            "schedule gives the rate of each step, as nn.CosineRate(1e-3, steps=1000) does or a "
+            f"function of the step, and is not {schedule!r}; a constant rate is the optimizer's",
+            source="schedule",
+        )
 
 
-def _check_whole(**numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is None:
+def _check_integers(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is None and name in ("patience", "save_every"):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigurationError(
-                f"{name} must be a whole number from 1 on, not {value!r}", source=name
+                f"{name} must be an integer from 1 on, not {value!r}", source=name
             )
 
 
@@ -301,28 +301,17 @@ def _checked_clip(clip: Any) -> float | None:
     return float(clip)
 
 
-def _check_schedule(schedule: Any) -> None:
-    if schedule is not None and not callable(schedule):
-        raise ConfigurationError(
-            "schedule gives the rate of each step, as nn.CosineRate(1e-3, steps=1000) does or a "
-            f"function of the step, and is not {schedule!r}; a rate that stays is the optimizer's",
-            source="schedule",
-        )
-
-
 def _checked_seed(seed: Any) -> int:
     try:
         number = -1 if isinstance(seed, bool) else operator.index(seed)
     except TypeError:
         number = -1
     if number < 0:
-        raise ConfigurationError(
-            f"seed must be a whole number from 0 on, not {seed!r}", source="seed"
-        )
+        raise ConfigurationError(f"seed must be an integer from 0 on, not {seed!r}", source="seed")
     return number
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
         warn(text)

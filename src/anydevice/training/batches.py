@@ -1,7 +1,4 @@
-"""Where batches come from, epoch after epoch.
-
-A batch as somebody gives it: a pair of arrays of numbers, or an error with what to give.
-"""
+"""The batches of an epoch: checked, made arrays of numbers, and placed on the device."""
 
 from __future__ import annotations
 
@@ -13,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from anydevice.core.device import Device
-from anydevice.core.trees import leaves
-from anydevice.engines.lookup import owner_of
+from anydevice.engines import registry
+from anydevice.engines.lookup import owner_of, place_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.models.precision import cast
+from anydevice.transfer.copying import upload
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.prefetching import prefetch
 from anydevice.transfer.random.generator import rng
@@ -25,24 +23,28 @@ Batch = tuple[Any, Any]
 Data = Iterable[Batch] | Callable[[int, int], Iterable[Batch]]
 """Batches (x, y): an iterable, or a function of a seed and an epoch that gives one."""
 
+INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
+"""Errors that a batch may cause; its number is put before their text."""
+
 _HOST = Device("cpu", 0, engine="numpy")
+_SHOWN = 6
 
 
 class Batches:
     """Examples cut into batches, in another order in each epoch: data for `nn.train`.
 
-    `x` and `y` are NumPy arrays, or what NumPy takes for one, with an example in each row. The
-    order follows from the seed of the training and the epoch alone, so that a training that is
-    resumed sees what it would have seen. Without `shuffle` it is that of the arrays; with
-    `whole_only`, examples that fill no batch are left out.
+    `x` and `y` are NumPy arrays, or anything NumPy makes one of, with an example in each row. The
+    order depends on the seed of the training and the epoch alone, so that a resumed training sees
+    the same batches. Without `shuffle` it is that of the arrays; with `whole_only`, the last batch
+    is left out where it is not full.
 
     >>> import numpy
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
 
-    Raises `ConfigurationError` where the arrays are of different lengths, or empty, or hold
-    anything but numbers.
+    Raises `ConfigurationError` where the arrays have different lengths, are empty, or hold anything
+    but numbers.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Batches:
         order = np.arange(len(self.x))
         if self.shuffle:
             drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(order))
-            # Among many numbers some are equal, and only a stable sort orders them alike anywhere.
+            # Some numbers are equal, and only a stable sort orders them alike on every machine.
             order = np.argsort(drawn, kind="stable")
         for at in range(len(self)):
             rows = order[at * self.size : (at + 1) * self.size]
@@ -79,7 +81,7 @@ class Batches:
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
-    """The data, where batches can be had of it in every epoch; else `ConfigurationError`."""
+    """The data; raises `ConfigurationError` where it does not give batches in every epoch."""
     if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
         what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
         raise ConfigurationError(
@@ -110,13 +112,13 @@ def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
             "data(0, 1), and this one does not take two arguments",
             source=name,
         ) from None
-    except ValueError:  # some functions of C do not say what they take
+    except ValueError:  # functions in C may have no signature
         pass
     return data
 
 
 def length_of(data: Any) -> int | None:
-    """How many batches an epoch has, where the data says it."""
+    """How many batches an epoch has, where the data has a length."""
     try:
         return len(data)
     except TypeError:
@@ -124,7 +126,7 @@ def length_of(data: Any) -> int | None:
 
 
 def sizes_of(data: Any) -> dict[str, int]:
-    """What tells data from other data, as far as it says it without being read.
+    """The sizes that tell data from other data, without reading it.
 
     >>> sizes_of(Batches([1, 2, 3], [0, 0, 1], size=2))
     {'batches': 2, 'examples': 3, 'size': 2, 'shuffle': True}
@@ -138,7 +140,7 @@ def sizes_of(data: Any) -> dict[str, int]:
     return known
 
 
-def placed(
+def placed_batches(
     data: Any,
     seed: int,
     epoch: int,
@@ -154,18 +156,45 @@ def placed(
     batch begin with its number.
     """
     given = enumerate(islice(_source(data, seed, epoch), skip, None), skip + 1)
-    there = (_moved(batch, device, name, epoch, number) for number, batch in given)
+    place = _placer(device)
+
+    def moved() -> Iterator[Batch]:
+        for number, batch in given:
+            try:
+                yield place(pair_of(batch))
+            except INPUT_ERRORS as error:
+                prefix_error(error, batch_name(name, epoch, number))
+                raise
+
     if not ahead or device.kind == "cpu":
-        yield from there
+        yield from moved()
         return
-    with iter(prefetch(there, device)) as batches:
+    with iter(prefetch(moved(), device)) as batches:
         yield from batches
 
 
-def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
-    """The first batch as it is given, where looking at it takes nothing away; else `None`.
+def _placer(device: Device) -> Callable[[Batch], Batch]:
+    """A function that moves batches to a device; NumPy arrays, the usual case, go a short way."""
+    # 64-bit integers that fit are the same numbers in 32 bits: nobody needs to be warned.
+    if device.engine is None:  # which to_device refuses
+        return lambda batch: to_device(batch, device, convert=True, narrow=True)
+    engine, place = registry.load(device.engine), place_of(device)
 
-    Raises `ConfigurationError` where there is none, or it is no pair of arrays of numbers.
+    def placed(batch: Batch) -> Batch:
+        x, y = batch
+        if type(x) is not np.ndarray or type(y) is not np.ndarray:
+            x, y = to_device(batch, device, convert=True, narrow=True)
+            return x, y
+        there = upload([x] if x is y else [x, y], engine, place, True, [])
+        return there[0], there[-1]
+
+    return placed
+
+
+def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
+    """The first batch as it is given; `None` where the data can be iterated only once.
+
+    Raises `ConfigurationError` where there is none, or it is not a pair of arrays of numbers.
     """
     if isinstance(data, Iterator):
         return None
@@ -179,7 +208,7 @@ def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
 
 
 def batch_name(name: str, epoch: int, number: int) -> str:
-    """How errors call a batch.
+    """The name of a batch in errors.
 
     >>> batch_name("data", 2, 31), batch_name("validation", 2, 1)
     ('batch 31 of epoch 2', 'batch 1 of the validation')
@@ -187,45 +216,17 @@ def batch_name(name: str, epoch: int, number: int) -> str:
     return f"batch {number} of {f'epoch {epoch}' if name == 'data' else f'the {name}'}"
 
 
-def examples_of(x: Any) -> int:
-    """How many examples a batch has.
-
-    >>> examples_of({"words": np.zeros((3, 7)), "lengths": np.zeros(3)})
-    3
-    """
-    shape = leaves(x)[0].shape
-    return int(shape[0]) if shape else 1
-
-
 def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
     return iter(data(seed, epoch) if callable(data) and not hasattr(data, "__iter__") else data)
-
-
-def _moved(batch: Any, device: Device, name: str, epoch: int, number: int) -> Batch:
-    try:
-        # Whole numbers of 64 bits that fit are the same numbers in 32: nobody needs to be warned.
-        x, y = to_device(pair_of(batch), device, convert=True, narrow=True)
-    except INPUT_ERRORS as error:
-        prefix_error(error, batch_name(name, epoch, number))
-        raise
-    return x, y
 
 
 def _are_arrays(data: Any) -> bool:
     return bool(data) and all(hasattr(each, "shape") for each in data)
 
 
-INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
-"""Errors that a batch may be the reason for, and whose text gains by its number."""
-
-_SHOWN = 6
-
-
 def prefix_error(error: Exception, where: str) -> None:
-    """Let the text of an error begin with where it was; twice is once."""
-    text = str(error)
-    if not text.startswith(where):
-        error.args = (f"{where}: {text}", *error.args[1:])
+    """Put the place of an error before its text."""
+    error.args = (f"{where}: {error}", *error.args[1:])
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
@@ -242,10 +243,10 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
 
 
 def as_numbers(given: Any, name: str) -> Any:
-    """What is given as arrays of numbers that every engine has: float64 becomes float32.
+    """Arrays of numbers of dtypes that every engine has: float64 becomes float32.
 
-    Lists of numbers become NumPy arrays; whole numbers, and arrays that fit, stay what they are.
-    Nests are looked through. Raises `ConfigurationError` for text and for rows of several lengths.
+    Lists of numbers become NumPy arrays; integers and other arrays stay as they are. Trees are
+    walked. Raises `ConfigurationError` for text and for rows of several lengths.
     """
     if isinstance(given, np.ndarray):
         return _of_host(given, name)
@@ -268,7 +269,7 @@ def as_host_array(given: Any, name: str) -> Any:
         array = np.asarray(given)
     except ValueError:
         raise ConfigurationError(
-            f"{name} is no array: its rows are not of one length", source=name
+            f"{name} is not an array: its rows have different lengths", source=name
         ) from None
     _check_kind(array, name)
     return array
@@ -287,7 +288,7 @@ def _of_rows(given: Any, name: str) -> Any:
 def _of_host(array: Any, name: str) -> Any:
     _check_kind(array, name)
     if array.dtype.kind == "f" and array.dtype.itemsize > 4:
-        with np.errstate(over="ignore"):  # what becomes infinite is found, and named, in training
+        with np.errstate(over="ignore"):  # the training finds and names infinite numbers
             return array.astype(np.float32)
     return array
 

@@ -1,4 +1,4 @@
-"""What others may do while a model trains: look, write down, stop."""
+"""Callbacks: functions that are called while a model trains."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from anydevice.training.history import Epoch, History
 
 
 class Moment(Record):
-    """A moment of a training, as a callback sees it.
+    """The state of a training, as a callback gets it.
 
-    `steps` were taken so far, `epoch` is the one under way or just ended, `rate` that of the last
-    step. `ended` is the epoch that ended now, `None` within one. `model()` and `loss()` ask the
-    device, and wait for it: the model is a copy, which stays as it is.
+    `steps` were taken so far, `epoch` is the current one or the one that just ended, `rate` that of
+    the last step. `ended` is the epoch that just ended, `None` within one. `model()` and `loss()`
+    wait for the device: the model is a copy that later steps do not change.
     """
 
     epoch: int
@@ -30,10 +30,10 @@ class Moment(Record):
 
 
 class Callback:
-    """Is told of steps and epochs; what it does not want to know it leaves as it is here.
+    """Called after steps and epochs; a subclass overrides what it needs.
 
-    Where the training is saved at that moment, that is done before: an error in a callback ends the
-    training, and what was learned is in the file.
+    A training that is saved at this time is saved before: an error in a callback ends the training,
+    and the file has the trained parameters.
 
     >>> from anydevice import nn
     >>> class StopsWhenGood(nn.Callback):
@@ -43,7 +43,7 @@ class Callback:
     """
 
     def step(self, moment: Moment) -> None:
-        """After each step. Asking for the loss each time makes training wait each time."""
+        """After each step. Reading the loss in each one makes each one wait for the device."""
 
     def epoch(self, moment: Moment) -> None:
         """After each epoch, and its validation."""
@@ -60,7 +60,7 @@ class _EpochFunction(Callback):
 
 
 def callbacks_of(spec: Any) -> list[Callback]:
-    """One callback, or each of several; raises `ConfigurationError` for what is none."""
+    """A list of callbacks; raises `ConfigurationError` for anything else."""
     several = isinstance(spec, Iterable) and not callable(spec)
     return [_as_callback(each) for each in (spec if several else [spec])]
 
@@ -77,6 +77,6 @@ def _as_callback(spec: Any) -> Callback:
     )
 
 
-def wants_steps(callbacks: list[Callback]) -> list[Callback]:
-    """Those that have something to do after each step."""
+def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
+    """Those that are called after each step."""
     return [each for each in callbacks if type(each).step is not Callback.step]

@@ -121,8 +121,14 @@ def read_checkpoint(
         loop = LoopState(**{**saved, "history": History.from_list(saved["history"])})
         if not kept:
             loop = replace(loop, best=None, waited=0)
-        counts = [metadata[name] for name in ("batches", "started", "steps")]
-        step = StepState(trees["parameters"], trees["state"], *counts, trees["scale"])
+        step = StepState(
+            trees["parameters"],
+            trees["state"],
+            metadata["batches"],
+            metadata["started"],
+            metadata["steps"],
+            trees["scale"],
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
     if found is not None:

@@ -1,8 +1,7 @@
-"""Which layer made a loss infinite or no number: the batch is run again, and every part watched.
+"""Errors of a training: the layer that gave NaN, and mistakes in the data or the loss.
 
-Mistakes in a loss or in data that show only when a step is taken, and then as something else.
-
-An engine says of them what it knows, which is nothing of the loss, of layers or of classes.
+A batch whose loss is NaN or infinite is run again, and every part of the model is watched. Mistakes
+in the data or the loss raise errors of the engine, which knows nothing of layers or classes.
 """
 
 from __future__ import annotations
@@ -32,101 +31,101 @@ _ADVICE = "try a smaller rate, clip=1.0, or look at the data"
 _OF_FLOAT16 = (
     'float16 ends at 65504: give smaller inputs, or take precision="bfloat16" or "mixed", or '
 )
-ON_DATA = "look at the data: numpy.isfinite says which numbers they are"
+_DATA_ADVICE = "look at the data: numpy.isfinite says which numbers they are"
 
 
 class TrainedBatch(Record):
-    """A batch that was trained on, its number (from 1), and the step that it belongs to."""
+    """A batch that was trained on, its number (from 1), and its step."""
 
     x: Any
     y: Any
-    batch: int
+    number: int
     step: int
 
 
 def failure(
-    recipe: StepConfig,
+    config: StepConfig,
     engine: str,
     parameters: Any,
     batches: Iterable[TrainedBatch],
     since: int,
     seed: int,
 ) -> VerificationError:
-    """The error for a training that came to `since`, a step of no use, naming the layer.
+    """The error for a training whose step `since` failed, with the layer.
 
-    `parameters` are those from before that step, and `batches` those that it took. Where they tell
-    nothing, all went wrong in the step before: its update made the parameters what they are.
+    `parameters` are those before that step, and `batches` its batches. Where the parameters are NaN
+    or infinite already, the update of the step before made them so.
     """
     wrong = _wrong_leaf(parameters)
     if wrong is not None:
-        layer = f"{type(recipe.layer).__name__}{wrong}"
+        layer = f"{type(config.layer).__name__}{wrong}"
         kind = _kind(paths_of(parameters)[wrong])
         return VerificationError(
             f"training stopped after step {since - 1}: the parameters {layer} became {kind} by "
             f"its update, or that of a step shortly before; nothing of it was saved. {_ADVICE}",
             where=layer,
         )
-    for taken in batches:
-        spoiled = nonfinite_batch(taken.x, taken.y)
-        if spoiled is not None:
-            return _error(taken.step, spoiled, "", ON_DATA)
-        found = _found(recipe, engine, parameters, taken, seed)
+    for batch in batches:
+        wrong = nonfinite_batch(batch.x, batch.y)
+        if wrong is not None:
+            return _error(batch.step, wrong, "", _DATA_ADVICE)
+        found = _failed_layer(config, engine, parameters, batch, seed)
         if found is not None:
-            return _error(taken.step, *found, _advice(recipe))
+            return _error(batch.step, *found, _advice(config))
     what = "and it was finite when the batches were run again"
-    return _error(since, what, "", _advice(recipe))
+    return _error(since, what, "", _advice(config))
 
 
 def nonfinite_batch(x: Any, y: Any) -> str | None:
-    """What is wrong with a batch that holds NaN or what is infinite; `None` where it does not."""
+    """A sentence about NaN or infinite numbers in a batch; `None` where there are none."""
     for name, part in (("x", x), ("y", y)):
         if not _is_finite(part):
             return f"the batch itself holds {_kind(part)} in {name}"
     return None
 
 
-def _found(
-    recipe: StepConfig, engine: str, parameters: Any, taken: TrainedBatch, seed: int
+def _failed_layer(
+    config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
-    seen: list[tuple[str, Any]] = []
+    failed: list[tuple[str, Any]] = []
     is_traced = registry.load(engine).is_traced
 
     def watch(path: str, layer: Layer, y: Any) -> None:
-        # What a transformation of the library's own goes through has no numbers yet.
-        if not seen and not any(map(is_traced, leaves(y))) and not _is_finite(y):
-            seen.append((f"{type(recipe.layer).__name__}{path} {layer.label}", y))
+        # Inside a transformation of the library, arrays have no numbers yet.
+        if not failed and not any(map(is_traced, leaves(y))) and not _is_finite(y):
+            failed.append((f"{type(config.layer).__name__}{path} {layer.label}", y))
 
-    run = Run(training=True, seed=seed, step=taken.batch, watch=watch)
-    value = recipe.value(parameters, taken.x, taken.y, run)
-    if seen:
-        name, y = seen[0]
+    run = Run(training=True, seed=seed, step=batch.number, watch=watch)
+    value = config.value(parameters, batch.x, batch.y, run)
+    if failed:
+        name, y = failed[0]
         return f"{name} gave {_kind(y)}", name
     if not _is_finite(value):
-        last = recipe.layer.label
+        last = config.layer.label
         return f"the loss is {_kind(value)}, and what {last} gave is finite", last
-    return _in_gradients(recipe, engine, parameters, taken, seed)
+    return _failed_gradient(config, engine, parameters, batch, seed)
 
 
-def _in_gradients(
-    recipe: StepConfig, engine: str, parameters: Any, taken: TrainedBatch, seed: int
+def _failed_gradient(
+    config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
     autodiff = registry.load(engine).autodiff
     assert not isinstance(autodiff, Absent), "what trained has gradients"
-    run = Run(training=True, seed=seed, step=taken.batch)
+    run = Run(training=True, seed=seed, step=batch.number)
 
     def value_of(parameters: Any) -> Any:
-        return recipe.value(parameters, taken.x, taken.y, run)
+        return config.value(parameters, batch.x, batch.y, run)
 
     gradients = autodiff.value_and_grad(value_of)(parameters)[1]
     wrong = _wrong_leaf(gradients)
     if wrong is None:
         return None
-    name = f"{type(recipe.layer).__name__}{wrong}"
+    name = f"{type(config.layer).__name__}{wrong}"
     return f"the gradient of {name} is {_kind(paths_of(gradients)[wrong])}", name
 
 
-def _advice(recipe: StepConfig) -> str:
-    return (_OF_FLOAT16 if recipe.policy.needs_loss_scale else "") + _ADVICE
+def _advice(config: StepConfig) -> str:
+    return (_OF_FLOAT16 if config.policy.needs_loss_scale else "") + _ADVICE
 
 
 def _error(step: int, what: str, where: str, advice: str) -> VerificationError:
@@ -153,34 +152,34 @@ def _hosts(x: Any) -> list[Any]:
     return [to_numpy(leaf) for leaf in leaves(x)]
 
 
-def explained(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) -> Exception:
-    """What to raise for an error of a step by this batch, which is `where`.
+def explain_error(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) -> Exception:
+    """The error to raise for an error of the step of this batch, whose name is `where`.
 
-    It is a `ConfigurationError` where the loss gives anything but one number, and where x is whole
-    numbers for a layer of floating ones; else the error itself, with where it was.
+    It is a `ConfigurationError` where the loss gives anything but one number, and where x is
+    integers for a layer that takes floating numbers; else the error itself, with the batch.
     """
     if isinstance(error, INPUT_ERRORS):
         prefix_error(error, where)
-        return _about_whole_numbers(stepper, x, y, where) or error
+        return _integer_error(stepper, x, y, where) or error
     if isinstance(error, AnyDeviceError):
         return error
     value = None
     with suppress(Exception):
-        value = stepper.recipe.value(stepper.parameters, x, y, Run())
-    return error if value is None else _about_loss(stepper.recipe, value) or error
+        value = stepper.config.value(stepper.parameters, x, y, Run())
+    return error if value is None else _loss_error(stepper.config, value) or error
 
 
-def check_loss(recipe: StepConfig, value: Any) -> None:
-    """Raise `ConfigurationError` where a loss gave this and it is not one number."""
-    error = _about_loss(recipe, value)
+def check_loss(config: StepConfig, value: Any) -> None:
+    """Raise `ConfigurationError` where the value of a loss is not one number."""
+    error = _loss_error(config, value)
     if error is not None:
         raise error
 
 
-def check_shape(recipe: StepConfig, x: Any, where: str) -> None:
+def check_shape(config: StepConfig, x: Any, where: str) -> None:
     """Raise `ConfigurationError`, which names the layer, for a batch that does not fit or is empty.
 
-    `where` is how the error calls the batch. What is a nest of arrays is for the layer to judge.
+    `where` is the name of the batch. A tree of arrays is left to the layer.
     """
     shape = getattr(x, "shape", None)
     if shape is None:
@@ -189,10 +188,10 @@ def check_shape(recipe: StepConfig, x: Any, where: str) -> None:
     if 0 in shape[:1]:
         raise ConfigurationError(f"{where} is empty: x has the shape {shape}", source="data")
     try:
-        recipe.layer.output(shape[1:])
+        config.layer.output(shape[1:])
     except ConfigurationError as error:
         prefix_error(error, where)
-        if isinstance(error, MisfitError) and _fits(recipe, shape):
+        if isinstance(error, MisfitError) and _fits(config, shape):
             error.args = (
                 f"{error}; x has the shape {shape}: is it one example rather than a batch? "
                 "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",
@@ -200,31 +199,31 @@ def check_shape(recipe: StepConfig, x: Any, where: str) -> None:
         raise
 
 
-def wrong_target(recipe: StepConfig, batches: Iterable[TrainedBatch]) -> VerificationError | None:
-    """The error for the first batch with a target that is none of the classes, where one has it."""
-    for taken in batches:
-        wrong = _wrong_class(recipe, taken.x, taken.y)
+def wrong_target(config: StepConfig, batches: Iterable[TrainedBatch]) -> VerificationError | None:
+    """The error for the first batch with a target outside the classes; `None` without one."""
+    for batch in batches:
+        wrong = _wrong_class(config, batch.x, batch.y)
         if wrong is not None:
-            return VerificationError(f"step {taken.step}: {wrong}", where="target")
+            return VerificationError(f"step {batch.step}: {wrong}", where="target")
     return None
 
 
-def wrong_batch(recipe: StepConfig, x: Any, y: Any, where: str) -> VerificationError | None:
-    """The error for a batch whose loss cannot be a number, whatever the model is."""
-    wrong = _wrong_class(recipe, x, y)
+def wrong_batch(config: StepConfig, x: Any, y: Any, where: str) -> VerificationError | None:
+    """The error for a batch whose loss cannot be finite with any model."""
+    wrong = _wrong_class(config, x, y)
     if wrong is not None:
         return VerificationError(f"{where}: {wrong}", where="target")
-    spoiled = nonfinite_batch(x, y)
-    if spoiled is None:
+    wrong = nonfinite_batch(x, y)
+    if wrong is None:
         return None
-    return VerificationError(f"{where}: {spoiled}; {ON_DATA}", where=where)
+    return VerificationError(f"{where}: {wrong}; {_DATA_ADVICE}", where=where)
 
 
-def _about_loss(recipe: StepConfig, value: Any) -> ConfigurationError | None:
+def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
     shape = getattr(value, "shape", None)
     if shape is not None and not tuple(shape):
         return None
-    name = getattr(recipe.loss, "__name__", type(recipe.loss).__name__)
+    name = getattr(config.loss, "__name__", type(config.loss).__name__)
     gave = f"a {type(value).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
     return ConfigurationError(
         f"a loss gives one number, an array without axes, and {name} gave {gave}; "
@@ -233,53 +232,53 @@ def _about_loss(recipe: StepConfig, value: Any) -> ConfigurationError | None:
     )
 
 
-def _about_whole_numbers(stepper: Stepper, x: Any, y: Any, where: str) -> ConfigurationError | None:
-    """The error where floating numbers would do, and whole ones do not."""
-    owner, recipe = owner_of(x), stepper.recipe
+def _integer_error(stepper: Stepper, x: Any, y: Any, where: str) -> ConfigurationError | None:
+    """The error where x as integers fails, and would not fail as floating numbers."""
+    owner, config = owner_of(x), stepper.config
     if owner is None or owner.dtype_of(x).kind == "float":
         return None
-    done: set[str] = set()
-    watching = Run(watch=lambda path, layer, y: done.add(path))
+    finished: set[str] = set()
+    watching = Run(watch=lambda path, layer, y: finished.add(path))
     try:
-        recipe.value(stepper.parameters, ops.astype(x, "float32"), y, Run())
-    except Exception:  # then it is something else, and the first error says what
+        config.value(stepper.parameters, ops.astype(x, "float32"), y, Run())
+    except Exception:  # then the first error is the right one
         return None
     with suppress(Exception):
-        recipe.value(stepper.parameters, x, y, watching)
-    layer = _first_undone(recipe, done)
+        config.value(stepper.parameters, x, y, watching)
+    layer = _first_without_output(config, finished)
     return ConfigurationError(
         f"{where}: x is {owner.dtype_of(x).name}, and {layer} computes in "
-        f'{recipe.policy.compute}; give x.astype("float32")',
+        f'{config.policy.compute}; give x.astype("float32")',
         source="x",
     )
 
 
-def _first_undone(recipe: StepConfig, done: set[str]) -> str:
-    """The innermost layer that gave nothing, with the way to it."""
-    layer, path = recipe.layer, ""
+def _first_without_output(config: StepConfig, finished: set[str]) -> str:
+    """The innermost layer without an output, with its path."""
+    layer, path = config.layer, ""
     while True:
-        rest = [(path + step, part) for step, part in layer.parts if path + step not in done]
+        rest = [(path + step, part) for step, part in layer.parts if path + step not in finished]
         if not rest:
             break
         path, layer = rest[0]
-    return f"{type(recipe.layer).__name__}{path} {layer.label}" if path else layer.label
+    return f"{type(config.layer).__name__}{path} {layer.label}" if path else layer.label
 
 
-def _fits(recipe: StepConfig, shape: tuple[int, ...]) -> bool:
+def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
     try:
-        recipe.layer.output(shape)
+        config.layer.output(shape)
     except ConfigurationError:
         return False
     return True
 
 
-def _wrong_class(recipe: StepConfig, x: Any, y: Any) -> str | None:
-    loss = recipe.loss.func if isinstance(recipe.loss, partial) else recipe.loss
+def _wrong_class(config: StepConfig, x: Any, y: Any) -> str | None:
+    loss = config.loss.func if isinstance(config.loss, partial) else config.loss
     if not any(loss is of_classes for of_classes in (cross_entropy, ops.cross_entropy)):
         return None
     if not hasattr(x, "shape") or not hasattr(y, "shape"):
         return None
-    classes = recipe.layer.output(tuple(x.shape[1:]))[-1]
+    classes = config.layer.output(tuple(x.shape[1:]))[-1]
     targets = np.asarray(to_numpy(y))
     wrong = targets[(targets < 0) | (targets >= classes)]
     if not wrong.size:

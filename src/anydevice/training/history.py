@@ -1,7 +1,4 @@
-"""What training was like, epoch by epoch, and its picture.
-
-The epochs of a training as a table.
-"""
+"""The history of a training: its epochs as values, as a table, and as a picture."""
 
 from __future__ import annotations
 
@@ -12,15 +9,16 @@ from typing import Any, overload
 
 from anydevice.core.files import write_whole
 from anydevice.core.record import Record, as_dict
+from anydevice.core.text import table
 from anydevice.errors import ConfigurationError
 from anydevice.rendering.svg import Curve, page_of, picture_of
 
 
 class Epoch(Record):
-    """One epoch: the mean losses, the rate of its last step, the steps up to its end, its time.
+    """One epoch: its mean losses, the rate of its last step, the steps up to its end, its time.
 
-    `left_out` is how many of those steps changed nothing, because a loss that is scaled for float16
-    overflowed: a few at the start are usual.
+    `left_out` counts the steps that changed nothing, because a loss scaled for float16 overflowed:
+    a few at the start are usual.
     """
 
     epoch: int
@@ -30,6 +28,20 @@ class Epoch(Record):
     steps: int
     seconds: float
     left_out: int = 0
+
+
+_COLUMNS: dict[str, Callable[[Epoch], str]] = {
+    "epoch": lambda each: str(each.epoch),
+    "loss": lambda each: f"{each.loss:.4g}",
+    "validation": lambda each: "" if each.validation is None else f"{each.validation:.4g}",
+    "rate": lambda each: f"{each.rate:.3g}",
+    "steps": lambda each: f"{each.steps:,}",
+    "left out": lambda each: f"{each.left_out:,}" if each.left_out else "",
+    "seconds": lambda each: f"{each.seconds:.1f}",
+}
+_OPTIONAL = ("validation", "left out")
+_SHOWN = 24
+"""Epochs with a row each; of more, the first and the last ones are shown."""
 
 
 class History(Sequence[Epoch]):
@@ -70,7 +82,16 @@ class History(Sequence[Epoch]):
         return f"History({list(self._epochs)!r})"
 
     def __str__(self) -> str:
-        return table_of(self)
+        if not self:
+            return "no epoch has ended"
+        cells = {name: [shown(each) for each in self] for name, shown in _COLUMNS.items()}
+        cells = {name: cells[name] for name in cells if name not in _OPTIONAL or any(cells[name])}
+        rows = list(zip(*cells.values(), strict=True))
+        lines = table(list(cells), rows, range(len(cells)))
+        if len(self) > _SHOWN:
+            half = _SHOWN // 2
+            lines[1 + half : -half] = [f"… {len(self) - _SHOWN} more …"]
+        return "\n".join(lines)
 
     @property
     def losses(self) -> list[float]:
@@ -116,39 +137,3 @@ class History(Sequence[Epoch]):
         seconds = sum(each.seconds for each in self)
         said = f"{last.epoch} epochs, {last.steps:,} steps, {seconds:.1f} s"
         write_whole(target, [draw(curves, said).encode()])
-
-
-_COLUMNS: dict[str, Callable[[Epoch], str]] = {
-    "epoch": lambda each: str(each.epoch),
-    "loss": lambda each: f"{each.loss:.4g}",
-    "validation": lambda each: "" if each.validation is None else f"{each.validation:.4g}",
-    "rate": lambda each: f"{each.rate:.3g}",
-    "steps": lambda each: f"{each.steps:,}",
-    "left out": lambda each: f"{each.left_out:,}" if each.left_out else "",
-    "seconds": lambda each: f"{each.seconds:.1f}",
-}
-
-_WHERE_THERE_IS_ONE = ("validation", "left out")
-
-_SHOWN = 24
-"""As many epochs have a row each; of more, the first and the last ones have."""
-
-
-def table_of(epochs: Sequence[Epoch]) -> str:
-    """A row for each epoch, those in the middle of many left out, under the names of the columns.
-
-    A column in which no epoch has anything is left out. Without epochs it says so.
-    """
-    if not epochs:
-        return "no epoch has ended"
-    rows = {name: [shown(each) for each in epochs] for name, shown in _COLUMNS.items()}
-    for name in _WHERE_THERE_IS_ONE:
-        if not any(rows[name]):
-            del rows[name]
-    columns = [[name, *cells] for name, cells in rows.items()]
-    widths = [max(map(len, column)) for column in columns]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in zip(*columns, strict=True)]
-    if len(epochs) > _SHOWN:
-        half = _SHOWN // 2
-        lines[1 + half : -half] = [f"… {len(epochs) - _SHOWN} more …"]
-    return "\n".join(lines)

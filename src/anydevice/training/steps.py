@@ -1,24 +1,18 @@
-"""What a step of training is made of, and what steppers of every kind have in common.
+"""One training step, as fast as the engine can: gradients, clipping, update.
 
-Steps around a compiled loss: for engines that take gradients only of compiled code.
-
-Steps that are one compiled function: for engines that take gradients inside compiled code.
-
-One step of training, as fast as the engine can: gradients, clipping, update.
-
-Where gradients may be taken inside compiled code, the whole step is one compiled function that is
-given its parameters for good. Elsewhere the loss is compiled, gradients are taken of it, and the
-engine's own kernels update the parameters where they lie. Either way nothing is read back: what
-the step counts and watches stays on the device, so that the next step can be started at once.
+Where gradients can be taken inside compiled code, the whole step is one compiled function that
+consumes its parameters. Elsewhere the loss is compiled, gradients are taken of it, and the engine's
+own kernels update the parameters in place. Either way nothing is read back: counts and failures
+stay on the device, so that the next step can start at once.
 """
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -32,20 +26,26 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import Record
 from anydevice.core.trees import Tree, leaves, mapped, refilled
+from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import place_of
 from anydevice.errors import DeviceNotFoundError
 from anydevice.models.precision import LossScale, Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run
-from anydevice.nn.losses import Loss, is_wide_inside
+from anydevice.nn.losses import Loss, computes_in_float32
 from anydevice.nn.optimizers import Optimizer, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
 from anydevice.settings.files import compiled_folder
 
+_FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
+_CONSUMED = ("parameters", "state", "counts", "scale")
+_IN_FLIGHT = 2
+"""Steps in flight when another one starts: one computes while one waits."""
+
 
 class StepConfig(Record):
-    """All that a step is made of; `layer` is the one whose output the loss takes."""
+    """The parts of a step; `layer` is the one whose output the loss takes."""
 
     layer: Layer
     loss: Loss
@@ -56,76 +56,97 @@ class StepConfig(Record):
     optimize: str = "default"
 
     def value(self, parameters: Tree, x: Any, y: Any, run: Run) -> Array:
-        """The loss for one batch, a float32; a function that compilers can look through."""
+        """The loss of one batch in float32, as a function that compilers can trace."""
         policy = self.policy
         if policy.casts_parameters:
             parameters = policy.for_computing(parameters)
         output = self.layer.apply(parameters, policy.for_computing(x), run)
         if not policy.is_narrow:
             return self.loss(output, y)
-        if not is_wide_inside(self.loss):
+        if not computes_in_float32(self.loss):
             output = cast_parameters(output, "float32")
         return ops.astype(self.loss(output, y), "float32")
 
 
-class Standing(Record):
-    """Where training stands: what changes from step to step, and all that another run needs.
+class StepState(Record):
+    """All that changes from step to step, and that another run needs to go on.
 
-    `started` are all steps, `steps` those that changed something: a scaled loss may overflow.
+    `started` counts all steps, `steps` those that changed something: a scaled loss may overflow.
     """
 
     parameters: Tree
-    state: Tree
+    optimizer: Tree
     batches: int = 0
     started: int = 0
     steps: int = 0
     scale: ScaleState | None = None
 
 
-class Stepper(ABC):
-    """Takes steps. `parameters` and `standing` are where they led, and serve until the next one.
+def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int) -> Stepper:
+    """The stepper for the engine of a device, which holds the arrays of `state`.
 
-    Gradients of `accumulate` batches are added up by `add`, and `move` goes by their mean; `step`
-    is both for a single batch. Each gives the loss as an array without axes, before the step. From
-    the first loss or gradient on that is no number, or infinite, no step changes the parameters any
-    more; a loss that is scaled may overflow, and that step alone changes nothing. `started` and
-    `batches` count. What is `quiet` does not say what could not be compiled.
+    The stepper consumes them: nobody else may use them afterwards. Raises `UnsupportedError`, with
+    the engines that can, where the engine has no gradients.
+    """
+    if device.engine is None:
+        raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
+    engine = registry.load(device.engine)
+    autodiff = engine.autodiff
+    if isinstance(autodiff, Absent):
+        raise autodiff.error()
+    kind = FusedStepper if autodiff.compiles else SplitStepper
+    return kind(engine, autodiff, place_of(device), config, state, seed)
+
+
+class Stepper(ABC):
+    """Takes steps. `parameters` and `state` are valid until the next one.
+
+    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean;
+    `step` is both for a single batch. `step` and `add` return the loss before the step, as an array
+    without axes. After the first loss or gradient that is NaN or infinite, no step changes the
+    parameters; where a scaled loss overflows, that step alone changes nothing. `started` and
+    `batches` count. A `quiet` stepper does not warn where compiling fails.
     """
 
     quiet = False
 
     def __init__(
-        self, engine: Engine, device: Device, recipe: StepConfig, standing: Standing, seed: int
+        self,
+        engine: Engine,
+        autodiff: Autodiff,
+        device: Device,
+        config: StepConfig,
+        state: StepState,
+        seed: int,
     ) -> None:
-        autodiff = engine.autodiff
-        if isinstance(autodiff, Absent):
-            raise autodiff.error()
         self.engine = engine
         self.device = device
-        self.recipe = recipe
-        self._autodiff: Autodiff = autodiff
-        self.parameters = standing.parameters
-        self._state = standing.state
-        self._scale = standing.scale
-        self.started = standing.started
-        self.batches = standing.batches
+        self.config = config
+        self._autodiff = autodiff
+        self.parameters = state.parameters
+        self._optimizer_state = state.optimizer
+        self._scale = state.scale
+        self.started = state.started
+        self.batches = state.batches
         self._total: Tree = None
         self._added = 0
+        self._like = leaves(self.parameters)[0]
+        self._xp = primitives(self._like)
         self._seed = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
-        self._ways = compilers_for(engine, recipe.optimize).compilers
-        self._fell_back = False
-        if self._ways and not isinstance(engine.compiler, Absent):
+        self._compilers = compilers_for(engine, config.optimize).compilers
+        self._warned = False
+        if self._compilers and not isinstance(engine.compiler, Absent):
             engine.compiler.keep(str(compiled_folder(engine.name)))
-        if recipe.policy.needs_loss_scale and self._scale is None:
-            self._scale = self._scaling.start(leaves(self.parameters)[0])
+        if config.policy.needs_loss_scale and self._scale is None:
+            self._scale = self._scaling.start(self._like)
 
     @property
-    def standing(self) -> Standing:
-        """Where training stands now."""
-        return Standing(
+    def state(self) -> StepState:
+        """The state of now."""
+        return StepState(
             self.parameters,
-            self._state,
+            self._optimizer_state,
             self.batches,
             self.started,
             self._steps_taken(),
@@ -138,20 +159,20 @@ class Stepper(ABC):
 
     @abstractmethod
     def add(self, x: Any, y: Any) -> Array:
-        """Add the gradients of one batch to those that the next `move` goes by."""
+        """Add the gradients of one batch to those of the next `move`."""
 
     @abstractmethod
     def move(self, rate: float) -> None:
-        """One step by the mean of the gradients that were added."""
+        """One step by the mean of the added gradients."""
 
     @property
     def failed(self) -> bool:
-        """Whether a loss, gradients or the parameters are of no use; waits for all steps."""
-        return bool(self._count(self._failed_steps())) or bool(self._count(self._spoiled()))
+        """Whether a loss, a gradient or a parameter is NaN or infinite; waits for all steps."""
+        return bool(self._count(self._failed_steps())) or bool(self._count(self._failed_weights()))
 
     @property
     def failed_since(self) -> int:
-        """The first step whose loss or gradients were of no use; else the one that comes next."""
+        """The first step with a loss or gradient that is NaN or infinite; else the next one."""
         return self.started + 1 - self._count(self._failed_steps())
 
     @property
@@ -161,33 +182,32 @@ class Stepper(ABC):
 
     @abstractmethod
     def _failed_steps(self) -> Array:
-        """How many steps were started from the first one on that was of no use."""
+        """How many steps were started since the first failed one."""
 
     @abstractmethod
-    def _spoiled(self) -> Array:
-        """1.0 where a parameter is infinite or no number, else 0.0."""
+    def _failed_weights(self) -> Array:
+        """1.0 where a parameter is infinite or NaN, else 0.0."""
 
     @abstractmethod
     def _steps_taken(self) -> int:
-        """The steps that changed the parameters; scaled losses may have left some out."""
+        """The steps that changed the parameters."""
 
     def compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
-        """The function, compiled where the engine can and the recipe wants it.
+        """The function, compiled where the engine can and the config asks for it.
 
-        Where compiling fails, it is run as it is written, which is said once.
+        Where compiling fails, it runs as written, with one warning.
         """
-        if not self._ways:
+        if not self._compilers:
             return function
-        ways = [(name, partial(make, donate=donate)) for name, make in self._ways]
-        return FallbackFunction(function, ways, self._say)
+        compilers = [(name, partial(make, donate=donate)) for name, make in self._compilers]
+        return FallbackFunction(function, compilers, self._warn)
 
-    def _say(self, what: str) -> None:
-        if not self._fell_back and not self.quiet:
-            self._fell_back = True
-            warnings.warn(
-                f"a part of the training step is {what}, which is slower; optimize='none' "
+    def _warn(self, text: str) -> None:
+        if not self._warned and not self.quiet:
+            self._warned = True
+            warn(
+                f"a part of the training step is {text}, which is slower; optimize='none' "
                 "compiles nothing",
-                stacklevel=2,
             )
 
     def _count(self, value: Array) -> int:
@@ -200,100 +220,52 @@ class Stepper(ABC):
     def _loss(
         self, parameters: Tree, x: Any, y: Any, seed: Array, batch: Array, scale: Array | None
     ) -> Array:
-        value = self.recipe.value(parameters, x, y, Run(training=True, seed=seed, step=batch))
+        value = self.config.value(parameters, x, y, Run(training=True, seed=seed, step=batch))
         return value if scale is None else ops.multiply(value, scale)
 
-    def _wrong(self, value: Array, scale: ScaleState | None) -> Array:
-        """1.0 where a loss is of no use for good, else 0.0.
+    def _failure(self, value: Array, scale: ScaleState | None) -> Array:
+        """1.0 where a loss fails the training, else 0.0.
 
-        An infinite one may be the scale's doing, and become finite with a smaller one; what is no
-        number was so before.
+        An infinite one may come from the scale, and be finite with a smaller one; NaN does not.
         """
         if scale is None:
             return nonfinite(value)
-        last = ops.multiply(nonfinite(value), at_minimum(scale))
-        return ops.maximum(as_float(ops.isnan(value)), last)
+        last = ops.multiply(nonfinite(value), _at_minimum(scale))
+        return ops.maximum(_as_float(ops.isnan(value)), last)
 
     def _ready(self, gradients: Tree, share: float, scale: ScaleState | None) -> tuple[Tree, Array]:
-        """The gradients that the update takes, and 1.0 where they are not to be used, else 0.0."""
+        """The gradients of the update, and 1.0 where it must not use them, else 0.0."""
         skip = None
         if scale is not None:
-            skip = as_float(ops.logical_not(self._scaling.finite(gradients)))
+            skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
             gradients = self._scaling.unscaled(gradients, scale)
         if share != 1.0:
             gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
-        if self.recipe.clip is not None:
-            gradients, norm = clipped(gradients, self.recipe.clip)
+        if self.config.clip is not None:
+            gradients, norm = clipped(gradients, self.config.clip)
             skip = nonfinite(norm) if skip is None else skip
         return gradients, nonfinite(total(gradients)) if skip is None else skip
 
 
-def total(tree: Tree) -> Array:
-    """A float32 that is finite where all numbers of a nest are, short of absurdly large ones."""
-    arrays = leaves(tree)
-    found = own_version(arrays[0], "total_size", _total)(arrays)
-    return _total(arrays) if found is NotImplemented else found
-
-
-def _total(arrays: list[Array]) -> Array:
-    sums = [ops.reshape(ops.astype(_sum(x), "float32"), (1,)) for x in arrays]
-    return ops.sum(ops.concat(sums, axis=0))
-
-
-def _sum(x: Array) -> Array:
-    # Column by column first: XLA adds numbers on the CPU side by side only where it keeps an axis.
-    return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)
-
-
-def at_minimum(scale: ScaleState) -> Array:
-    """1.0 where the scale of a loss cannot become smaller, else 0.0."""
-    return as_float(ops.less_equal(scale["scale"], 1.0))
-
-
-def added(total: Tree, new: Tree) -> Tree:
-    """The sums of two nests, array by array."""
-    pairs = zip(leaves(total), leaves(new), strict=True)
-    return refilled(total, [ops.add(a, b) for a, b in pairs])
-
-
-def as_float(truth: Array) -> Array:
-    """1.0 for what is true, 0.0 for what is not."""
-    return ops.astype(truth, "float32")
-
-
-def nonfinite(value: Array) -> Array:
-    """1.0 where a number is infinite or none, else 0.0."""
-    return as_float(ops.isnan(ops.subtract(value, value)))
-
-
-def chosen(goes: Array, new: Tree, old: Tree) -> Tree:
-    """The new nest where a condition holds, else the old one."""
-    pairs = zip(leaves(new), leaves(old), strict=True)
-    return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
-
-
-def unless(stays: Array, new: Tree, old: Tree) -> Tree:
-    """The new nest, with the old numbers where nothing was to change, unless written in place."""
-    pairs = zip(leaves(new), leaves(old), strict=True)
-    if all(after is before for after, before in pairs):
-        return new
-    return chosen(ops.less(stays, 1.0), new, old)
-
-
 class SplitStepper(Stepper):
-    """Gradients are taken of the compiled loss, and the engine's kernels update in place."""
+    """Takes gradients of the compiled loss; the engine's kernels update in place."""
 
     def __init__(
-        self, engine: Engine, device: Device, recipe: StepConfig, standing: Standing, seed: int
+        self,
+        engine: Engine,
+        autodiff: Autodiff,
+        device: Device,
+        config: StepConfig,
+        state: StepState,
+        seed: int,
     ) -> None:
-        super().__init__(engine, device, recipe, standing, seed)
-        self._like = leaves(self.parameters)[0]
-        self._of_loss = self._autodiff.value_and_grad(self.compiled(self._loss))
-        self._failed = primitives(self._like).full((), 0, DTYPES["float32"], self._like)
+        super().__init__(engine, autodiff, device, config, state, seed)
+        self._loss_and_gradients = autodiff.value_and_grad(self.compiled(self._loss))
+        self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
-        self._taken = self._number(standing.steps, np.int32)
+        self._taken = self._number(state.steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
-        self._plus = self.compiled(added)
+        self._plus = self.compiled(_added)
 
     def step(self, x: Any, y: Any, rate: float) -> Array:
         value = self.add(x, y)
@@ -302,12 +274,14 @@ class SplitStepper(Stepper):
 
     def add(self, x: Any, y: Any) -> Array:
         self.batches += 1
-        batch = primitives(self._like).full((), self.batches, DTYPES["int32"], self._like)
+        batch = self._xp.full((), self.batches, _INT32, self._like)
         factor = None if self._scale is None else self._scale["scale"]
-        value, gradients = self._of_loss(self.parameters, x, y, self._seed, batch, factor)
+        value, gradients = self._loss_and_gradients(
+            self.parameters, x, y, self._seed, batch, factor
+        )
         if factor is not None:
             value = ops.divide(value, factor)
-        self._failed = ops.maximum(self._failed, self._wrong(value, self._scale))
+        self._failed = self._xp.maximum(self._failed, self._failure(value, self._scale))
         self._total = gradients if self._total is None else self._plus(self._total, gradients)
         self._added += 1
         return value
@@ -315,42 +289,42 @@ class SplitStepper(Stepper):
     def move(self, rate: float) -> None:
         gradients, skip = self._made_ready(1.0 / self._added)
         self._total, self._added = None, 0
-        stays = ops.maximum(skip, self._failed)
+        stays = self._xp.maximum(skip, self._failed)
         self.started += 1
-        # Filled on the device: a number that is copied there would wait for all that is under way.
+        # Filled on the device: a number that is copied there would wait for all steps in flight.
         step = (
-            primitives(self._like).full((), self.started, DTYPES["float32"], self._like)
+            self._xp.full((), self.started, _FLOAT32, self._like)
             if self._scale is None
             else ops.add(self._taken, 1)
         )
         with consuming(stays):
-            parameters, state = self.recipe.optimizer.update(
-                self.parameters, gradients, self._state, step, rate
+            parameters, state = self.config.optimizer.update(
+                self.parameters, gradients, self._optimizer_state, step, rate
             )
-        self.parameters = unless(stays, parameters, self.parameters)
+        self.parameters = _unless(stays, parameters, self.parameters)
         if self._scale is None:
-            self._state = state
+            self._optimizer_state = state
             self._failed = stays
         else:
-            self._state = unless(stays, state, self._state)
-            self._taken, self._failed, self._scale = self._scaled_on(
-                self._taken, self._failed, self._scale, stays
-            )
-        self._since = ops.add(self._since, self._failed)
+            self._optimizer_state = _unless(stays, state, self._optimizer_state)
+            goes = ops.less(stays, 1.0)
+            self._taken = ops.where(goes, ops.add(self._taken, 1), self._taken)
+            last = ops.multiply(stays, _at_minimum(self._scale))
+            self._failed = ops.maximum(self._failed, last)
+            self._scale = self._scaling.after(self._scale, goes)
+        self._since = self._xp.add(self._since, self._failed)
 
     def _failed_steps(self) -> Array:
         return self._since
 
-    def _spoiled(self) -> Array:
+    def _failed_weights(self) -> Array:
         return nonfinite(total(self.parameters))
 
     def _steps_taken(self) -> int:
-        if self._scale is None:
-            return self.started
-        return self._count(self._taken)
+        return self.started if self._scale is None else self._count(self._taken)
 
     def _made_ready(self, share: float) -> tuple[Tree, Array]:
-        if share == 1.0 and self.recipe.clip is None and self._scale is None:
+        if share == 1.0 and self.config.clip is None and self._scale is None:
             return self._total, nonfinite(total(self._total))
         if share not in self._readies:
 
@@ -361,60 +335,52 @@ class SplitStepper(Stepper):
         found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
         return found
 
-    def _scaled_on(self, taken: Array, failed: Array, scale: Any, stays: Array) -> Any:
-        goes = ops.less(stays, 1.0)
-        taken = ops.where(goes, ops.add(taken, 1), taken)
-        return (
-            taken,
-            ops.maximum(failed, ops.multiply(stays, at_minimum(scale))),
-            self._scaling.after(scale, goes),
-        )
-
-
-_UNDER_WAY = 2
-"""Steps that may be under way when another one is started: one computes while one waits."""
-
 
 class FusedStepper(Stepper):
     """A step is one compiled function, which consumes the parameters, the state and the counts."""
 
     def __init__(
-        self, engine: Engine, device: Device, recipe: StepConfig, standing: Standing, seed: int
+        self,
+        engine: Engine,
+        autodiff: Autodiff,
+        device: Device,
+        config: StepConfig,
+        state: StepState,
+        seed: int,
     ) -> None:
-        super().__init__(engine, device, recipe, standing, seed)
+        super().__init__(engine, autodiff, device, config, state, seed)
         self._counts: dict[str, Array] = {
             "batches": self._number(self.batches, np.int32),
-            "steps": self._number(standing.steps, np.int32),
+            "steps": self._number(state.steps, np.int32),
             "failed": self._number(0, np.float32),
             "since": self._number(0, np.float32),
         }
-        consumed = ("parameters", "state", "counts", "scale")
-        self._whole = self.compiled(self._whole_step, *consumed)
-        self._gradients = self.compiled(self._first_gradients, "counts")
+        self._whole = self.compiled(self._whole_step, *_CONSUMED)
+        self._first = self.compiled(self._gradients, "counts")
         self._more = self.compiled(self._further_gradients, "total", "counts")
-        self._are_spoiled = self.compiled(_spoiled)
+        self._check_weights = self.compiled(_nonfinite_tree)
         self._updates: dict[float, Callable[..., Any]] = {}
-        self._rates: tuple[float, Array] = (0.0, self._number(0, np.float32))
-        self._started: deque[Array] = deque()
+        self._last_rate: tuple[float, Array] = (0.0, self._number(0, np.float32))
+        self._in_flight: deque[Array] = deque()
 
     def step(self, x: Any, y: Any, rate: float) -> Array:
-        self.parameters, self._state, self._counts, self._scale, value = self._whole(
-            self.parameters, self._state, self._counts, self._scale, x, y, self._seed,
+        self.parameters, self._optimizer_state, self._counts, self._scale, value = self._whole(
+            self.parameters, self._optimizer_state, self._counts, self._scale, x, y, self._seed,
             self._rate(rate),
         )  # fmt: skip
         self.batches += 1
         self.started += 1
-        return self._kept_short(value)
+        return self._waited(value)
 
     def add(self, x: Any, y: Any) -> Array:
         rest = (self._counts, self._scale, x, y, self._seed)
         if self._total is None:
-            self._total, self._counts, value = self._gradients(self.parameters, *rest)
+            self._total, self._counts, value = self._first(self.parameters, *rest)
         else:
             self._total, self._counts, value = self._more(self.parameters, self._total, *rest)
         self.batches += 1
         self._added += 1
-        return self._kept_short(value)
+        return self._waited(value)
 
     def move(self, rate: float) -> None:
         share = 1.0 / self._added
@@ -425,33 +391,33 @@ class FusedStepper(Stepper):
             ) -> Any:
                 return self._updated(parameters, state, counts, scale, total, rate, share)
 
-            consumed = ("parameters", "state", "counts", "scale")
-            self._updates[share] = self.compiled(update, *consumed)
-        self.parameters, self._state, self._counts, self._scale = self._updates[share](
-            self.parameters, self._state, self._counts, self._scale, self._total, self._rate(rate)
-        )
+            self._updates[share] = self.compiled(update, *_CONSUMED)
+        self.parameters, self._optimizer_state, self._counts, self._scale = self._updates[share](
+            self.parameters, self._optimizer_state, self._counts, self._scale, self._total,
+            self._rate(rate),
+        )  # fmt: skip
         self._total, self._added = None, 0
         self.started += 1
 
     def _failed_steps(self) -> Array:
         return self._counts["since"]
 
-    def _spoiled(self) -> Array:
-        return self._are_spoiled(self.parameters)
+    def _failed_weights(self) -> Array:
+        return self._check_weights(self.parameters)
 
     def _steps_taken(self) -> int:
         return self._count(self._counts["steps"])
 
     def _rate(self, rate: float) -> Array:
-        if rate != self._rates[0]:
-            self._rates = rate, self._number(rate, np.float32)
-        return self._rates[1]
+        if rate != self._last_rate[0]:
+            self._last_rate = rate, self._number(rate, np.float32)
+        return self._last_rate[1]
 
-    def _kept_short(self, value: Array) -> Array:
-        """Wait until few steps are under way: neither memory nor a lazy graph grows on and on."""
-        self._started.append(value)
-        if len(self._started) > _UNDER_WAY:
-            self.engine.finish(self._started.popleft())
+    def _waited(self, value: Array) -> Array:
+        """Wait until few steps are in flight, so that neither memory nor a lazy graph grows."""
+        self._in_flight.append(value)
+        if len(self._in_flight) > _IN_FLIGHT:
+            self.engine.finish(self._in_flight.popleft())
         return value
 
     def _whole_step(
@@ -465,19 +431,19 @@ class FusedStepper(Stepper):
         seed: Array,
         rate: Array,
     ) -> Any:
-        total, counts, value = self._first_gradients(parameters, counts, scale, x, y, seed)
+        total, counts, value = self._gradients(parameters, counts, scale, x, y, seed)
         return *self._updated(parameters, state, counts, scale, total, rate, 1.0), value
 
-    def _first_gradients(
+    def _gradients(
         self, parameters: Tree, counts: dict[str, Array], scale: Any, x: Any, y: Any, seed: Array
     ) -> Any:
         batch = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
-        of_loss = self._autodiff.value_and_grad(self._loss)
-        value, gradients = of_loss(parameters, x, y, seed, batch, factor)
+        loss_and_gradients = self._autodiff.value_and_grad(self._loss)
+        value, gradients = loss_and_gradients(parameters, x, y, seed, batch, factor)
         if factor is not None:
             value = ops.divide(value, factor)
-        failed = ops.maximum(counts["failed"], self._wrong(value, scale))
+        failed = ops.maximum(counts["failed"], self._failure(value, scale))
         return gradients, {**counts, "batches": batch, "failed": failed}, value
 
     def _further_gradients(
@@ -490,8 +456,8 @@ class FusedStepper(Stepper):
         y: Any,
         seed: Array,
     ) -> Any:
-        new, counts, value = self._first_gradients(parameters, counts, scale, x, y, seed)
-        return added(total, new), counts, value
+        new, counts, value = self._gradients(parameters, counts, scale, x, y, seed)
+        return _added(total, new), counts, value
 
     def _updated(
         self,
@@ -507,36 +473,70 @@ class FusedStepper(Stepper):
         stays = ops.maximum(skip, counts["failed"])
         goes = ops.less(stays, 1.0)
         steps = ops.add(counts["steps"], 1)
-        new, after = self.recipe.optimizer.update(parameters, gradients, state, steps, rate)
+        new, after = self.config.optimizer.update(parameters, gradients, state, steps, rate)
         failed = stays
         if scale is not None:
-            failed = ops.maximum(counts["failed"], ops.multiply(stays, at_minimum(scale)))
+            failed = ops.maximum(counts["failed"], ops.multiply(stays, _at_minimum(scale)))
             scale = self._scaling.after(scale, goes)
-            after = chosen(goes, after, state)  # else a step that is left out is the last one
+            after = _selected(goes, after, state)  # else a step that is left out is the last one
         counts = {
             "batches": counts["batches"],
             "steps": ops.where(goes, steps, counts["steps"]),
             "failed": failed,
             "since": ops.add(counts["since"], failed),
         }
-        return chosen(goes, new, parameters), after, counts, scale
+        return _selected(goes, new, parameters), after, counts, scale
 
 
-def _spoiled(parameters: Tree) -> Array:
+def total(tree: Tree) -> Array:
+    """A float32 that is finite where all numbers of a tree are, short of absurdly large ones."""
+    arrays = leaves(tree)
+    found = own_version(arrays[0], "total_size", _total)(arrays)
+    return _total(arrays) if found is NotImplemented else found
+
+
+def nonfinite(value: Array) -> Array:
+    """1.0 where a number is infinite or NaN, else 0.0."""
+    xp = primitives(value)
+    return xp.astype(xp.isnan(xp.subtract(value, value)), _FLOAT32)
+
+
+def _nonfinite_tree(parameters: Tree) -> Array:
     return nonfinite(total(parameters))
 
 
-def stepper_for(device: Device, recipe: StepConfig, standing: Standing, seed: int) -> Stepper:
-    """The stepper that suits the engine of a device, which holds the arrays of `standing`.
+def _total(arrays: list[Array]) -> Array:
+    sums = [ops.reshape(ops.astype(_sum(x), "float32"), (1,)) for x in arrays]
+    return ops.sum(ops.concat(sums, axis=0))
 
-    They are consumed: nobody else may use them afterwards. Raises `UnsupportedError`, with the
-    engines that can, where the engine has no gradients.
-    """
-    if device.engine is None:
-        raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
-    engine = registry.load(device.engine)
-    autodiff = engine.autodiff
-    if isinstance(autodiff, Absent):
-        raise autodiff.error()
-    kind = FusedStepper if autodiff.compiles else SplitStepper
-    return kind(engine, place_of(device), recipe, standing, seed)
+
+def _sum(x: Array) -> Array:
+    # Column by column first: XLA vectorizes sums on the CPU only where it keeps an axis.
+    return ops.sum(ops.sum(x, axis=0)) if x.ndim > 1 else ops.sum(x)
+
+
+def _at_minimum(scale: ScaleState) -> Array:
+    """1.0 where the scale of a loss cannot become smaller, else 0.0."""
+    return _as_float(ops.less_equal(scale["scale"], 1.0))
+
+
+def _as_float(condition: Array) -> Array:
+    return ops.astype(condition, "float32")
+
+
+def _added(total: Tree, new: Tree) -> Tree:
+    """The sums of two trees, array by array."""
+    return refilled(total, list(map(ops.add, leaves(total), leaves(new))))
+
+
+def _selected(goes: Array, new: Tree, old: Tree) -> Tree:
+    """The new tree where a condition holds, else the old one."""
+    pairs = zip(leaves(new), leaves(old), strict=True)
+    return refilled(new, [ops.where(goes, after, before) for after, before in pairs])
+
+
+def _unless(stays: Array, new: Tree, old: Tree) -> Tree:
+    """The new tree, or the old one where `stays` is 1; the same arrays were written in place."""
+    if all(map(is_, leaves(new), leaves(old))):
+        return new
+    return _selected(ops.less(stays, 1.0), new, old)
