@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anydevice.check import gradients
+from anydevice.check import trials
 from anydevice.check.cases import TABLE
 from anydevice.check.verdicts import Cell
 from anydevice.check.verifying import verify
@@ -29,7 +29,7 @@ def test_the_gradients_of_torch_are_right() -> None:
 
 
 def test_the_differences_are_those_of_calculus() -> None:
-    slope = gradients.prepare(TABLE["tanh"], "float64")
+    slope = trials.prepare_gradient(TABLE["tanh"], "float64")
     x = slope.call.arguments[0]
     np.testing.assert_allclose(slope.wants[0], slope.weights / np.cosh(x) ** 2, atol=1e-9)
 
@@ -60,14 +60,14 @@ def test_a_gradient_with_a_wrong_factor_is_caught(replace: Replace) -> None:
     replace("torch", silu=Wrong.apply)
     cell = of("silu", "bfloat16")
     assert cell.state == "wrong"
-    assert cell.case == gradients.CASE
+    assert cell.case == trials.GRADIENT_CASE
     assert cell.largest_error is not None
 
 
 def test_integers_have_no_gradient() -> None:
-    slope = gradients.prepare(TABLE["embedding"], "float32")
+    slope = trials.prepare_gradient(TABLE["embedding"], "float32")
     assert len(slope.wants) == 1
-    assert len(gradients.prepare(TABLE["concat"], "float32").wants) == 2
+    assert len(trials.prepare_gradient(TABLE["concat"], "float32").wants) == 2
 
 
 def test_an_engine_without_gradients_is_unsupported() -> None:
@@ -77,9 +77,9 @@ def test_an_engine_without_gradients_is_unsupported() -> None:
 
 
 def test_gradients_of_another_form_are_wrong() -> None:
-    slope = gradients.prepare(TABLE["tanh"], "float32")
+    slope = trials.prepare_gradient(TABLE["tanh"], "float32")
     want = slope.wants[0]
-    assert gradients._judged(slope, [want.astype(np.float32)]) is None
-    assert gradients._judged(slope, []) == "gave 0 gradients instead of 1"
-    words = gradients._judged(slope, [want])
+    assert trials._judged_gradients(slope, [want.astype(np.float32)]) is None
+    assert trials._judged_gradients(slope, []) == "gave 0 gradients instead of 1"
+    words = trials._judged_gradients(slope, [want])
     assert words == "gave a gradient of float64 (3, 5) instead of float32 (3, 5)"

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anydevice import benchmark
-from anydevice import ops
-from anydevice import verify
-from anydevice import warm_up
+from anydevice import benchmark, ops, verify, warm_up
 from anydevice.check import decoder
-from anydevice.core.hooks import load
+from anydevice.core.device import Device
 from anydevice.core.primitives import Primitives
 from anydevice.engines.registry import BUILT_IN
 from anydevice.ops import dispatch
+from anydevice.ops.trusted_kernels import kernels_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "computing.md").read_text("utf-8")
@@ -64,8 +62,8 @@ def test_the_kernels_of_our_own_are_named() -> None:
     for library in ("torch", "pyopencl"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     triton, opencl = re.findall(r"\(([^()]*)\)", section("Our own kernels"))[:2]
-    for named, engine in ((triton, "torch_cuda"), (opencl, "opencl")):
-        kernels = load(f"anydevice.engines.fused.{engine}:KERNELS")
+    for named, engine, place in ((triton, "torch", "cuda:0"), (opencl, "opencl", "opencl:0")):
+        kernels = kernels_of(engine, Device(place))
         assert set(re.findall(r"`(\w+)`", named)) == set(kernels)
 
 
@@ -96,7 +94,9 @@ def test_the_primitives_on_the_page_are_those_of_the_code() -> None:
 def test_every_op_and_what_checks_them_is_in_the_reference() -> None:
     page = (DOCS / "reference.md").read_text("utf-8")
     listed = re.findall(r"^::: anydevice\.ops\.(\w+)\.(\w+)$", page, re.MULTILINE)
-    modules = {name: inspect.unwrap(getattr(ops, name)).__module__ for name in ops.__all__}
+    modules = {
+        name: inspect.unwrap(getattr(ops, name)).__globals__["__name__"] for name in ops.__all__
+    }
     assert {name: f"anydevice.ops.{module}" for module, name in listed} == modules
     assert len(listed) == len(modules)
     for function in (verify, warm_up, benchmark):

@@ -1,6 +1,9 @@
 """One case of one op, ready to be run anywhere: its arguments and what must come out.
 
-The reference is computed once and compared with every engine's result.
+The reference is computed once and compared with every engine's result. Gradients are compared with
+central differences of the reference: the number that is differentiated is a sum of an op's first
+result, each element with a weight of its own. Steps of 1e-5 in float64 give ten digits, more than
+any dtype under test but float64 needs.
 """
 
 from __future__ import annotations
@@ -12,14 +15,30 @@ import numpy as np
 
 from anydevice import ops
 from anydevice.check import reference
-from anydevice.check.case import SMALLEST_NORMAL, Call, Case, Row
+from anydevice.check.case import SMALLEST_NORMAL, Call, Case, Draw, Row
 from anydevice.check.comparing import ROUNDING_UNIT, Difference, compare, computing_unit, leaves
 from anydevice.check.runners import scope_of
 from anydevice.core.device import Device
-from anydevice.core.engine import Engine
+from anydevice.core.dtypes import DTYPES
+from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
 
 Array = Any
+
+GRADIENT_CASE = "small arguments"
+
+_STEP = 1e-5
+_ALLOWED = {"float16": 2.0**-7, "bfloat16": 2.0**-4, "float32": 2.0**-16, "float64": 1e-8}
+"""How far off a gradient may be, as a part of the largest one by the same argument.
+
+Sixteen roundings in 16 bits, and 256 in float32: a forgotten factor or term is far more.
+"""
+
+_COMPILES_EACH_STEP = ("jax",)
+"""Engines that compile every step of a function unless they are given it whole.
+
+A gradient has many, and is asked for inside of compiled code there.
+"""
 
 
 class Trial(Record):
@@ -36,6 +55,16 @@ class Trial(Record):
     wants: tuple[list[Array], ...]
     budgets: list[Array]
     types: list[str]
+
+
+class GradientTrial(Record):
+    """Small arguments of an op, and the gradient by each floating-point one."""
+
+    row: Row
+    dtype: str
+    call: Call
+    weights: Array
+    wants: list[Array]
 
 
 def prepare(row: Row, case: Case, dtype: str, seed: int = 0) -> Trial:
@@ -72,6 +101,56 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
         if wrong is not None:
             return wrong
     return None
+
+
+def prepare_gradient(row: Row, dtype: str, seed: int = 0) -> GradientTrial:
+    """Draw the arguments for an op's gradient and compute it from the reference."""
+    assert row.gradient is not None
+    draw = Draw(DTYPES[dtype], f"{row.op} gradient", seed)
+    made = row.gradient(draw)
+    wide = mapped(made, widened)
+    shape = np.shape(next(leaves(reference.call(row.op, *wide.arguments, **wide.options))))
+    # Quarters, which every type holds exactly.
+    weights = np.where(draw.chance(*shape), 1.0, -1.0) + draw.integers(-2, 3, *shape) / 4
+
+    def value() -> float:
+        result = next(leaves(reference.call(row.op, *wide.arguments, **wide.options)))
+        return float(np.sum(result * weights))
+
+    wants = [_differences(x, value) for x in leaves(list(wide.arguments)) if _is_floating(x)]
+    return GradientTrial(row, dtype, made, weights, wants)
+
+
+def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | Difference | None:
+    """Let an engine differentiate: what is wrong with its gradients, if anything.
+
+    Raises `UnsupportedError` where it has none, and whatever else the engine raises.
+    """
+    autodiff = engine.autodiff
+    if isinstance(autodiff, Absent):
+        raise autodiff.error()
+    kind = trial.row.gives(trial.dtype, trial.call)[0]
+    weights = engine.place(trial.weights.astype(DTYPES[kind].numpy()), device)
+    placed = mapped(trial.call, lambda x: place(x, engine, device))
+    by = [_is_floating(value) for value in trial.call.arguments]
+    first = [value for value, counts in zip(placed.arguments, by, strict=True) if counts]
+
+    def value(arrays: list[Any]) -> Any:
+        left = iter(arrays)
+        arguments = [
+            next(left) if counts else value
+            for value, counts in zip(placed.arguments, by, strict=True)
+        ]
+        result = next(leaves(getattr(ops, trial.row.op)(*arguments, **placed.options)))
+        return ops.sum(ops.multiply(result, weights))
+
+    differentiated = autodiff.value_and_grad(value)
+    compiler = engine.compiler
+    if engine.name in _COMPILES_EACH_STEP and not isinstance(compiler, Absent):
+        differentiated = compiler.compile(differentiated)
+    with scope_of(engine, device):
+        _, gradients = differentiated(first)
+    return _judged_gradients(trial, [engine.to_host(each) for each in leaves(gradients)])
 
 
 def place(x: Array, engine: Engine, device: Device) -> Any:
@@ -157,3 +236,37 @@ def mapped(made: Call, change: Callable[[Array], Any]) -> Call:
         tuple(each(value) for value in made.arguments),
         {name: each(value) for name, value in made.options.items()},
     )
+
+
+def _judged_gradients(trial: GradientTrial, got: list[Array]) -> str | Difference | None:
+    if len(got) != len(trial.wants):
+        return f"gave {len(got)} gradients instead of {len(trial.wants)}"
+    for array, want in zip(got, trial.wants, strict=True):
+        if array.shape != want.shape or array.dtype.name != trial.dtype:
+            here, there = f"{array.dtype.name} {array.shape}", f"{trial.dtype} {want.shape}"
+            return f"gave a gradient of {here} instead of {there}"
+        part = max(_ALLOWED[trial.dtype], _ALLOWED[trial.row.inside or trial.dtype])
+        part *= max(1.0, float(np.abs(want).max()))
+        wrong = compare(array, [want], part / computing_unit(trial.dtype), trial.dtype, trial.dtype)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _differences(array: Array, value: Any) -> Array:
+    """How fast `value()` grows by each element of an array that it reads."""
+    slopes = np.empty(array.shape)
+    for at in np.ndindex(array.shape):
+        here = array[at]
+        array[at] = here + _STEP
+        above = value()
+        array[at] = here - _STEP
+        slopes[at] = (above - value()) / (2 * _STEP)
+        array[at] = here
+    return slopes
+
+
+def _is_floating(value: Any) -> bool:
+    """Whether an argument is a floating-point array, or a list of such."""
+    first = value[0] if isinstance(value, list) else value
+    return isinstance(first, np.ndarray) and first.dtype.kind not in "biu"

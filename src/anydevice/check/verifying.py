@@ -12,7 +12,7 @@ from functools import partial
 from math import inf, isfinite
 from threading import RLock
 
-from anydevice.check import gradients, trials
+from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import one_or_more, row_of, select
 from anydevice.check.comparing import ROUNDING_UNIT, Difference
@@ -135,17 +135,20 @@ def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
     for case in cases[:1] if quick else cases:
         yield case.name, partial(trials.run, trials.prepare(row, case, dtype))
     if step.of == "gradient":
-        yield gradients.CASE, partial(gradients.run, gradients.prepare(row, dtype))
+        yield (
+            trials.GRADIENT_CASE,
+            partial(trials.run_gradient, trials.prepare_gradient(row, dtype)),
+        )
     elif step.of == "kernel" and row.gradient and not quick:
-        yield "its gradient", partial(_gradient_if_any, gradients.prepare(row, dtype))
+        yield "its gradient", partial(_gradient_if_any, trials.prepare_gradient(row, dtype))
 
 
 def _gradient_if_any(
-    slope: gradients.Slope, engine: Engine, device: Device
+    trial: trials.GradientTrial, engine: Engine, device: Device
 ) -> str | Difference | None:
     if isinstance(engine.autodiff, Absent):
         return None  # a kernel need not have what its engine has not
-    return gradients.run(slope, engine, device)
+    return trials.run_gradient(trial, engine, device)
 
 
 def _cell(step: _Step, here: Runner, checks: Sequence[tuple[str, Check]]) -> Cell:
