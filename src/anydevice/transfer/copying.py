@@ -16,10 +16,10 @@ from anydevice.errors import UnsupportedError
 from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
 
 MANY = 32
-"""Arrays of one kind from which on it pays to send them together."""
+"""Number of arrays of one kind from which on it pays to copy them together."""
 
 _KIND = attrgetter("__class__", "dtype", "shape")
-_TOGETHER = 2**28  # bytes of small arrays for which there is room twice on the device
+_TOGETHER = 2**28  # bytes of small arrays that are on the device twice for a moment
 
 
 def upload(
@@ -27,7 +27,7 @@ def upload(
 ) -> list[Any]:
     """NumPy arrays as arrays of an engine on a device, in their order.
 
-    Where one cannot be placed, its number is appended to `failed_at` before the error is raised.
+    Where one cannot be placed, its position is appended to `failed_at` before the error is raised.
     """
     placed: list[Any] = [None] * len(arrays)
     staged: list[int] = []
@@ -37,23 +37,23 @@ def upload(
             placed[number] = together[number]
             continue
         try:
-            room = _room(array, engine, device)
-            if room is None:
+            target = _staged_target(array, engine, device)
+            if target is None:
                 placed[number] = engine.place(array, device, narrow=narrow)
             else:
-                placed[number] = room
+                placed[number] = target
                 staged.append(number)
         except Exception:
             failed_at.append(number)
             raise
     ring = ring_of(device) if staged else None
     if ring is not None:
-        _fill([placed[n] for n in staged], [arrays[n] for n in staged], engine, ring)
+        _upload_staged([placed[n] for n in staged], [arrays[n] for n in staged], engine, ring)
     return placed
 
 
 def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> dict[int, Any]:
-    """The small arrays of which there are many alike, by their number; each has its own memory."""
+    """The small arrays of which many are alike, by their position, each with its own memory."""
     if device.backend != "cuda" or len(arrays) < MANY:
         return {}
     alike: dict[Any, list[int]] = defaultdict(list)
@@ -64,14 +64,16 @@ def _upload_together(arrays: Sequence[Any], engine: Engine, device: Device) -> d
         first = arrays[numbers[0]]
         small = type(first) is np.ndarray and first.ndim and 0 < first.nbytes < WORTH_STAGING
         if small and len(numbers) >= MANY:
-            placed.update(zip(numbers, _rows_there(arrays, numbers, engine, device), strict=False))
+            placed.update(
+                zip(numbers, _separated_rows(arrays, numbers, engine, device), strict=False)
+            )
     return placed
 
 
-def _rows_there(
+def _separated_rows(
     arrays: Sequence[Any], numbers: list[int], engine: Engine, device: Device
 ) -> list[Any]:
-    """Arrays of one type and shape: packed, sent, and taken apart again on the device."""
+    """Arrays of one dtype and shape: packed, copied, and separated again on the device."""
     ring = ring_of(device)
     assert ring is not None
     first = arrays[numbers[0]]
@@ -79,16 +81,16 @@ def _rows_there(
     try:
         engine.empty((1, *first.shape), dtype, device)
     except UnsupportedError:
-        return []  # the plain way says what is wrong, or narrows
+        return []  # the plain copy says what is wrong, or narrows
     size = max(MANY, _TOGETHER // first.nbytes)
     rows: list[Any] = []
     for start in range(0, len(numbers), size):
         some = [arrays[number] for number in numbers[start : start + size]]
-        room = engine.empty((len(some), *first.shape), dtype, device)
-        address = engine.address(room)
+        target = engine.empty((len(some), *first.shape), dtype, device)
+        address = engine.address(target)
         assert address is not None
         ring.upload_rows(some, address)
-        rows += engine.separate(room)
+        rows += engine.separate(target)
     return rows
 
 
@@ -120,12 +122,12 @@ def move(
     ring = ring_of(device) if source is not None else None
     if source is None or ring is None:
         return engine.move(array, device)
-    room = engine.empty(tuple(array.shape), engine.dtype_of(array), device)
-    address = engine.address(room)
+    target = engine.empty(tuple(array.shape), engine.dtype_of(array), device)
+    address = engine.address(target)
     if address is None:
         return engine.move(array, device)
     ring.upload([Piece(source, address, array.nbytes)])
-    return room
+    return target
 
 
 def _may_be_staged(array: Any, places: Sequence[Device], device: Device) -> bool:
@@ -133,23 +135,23 @@ def _may_be_staged(array: Any, places: Sequence[Device], device: Device) -> bool
     return from_host and _is_large(array)
 
 
-def _room(array: Any, engine: Engine, device: Device) -> Any:
+def _staged_target(array: Any, engine: Engine, device: Device) -> Any:
     """Memory on the device for an array that is worth staging; `None` for any other."""
     if device.backend != "cuda" or array.nbytes < WORTH_STAGING:
         return None
     try:
-        room = engine.empty(array.shape, as_dtype(array.dtype), device)
+        target = engine.empty(array.shape, as_dtype(array.dtype), device)
     except UnsupportedError:
-        return None  # the plain way says what is wrong, or narrows
-    return None if engine.address(room) is None else room
+        return None  # the plain copy says what is wrong, or narrows
+    return None if engine.address(target) is None else target
 
 
-def _fill(rooms: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> None:
+def _upload_staged(targets: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> None:
     # Held until the copy has ended: the pieces only know addresses.
     sources = [np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for array in arrays]
     pieces = []
-    for room, source in zip(rooms, sources, strict=True):
-        address = engine.address(room)
+    for target, source in zip(targets, sources, strict=True):
+        address = engine.address(target)
         assert address is not None
         pieces.append(Piece(source.ctypes.data, address, source.nbytes))
     ring.upload(pieces)

@@ -1,4 +1,4 @@
-"""Batches placed ahead of the loop that uses them, by one thread an iteration.
+"""PrefetchIterator placed ahead of the loop that uses them, by one thread an iteration.
 
 The loop and its thread share two queues and nothing else. Through one the loop says that there is
 room for another batch, or that it has ended; through the other the batches come. The thread knows
@@ -25,7 +25,7 @@ from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.transfer.moving import take_over, to_device
 
 GRACE = 1.0
-"""Seconds that the end of the process waits for loaders which are in the middle of a batch."""
+"""Seconds that the end of the process waits for loaders that are in the middle of a batch."""
 
 _NOTHING = object()
 _pulling: WeakSet[_Pull] = WeakSet()
@@ -43,12 +43,12 @@ class Prefetch:
         self.depth = depth
         self._turn = threading.Lock()
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> PrefetchIterator:
         # Asked for here and not in the thread: a loader that forks workers must do so before it.
         source = iter(self.loader)
         one_shot = source is self.loader
         turn = self._turn if one_shot else threading.Lock()
-        return Batches(_Pull(source, self.device, self.depth, turn))
+        return PrefetchIterator(_Pull(source, self.device, self.depth, turn))
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Prefetch:
         return f"Prefetch({self.loader!r}, {self.device!r}, depth={self.depth})"
 
 
-class Batches(Iterator[Any]):
+class PrefetchIterator(Iterator[Any]):
     """One iteration: the batches in the loader's order.
 
     It ends with the loader, with an error of the loader, with `close()`, or when it is no longer
@@ -77,7 +77,7 @@ class Batches(Iterator[Any]):
             raise StopIteration
         try:
             batch = self._pull.wait()
-        except BaseException:  # such as Ctrl-C while waiting, after which nobody comes back
+        except BaseException:  # such as Ctrl-C while waiting, after which nobody asks again
             self._ended = True
             self._pull.stop()
             raise
@@ -97,33 +97,33 @@ class Batches(Iterator[Any]):
     def close(self) -> None:
         """End the iteration, let go of the batches that are ready, and wait for the thread.
 
-        That takes no longer than the loader takes for the batch that it is at. Another thread that
-        waits for a batch of this iteration then finds it at its end.
+        That takes at most as long as the loader takes for its current batch. Another thread that
+        waits for a batch of this iteration then sees its end.
         """
         self._ended = True
         self._pull.stop()
         self._pull.join()
         self._pull.conclude()
 
-    def __enter__(self) -> Batches:
+    def __enter__(self) -> PrefetchIterator:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # Without waiting: whoever drops the last reference should not stand still for it.
+        # Without waiting, which dropping a reference should never do.
         self._pull.stop()
 
 
 class _End(Record):
-    """What comes instead of a batch when there is none: the loader is at its end, or failed."""
+    """Comes in place of a batch where the loader has ended or failed."""
 
     error: BaseException | None = None
 
 
 class _Pull(threading.Thread):
-    """Pulls batches from a source, in the context of whoever made it, and places them."""
+    """Pulls batches from a source, in the context of its creator, and places them."""
 
     def __init__(
         self, source: Iterator[Any], device: Device, depth: int, turn: threading.Lock
@@ -136,10 +136,10 @@ class _Pull(threading.Thread):
         self._context = copy_context()
         self._stopped = False
         # SimpleQueue may be used from a finalizer, whatever the interrupted code was doing.
-        self._room: SimpleQueue[None] = SimpleQueue()
+        self._tokens: SimpleQueue[None] = SimpleQueue()
         self._ready: SimpleQueue[Any] = SimpleQueue()
         for _ in range(depth):
-            self._room.put(None)
+            self._tokens.put(None)
 
     def start(self) -> None:
         super().start()
@@ -157,39 +157,39 @@ class _Pull(threading.Thread):
 
     def _place_batches(self) -> None:
         assert self._source is not None
-        while self._room.get() is None and not self._stopped:
+        while self._tokens.get() is None and not self._stopped:
             with self._turn:
-                # Whoever waited for his turn may have been stopped meanwhile.
+                # It may have been stopped while it waited for its turn.
                 batch = _NOTHING if self._stopped else next(self._source, _NOTHING)
             if batch is _NOTHING:
                 return
             self._ready.put(to_device(batch, self._device))
-            del batch  # while this thread waits for room, the batch is the loop's alone
+            del batch  # while this thread waits, the batch is the loop's alone
 
     def wait(self) -> Any:
-        """The next batch, or the `_End`; taking it opens room for one more."""
+        """The next batch, or the `_End`; one more may then be pulled."""
         if not self.is_alive() and self._ready.empty():
             raise AnyDeviceError(
                 "this iteration was begun before a fork, and its thread stayed in the parent "
                 "process; begin a new one here with iter()"
             )
         batch = self._ready.get()
-        self._room.put(None)
+        self._tokens.put(None)
         return batch
 
     def hand_over(self, batch: Any) -> None:
-        """Make the batch that of the calling thread, where that is not a matter of course."""
+        """Make the batch usable by the calling thread, where a library needs to be told."""
         if self._device.kind == "gpu":
             take_over(batch)
 
     def stop(self) -> None:
-        """Pull nothing more, and let go of what is ready. Waits for nothing."""
+        """Pull nothing more, and drop what is ready, without waiting."""
         self._stopped = True
-        self._room.put(None)
+        self._tokens.put(None)
         self._drain()
 
     def conclude(self) -> None:
-        """After the thread has ended: let go of its last batch, and wake whoever still waits."""
+        """After the thread has ended: drop its last batch, and wake those that still wait."""
         self._drain()
         self._ready.put(_End())
 
@@ -207,18 +207,17 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
     `loader` is anything that can be iterated: a list, a generator, a
     `torch.utils.data.DataLoader`. The loop gets its batches in order, as `to_device` gives them,
     while a thread already works on the next ones; so loading, copying and computing overlap as far
-    as the loader leaves Python to others.
+    as the loader releases the GIL.
 
     >>> import numpy
     >>> [int(batch["x"].sum()) for batch in prefetch([{"x": numpy.ones(n)} for n in (1, 2)], "cpu")]
     [1, 2]
 
-    At most `depth` batches lie ready or are being made, beside the one that the loop has. An error
-    of the loader, or of placing, is raised in the loop, after the batches before it. A loop that
-    stops early ends the thread, after the batch that it is at; of a loader that can be iterated
-    only once, the batches that were pulled ahead are then gone. Raises `DeviceNotFoundError`
-    where the device is not usable, and `ConfigurationError` where `loader` or `depth` are not
-    what they should be.
+    At most `depth` batches are ready or being made, beside the one that the loop has. An error of
+    the loader, or of placing, is raised in the loop, after the batches before it. A loop that stops
+    early ends the thread after its current batch; of a loader that can be iterated only once, the
+    batches that were pulled ahead are lost. Raises `DeviceNotFoundError` where the device is not
+    usable, and `ConfigurationError` where `loader` or `depth` are not valid.
     """
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise ConfigurationError(
@@ -227,7 +226,7 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
         )
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ConfigurationError(
-            f"prefetch: depth must be a whole number from 1 on, not {depth!r}; it is how many "
+            f"prefetch: depth must be an integer from 1 on, not {depth!r}; it is how many "
             f"batches are placed ahead, and 2 is usually enough"
         )
     target = device if isinstance(device, Device) and device.usable else choose_device(device)
@@ -236,7 +235,7 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
 
 @atexit.register
 def _end_all() -> None:
-    """Let threads end that can: one that is cut off inside a library may crash the process."""
+    """Let threads end: one that is cut off inside a library may crash the process."""
     pulling = [pull for pull in _pulling if pull.is_alive()]
     for pull in pulling:
         pull.stop()
