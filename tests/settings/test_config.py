@@ -10,7 +10,7 @@ import pytest
 
 import anydevice
 from anydevice import Config
-from anydevice.engines import library_settings as effects
+from anydevice.engines import library_settings
 from anydevice.errors import ConfigurationError
 from anydevice.settings import config as settings
 from anydevice.settings.config import current
@@ -263,8 +263,8 @@ def test_whether_a_library_has_started_is_asked_without_importing_it(
 ) -> None:
     monkeypatch.delitem(sys.modules, "jax._src.xla_bridge", raising=False)
     monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
-    assert not effects.jax_started()
-    assert not effects.torch_cuda_started()
+    assert not library_settings.jax_started()
+    assert not library_settings.torch_cuda_started()
     assert "torch.cuda" not in sys.modules
 
 
@@ -278,7 +278,7 @@ def test_what_a_file_sets_takes_effect_when_a_device_is_chosen() -> None:
         assert "SET_BY_A_FILE" not in os.environ
     finally:
         Path("anydevice.toml").unlink()
-        effects.set_x64(False)
+        library_settings.set_x64(False)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_virtual_cpus_are_counted_without_starting_jax(
 ) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     monkeypatch.setenv(variable, value)
-    assert effects.virtual_cpus() == count
+    assert library_settings.virtual_cpus() == count
 
 
 def test_as_plain_data() -> None:

@@ -11,7 +11,7 @@ from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import parse_size
 from anydevice.core.warn import warn
-from anydevice.engines import library_settings as effects
+from anydevice.engines import library_settings
 from anydevice.errors import ConfigurationError
 from anydevice.settings import files
 from anydevice.settings.preferences import SETTINGS, FileSettings, read_files
@@ -177,9 +177,9 @@ def forget_changes() -> None:
         limited = "memory" in _changes or "memory" in _applied
         _changes.clear()
         _applied.clear()
-    effects.set_variables({})
-    effects.set_x64(None)
-    effects.set_jit(None)
+    library_settings.set_variables({})
+    library_settings.set_x64(None)
+    library_settings.set_jit(None)
     if limited:
         _limit_memory(None)
 
@@ -273,11 +273,11 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
     if "env" in changes:
-        late += effects.set_variables(config.env)
+        late += library_settings.set_variables(config.env)
     if "x64" in changes:
-        late += effects.set_x64(config.x64 if "x64" in origins else None)
+        late += library_settings.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
-        late += effects.set_jit(config.jit if "jit" in origins else None)
+        late += library_settings.set_jit(config.jit if "jit" in origins else None)
     if "memory" in changes:
         late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:

@@ -1,0 +1,46 @@
+"""Hooks: a layer above registers its function, and is imported when it is first called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from anydevice.core.hooks import Hook, load
+
+
+def test_a_registered_function_is_called() -> None:
+    hook: Hook[[int, int], int] = Hook("anydevice.core.device")
+    hook.register(lambda one, two: one + two)
+    assert hook(1, 2) == 3
+
+
+def test_a_home_that_registers_nothing_is_named() -> None:
+    hook: Hook[[], None] = Hook("anydevice.errors")
+    with pytest.raises(AssertionError, match=r"anydevice\.errors registers no function"):
+        hook()
+
+
+def test_the_home_is_imported_by_the_first_call() -> None:
+    code = """
+import sys
+from anydevice.core.device import Device
+above = ("anydevice.discovery", "anydevice.choose", "anydevice.transfer", "anydevice.engines")
+assert not any(name.startswith(above) for name in sys.modules)
+place = Device("cpu")
+assert place.kind == "cpu" and str(place) == "cpu"
+assert not any(name.startswith(above) for name in sys.modules)
+assert place.usable
+assert "anydevice.discovery._discover" in sys.modules
+assert "anydevice.transfer.moving" not in sys.modules
+assert place([1]) == [1]
+assert "anydevice.transfer.moving" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
+
+
+def test_a_module_can_be_loaded_too() -> None:
+    import anydevice.errors
+
+    assert load("anydevice.errors") is anydevice.errors
