@@ -15,10 +15,11 @@ import anydevice
 from anydevice import testing
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
 from anydevice.discovery import _discover as discovery
-from anydevice.discovery import libraries, probes
+from anydevice.discovery import libraries
 from anydevice.discovery.libraries import findings_of
 from anydevice.discovery.verdicts import keep_verdict, key_of, read_verdicts
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.hardware import readers
 
 H200 = Facts(
     name="NVIDIA H200",
@@ -318,10 +319,10 @@ def test_two_packages_may_call_their_probes_alike(
 
 
 def test_a_reader_that_cannot_even_begin_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> probes.Look:
+    def broken() -> readers.Look:
         raise OSError("the list of drivers is gone")
 
-    monkeypatch.setitem(probes.READERS, "opencl", broken)
+    monkeypatch.setitem(readers.READERS, "opencl", broken)
     finding = anydevice.discover(refresh=True)["opencl"]
     assert finding.reason == "reading it failed: OSError: the list of drivers is gone"
     monkeypatch.undo()
@@ -366,7 +367,7 @@ def test_a_reader_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(limit: float) -> Sighting:
         raise OSError("sysfs is gone")
 
-    monkeypatch.setitem(probes.READERS, "rocm", lambda: broken)
+    monkeypatch.setitem(readers.READERS, "rocm", lambda: broken)
     finding = anydevice.discover(refresh=True)["rocm"]
     assert (finding.present, finding.stage) == (True, "driver")
     assert finding.reason == "reading it failed: OSError: sysfs is gone"

@@ -41,7 +41,7 @@ LOADING = {
     # The kernels that an engine's row names.
     "ops/trusted_kernels.py",
     # Probes that other packages add.
-    "discovery/probes.py",
+    "discovery/_discover.py",
 }
 """The modules that may use `hooks.load`."""
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
-from anydevice.core.finding import Finding, Sighting, Standing
+from anydevice.core.finding import Finding, Reason, Sighting, Standing
 from anydevice.core.locks import ForkSafeLock
-from anydevice.discovery.probes import look_everywhere
+from anydevice.core.record import replace
 from anydevice.discovery.report import Report
+from anydevice.engines.installed import EntryPoint, entry_points
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.hardware.driver_process.parent import reap
+from anydevice.hardware.readers import READERS, Begin, Look
 from anydevice.settings.config import Config, apply_files, current
 from anydevice.settings.files import variables
 
@@ -46,9 +48,12 @@ _SITUATION = (
 
 _situation = variables(_SITUATION)
 
+_PROBES = "anydevice.probes"
+_GRACE = 0.75
+
 _lock = ForkSafeLock()
 _looking = threading.local()
-_source: Source = look_everywhere
+_source: Source | None = None
 _kept: tuple[tuple[object, ...], Report] | None = None
 _on_refresh: list[Callable[[], None]] = []
 
@@ -168,7 +173,7 @@ def _let_files_take_effect() -> None:
 
 def _look() -> Report:
     began = time.perf_counter()
-    sightings = _source(_time_limit())
+    sightings = (_source or look_everywhere)(_time_limit())
     # The drivers are being asked; loading what comes next takes about as long.
     from anydevice.core.choice import recommend
     from anydevice.discovery.libraries import findings_of, read_ahead
@@ -196,3 +201,91 @@ def _place_in_order(finding: Finding) -> float:
 hooks.discover.register(discover)
 hooks.added_backends.register(added_backends)
 hooks.standing.register(standing_of)
+
+
+def look_everywhere(limit: float) -> Iterator[Sighting]:
+    """A sighting for every backend, after at most `limit` seconds and a little.
+
+    Looking begins at once; the caller waits only when it takes the first sighting. A reader that
+    fails or does not come back is a sighting that says so, and spoils no other. A probe that
+    another package adds under the entry point `anydevice.probes` is a callable that takes the
+    limit and returns a `Sighting`; where it speaks of a known backend it replaces our own reader
+    of it, unless the probe itself failed.
+    """
+    own = _start(READERS, limit)
+    points = entry_points(_PROBES)
+    added = _start({f"probe {p.name} of {p.distribution}": _loader(p) for p in points}, limit)
+
+    def wait() -> Iterator[Sighting]:
+        yield from merge(own(), added())
+
+    return wait()
+
+
+def merge(own: Mapping[str, Sighting], added: Mapping[str, Sighting]) -> list[Sighting]:
+    """Our readers' sightings with those of added probes in their place or after them."""
+    found = {sighting.backend: sighting for sighting in own.values()}
+    notes: list[str] = []
+    for name, sighting in added.items():
+        if sighting.backend == name:  # it failed before it could say what it speaks of
+            notes.append(f"{name}: {sighting.reason}")
+        else:
+            found[sighting.backend] = sighting
+    if notes:
+        cpu = found["cpu"]
+        found["cpu"] = replace(cpu, notes=(*cpu.notes, *notes))
+    return list(found.values())
+
+
+def _loader(point: EntryPoint) -> Begin:
+    def look(limit: float) -> Sighting:
+        sighting = hooks.load(point.target)(limit)
+        if not isinstance(sighting, Sighting):
+            raise TypeError(f"it returned {sighting!r} instead of a Sighting")
+        return sighting
+
+    return lambda: look
+
+
+def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str, Sighting]]:
+    results: dict[str, Sighting] = {}
+
+    def work(name: str, look: Look) -> None:
+        try:
+            results[name] = look(limit)
+        except BaseException as error:  # sys.exit() in a probe is a failure like any other
+            results[name] = _failed(name, error)
+
+    deadline = time.monotonic() + limit + _GRACE
+    looks = {name: _begun(name, begin) for name, begin in readers.items()}
+    threads = [
+        threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
+        for pair in looks.items()
+    ]
+    for thread in threads:
+        thread.start()
+
+    def finish() -> dict[str, Sighting]:
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
+        return {name: results.get(name) or _stopped(name, late) for name in looks}
+
+    return finish
+
+
+def _begun(name: str, begin: Begin) -> Look:
+    try:
+        return begin()
+    except Exception as error:
+        failed = _failed(name, error)
+        return lambda limit: failed
+
+
+def _failed(name: str, error: BaseException) -> Sighting:
+    text = f"reading it failed: {type(error).__name__}: {error}"
+    return _stopped(name, Reason("reading_failed", text))
+
+
+def _stopped(name: str, reason: Reason) -> Sighting:
+    return Sighting(name, present=True, stage="driver", reason=reason)
