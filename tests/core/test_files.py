@@ -57,10 +57,27 @@ def test_permissions_and_links_stay(tmp_path: Path, writer: str) -> None:
 
 
 @posix
-def test_a_new_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
-    files.write_whole(tmp_path / "ours", [b"x"])
-    (tmp_path / "plain").write_bytes(b"x")
-    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+def test_files_get_the_rights_of_new_files_and_the_mask_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+
+    def mask(_: int) -> int:
+        raise AssertionError("other threads make files, too")
+
+    monkeypatch.setattr(os, "umask", mask)
+    files.write_whole(tmp_path / "numbers", [b"x"])
+    assert (tmp_path / "numbers").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_only_what_writers_of_this_file_left_is_removed(tmp_path: Path) -> None:
+    own, others = f".run[1].{'a' * 16}.part", [f".run1.{'a' * 16}.part", ".run[1].mine.part"]
+    others.append(f".run[1].b.{'a' * 16}.part")
+    for name in (own, *others):
+        (tmp_path / name).write_bytes(b"")
+    files.remove_leftovers(tmp_path / "run[1]")
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
+    files.remove_leftovers(tmp_path / "nowhere" / "run")
 
 
 def test_text_is_written_as_it_is(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ import pytest
 import anydevice
 from anydevice import nn, ops
 from anydevice.core.device import Device
-from anydevice.core.files import remove_leftovers, write_whole
 from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
@@ -247,59 +246,6 @@ def test_descriptions_hold_settings_of_every_kind() -> None:
     assert from_json(json.loads(json.dumps(to_json(value)))) == value
     with pytest.raises(ConfigurationError, match="cannot be written as JSON"):
         to_json(Many(object()))
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "numbers"
-    write_whole(path, [b"old"])
-
-    def broken() -> Any:
-        yield b"new"
-        raise RuntimeError("the disk is full")
-
-    with pytest.raises(RuntimeError):
-        write_whole(path, broken())
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["numbers"]
-    with pytest.raises(TransferError, match="cannot be written"):
-        write_whole(path / "inside", [b"x"])
-
-
-def test_files_get_the_rights_of_new_files_and_the_mask_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "plain").write_bytes(b"")
-
-    def mask(_: int) -> int:
-        raise AssertionError("other threads make files, too")
-
-    monkeypatch.setattr(os, "umask", mask)
-    write_whole(tmp_path / "numbers", [b"x"])
-    assert (tmp_path / "numbers").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_what_a_symbolic_link_leads_to_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "real" / "numbers")
-    write_whole(link, [b"old"])
-    write_whole(link, [b"new"])
-    assert link.is_symlink()
-    assert (tmp_path / "real" / "numbers").read_bytes() == b"new"
-    left = tmp_path / "real" / f".numbers.{'0' * 16}.part"
-    left.write_bytes(b"")
-    remove_leftovers(link)
-    assert os.listdir(tmp_path / "real") == ["numbers"]
-
-
-def test_only_what_writers_of_this_file_left_is_removed(tmp_path: Path) -> None:
-    own, others = f".run[1].{'a' * 16}.part", [f".run1.{'a' * 16}.part", ".run[1].mine.part"]
-    others.append(f".run[1].b.{'a' * 16}.part")
-    for name in (own, *others):
-        (tmp_path / name).write_bytes(b"")
-    remove_leftovers(tmp_path / "run[1]")
-    assert sorted(os.listdir(tmp_path)) == sorted(others)
-    remove_leftovers(tmp_path / "nowhere" / "run")
 
 
 # Trainings

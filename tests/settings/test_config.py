@@ -141,7 +141,7 @@ def test_jit_reaches_jax_and_torch() -> None:
 def test_variables_are_set_and_flags_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_b=2")
     monkeypatch.setenv("SOME_VARIABLE", "old")
-    monkeypatch.setattr(effects, "_READ_AT_START", ())
+    monkeypatch.setattr(library_settings, "_READ_AT_START", ())
     anydevice.configure(env={"XLA_FLAGS": "--xla_b=3", "SOME_VARIABLE": "new"})
     assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_b=3"
     assert os.environ["SOME_VARIABLE"] == "new"
@@ -152,7 +152,7 @@ def test_variables_are_as_before_when_they_are_set_no_longer(
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     monkeypatch.setenv("SOME_VARIABLE", "old")
-    monkeypatch.setattr(effects, "_READ_AT_START", ())
+    monkeypatch.setattr(library_settings, "_READ_AT_START", ())
     anydevice.configure(env={"XLA_FLAGS": "--xla_a=2", "SOME_VARIABLE": "new", "OTHER": "1"})
     anydevice.configure(env={"XLA_FLAGS": "--xla_b=3", "SOME_VARIABLE": "newer"})
     assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_b=3"
@@ -246,7 +246,7 @@ def test_what_is_read_once_comes_too_late_after_the_import(
     monkeypatch.setenv(variable, "")
     for name in ("cupy", "pyopencl", "mlx.core"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(effects, "_READ_AT_START", ())
+    monkeypatch.setattr(library_settings, "_READ_AT_START", ())
     anydevice.configure(env={variable: "1"})
     monkeypatch.setitem(sys.modules, module, sys)
     with pytest.warns(UserWarning, match=f"{variable} was set too late: {library} is imported"):
