@@ -1,9 +1,8 @@
 """What anydevice does, on this machine, in about twenty seconds: `make demo` runs it.
 
-Finds the devices, chooses one, has it compute something in a child process and compares the
-answer, moves a nested model there and back, loads it from a file straight onto the device, runs a
-decoder there whose logits are compared with those of the CPU, and trains a model there that reads
-handwritten digits. Exits with 1 if anything is wrong.
+Finds the devices, chooses one, and checks a computation on it in a child process. Then moves a tree
+of arrays there and back, loads it from a file, runs a decoder and compares its logits with float64
+on the CPU, and trains a classifier of handwritten digits. Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TOLERANCE = 1e-4
 
 
 def main() -> int:
-    """Run every step; the exit code is 0 only where all of them went well."""
+    """Run every step; the exit code is 0 only if all of them succeed."""
     with step("Find the devices of this machine"):
         report = anydevice.discover()
     print(indented(str(report)))
@@ -40,97 +39,95 @@ def main() -> int:
     with step("Choose one"), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         device = anydevice.device()
-    print(f"  {device}, served by {device.engine}, chosen by the {device.chosen_by}")
+    print(f"  {device} with {device.engine}, chosen by the {device.chosen_by}")
     for warning in said:
-        print(f"  said on the way: {warning.message}")
+        print(f"  warning: {warning.message}")
 
-    with step("Let it compute in a child process, and compare the answer"):
+    with step("Check a computation in a child process"):
         verdict = device.check()
     if not verdict:
-        print(f"  ✗ {device} through {verdict.engine}: {verdict.reason}")
-        print("  anydevice doctor says more.")
+        print(f"  ✗ {device} with {verdict.engine}: {verdict.reason}")
+        print("  Run anydevice doctor for details.")
         return 1
-    print(f"  ✓ the product of two matrices was right, through {verdict.engine}")
+    print(f"  ✓ a matrix product with {verdict.engine} was right")
     if verdict.first_call and verdict.second_call:
         first, second = verdict.first_call * 1000, verdict.second_call * 1000
-        print(f"    the first one took {first:.1f} ms, the second {second:.1f} ms")
+        print(f"    the first call took {first:.1f} ms, the second {second:.1f} ms")
 
     model = make_model()
     count, size = len(arrays_of(model)), sum(array.nbytes for array in arrays_of(model).values())
     placed: Model = {}
-    with step(f"Move a nested model there, {count} arrays of {size / 1e6:.0f} MB"):
+    with step(f"Move a tree of {count} arrays there, {size / 1e6:.0f} MB"):
         placed = moved(model, device)
     print(f"  the weights are now a {kind_of(placed)}; the name is still {placed['name']!r}")
     copied = placed["layers"][0]["weight"] is not model["layers"][0]["weight"]
     if copied:
-        print(f"  {speed(size, lambda: moved(model, device))} on the way there")
+        print(f"  {speed(size, lambda: moved(model, device))} to the device")
     else:
-        print("  they were where they should be already, so nothing was copied")
+        print("  they were there already, so nothing was copied")
 
-    with step("Bring it back, and compare"):
+    with step("Move it back and compare"):
         wrong = differences(model, anydevice.to_numpy(placed))
     if wrong:
-        print(f"  ✗ these came back changed: {', '.join(wrong)}")
+        print(f"  ✗ changed on the way: {', '.join(wrong)}")
         return 1
     if copied:
-        print(f"  {speed(size, lambda: anydevice.to_numpy(placed))} on the way back")
-    print("  ✓ every number came back as it was sent")
+        print(f"  {speed(size, lambda: anydevice.to_numpy(placed))} from the device")
+    print("  ✓ every number came back unchanged")
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
         save(arrays_of(model), path)
-        with step("Load it from a file, straight onto the device"):
+        with step("Load it from a file straight onto the device"):
             loaded = anydevice.load_weights(path, device)
         print(f"  {speed(size, lambda: anydevice.load_weights(path, device))} from the file")
     wrong = differences(arrays_of(model), anydevice.to_numpy(loaded), "file")
     if wrong:
-        print(f"  ✗ these were loaded wrongly: {', '.join(wrong)}")
+        print(f"  ✗ loaded wrongly: {', '.join(wrong)}")
         return 1
-    print("  ✓ every number is that of the file")
+    print("  ✓ every number matches the file")
 
-    with step("Run a decoder on the device, written in ops alone"):
+    with step("Run a decoder made of ops on the device"):
         there = decode(device(decoder.random_parameters(SHAPE)), device)
     exact = decode(in_float64(decoder.random_parameters(SHAPE)), None)
     off = float(numpy.abs(there - exact).max() / numpy.abs(exact).max())
     if not off <= TOLERANCE:
-        print(f"  ✗ the logits are off by {off:.1e} of the largest, more than {TOLERANCE:.0e}")
+        print(f"  ✗ the relative error of the logits is {off:.1e}, above {TOLERANCE:.0e}")
         return 1
-    print(
-        f"  ✓ its {there.size:,} logits are those of float64 on the CPU, off by {off:.1e} at most"
-    )
+    print(f"  ✓ its {there.size:,} logits match float64 on the CPU, error at most {off:.1e}")
     if not reads_digits(device):
         return 1
-    print("\nAll went well. Next: .venv/bin/anydevice doctor, or README.md")
+    print("\nEverything works. Next: .venv/bin/anydevice doctor, or README.md")
     return 0
 
 
 def reads_digits(device: anydevice.Device) -> bool:
-    """Train `examples/digits.py` on the device, check it there, and say how well it reads."""
+    """Train `examples/digits.py` on the device, verify it there, and print its accuracy."""
     digits = runpy.run_path(str(Path(__file__).parents[1] / "examples/digits.py"))
-    where = anydevice.Device(str(device))  # whoever trains finds an engine with gradients for it
-    with step("Train a model there that reads handwritten digits"):
+    where = anydevice.Device(str(device))  # training finds an engine with gradients
+    with step("Train a classifier of handwritten digits there"):
         try:
             trained, losses = digits["fitted"](digits["network"](), where)
         except anydevice.UnsupportedError as error:
-            print(f"\n  – left out: {error}")
+            print(f"\n  – skipped: {error}")
             print('    pip install "anydevice[torch]", or [jax], or [mlx], and run this again')
             return True
     print(f"  its loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} epochs")
     pictures, labels = digits["held_out"]()
-    with step("Compare it there, layer by layer, with float64 on the CPU"):
+    with step("Compare it layer by layer with float64 on the CPU"):
         checked = anydevice.compile(trained, where, optimize="none", verify=pictures)
     print(f"  ✓ {checked.report.checked}")
     right = digits["accuracy"](checked, pictures, labels)
     good = bool(right >= digits["WANTED"])
-    print(f"  {'✓' if good else '✗'} it reads {right:.1%} of {len(labels)} digits it never saw")
+    print(f"  {'✓' if good else '✗'} it reads {right:.1%} of {len(labels)} new digits correctly")
     print(digits["drawn"](pictures[0, 0]))
-    print(f"  is taken for a {digits['guesses'](checked, pictures[:1])[0]}")
+    print(f"  is read as a {digits['guesses'](checked, pictures[:1])[0]}")
     return good
 
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Say what is done, and after it how long it took."""
+    """Print the title of a step, and its duration at the end."""
     print(f"\n{title} … ", end="", flush=True)
     began = time.perf_counter()
     yield
@@ -138,7 +135,7 @@ def step(title: str) -> Iterator[None]:
 
 
 def make_model() -> Model:
-    """A nest of arrays as any library might keep one, with leaves that are no arrays."""
+    """A tree of arrays, with some leaves that are not arrays."""
     numbers = numpy.random.default_rng(2024)
     layers = [
         {"weight": numbers.random((1024, 1024), "float32"), "bias": numpy.zeros(1024, "float32")}
@@ -155,7 +152,7 @@ def arrays_of(model: Model) -> dict[str, Any]:
 
 
 def decode(parameters: Any, device: anydevice.Device | None) -> Any:
-    """The logits for a text of 32 tokens, read at once and then one more from the cache."""
+    """The logits of a prompt of 32 tokens, and of one more token with the cache."""
     ids = numpy.random.default_rng(7).integers(0, SHAPE.vocabulary, (1, 33)).astype("int32")
     places = numpy.arange(33, dtype="int32")
 
@@ -177,7 +174,7 @@ def decode(parameters: Any, device: anydevice.Device | None) -> Any:
 
 
 def in_float64(parameters: Any) -> Any:
-    """The same numbers as float64, in the same nest."""
+    """The same tree in float64."""
     if isinstance(parameters, dict):
         return {name: in_float64(part) for name, part in parameters.items()}
     if isinstance(parameters, list):
@@ -186,14 +183,14 @@ def in_float64(parameters: Any) -> Any:
 
 
 def moved(model: Model, device: anydevice.Device) -> Model:
-    """The model on the device, when all of it has arrived."""
+    """The model on the device, synchronized."""
     placed: Model = anydevice.to_device(model, device)
     anydevice.synchronize(device)
     return placed
 
 
 def speed(size: int, work: Callable[[], object]) -> str:
-    """How many bytes a second that is, the best of three: the first one still sets things up."""
+    """The best rate of three runs; the first one includes setup."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -228,7 +225,7 @@ def kind_of(placed: Model) -> str:
 
 
 def differences(sent: object, back: object, path: str = "model") -> list[str]:
-    """The paths of everything that is not what it was: type, shape or a single number."""
+    """The paths of all leaves that differ in type, shape or value."""
     if isinstance(sent, dict) and isinstance(back, dict) and sent.keys() == back.keys():
         return [p for key in sent for p in differences(sent[key], back[key], f"{path}[{key!r}]")]
     if isinstance(sent, list | tuple) and type(sent) is type(back) and len(sent) == len(back):
@@ -241,7 +238,7 @@ def differences(sent: object, back: object, path: str = "model") -> list[str]:
 
 
 def indented(text: str) -> str:
-    """The text, two columns to the right."""
+    """The text, indented by two columns."""
     return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
 
 
