@@ -19,12 +19,12 @@ from anydevice.check.comparing import ROUNDING_UNIT, Difference
 from anydevice.check.runners import Progress, Runner, find_runners, runner
 from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, refuse_wrong, save
 from anydevice.choose.scope import device as choose_device
-from anydevice.core.device import Device
+from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record, replace
 from anydevice.engines.trust import Entry
-from anydevice.errors import DeviceNotFoundError, UnsupportedError
+from anydevice.errors import UnsupportedError
 from anydevice.memory.out_of_memory import in_a_line, refuse
 from anydevice.ops import trusted_kernels
 
@@ -219,7 +219,7 @@ def warm_up(
     """
     chosen = choose_device(device)
     if chosen.engine is None:
-        raise DeviceNotFoundError(f"no installed library drives {chosen}: {chosen.why_not}")
+        raise not_driven(chosen)
     kinds = [as_dtype(dtype).name for dtype in dtypes]
     names = trusted_kernels.kernels_of(chosen.engine, chosen)
     if not names:

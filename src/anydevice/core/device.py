@@ -179,11 +179,7 @@ class Device:
         """
         engine = self.engine
         if engine is None:
-            known = self._known()
-            fix = f"; to fix it: {known.fix}" if known and known.fix else ""
-            raise DeviceNotFoundError(
-                f"no installed library drives {self}: {self.why_not}{fix}", tuple(hooks.discover())
-            )
+            raise not_driven(self)
         return hooks.native(self, engine)
 
     def check(self, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
@@ -253,6 +249,17 @@ def _rebuild(
     device = Device.__new__(Device)
     device._set(backend, index, engine, chosen_by, None, picked)
     return device
+
+
+def not_driven(device: Device) -> DeviceNotFoundError:
+    """The error for a device whose engine is needed, and that has none."""
+    standing = device.standing
+    fix = f"; to fix it: {standing.fix}" if standing and standing.fix else ""
+    return DeviceNotFoundError(
+        f"no installed library drives {device}: {device.why_not}{fix}",
+        tuple(hooks.discover()),
+        standing.reasons if standing else (),
+    )
 
 
 def parse_place(place: str) -> tuple[str, int | None]:

@@ -17,7 +17,7 @@ from anydevice.core.hooks import load as load_by_name
 from anydevice.core.record import NOTHING, Record
 from anydevice.engines.installed import Build, EntryPoint, entry_points, read_build
 from anydevice.engines.library_settings import jax_started
-from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 
 GROUP = "anydevice.engines"
 
@@ -248,15 +248,17 @@ def load(name: str) -> Engine:
     row = row_of(name)
     build = installed(name)
     if not build.installed:
-        raise UnsupportedError(f"{row.label} is not installed; run: pip install {row.libraries[0]}")
+        instead = f"run: pip install {row.libraries[0]}"
+        raise Absent(f"{row.label} is not installed", instead, "library_missing").error()
     try:
         engine: Engine = load_by_name(row.target)
     except Exception as error:  # a damaged installation fails in any way it likes
-        raise UnsupportedError(
-            f"{build.name} is installed, but importing it failed with "
-            f"{type(error).__name__}: {error}; run: "
-            f"pip install --force-reinstall {row.libraries[0]}"
-        ) from error
+        what = f"{build.name} is installed, but importing it failed with"
+        raise Absent(
+            f"{what} {type(error).__name__}: {error}",
+            f"run: pip install --force-reinstall {row.libraries[0]}",
+            "damaged_installation",
+        ).error() from error
     for listener in tuple(_listeners):
         listener(engine)
     return engine

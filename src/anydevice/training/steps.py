@@ -19,7 +19,7 @@ import numpy as np
 
 from anydevice import ops
 from anydevice.compiling.versions import FallbackFunction, compilers_for
-from anydevice.core.device import Device
+from anydevice.core.device import Device, not_driven
 from anydevice.core.donation import consuming
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
@@ -29,7 +29,6 @@ from anydevice.core.trees import Tree, leaves, mapped, refilled
 from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import place_of
-from anydevice.errors import DeviceNotFoundError
 from anydevice.models.precision import LossScale, Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.losses import Loss, computes_in_float32
@@ -89,7 +88,7 @@ def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int)
     the engines that can, where the engine has no gradients.
     """
     if device.engine is None:
-        raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
+        raise not_driven(device)
     engine = registry.load(device.engine)
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):

@@ -8,12 +8,12 @@ from typing import Any
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core import hooks
-from anydevice.core.device import Device
+from anydevice.core.device import Device, not_driven
 from anydevice.core.engine import Engine
 from anydevice.discovery import _discover as discovery
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of, place_of
-from anydevice.errors import AnyDeviceError, DeviceMismatchError, DeviceNotFoundError, TransferError
+from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.copying import download, move, upload
 from anydevice.transfer.sharing import SharedMemory, can_hold, shared_memory
@@ -155,7 +155,7 @@ class Destination:
 
     def __init__(self, device: Device) -> None:
         if device.engine is None:
-            raise DeviceNotFoundError(f"no installed library drives {device}: {device.why_not}")
+            raise not_driven(device)
         standing = device.standing
         self.device = device
         self.place = place_of(device)

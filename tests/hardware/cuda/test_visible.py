@@ -91,7 +91,7 @@ def test_what_a_value_shows(value: str | None, cards: list[int]) -> None:
         ("", "an entry is empty"),
         ("9", '"9" is past the last card, 2'),
         ("-1", '"-1" ends the list'),
-        ("x", '"x" is no number'),
+        ("x", '"x" is not an index'),
         ("0,0", '"0" names a card that is named before'),
         ("GPU-f4", '"GPU-f4" fits 2 cards'),
         ("GPU-0000", 'no card has the UUID "GPU-0000"'),

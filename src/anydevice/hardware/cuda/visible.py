@@ -84,7 +84,7 @@ def _by_index(entry: str, cards: Sequence[CardNames]) -> Position | str:
     # CUDA reads the leading number and passes over what follows it.
     match = _LEADING_NUMBER.match(entry)
     if match is None:
-        return f'"{entry.strip()}" is no number' if entry.strip() else "an entry is empty"
+        return f'"{entry.strip()}" is not an index' if entry.strip() else "an entry is empty"
     index = _as_c_int(int(match[1]))
     if index < 0:
         return f'"{entry.strip()}" ends the list'

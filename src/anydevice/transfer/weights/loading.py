@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from anydevice.choose.scope import device as choose_device
-from anydevice.core.device import Device
+from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
 from anydevice.core.progress import ProgressBar
@@ -21,7 +21,6 @@ from anydevice.engines import registry
 from anydevice.engines.lookup import place_of
 from anydevice.errors import (
     ConfigurationError,
-    DeviceNotFoundError,
     TransferError,
     UnsupportedError,
 )
@@ -76,7 +75,7 @@ def load_weights(
         raise UnsupportedError("safetensors files are little-endian, and this machine is not")
     model = read_model(Path(path).expanduser())
     if target.engine is None:
-        raise DeviceNotFoundError(f"no installed library drives {target}: {target.why_not}")
+        raise not_driven(target)
     engine, place = registry.load(target.engine), place_of(target)
     arrays: dict[str, Any] = dict.fromkeys(model)
     try:
