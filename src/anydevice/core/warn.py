@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 
-_OURS = __name__.partition(".")[0]
+_PASSED_OVER = (__name__.partition(".")[0], "contextlib", "functools")
+"""Our own modules, and those of the standard library that lie between them."""
 
 
 def warn(message: str | Warning) -> None:
@@ -14,7 +15,7 @@ def warn(message: str | Warning) -> None:
     It does not matter how many of our own functions lie between.
     """
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _package(frame.f_globals) == _OURS:
+    while frame.f_back is not None and _package(frame.f_globals) in _PASSED_OVER:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 
