@@ -52,16 +52,13 @@ class DeviceUsage(Record):
 
     def to_dict(self) -> dict[str, object]:
         """The same as plain data, ready for JSON."""
+        plain = super().to_dict()
+        readings = plain.pop("readings")
         return {
-            "device": self.device,
-            "also": list(self.also),
-            "name": self.name,
-            "total": self.total,
-            "usable": self.usable,
-            "free": self.free,
+            **plain,
+            "free": readings.pop("free_memory"),
             "pressure": self.pressure,
-            **{k: v for k, v in self.readings.to_dict().items() if k != "free_memory"},
-            "processes": [process.to_dict() for process in self.processes],
+            **readings,
         }
 
 

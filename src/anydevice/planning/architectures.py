@@ -31,18 +31,18 @@ config's `sliding_window_pattern`) has none.
 class Architecture(Record):
     """One family: what its layers have beside the matrices that every decoder has.
 
-    `norms` is the number of norms with a vector of the hidden size that a layer has, `norm_bias`
-    says that each has a second vector. `query_key_norms` are norms of one head (`"head"`) or of
-    all heads (`"heads"`). `rotary` tells of a table of rotary frequencies,
-    for `rotary_share` of a head or what the config has under `rotary_key`; with
-    `rotary_by_window`, layers with a window have another. `parallel` layers
-    feed attention and network from one input. `eager` attention holds all scores in memory,
-    and so does `unfused` attention, whose heads no fused kernel takes. `wide_routing` weighs what
-    experts give in 32 bits.
-    `positions` are learned, one vector each. `plain_heads` share the hidden size
-    evenly, each with keys of its own, unless the config's key `multi_query_if` is true, and all
-    share one, or `grouped_if` is, and they share those of `kv_heads`. `windows_if` is the key that
-    turns windows on, `parallel_norms` the one that says how many norms parallel layers have.
+    - `norms`: the norms of the hidden size in a layer; with `layer_norm` each has a bias.
+    - `query_key_norms`: norms of one head (`"head"`) or of all heads (`"heads"`).
+    - `rotary`: a table of rotary frequencies, for `rotary_share` of a head or the config's value
+      under `rotary_key`; with `rotary_by_window`, layers with a window have another table.
+    - `positions`: learned position embeddings.
+    - `parallel`: attention and network of a layer have one input; `parallel_norms` is the key of
+      the number of norms in such layers.
+    - `eager` and `unfused`: attention holds all scores in memory.
+    - `wide_routing`: the results of experts are weighted in float32.
+    - `plain_heads`: heads share the hidden size evenly, each with its own keys; all share one key
+      where the config's key `multi_query_if` is true, or `kv_heads` of them where `grouped_if` is.
+    - `windows_if`: the key that turns windows on.
 
     >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
     (True, False)
@@ -56,7 +56,6 @@ class Architecture(Record):
     fused_qkv: bool = False
     fused_gate: bool = False
     norms: int = 2
-    norm_bias: bool = False
     norm_weights: bool = True
     layer_norm: bool = False
     query_key_norms: Literal["", "head", "heads"] = ""
@@ -86,7 +85,12 @@ TIED = {"tie_word_embeddings": True}
 _GEMMA = {"head_dim": 256, **TIED}
 
 UNKNOWN = Architecture()
-"""What is assumed of a family that is not in the table: the layers of Llama."""
+"""The row of a family that is not in the table: the layers of Llama are assumed."""
+
+
+def _biases(flag: Flag) -> dict[str, Any]:
+    return {"qkv_bias": flag, "output_bias": flag, "mlp_bias": flag}
+
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
@@ -96,21 +100,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
     ),
     "ernie4_5": Architecture(
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp_bias="use_bias",
-        defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED},
+        **_biases("use_bias"), defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED}
     ),
     "mistral": Architecture(
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        **_biases(False), defaults={"num_key_value_heads": 8, "sliding_window": 4096}
     ),
     "qwen2": Architecture(
-        qkv_bias=True,
-        output_bias=False,
-        mlp_bias=False,
+        **_biases(False) | {"qkv_bias": True},
         windows="last",
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     ),
@@ -118,12 +114,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         mlp_bias=False,
         query_key_norms="head",
         windows="last",
-        defaults={
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
+        defaults={"num_key_value_heads": 32, "head_dim": 128}
+        | {"sliding_window": 4096, "max_window_layers": 28},
     ),
     "gemma": Architecture(
         mlp_bias=False, embedding_scale=True, defaults={"num_key_value_heads": 16, **_GEMMA}
@@ -148,13 +140,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
     ),
     "phi": Architecture(
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        **_biases(True),
         head_bias=True,
         gated=False,
         norms=1,
-        norm_bias=True,
         layer_norm=True,
         query_key_norms="head",
         query_key_norms_if="qk_layernorm",
@@ -164,17 +153,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"hidden_act": "gelu_new"},
     ),
     "phi3": Architecture(
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        fused_qkv=True,
-        fused_gate=True,
-        rotary_key="partial_rotary_factor",
+        **_biases(False), fused_qkv=True, fused_gate=True, rotary_key="partial_rotary_factor"
     ),
     "mixtral": Architecture(
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
+        **_biases(False),
         experts=True,
         wide_routing=True,
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
@@ -184,48 +166,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         query_key_norms="head",
         windows_if="use_sliding_window",
         experts=True,
-        defaults={
-            "num_key_value_heads": 4,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "sliding_window": None,
-        },
+        defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
+        | {"moe_intermediate_size": 768, "sliding_window": None},
     ),
     "qwen2_moe": Architecture(
-        qkv_bias="qkv_bias",
-        output_bias=False,
-        mlp_bias=False,
+        **_biases(False) | {"qkv_bias": "qkv_bias"},
         windows="none",
         experts=True,
-        defaults={
-            "qkv_bias": True,
-            "num_key_value_heads": 16,
-            "num_experts": 60,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-        },
+        defaults={"qkv_bias": True, "num_key_value_heads": 16, "num_experts": 60}
+        | {"num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+        | {"shared_expert_intermediate_size": 5632},
     ),
     "olmo": Architecture(mlp_bias=False, norm_weights=False),
     "olmo2": Architecture(mlp_bias=False, query_key_norms="heads"),
     "smollm3": Architecture(windows="none", defaults={"num_key_value_heads": 4, **TIED}),
     "starcoder2": Architecture(
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp_bias="use_bias",
+        **_biases("use_bias"),
         gated=False,
-        norm_bias=True,
         layer_norm=True,
         defaults={"use_bias": True, "num_key_value_heads": 2, **TIED},
     ),
     "gpt2": Architecture(
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        **_biases(True),
         gated=False,
         fused_qkv=True,
-        norm_bias=True,
         layer_norm=True,
         rotary=False,
         positions=True,
@@ -233,12 +197,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"n_positions": 1024, "activation_function": "gelu_new", **TIED},
     ),
     "gpt_neox": Architecture(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
         mlp_bias=True,
         gated=False,
         fused_qkv=True,
-        norm_bias=True,
         layer_norm=True,
         parallel="use_parallel_residual",
         rotary_share=0.25,
@@ -247,12 +208,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"attention_bias": True, "use_parallel_residual": True},
     ),
     "falcon": Architecture(
-        qkv_bias="bias",
-        output_bias="bias",
-        mlp_bias="bias",
+        **_biases("bias"),
         gated=False,
         fused_qkv=True,
-        norm_bias=True,
         layer_norm=True,
         parallel="parallel_attn",
         unfused=True,

@@ -79,7 +79,7 @@ def _shape(config: ModelConfig, dtype: object) -> ModelShape:
     tied = bool(config.get("tie_word_embeddings"))
     head = sizes.vocabulary * ((0 if tied else sizes.hidden) + row.head_bias)
     positions = config.number("longest_context") * sizes.hidden if row.positions else 0
-    final = sizes.hidden * row.norm_weights * (1 + row.norm_bias)
+    final = sizes.hidden * row.norm_weights * (1 + row.layer_norm)
     assumed = list(config.assumed)
     if name is None:
         assumed.append(f"no dtype is named for the weights: {own} is assumed")
@@ -220,7 +220,7 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     norms = row.norms
     if row.parallel_norms and config.flag(row.parallel):
         norms = config.count(row.parallel_norms) or (2 if _is_grouped(config) else 1)
-    each = row.norm_weights * (1 + row.norm_bias)
+    each = row.norm_weights * (1 + row.layer_norm)
     total = norms * sizes.hidden * each
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
         if row.query_key_norms == "head":

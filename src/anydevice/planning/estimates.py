@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.record import Record, as_dict, replace
+from anydevice.core.record import Record, replace
 from anydevice.core.text import format_size
 from anydevice.planning.architectures import Experts, ModelShape, float_dtype, integer
 from anydevice.planning.decoder import USUAL_DTYPE
@@ -71,8 +71,8 @@ class MemoryEstimate(Record):
     def total(self) -> int:
         """All parts together: what must be free, within -3 and +8 percent for nine in ten models.
 
-        What PyTorch's allocator holds idle is not known to the byte before it has run, so a model
-        with hardly more room than this may still run out; a plan keeps 3 % for that.
+        What PyTorch's allocator holds idle is not known to the byte before it has run, so with
+        hardly more memory than this a model may still run out; a plan keeps 3 % for that.
         """
         return self.weights + self.kv_cache + self.activations + self.logits + self.overhead
 
@@ -82,15 +82,14 @@ class MemoryEstimate(Record):
         return self.total / 2**30
 
     def on_cpu(self) -> MemoryEstimate:
-        """The same without what only an accelerator takes: the CPU has no such overhead."""
+        """The same without the overhead, which only an accelerator has."""
         return replace(self, overhead=0, overheads=Overhead())
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain values, as `anydevice plan --json` prints it."""
-        plain = {name: value for name, value in vars(self).items() if name != "shape"}
-        plain["assumed"] = list(self.assumed)
-        plain["overheads"] = as_dict(self.overheads)
-        return {**plain, "total": self.total, "total_gib": self.total_gib}
+        plain = super().to_dict() | {"total": self.total, "total_gib": self.total_gib}
+        del plain["shape"]
+        return plain
 
     def __str__(self) -> str:
         title = f"{self.context} tokens × {self.batch} in {self.dtype}, cache in {self.kv_dtype}"
@@ -124,8 +123,8 @@ def estimate_inference(
     `kv_heads head_size tied window experts experts_per_token expert_size architecture`.
 
     `context` tokens of each of `batch` sequences can be read and written. The weights are in
-    `dtype` (`None`: the model's own type, else bfloat16), the cache in `kv_dtype` (`None`: the
-    same; where weights are quantized, the type they are computed in); both are floats. With
+    `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype` (`None`: the same;
+    where weights are quantized, the dtype they are computed in); both are floats. With
     "int8" or "int4" as `dtype`, the layers are quantized as the usual formats do, and no longer
     counted to the byte.
 
@@ -138,8 +137,8 @@ def estimate_inference(
     >>> 19 < estimate.total_gib < 21
     True
 
-    Raises `ConfigurationError` for what is no model and for numbers that cannot be, and
-    `TransferError` for safetensors files that are not right.
+    Raises `ConfigurationError` for what is not a model and for numbers that are not valid, and
+    `TransferError` for safetensors files that are not valid.
     """
     context, batch = integer("context", context), integer("batch", batch)
     shape = shape_of(model, dtype=dtype, **numbers)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 
 from anydevice.core.device import Device
-from anydevice.core.record import Record, as_dict
+from anydevice.core.record import Record
 from anydevice.planning.architectures import ModelShape
 from anydevice.planning.available import AvailableMemory
 from anydevice.planning.estimates import MemoryEstimate
@@ -38,7 +38,7 @@ class MemoryParts(Record):
 
     def to_dict(self) -> dict[str, int]:
         """The same as plain data, ready for JSON."""
-        return {**as_dict(self), "total": self.total}
+        return {**super().to_dict(), "total": self.total}
 
 
 class LayerRange(Record):

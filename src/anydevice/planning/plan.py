@@ -71,12 +71,7 @@ class Alternative(Record):
 
     def to_dict(self) -> dict[str, object]:
         """The alternative as plain data, ready for JSON."""
-        return {
-            "change": self.change,
-            "value": self.value,
-            "devices": [str(device) for device in self.devices],
-            "total": self.total,
-        }
+        return {**super().to_dict(), "devices": [str(device) for device in self.devices]}
 
 
 class Plan(Record):
@@ -113,15 +108,7 @@ class Plan(Record):
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain data, ready for JSON."""
-        return {
-            "fits": self.fits,
-            "device": str(self.device) if self.device else None,
-            "estimate": self.estimate.to_dict(),
-            "placements": [placement.to_dict() for placement in self.placements],
-            "unplaced": self.unplaced,
-            "alternatives": [alternative.to_dict() for alternative in self.alternatives],
-            "notes": list(self.notes),
-        }
+        return {**super().to_dict(), "device": str(self.device) if self.device else None}
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))

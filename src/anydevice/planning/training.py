@@ -96,8 +96,7 @@ class TrainingEstimate(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain values."""
-        plain = {**vars(self), "assumed": list(self.assumed)}
-        return {**plain, "total_gib": self.total_gib}
+        return {**super().to_dict(), "total_gib": self.total_gib}
 
     def __str__(self) -> str:
         way = " with mixed precision" if self.mixed else ""
@@ -136,8 +135,8 @@ def estimate_training(
     >>> 20 < estimate.total_gib < 22
     True
 
-    Raises `ConfigurationError` for what is no model, an optimizer that is not known, and ways of
-    training that do not go together.
+    Raises `ConfigurationError` for what is not a model, for an unknown optimizer, and for options
+    that exclude each other.
     """
     context, batch = integer("context", context), integer("batch", batch)
     if optimizer not in OPTIMIZERS:
