@@ -221,7 +221,7 @@ REFUSED: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], str]]] = {
         ((*ADAM, np.ones(1, np.int32)), {"rate": 0.1}, "array of int32 of the shape (1,)"),
         ((*ADAM, np.ones((), bool)), {"rate": 0.1}, "array of bool"),
         ((*ADAM, 1), {"rate": [0.1]}, "but it is a list"),
-        ((*ADAM, 1), {"rate": 0.1, "beta1": 1.0}, "beta1 is a number that is from 0 up to and"),
+        ((*ADAM, 1), {"rate": 0.1, "beta1": 1.0}, "beta1 is a number that is at least 0 and below 1"),
         ((*ADAM, 1), {"rate": 0.1, "beta2": -0.5}, "but it is -0.5"),
         ((*ADAM, 1), {"rate": 0.1, "eps": -1e-8}, "eps is a number that is 0 or more"),
     ],

@@ -88,10 +88,6 @@ class Timings(Record):
             for row in self.rows
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, ready for JSON."""
-        return {"function": self.function, "rows": [as_dict(row) for row in self.rows]}
-
     def __str__(self) -> str:
         head = ("device", "engine", "time", "spread", "first call", "speed-up")
         lines = table(head, [_cells(row) for row in self.rows], right=(2, 3, 4, 5))

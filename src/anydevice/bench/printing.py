@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from anydevice.bench.results import (
-    UNITS,
-    Change,
-    Comparison,
-    Measurement,
-    Results,
-)
+from anydevice.bench.results import UNITS, Change, Comparison, Measurement, Results
 from anydevice.core.text import format_rate, format_time, percent, table, times
 
 HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from anydevice.core.record import Record, as_dict
+from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
 
 FORMAT = 1
@@ -142,16 +142,7 @@ class Results(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""
-        return {
-            "format": FORMAT,
-            **as_dict(self),
-            "devices": [
-                {**as_dict(device), "engines": dict(device.engines)} for device in self.devices
-            ],
-            "ceilings": [as_dict(ceiling) for ceiling in self.ceilings],
-            "measurements": [as_dict(measurement) for measurement in self.measurements],
-            "notes": list(self.notes),
-        }
+        return {"format": FORMAT, **super().to_dict()}
 
 
 def from_dict(data: Any) -> Results:
@@ -205,17 +196,8 @@ class Change(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""
-        device, engine, op, case, dtype = self.new.key
-        return {
-            "op": op,
-            "case": case,
-            "dtype": dtype,
-            "device": device,
-            "engine": engine,
-            "before": self.old.seconds,
-            "now": self.new.seconds,
-            "factor": self.factor,
-        }
+        times = {"before": self.old.seconds, "now": self.new.seconds, "factor": self.factor}
+        return {**_names(self.new), **times}
 
 
 class Comparison(Record):
@@ -241,20 +223,12 @@ class Comparison(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""
-        return {
-            "slower": [change.to_dict() for change in self.slower],
-            "faster": [change.to_dict() for change in self.faster],
-            "lost": [
-                dict(zip(("device", "engine", "op", "case", "dtype"), each.key, strict=True))
-                | {"reason": each.reason}
-                for each in self.lost
-            ],
-            "alike": self.alike,
-            "only_before": self.only_before,
-            "only_now": self.only_now,
-            "elsewhere": list(self.elsewhere),
-            "apart": self.apart,
-        }
+        lost = [{**_names(each), "reason": each.reason} for each in self.lost]
+        return {**super().to_dict(), "lost": lost}
+
+
+def _names(each: Measurement) -> dict[str, str]:
+    return {name: getattr(each, name) for name in ("op", "case", "dtype", "device", "engine")}
 
 
 def compare_runs(old: Results, new: Results) -> Comparison:

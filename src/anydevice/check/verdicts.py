@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from anydevice.core.record import Record, as_dict
+from anydevice.core.record import Record
 from anydevice.engines.trust import Entry
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.ops.trusted_kernels import change_trusted
@@ -102,7 +102,7 @@ class Verdicts(Record):
             "quick": self.quick,
             "seconds": self.seconds,
             "counts": self.counts(),
-            "cells": [as_dict(cell) for cell in self.cells],
+            "cells": [cell.to_dict() for cell in self.cells],
         }
 
 

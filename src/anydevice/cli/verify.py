@@ -9,7 +9,6 @@ from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, save
 from anydevice.check.verifying import verify
 from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output
-from anydevice.core.record import as_dict
 from anydevice.core.text import table
 from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     kept = save(verdicts) if arguments.save else None
     if arguments.json:
-        output.json(verdicts.to_dict() | ({"kernels": as_dict(kept)} if kept else {}))
+        output.json(verdicts.to_dict() | ({"kernels": kept.to_dict()} if kept else {}))
     else:
         show(verdicts, output, folded=arguments.op is None and not arguments.all)
         if kept:

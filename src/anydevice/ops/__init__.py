@@ -63,14 +63,7 @@ from anydevice.ops._manipulation import (
 from anydevice.ops._matmul import linear, matmul
 from anydevice.ops._norm import layernorm, log_softmax, rmsnorm, softmax
 from anydevice.ops._optimizers import update_adam, update_lion, update_sgd
-from anydevice.ops._reduce import (
-    argmax,
-    max,
-    mean,
-    min,
-    sum,
-    top_k,
-)
+from anydevice.ops._reduce import argmax, max, mean, min, sum, top_k
 from anydevice.ops._rope import rope
 
 __all__ = [

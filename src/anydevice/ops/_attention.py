@@ -19,12 +19,7 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import (
-    Array,
-    explain,
-    primitives,
-    version_for_dtype,
-)
+from anydevice.ops.dispatch import Array, explain, primitives, version_for_dtype
 
 _SCORES_AT_ONCE = 1 << 26
 """Scores that are in memory at a time, at least for one query: 256 MiB of float32."""

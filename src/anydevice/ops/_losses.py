@@ -5,12 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from anydevice.ops.arguments import require_integers, require_one_dtype, widened, wrong_shapes
-from anydevice.ops.dispatch import (
-    Array,
-    float_version,
-    primitives,
-    run2,
-)
+from anydevice.ops.dispatch import Array, float_version, primitives, run2
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:

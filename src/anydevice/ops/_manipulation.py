@@ -18,14 +18,7 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import (
-    Array,
-    explain,
-    own_version,
-    primitives,
-    run2,
-    run3,
-)
+from anydevice.ops.dispatch import Array, explain, own_version, primitives, run2, run3
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:

@@ -12,13 +12,7 @@ from anydevice.ops.arguments import (
     widened,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import (
-    Array,
-    compiled,
-    number_version,
-    primitives,
-    run3,
-)
+from anydevice.ops.dispatch import Array, compiled, number_version, primitives, run3
 
 
 @compiled

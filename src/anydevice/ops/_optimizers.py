@@ -22,12 +22,7 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import (
-    Array,
-    own_version,
-    primitives,
-    run,
-)
+from anydevice.ops.dispatch import Array, own_version, primitives, run
 
 Arrays = Sequence[Array]
 
@@ -58,10 +53,9 @@ def update_sgd(
     others = {} if velocities is None else {"velocities": velocities}
     if not _alike("update_sgd", parameters, gradients=gradients, **others):
         return [], None if velocities is None else []
+    given = parameters, gradients, velocities, rate, momentum, decay, nesterov
     own = own_version(parameters[0], "update_sgd", _update_sgd)
-    new: tuple[list[Array], list[Array] | None] = run(
-        own, _update_sgd, parameters, gradients, velocities, rate, momentum, decay, nesterov
-    )
+    new: tuple[list[Array], list[Array] | None] = run(own, _update_sgd, *given)
     return new
 
 
@@ -95,22 +89,9 @@ def update_adam(
     eps, decay = _not_negative("update_adam", eps=eps, decay=decay)
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
+    given = parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
     own = own_version(parameters[0], "update_adam", _update_adam)
-    new: tuple[list[Array], list[Array], list[Array]] = run(
-        own,
-        _update_adam,
-        parameters,
-        gradients,
-        means,
-        squares,
-        step,
-        rate,
-        beta1,
-        beta2,
-        eps,
-        decay,
-        decoupled,
-    )
+    new: tuple[list[Array], list[Array], list[Array]] = run(own, _update_adam, *given)
     return new
 
 
@@ -138,10 +119,9 @@ def update_lion(
     (decay,) = _not_negative("update_lion", decay=decay)
     if not _alike("update_lion", parameters, gradients=gradients, means=means):
         return [], []
+    given = parameters, gradients, means, rate, beta1, beta2, decay
     own = own_version(parameters[0], "update_lion", _update_lion)
-    new: tuple[list[Array], list[Array]] = run(
-        own, _update_lion, parameters, gradients, means, rate, beta1, beta2, decay
-    )
+    new: tuple[list[Array], list[Array]] = run(own, _update_lion, *given)
     return new
 
 
@@ -158,9 +138,7 @@ def _step(op: str, step: Any) -> Any:
 
 
 def _shares(op: str, **shares: Any) -> tuple[Any, ...]:
-    return finite_numbers(
-        op, "is from 0 up to and without 1", lambda share: 0 <= share < 1, **shares
-    )
+    return finite_numbers(op, "is at least 0 and below 1", lambda one: 0 <= one < 1, **shares)
 
 
 def _not_negative(op: str, **numbers: Any) -> tuple[Any, ...]:

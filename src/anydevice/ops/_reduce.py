@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from anydevice.ops.arguments import (
-    INT32,
-    axes_of,
-    axis_of,
-    integer,
-    wide,
-    wrong,
-    wrong_shapes,
-)
-from anydevice.ops.dispatch import (
-    Array,
-    explain,
-    known_float,
-    own_version,
-    primitives,
-    run2,
-    run3,
-)
+from anydevice.ops.arguments import INT32, axes_of, axis_of, integer, wide, wrong, wrong_shapes
+from anydevice.ops.dispatch import Array, explain, known_float, own_version, primitives, run2, run3
 
 Axes = int | Sequence[int] | None
 

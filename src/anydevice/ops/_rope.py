@@ -17,12 +17,7 @@ from anydevice.ops.arguments import (
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import (
-    Array,
-    float_version,
-    primitives,
-    run,
-)
+from anydevice.ops.dispatch import Array, float_version, primitives, run
 
 Key = tuple[str, str, Frozen]
 """Size, theta and scaling, with numbers as exact texts: see `freeze`."""
