@@ -227,7 +227,7 @@ def test_experts_and_windows_by_numbers() -> None:
         ({"sliding_window": "4096"}, "sliding_window is an integer"),
         ({"sliding_window": -1}, "sliding_window is 0 or more"),
         ({"layer_types": "full_attention"}, "layer_types is not a list"),
-        ({"model_type": "gemma2", "sliding_window_pattern": "x"}, "sliding_window_pattern is an int"),
+        ({"model_type": "gemma2", "sliding_window_pattern": "x"}, "window_pattern is an int"),
         ({"model_type": "phi", "partial_rotary_factor": "half"}, "a value that is not valid"),
         ({"model_type": "phi", "partial_rotary_factor": float("inf")}, "a value that is not valid"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is at most 100000"),
