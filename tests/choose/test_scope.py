@@ -14,7 +14,7 @@ import anydevice
 from anydevice import Device, testing
 from anydevice.choose.scope import why
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
-from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 
 NO_LIBRARY = Sighting(
     "cuda",
@@ -41,7 +41,13 @@ def test_it_ends_at_the_cpu_with_one_warning_that_gives_every_reason() -> None:
         with pytest.warns(UserWarning, match="using cpu: cuda:0: too old") as said:
             assert str(anydevice.device()) == "cpu"
         assert len(said) == 1
-        assert "fix: buy another" in str(said[0].message)
+        warning = said[0].message
+        assert "fix: buy another" in str(warning)
+        assert isinstance(warning, AnyDeviceWarning)
+        assert [(each.code, each.fix) for each in warning.reasons] == [("too_old", "buy another")]
+        with pytest.raises(DeviceNotFoundError) as caught:
+            anydevice.device("cuda")
+        assert (caught.value.code, caught.value.reasons[0].fix) == ("too_old", "buy another")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert str(anydevice.device()) == "cpu"

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from anydevice import testing
+from anydevice.cli.overview import NEXT
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
+from anydevice.core.record import replace
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -131,3 +133,14 @@ def test_where_nothing_is_to_be_fixed_it_leads_on(anydevice: Anydevice) -> None:
     with testing.fake_machine(keep_settings=True, sightings=[A_CARD_WITHOUT_A_LIBRARY]):
         _, out, _ = anydevice()
     assert "Next: " not in out
+
+
+def test_a_text_that_names_the_doctor_does_not_decide_what_comes_next(
+    anydevice: Anydevice,
+) -> None:
+    note = "a driver that says: run anydevice doctor"
+    told = Sighting("cuda", True, (Seen(0, "gpu", Facts("A card")),), engines=("torch",))
+    with testing.fake_machine(keep_settings=True, sightings=[replace(told, notes=(note,))]):
+        _, out, _ = anydevice()
+    assert note in out
+    assert NEXT in out

@@ -12,9 +12,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 from anydevice.choose.scope import use_device, why
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
+from anydevice.core.finding import Reason
 from anydevice.core.record import Record
 from anydevice.core.warn import warn
-from anydevice.errors import ConfigurationError, DeviceMismatchError
+from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import explained, in_a_line, ran_out
 from anydevice.memory.release import free_what_failed
 from anydevice.transfer.moving import device_of, is_array, to_device
@@ -66,7 +67,8 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
         free_what_failed()
         if not warned:
             warned.append(failure.said)
-            warn(f"{_name(fn)} runs on the CPU: {failure.said.splitlines()[0]}")
+            reason = Reason("out_of_memory", failure.said.splitlines()[0])
+            warn(AnyDeviceWarning(f"{_name(fn)} runs on the CPU: {reason}", [reason]))
 
     if iscoroutinefunction(fn):
 
