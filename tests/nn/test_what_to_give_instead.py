@@ -21,9 +21,9 @@ from anydevice.nn.layers import ACTIVATIONS
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([nn.Dense(2, 2), "relu"], "this list is no layer; layers are given one by one: nn.build("),
-        (nn.Dense, r"Dense is a class and no layer; give one of it, Dense\(…\)"),
-        (None, r"this NoneType is no layer; give a layer such as nn.Dense\(4, 2\)"),
+        ([nn.Dense(2, 2), "relu"], "this list is not a layer; layers are given one by one: nn.build("),
+        (nn.Dense, r"Dense is a class and not a layer; give one of it, Dense\(…\)"),
+        (None, r"this NoneType is not a layer; give a layer such as nn.Dense\(4, 2\)"),
     ],
     ids=["list", "class", "nothing"],
 )
@@ -37,7 +37,7 @@ def test_what_is_no_layer(given: object, said: str) -> None:
 
 def test_a_model_is_no_layer() -> None:
     model = nn.build(nn.Dense(2, 2), device="cpu")
-    with pytest.raises(ConfigurationError, match=r"this Model is no layer; give its \.layer"):
+    with pytest.raises(ConfigurationError, match=r"this Model is not a layer; give its \.layer"):
         nn.build(model, "relu")  # type: ignore[arg-type]
     assert nn.build(model.layer, "relu", device="cpu").output_shape == (2,)
 

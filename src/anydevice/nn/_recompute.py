@@ -1,4 +1,4 @@
-"""Computing activations again in the backward pass, instead of keeping them."""
+"""Recomputing activations in the backward pass, instead of keeping them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Recomputed(Layer):
         return self.layer.initial(generator)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
-        # Whoever watches reads what parts give, and that is no number yet in a checkpoint.
+        # A watch reads the outputs of parts, which have no numbers yet inside a checkpoint.
         kept = not run.training or run.watch is not None
         autodiff = None if kept else _autodiffs[_engine_of(x)]
         if autodiff is None:
@@ -72,11 +72,11 @@ def recompute(model: Model) -> Model: ...
 @overload
 def recompute(model: Layer) -> Layer: ...
 def recompute(model: Model | Layer) -> Model | Layer:
-    """The model, or the layer, with every block of its chain computed again for the gradient.
+    """The model, or the layer, with every block of its chain recomputed for the gradient.
 
     A block is a layer of a `Chain` that has layers inside, such as a `TransformerBlock` or a chain
-    of plain layers. Where there is none, every layer of the chain is one. Training then keeps what
-    goes from block to block and no more; gradients stay the same.
+    of plain layers. Where there is none, every layer of the chain is one. Training then keeps only
+    the activations between blocks; gradients stay the same.
 
     >>> from anydevice import nn
     >>> block = nn.TransformerBlock(8, 2)
@@ -109,7 +109,7 @@ def _has_blocks(chain: Chain) -> bool:
 
 
 def _engine_of(x: Array) -> str:
-    """The name of the engine of x, whose gradients are in the table from then on."""
+    """The name of the engine of x, whose gradients are then in the table."""
     kind = type(x)
     if kind not in _engines:
         engine = owner_of(x)
@@ -121,6 +121,6 @@ def _engine_of(x: Array) -> str:
     return _engines[kind]
 
 
-_autodiffs[""] = None  # what is no array is left for the layer to refuse
-# PyTorch's compiler runs this while it looks through the caller, and keeps the answer.
+_autodiffs[""] = None  # anything but an array is refused by the layer
+# PyTorch's compiler calls this while it traces the caller, and keeps the result.
 _engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

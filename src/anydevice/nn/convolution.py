@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anydevice import ops
-from anydevice.nn import layer as settings
 from anydevice.nn.initializers import Constant, Initializer, initializer_of
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
-from anydevice.nn.layers import ACTIVATIONS, refuse_unknown
+from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, check_booleans, check_integers
+from anydevice.nn.layers import ACTIVATIONS, check_activation
 
 if TYPE_CHECKING:
     from anydevice.transfer.random.generator import Random
@@ -42,16 +41,16 @@ class Conv2d(Layer):
         return f"Conv2d({self.inputs}→{self.outputs}, {_shown(self.size)})"
 
     def settings_fit(self) -> None:
-        self.check_integers(inputs=self.inputs, outputs=self.outputs)
+        check_integers(self, inputs=self.inputs, outputs=self.outputs)
         _pairs(self, 1, size=self.size, stride=self.stride)
         _pairs(self, 0, padding=self.padding)
-        settings.check_booleans(self, bias=self.bias)
+        check_booleans(self, bias=self.bias)
         initializer_of(self.initializer)
         if self.activation is not None:
-            refuse_unknown(self.activation)
+            check_activation(self.activation)
 
     def output(self, shape: Shape) -> Shape:
-        _refuse_no_image(self, shape)
+        _check_image(self, shape)
         if shape[0] != self.inputs:
             raise self.misfit(f"got {shape[0]} channels")
         return (self.outputs, *_windows(self, shape, self.size, self.stride, self.padding))
@@ -73,7 +72,7 @@ class Conv2d(Layer):
 
 
 class _Pool(Layer):
-    """What both kinds of pooling share: windows of `size`, side by side unless `stride` says so."""
+    """The base of both poolings: windows of `size`, side by side where no `stride` is given."""
 
     size: int | Pair
     stride: int | Pair | None = None
@@ -88,7 +87,7 @@ class _Pool(Layer):
             _pairs(self, 1, stride=self.stride)
 
     def output(self, shape: Shape) -> Shape:
-        _refuse_no_image(self, shape)
+        _check_image(self, shape)
         stride = self.size if self.stride is None else self.stride
         return (shape[0], *_windows(self, shape, self.size, stride, 0))
 
@@ -123,14 +122,14 @@ def _pairs(layer: Layer, least: int, **fields: int | Pair) -> None:
     for name, value in fields.items():
         both = value if isinstance(value, tuple) and len(value) == 2 else (value,)
         for one in both:
-            layer.check_integers(least, **{name: one})
+            check_integers(layer, least, **{name: one})
 
 
 def _shown(size: int | Pair) -> str:
     return "×".join(map(str, _pair(size)))
 
 
-def _refuse_no_image(layer: Layer, shape: Shape) -> None:
+def _check_image(layer: Layer, shape: Shape) -> None:
     if len(shape) != 3:
         raise layer.misfit(f"got the shape {shape}, and it takes (channels, height, width)")
 

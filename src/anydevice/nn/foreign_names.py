@@ -1,11 +1,11 @@
-"""What somebody means who asks for a name that other libraries have."""
+"""Hints for names of other libraries, such as `nn.Linear`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "softmax", "tanh"}
-"""Functions that have no class; named here too, because to load them takes all the ops."""
+"""Activations, which have no class; listed here too, because importing them loads all ops."""
 
 _ELSEWHERE = {
     "bce": "nn.binary_cross_entropy",
@@ -25,14 +25,13 @@ _ELSEWHERE = {
     "transformer": "nn.TransformerBlock",
     "transformerencoderlayer": "nn.TransformerBlock",
 }
-"""Names of other libraries, in small letters and without underscores, and ours for them."""
+"""Names of other libraries, in lower case without underscores, and ours for them."""
 
 
 class NoSuchNameError(AttributeError):
-    """A module has no such name; the text, made when it is read, says which one may be meant.
+    """A module has no such name; the text, made when it is read, suggests another.
 
-    Python asks a package for every module of its own that somebody imports from it, and takes no
-    for an answer without reading it.
+    Python asks a package for each submodule that is imported from it, and drops the error unread.
     """
 
     def __init__(self, module: str, wanted: str, names: Sequence[str]) -> None:
@@ -45,7 +44,7 @@ class NoSuchNameError(AttributeError):
 
 
 def hint(name: str, names: Sequence[str]) -> str:
-    """The end of a sentence that says which of `names` is meant; empty where none is like it.
+    """The end of a sentence that suggests one of `names`; empty where none is close.
 
     >>> hint("Linear", ["Dense"]), hint("Conv2D", ["Conv2d"]), hint("Quux", ["Dense"])
     ('; did you mean nn.Dense?', '; did you mean nn.Conv2d?', '')
@@ -59,7 +58,7 @@ def hint(name: str, names: Sequence[str]) -> str:
         return f'; activations are named, as in nn.build(nn.Dense(4, 2), "{small}")'
     meant = _ELSEWHERE.get(small.replace("_", ""))
     if meant is None:
-        # Capitals count for little: Conv2D is nearer to Conv2d than to anything else.
+        # In lower case: Conv2D is closest to Conv2d.
         ours = {each.lower(): each for each in reversed(names)}
         near = get_close_matches(small, ours, 1, 0.75)
         meant = f"nn.{ours[near[0]]}" if near else None

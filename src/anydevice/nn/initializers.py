@@ -1,4 +1,4 @@
-"""What parameters are before training: the same numbers for the same seed on every engine."""
+"""Initializers: the parameters before training, the same for the same seed on every engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
-from anydevice.nn import layer as settings
+from anydevice.nn.layer import Settings, check_booleans, check_numbers, is_number, setting_error
 from anydevice.transfer.moving import to_device
 
 if TYPE_CHECKING:
@@ -18,19 +17,12 @@ if TYPE_CHECKING:
 Array = Any
 
 
-class Initializer(Record):
-    """Makes the first numbers of one parameter, as float32 on the generator's device.
+class Initializer(Settings):
+    """Makes the initial numbers of one parameter, as float32 on the generator's device.
 
     `inputs` is how many numbers each output is a sum of, `outputs` how many sums each input is in.
-    One of your own gives `__call__`; `settings_fit` may refuse fields that make no sense.
+    One of your own defines `__call__`; `settings_fit` may refuse fields that make no sense.
     """
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self.settings_fit()
-
-    def settings_fit(self) -> None:
-        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -50,8 +42,8 @@ class Constant(Initializer):
     value: float = 0.0
 
     def settings_fit(self) -> None:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-            raise settings.refusal(self, "value", "a number", self.value)
+        if not is_number(self.value):
+            raise setting_error(self, "value", "a number", self.value)
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -65,7 +57,7 @@ class Normal(Initializer):
     deviation: float = 0.02
 
     def settings_fit(self) -> None:
-        settings.numbers(self, deviation=self.deviation)
+        check_numbers(self, deviation=self.deviation)
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -79,7 +71,7 @@ class Uniform(Initializer):
     limit: float = 0.05
 
     def settings_fit(self) -> None:
-        settings.numbers(self, limit=self.limit)
+        check_numbers(self, limit=self.limit)
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -98,10 +90,10 @@ class Scaled(Initializer):
     uniform: bool = False
 
     def settings_fit(self) -> None:
-        settings.numbers(self, gain=self.gain)
-        settings.check_booleans(self, uniform=self.uniform)
+        check_numbers(self, gain=self.gain)
+        check_booleans(self, uniform=self.uniform)
         if self.by not in ("inputs", "outputs", "both"):
-            raise settings.refusal(self, "by", "one of inputs, outputs, both", self.by)
+            raise setting_error(self, "by", "one of inputs, outputs, both", self.by)
 
     def __call__(
         self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
@@ -132,7 +124,7 @@ def initializer_of(spec: Initializer | str) -> Initializer:
         return spec
     if not isinstance(spec, str) or spec not in INITIALIZERS:
         raise ConfigurationError(
-            f"{spec!r} is no initializer; take one of {', '.join(INITIALIZERS)}, or one of the "
+            f"{spec!r} is not an initializer; take one of {', '.join(INITIALIZERS)}, or one of the "
             "records Constant, Normal, Uniform, Scaled",
             source="initializer",
         )

@@ -1,13 +1,4 @@
-"""The functions between layers, as layers and by name.
-
-Layers that work on the features of each place by itself, and those that only arrange.
-
-Layers one behind the other.
-
-Leaving out elements in training.
-
-A language model whose first and last layer are one matrix.
-"""
+"""Activations, dense layers, embeddings, norms, dropout, and chains of layers."""
 
 from __future__ import annotations
 
@@ -17,10 +8,18 @@ from typing import TYPE_CHECKING
 
 from anydevice import ops
 from anydevice.errors import ConfigurationError
-from anydevice.nn import layer as settings
 from anydevice.nn.initializers import Constant, Initializer, Normal, initializer_of
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
-from anydevice.nn.random_choice import chosen
+from anydevice.nn.layer import (
+    Array,
+    Layer,
+    Parameters,
+    Run,
+    Shape,
+    check_booleans,
+    check_integers,
+    check_numbers,
+)
+from anydevice.nn.random_choice import random_mask
 
 if TYPE_CHECKING:
     from anydevice.transfer.random.generator import Random
@@ -61,14 +60,14 @@ class Activation(Layer):
         return self.name
 
     def settings_fit(self) -> None:
-        refuse_unknown(self.name)
+        check_activation(self.name)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ACTIVATIONS[self.name](x)
 
 
-def refuse_unknown(name: object) -> None:
-    """Raise `ConfigurationError`, with those that there are, where it names no activation."""
+def check_activation(name: object) -> None:
+    """Raise `ConfigurationError`, with the known names, for any other."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigurationError(
             f"there is no activation {name!r}; take one of {', '.join(ACTIVATIONS)}",
@@ -86,17 +85,16 @@ def as_layer(spec: Layer | str) -> Layer:
         return spec
     if isinstance(spec, str):
         return Activation(spec)
-    raise ConfigurationError(f"{_called(spec)}; {_instead_of(spec)}", source="layer")
-
-
-def _called(spec: object) -> str:
-    if isinstance(spec, type):
-        return f"{spec.__name__} is a class and no layer"
-    return f"this {type(spec).__name__} is no layer"
+    given = (
+        f"{spec.__name__} is a class and not a layer"
+        if isinstance(spec, type)
+        else f"this {type(spec).__name__} is not a layer"
+    )
+    raise ConfigurationError(f"{given}; {_instead_of(spec)}", source="layer")
 
 
 def _instead_of(spec: object) -> str:
-    """What to give in place of something that is no layer."""
+    """Advice for something that is not a layer."""
     if isinstance(spec, type) and issubclass(spec, Layer):
         return f"give one of it, {spec.__name__}(…)"
     if isinstance(spec, list | tuple):
@@ -135,11 +133,11 @@ class Dense(Layer):
         return (self.inputs,)
 
     def settings_fit(self) -> None:
-        self.check_integers(inputs=self.inputs, outputs=self.outputs)
-        settings.check_booleans(self, bias=self.bias)
+        check_integers(self, inputs=self.inputs, outputs=self.outputs)
+        check_booleans(self, bias=self.bias)
         initializer_of(self.initializer)
         if self.activation is not None:
-            refuse_unknown(self.activation)
+            check_activation(self.activation)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.inputs)
@@ -159,7 +157,7 @@ class Dense(Layer):
 
 
 class Embedding(Layer):
-    """A row of features for each whole number; its parameter is `weight` (rows, size).
+    """A row of features for each integer; its parameter is `weight` (rows, size).
 
     >>> Embedding(1000, 64).output((20,))
     (20, 64)
@@ -178,7 +176,7 @@ class Embedding(Layer):
         return self.rows
 
     def settings_fit(self) -> None:
-        self.check_integers(rows=self.rows, size=self.size)
+        check_integers(self, rows=self.rows, size=self.size)
         initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
@@ -193,7 +191,7 @@ class Embedding(Layer):
 
 
 class PositionEmbedding(Layer):
-    """Adds a learned row to the features of each place; its parameter is `weight` (tokens, size).
+    """Adds a learned row to the features of each token; its parameter is `weight` (tokens, size).
 
     It takes (…, tokens, size) with as many tokens as it has rows, or fewer.
 
@@ -210,7 +208,7 @@ class PositionEmbedding(Layer):
         return f"PositionEmbedding({self.tokens}×{self.size})"
 
     def settings_fit(self) -> None:
-        self.check_integers(tokens=self.tokens, size=self.size)
+        check_integers(self, tokens=self.tokens, size=self.size)
         initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
@@ -244,9 +242,9 @@ class LayerNorm(Layer):
         return f"LayerNorm({self.size})"
 
     def settings_fit(self) -> None:
-        self.check_integers(size=self.size)
-        settings.numbers(self, eps=self.eps)
-        settings.check_booleans(self, bias=self.bias)
+        check_integers(self, size=self.size)
+        check_numbers(self, eps=self.eps)
+        check_booleans(self, bias=self.bias)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
@@ -274,8 +272,8 @@ class RMSNorm(Layer):
         return f"RMSNorm({self.size})"
 
     def settings_fit(self) -> None:
-        self.check_integers(size=self.size)
-        settings.numbers(self, eps=self.eps)
+        check_integers(self, size=self.size)
+        check_numbers(self, eps=self.eps)
 
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
@@ -303,11 +301,10 @@ class Flatten(Layer):
 
 
 class Chain(Layer):
-    """Layers of which each takes what the one before it gives; names stand for activations.
+    """Layers one behind the other; strings name activations.
 
     Its parameters are a list with those of each layer.
 
-    >>> from anydevice.nn.layers import Dense
     >>> chain = Chain(Dense(64, 128), "relu", Dense(128, 10))
     >>> chain.output((64,)), len(chain.layers)
     ((10,), 3)
@@ -350,10 +347,10 @@ class Chain(Layer):
 
 
 class Dropout(Layer):
-    """In training, each element becomes 0 with the probability `rate`, and the others grow by as
-    much as is missing; otherwise nothing happens.
+    """In training, each element becomes 0 with the probability `rate`, and the others are scaled so
+    that the mean stays; otherwise nothing happens.
 
-    Which ones depends on the seed and step of the run and on the layer's path: the same on every
+    The choice depends on the seed and step of the run and on the layer's path: the same on every
     engine, and the same again when activations are recomputed.
 
     >>> import numpy
@@ -371,21 +368,21 @@ class Dropout(Layer):
         return f"Dropout({self.rate:g})"
 
     def settings_fit(self) -> None:
-        self.share(rate=self.rate)
+        check_numbers(self, 1.0, rate=self.rate)
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         if not run.training or not self.rate:
             return x
-        left_out = chosen(run, self.rate, x)
+        left_out = random_mask(run, self.rate, x)
         return ops.where(left_out, 0.0, ops.multiply(x, 1 / (1 - self.rate)))
 
 
 class TiedEmbedding(Layer):
-    """Whole numbers in as rows of a matrix, through `inside`, and out as products with the rows.
+    """An embedding of integers, then `inside`, then products with the rows of the embedding.
 
-    What comes out of `inside` has `size` features, and a number for each of the rows comes out of
-    this layer: the logits of a language model that has no head of its own. Its parameters are
-    `weight` (rows, size) and `inside`.
+    The output of `inside` has `size` features, and the output of this layer one number for each
+    row: the logits of a language model without a head of its own. Its parameters are `weight`
+    (rows, size) and `inside`.
 
     >>> from anydevice import nn
     >>> blocks = nn.Chain(nn.TransformerBlock(64, 4, causal=True, rope=True), nn.RMSNorm(64))
@@ -411,7 +408,7 @@ class TiedEmbedding(Layer):
         return [(".inside", self.inside)]
 
     def settings_fit(self) -> None:
-        self.check_integers(rows=self.rows, size=self.size)
+        check_integers(self, rows=self.rows, size=self.size)
         if not isinstance(self.inside, Layer):
             raise ConfigurationError(
                 f"TiedEmbedding: inside must be a layer, not {self.inside!r}; "

@@ -1,11 +1,4 @@
-"""A model: a layer together with its parameters.
-
-What a model is called with, as an array of the library that its parameters are in.
-
-A shape of an example to show to somebody who has named none.
-
-A model as a table: each layer with the shape it gives, its parameters and their bytes.
-"""
+"""A model: a layer with its parameters, its inputs as arrays of their library, and its table."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ import numpy as np
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
-from anydevice.core.text import format_size
+from anydevice.core.text import format_size, table
 from anydevice.core.trees import difference, first_leaf, leaves
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
@@ -30,16 +23,20 @@ from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.random.generator import rng
 from anydevice.transfer.trees.containers import register_type
 
-_APPLIED = Run()
+_NOT_TRAINING = Run()
+_NUMBERS = (int, float, np.number, np.bool_)
+_HEADINGS = ("model", "", "output", "parameters", "bytes")
+
+Row = tuple[str, ...]
 
 
 class Model:
-    """A layer bound to its parameters: `model(x)` is what it gives for a batch.
+    """A layer with its parameters: `model(x)` is its output for a batch.
 
     `input_shape` is that of one example, without the batch; it may be left out where the first
-    layer says it. All shapes are checked at once, and a layer that does not fit is named. The
+    layer has one. All shapes are checked at once, and errors name the layer that does not fit. The
     parameters depend on the seed alone: they are the same on every engine and device. Without a
-    `device`, they lie on the one that `anydevice.device()` chooses.
+    `device`, they are on the one that `anydevice.device()` chooses.
 
     >>> import anydevice, numpy
     >>> from anydevice import nn
@@ -71,16 +68,16 @@ class Model:
         self.layer = as_layer(layer)
         self.input_shape = _shape_of(self.layer, input_shape)
         self.output_shape = self.layer.output(self.input_shape)
-        # Drawn in the host's memory and moved together: many small copies would take longer.
+        # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
         self.parameters: Parameters = to_device(drawn, choose_device(device))
-        self._kind = kind_of(self.parameters)
+        self._array_type = _array_type(self.parameters)
 
     def __call__(self, x: Array) -> Array:
-        """What the model gives for a batch, as in use and not in training.
+        """The output for a batch, in inference and not in training.
 
-        An array of the library that the parameters are in is taken as it is. One of NumPy, or a
-        nest of numbers, is placed on their device first, and floating numbers become their type.
+        An array of the parameters' library is taken as it is. A NumPy array, or nested lists of
+        numbers, is placed on their device first, and floating numbers get their dtype.
 
         >>> from anydevice import nn
         >>> nn.build(nn.Dense(2, 3), device="cpu")([[1.0, 2.0]]).shape
@@ -88,29 +85,29 @@ class Model:
 
         Raises `ConfigurationError` for arrays of other libraries and of shapes that do not fit.
         """
-        if type(x) is not self._kind:
+        if type(x) is not self._array_type:
             x = as_batch(x, self.layer, self.input_shape, self.parameters)
-        return self.apply(self.parameters, x, _APPLIED)
+        return self.apply(self.parameters, x, _NOT_TRAINING)
 
-    def apply(self, parameters: Parameters, x: Array, run: Run = _APPLIED) -> Array:
-        """What its layer gives with these parameters; the function that gradients are taken of."""
+    def apply(self, parameters: Parameters, x: Array, run: Run = _NOT_TRAINING) -> Array:
+        """The output with these parameters; the function that gradients are taken of."""
         try:
             return self.layer.apply(parameters, x, run)
         except ConfigurationError:
             if hasattr(x, "shape"):
-                self.layer.output(tuple(x.shape[1:]))  # says more, where it is the shape of x
+                self.layer.output(tuple(x.shape[1:]))  # names the layer, if the shape is wrong
             raise
 
     def with_parameters(self, parameters: Parameters) -> Model:
-        """The model with other parameters in the same nest, of the same shapes.
+        """The model with other parameters in the same tree, of the same shapes.
 
-        They may be on another device, and of another element type. Raises `ConfigurationError`,
-        with the first place that differs.
+        They may be on another device, and of another dtype. Raises `ConfigurationError`, with the
+        first difference.
         """
         found = difference(self.parameters, parameters)
         if found is not None:
             raise ConfigurationError(
-                f"these are no parameters of this model: {found}", source="parameters"
+                f"these are not parameters of this model: {found}", source="parameters"
             )
         return bound(self.layer, self.input_shape, parameters)
 
@@ -120,11 +117,14 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers the parameters are."""
+        """How many numbers the parameters have."""
         return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
 
     def __str__(self) -> str:
-        return table_of(self.layer, self.input_shape, self.parameters)
+        rows = list(_rows(self.layer, self.input_shape, self.parameters, ""))
+        sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
+        rows.append(_row(type(self.layer).__name__, sizes, "", self.parameters))
+        return "\n".join(table(_HEADINGS, rows, right=(3, 4)))
 
     def __repr__(self) -> str:
         return f"Model({self.layer!r}, input_shape={self.input_shape})"
@@ -147,13 +147,13 @@ def build(
 
 
 def bound(layer: Layer, input_shape: Shape, parameters: Parameters) -> Model:
-    """The model of a layer with parameters that are there already; draws none."""
+    """The model of a layer with given parameters; draws none."""
     model = Model.__new__(Model)
     model.layer = layer
     model.input_shape = input_shape
     model.output_shape = layer.output(input_shape)
     model.parameters = parameters
-    model._kind = kind_of(parameters)
+    model._array_type = _array_type(parameters)
     return model
 
 
@@ -162,7 +162,7 @@ def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
     if shape is None:
         raise ConfigurationError(
             f"{layer.label} takes examples of many shapes; name one, without the batch, as in "
-            f"input_shape={likely_shape(layer)}",
+            f"input_shape={_likely_shape(layer)}",
             source="input_shape",
         )
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
@@ -185,28 +185,24 @@ def _model_again(model: Model, parts: dict[str, Any]) -> Model:
 register_type(Model, _parts_of, _model_again)
 
 
-_NUMBERS = (int, float, np.number, np.bool_)
-
-
 def parameters_device(parameters: Parameters) -> Device | None:
-    """Where parameters are, served by their library; `None` where there are none."""
+    """The device of parameters, served by their library; `None` where there are none."""
     place, owner = device_of(leaves(parameters)), owner_of(first_leaf(parameters))
     return None if place is None or owner is None else place.served_by(owner.name)
 
 
-def kind_of(parameters: Parameters) -> type | None:
+def _array_type(parameters: Parameters) -> type | None:
     """The type of the first parameter: arrays of this type are taken as they are."""
     first = first_leaf(parameters)
     return None if first is None else type(first)
 
 
 def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
-    """What is given for a batch as an array that goes with the parameters.
+    """A batch as an array of the parameters' library, on their device.
 
-    Arrays of NumPy and nests of numbers are placed where the parameters are, and floating numbers
-    become their type. What is no array stays, and is left for the layer to refuse. Raises
-    `ConfigurationError` for a single number, numbers that make no array, and an array of another
-    library.
+    NumPy arrays and nested lists of numbers are placed there, and floating numbers get their dtype.
+    Anything but an array stays, and is refused by the layer. Raises `ConfigurationError` for a
+    single number, for lists that do not form an array, and for an array of another library.
     """
     given = x
     if isinstance(x, list | tuple) and _is_of_numbers(x):
@@ -236,56 +232,51 @@ def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -
 
 
 def _placed(x: Array, like: Array, owner: Engine) -> Array:
-    """An array of NumPy where another one is; floating numbers become its type."""
+    """A NumPy array on the device of another one; floating numbers get its dtype."""
     place = device_of(like)
     assert place is not None
-    home = place.served_by(owner.name)
-    xp, dtype = primitives(like), primitives(like).dtype(like)
+    xp = primitives(like)
+    dtype = xp.dtype(like)
     floating = primitives(x).dtype(x).kind == "float" and dtype.kind == "float"
-    # Floating numbers become the parameters' type anyway: narrowing them is what was asked for.
-    there = to_device(x, home, convert=True, narrow=floating)
+    # Floating numbers get the parameters' dtype anyway: narrowing them is what was asked for.
+    there = to_device(x, place.served_by(owner.name), convert=True, narrow=floating)
     return xp.astype(there, dtype) if floating else there
 
 
 def _is_of_numbers(x: Any) -> bool:
-    """Whether a nest begins with a number, or with an array of NumPy, at some depth."""
+    """Whether nested lists begin with a number or a NumPy array, at any depth."""
     while isinstance(x, list | tuple) and x:
         x = x[0]
     return isinstance(x, (*_NUMBERS, list, tuple)) or type(x) is np.ndarray
 
 
 def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
-    """A nest of numbers as an array: ids as int32 where they fit, all else as float32."""
+    """Nested lists as an array: ids as int32 where they fit, all else as float32."""
     try:
         array = np.asarray(x)
         if not ids or array.dtype.kind not in "iu":
             return array.astype("float32")
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"these numbers make no batch of examples of the shape {input_shape}: {error}",
+            f"these numbers do not form a batch of examples of the shape {input_shape}: {error}",
             source="x",
         ) from None
     small = array.astype("int32")
     return small if (small == array).all() else array
 
 
-def likely_shape(layer: Layer) -> Shape:
-    """A shape that the layer takes, or at least its first part, of those that are often met.
-
-    >>> from anydevice import nn
-    >>> likely_shape(nn.Conv2d(1, 8, 3)), likely_shape(nn.LayerNorm(64))
-    ((1, 28, 28), (128, 64))
-    """
-    for shape in _often(layer):
+def _likely_shape(layer: Layer) -> Shape:
+    """A usual shape that the layer takes, or at least its first part, for a message."""
+    for shape in _usual_shapes(layer):
         try:
             layer.output(shape)
         except ConfigurationError:
             continue
         return shape
-    return likely_shape(layer.parts[0][1]) if layer.parts else (28, 28)
+    return _likely_shape(layer.parts[0][1]) if layer.parts else (28, 28)
 
 
-def _often(layer: Layer) -> Iterator[Shape]:
+def _usual_shapes(layer: Layer) -> Iterator[Shape]:
     if layer.takes_ids_below is not None:
         yield from ((128,), (16,), (1,))
         return
@@ -298,7 +289,7 @@ def _often(layer: Layer) -> Iterator[Shape]:
 
 
 def _features(layer: Layer) -> Iterator[int]:
-    """The numbers of features and channels that the parts of a layer name, from the first on."""
+    """The numbers of features and channels of a layer and its parts, in order."""
     for name in ("inputs", "size"):
         value = getattr(layer, name, None)
         if isinstance(value, int):
@@ -307,26 +298,8 @@ def _features(layer: Layer) -> Iterator[int]:
         yield from _features(part)
 
 
-_HEADINGS = ("model", "", "output", "parameters", "bytes")
-_TO_THE_RIGHT = (3, 4)
-
-Row = tuple[str, ...]
-
-
-def table_of(layer: Layer, shape: Shape, parameters: Parameters) -> str:
-    """The table of a layer that takes examples of this shape, with these parameters.
-
-    Every layer of a chain has a row, also of one inside another; what is inside a block is counted
-    with the block.
-    """
-    rows = [_HEADINGS, *_rows(layer, shape, parameters, "")]
-    output = layer.output(shape)
-    rows.append(_row(type(layer).__name__, f"{_sizes(shape)} → {_sizes(output)}", "", parameters))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
-
-
 def _rows(layer: Layer, shape: Shape, parameters: Parameters, path: str) -> Iterator[Row]:
+    """A row of the table for every layer of a chain, and of the chains inside it."""
     if isinstance(layer, TiedEmbedding):
         yield _row(path, layer.label, _sizes(layer.output(shape)), parameters["weight"])
         inner = (*shape, layer.size)
@@ -349,11 +322,3 @@ def _row(path: str, label: str, output: str, parameters: Parameters) -> Row:
 
 def _sizes(shape: Shape) -> str:
     return "×".join(map(str, shape)) or "1"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [
-        cell.rjust(width) if at in _TO_THE_RIGHT else cell.ljust(width)
-        for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()

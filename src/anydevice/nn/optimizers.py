@@ -1,11 +1,8 @@
-"""Optimizers: frozen settings, and steps that are pure functions of trees.
+"""Optimizers and schedules, as frozen settings, and clipping of gradients.
 
-`init` makes the state, and `update` gives new parameters and a new state. `step` counts from 1; it
-and `rate` may be arrays without axes, so that one compiled step serves for all.
-
-How the rate changes from step to step. Steps count from 1.
-
-Keeping gradients from being too large.
+`init` makes the state of an optimizer, and `update` returns new parameters and a new state. Steps
+count from 1; `step` and `rate` may be arrays without axes, so that one compiled step serves for
+all.
 """
 
 from __future__ import annotations
@@ -15,10 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from anydevice import ops
-from anydevice.core.record import Record
 from anydevice.core.trees import Tree, leaves, mapped, refilled
 from anydevice.errors import ConfigurationError
-from anydevice.nn import layer as settings
+from anydevice.nn.layer import (
+    Settings,
+    check_booleans,
+    check_integers,
+    check_numbers,
+    is_number,
+    setting_error,
+)
 from anydevice.ops.arguments import wide
 from anydevice.ops.dispatch import primitives
 
@@ -26,10 +29,11 @@ Array = Any
 State = dict[str, Tree]
 
 
-class Optimizer(Record):
-    """What all optimizers have: a rate, which is a number or a schedule.
+class Optimizer(Settings):
+    """The base of all optimizers: they have a rate, which is a number or a schedule.
 
-    One of your own gives `init` and `update`; `settings_fit` may refuse fields that make no sense.
+    One of your own defines `init` and `update`; `settings_fit` may refuse fields that make no
+    sense.
     """
 
     rate: float | Schedule = 1e-3
@@ -37,16 +41,12 @@ class Optimizer(Record):
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
         if not isinstance(self.rate, Schedule):
-            settings.numbers(self, rate=self.rate)
-        self.settings_fit()
-
-    def settings_fit(self) -> None:
-        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
+            check_numbers(self, rate=self.rate)
 
     def rate_at(self, step: int) -> float:
         """The rate of a step, which counts from 1.
 
-        Raises `ConfigurationError` where a schedule gives what is no rate.
+        Raises `ConfigurationError` where a schedule gives something else.
         """
         return rate_of(self.rate, step) if isinstance(self.rate, Schedule) else float(self.rate)
 
@@ -68,11 +68,6 @@ class Optimizer(Record):
         """
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
-    def _pace(self, step: int | Array, rate: float | Array | None) -> float | Array:
-        if rate is not None:
-            return rate
-        return self.rate_at(step) if isinstance(self.rate, Schedule) else float(self.rate)
-
 
 class SGD(Optimizer):
     """Steps down the gradient, with momentum where it is not 0.
@@ -89,11 +84,11 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     def settings_fit(self) -> None:
-        settings.numbers(self, 1.0, momentum=self.momentum)
-        settings.numbers(self, decay=self.decay)
-        settings.check_booleans(self, nesterov=self.nesterov)
+        check_numbers(self, 1.0, momentum=self.momentum)
+        check_numbers(self, decay=self.decay)
+        check_booleans(self, nesterov=self.nesterov)
         if self.nesterov and not self.momentum:
-            raise settings.refusal(self, "nesterov", "used with momentum, such as 0.9", True)
+            raise setting_error(self, "nesterov", "used with momentum, such as 0.9", True)
 
     def init(self, parameters: Tree) -> State:
         return {"velocities": zeros_like(parameters)} if self.momentum else {}
@@ -110,7 +105,7 @@ class SGD(Optimizer):
             leaves(parameters),
             leaves(gradients),
             leaves(state["velocities"]) if self.momentum else None,
-            rate=self._pace(step, rate),
+            rate=self.rate_at(step) if rate is None else rate,
             momentum=self.momentum,
             decay=self.decay,
             nesterov=self.nesterov,
@@ -131,8 +126,8 @@ class Adam(Optimizer):
     _decoupled = False
 
     def settings_fit(self) -> None:
-        settings.numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
-        settings.numbers(self, eps=self.eps, decay=self.decay)
+        check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
+        check_numbers(self, eps=self.eps, decay=self.decay)
 
     def init(self, parameters: Tree) -> State:
         return {"means": zeros_like(parameters), "squares": zeros_like(parameters)}
@@ -151,7 +146,7 @@ class Adam(Optimizer):
             leaves(state["means"]),
             leaves(state["squares"]),
             step,
-            rate=self._pace(step, rate),
+            rate=self.rate_at(step) if rate is None else rate,
             beta1=self.beta1,
             beta2=self.beta2,
             eps=self.eps,
@@ -180,8 +175,8 @@ class Lion(Optimizer):
     decay: float = 0.0
 
     def settings_fit(self) -> None:
-        settings.numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
-        settings.numbers(self, decay=self.decay)
+        check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
+        check_numbers(self, decay=self.decay)
 
     def init(self, parameters: Tree) -> State:
         return {"means": zeros_like(parameters)}
@@ -198,7 +193,7 @@ class Lion(Optimizer):
             leaves(parameters),
             leaves(gradients),
             leaves(state["means"]),
-            rate=self._pace(step, rate),
+            rate=self.rate_at(step) if rate is None else rate,
             beta1=self.beta1,
             beta2=self.beta2,
             decay=self.decay,
@@ -207,7 +202,7 @@ class Lion(Optimizer):
 
 
 def zeros_like(parameters: Tree) -> Tree:
-    """A tree of zeros in the same shapes and places: float64 for itself, else float32."""
+    """A tree of zeros of the same shapes on the same devices: float64 for float64, else float32."""
 
     def zeros(parameter: Array) -> Array:
         xp = primitives(parameter)
@@ -216,18 +211,11 @@ def zeros_like(parameters: Tree) -> Tree:
     return mapped(zeros, parameters)
 
 
-class Schedule(Record):
+class Schedule(Settings):
     """A rate for each step: called with the number of the step, which counts from 1.
 
-    One of your own gives `__call__`; `settings_fit` may refuse fields that make no sense.
+    One of your own defines `__call__`; `settings_fit` may refuse fields that make no sense.
     """
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self.settings_fit()
-
-    def settings_fit(self) -> None:
-        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
 
     def __call__(self, step: int) -> float:
         """The rate of this step."""
@@ -240,7 +228,7 @@ class ConstantRate(Schedule):
     rate: float
 
     def settings_fit(self) -> None:
-        settings.numbers(self, rate=self.rate)
+        check_numbers(self, rate=self.rate)
 
     def __call__(self, step: int) -> float:
         return float(self.rate)
@@ -261,9 +249,9 @@ class WarmUp(Schedule):
     then: float | Schedule
 
     def settings_fit(self) -> None:
-        settings.check_integers(self, steps=self.steps)
+        check_integers(self, steps=self.steps)
         if not isinstance(self.then, Schedule):
-            settings.numbers(self, then=self.then)
+            check_numbers(self, then=self.then)
 
     def __call__(self, step: int) -> float:
         if step > self.steps:
@@ -287,8 +275,8 @@ class CosineRate(Schedule):
     floor: float = 0.0
 
     def settings_fit(self) -> None:
-        settings.check_integers(self, steps=self.steps)
-        settings.numbers(self, rate=self.rate, floor=self.floor)
+        check_integers(self, steps=self.steps)
+        check_numbers(self, rate=self.rate, floor=self.floor)
 
     def __call__(self, step: int) -> float:
         share = min(max(step - 1, 0) / self.steps, 1.0)
@@ -308,20 +296,20 @@ class SteppedRate(Schedule):
     factor: float = 0.1
 
     def settings_fit(self) -> None:
-        settings.check_integers(self, every=self.every)
-        settings.numbers(self, rate=self.rate, factor=self.factor)
+        check_integers(self, every=self.every)
+        check_numbers(self, rate=self.rate, factor=self.factor)
 
     def __call__(self, step: int) -> float:
         return float(self.rate * self.factor ** (max(step - 1, 0) // self.every))
 
 
 def rate_of(schedule: Callable[[int], float], step: int) -> float:
-    """The rate that a schedule gives for a step, where it is one.
+    """The rate that a schedule gives for a step.
 
     >>> rate_of(lambda step: 1 / step, 4)
     0.25
 
-    Raises `ConfigurationError`, with the step, for what is no finite number from 0 on.
+    Raises `ConfigurationError`, with the step, for anything but a finite number from 0 on.
     """
     given = schedule(step)
     try:
@@ -352,15 +340,14 @@ def global_norm(gradients: Tree) -> Array:
 def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
     """The gradients, scaled down together where their global norm is above `limit`, and that norm.
 
-    Those whose norm is smaller stay as they are, bit for bit. Where one is not a number, all
-    become so, and the norm says it. Raises `ConfigurationError` for a limit that is not above 0.
+    Those whose norm is smaller stay as they are, bit for bit. Where one is NaN, all become NaN, and
+    so does the norm. Raises `ConfigurationError` for a limit that is not above 0.
 
     >>> import numpy
     >>> clipped({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()
     [0.6, 0.8]
     """
-    number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    if not number or not 0 < limit < math.inf:
+    if not is_number(limit) or not 0 < limit < math.inf:
         raise ConfigurationError(
             f"gradients are clipped to a finite norm above 0, not {limit!r}", source="limit"
         )
@@ -372,7 +359,7 @@ def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
 
 
 def _norm(arrays: list[Array]) -> Array:
-    """Of shape (1,)."""
+    """The global norm, of shape (1,)."""
     if not arrays:
         raise ConfigurationError("there are no gradients in this tree, so they have no norm")
     types = {wide(primitives(array).dtype(array)).name for array in arrays}

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Literal
 from anydevice import ops
 from anydevice.core.dtypes import DTYPES
 from anydevice.errors import ConfigurationError
-from anydevice.nn import layer as settings
 from anydevice.nn.initializers import Constant, Initializer, initializer_of
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
-from anydevice.nn.layers import Chain, Dense, Dropout, LayerNorm, RMSNorm, refuse_unknown
+from anydevice.nn.layer import (
+    Array,
+    Layer,
+    Parameters,
+    Run,
+    Shape,
+    check_booleans,
+    check_integers,
+    check_positive,
+    setting_error,
+)
+from anydevice.nn.layers import Chain, Dense, Dropout, LayerNorm, RMSNorm, check_activation
 from anydevice.ops.dispatch import primitives
 
 if TYPE_CHECKING:
@@ -21,11 +30,11 @@ _ZEROS = Constant(0.0)
 
 
 class Attention(Layer):
-    """Each token takes a weighted mean of what the tokens give that it may see.
+    """Each token gets a weighted mean of the values of the tokens that it attends to.
 
-    With `causal` it sees itself and those before it. `kv_heads` may be fewer than `heads`: several
-    heads then share keys and values. `rope` turns queries and keys by their positions, with
-    `theta` as its base. Its parameters are `qkv` ((heads + 2 kv heads) × head size, size) and
+    With `causal` those are itself and the ones before it. `kv_heads` may be fewer than `heads`:
+    several heads then share keys and values. `rope` rotates queries and keys by their positions,
+    with `theta` as its base. Its parameters are `qkv` ((heads + 2 kv heads) × head size, size) and
     `output` (size, size), and with `bias` also `qkv_bias` and `output_bias`.
 
     >>> Attention(64, 4, causal=True).output((10, 64)), Attention(64, 4).label
@@ -55,9 +64,9 @@ class Attention(Layer):
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def settings_fit(self) -> None:
-        self.check_integers(size=self.size, heads=self.heads, kv_heads=self._key_heads)
-        settings.check_booleans(self, causal=self.causal, rope=self.rope, bias=self.bias)
-        settings.positive(self, theta=self.theta)
+        check_integers(self, size=self.size, heads=self.heads, kv_heads=self._key_heads)
+        check_booleans(self, causal=self.causal, rope=self.rope, bias=self.bias)
+        check_positive(self, theta=self.theta)
         initializer_of(self.initializer)
         for what, of, divisor in (
             ("size", self.size, self.heads),
@@ -70,7 +79,7 @@ class Attention(Layer):
                 )
         if self.rope and self.head_size % 2:
             raise ConfigurationError(
-                f"{self.label}: rope turns pairs, and a head has {self.head_size} features",
+                f"{self.label}: rope rotates pairs, and a head has {self.head_size} features",
                 source="Attention.rope",
             )
 
@@ -133,7 +142,7 @@ class GatedMLP(Layer):
         return (self.size,)
 
     def settings_fit(self) -> None:
-        self.check_integers(size=self.size, hidden=self.hidden)
+        check_integers(self, size=self.size, hidden=self.hidden)
         initializer_of(self.initializer)
 
     def output(self, shape: Shape) -> Shape:
@@ -167,7 +176,7 @@ class TransformerBlock(Layer):
     ((10, 64), ['.attention_norm', '.attention', '.mlp_norm', '.mlp'])
     """
 
-    # Made once from the fields, and no fields themselves: a description is not to repeat itself.
+    # Made once from the fields, and not fields themselves: a saved layer does not repeat itself.
     __slots__ = ("_dropped", "_inside")
     if TYPE_CHECKING:
 
@@ -199,7 +208,7 @@ class TransformerBlock(Layer):
 
     def settings_fit(self) -> None:
         if not isinstance(self.norm, str) or self.norm not in _NORMS:
-            raise settings.refusal(self, "norm", f"one of {', '.join(_NORMS)}", self.norm)
+            raise setting_error(self, "norm", f"one of {', '.join(_NORMS)}", self.norm)
         inside = {
             "attention_norm": _NORMS[self.norm](self.size),
             "attention": Attention(
@@ -242,7 +251,7 @@ class TransformerBlock(Layer):
         hidden = 4 * self.size if self.hidden is None else self.hidden
         if self.activation == "swiglu":
             return GatedMLP(self.size, hidden, self.initializer)
-        refuse_unknown(self.activation)
+        check_activation(self.activation)
         return Chain(
             Dense(self.size, hidden, self.bias, self.activation, self.initializer),
             Dense(hidden, self.size, self.bias, None, self.initializer),
