@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
@@ -35,9 +35,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.json(report.to_dict() | error_in_json(problem))
     else:
         _show(report, output)
-        if problem:
-            output.stream.flush()  # so that the error stands below where both go to one place
-            complain(problem)
+        output.complain(problem)
     return 1 if problem else 0
 
 

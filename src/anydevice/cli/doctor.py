@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from anydevice.choose.scope import why
 from anydevice.cli.options import progress_on
-from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.finding import Verdict
-from anydevice.core.text import format_time
+from anydevice.core.text import format_time, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.discovery.check import check
 from anydevice.discovery.examination import Conclusion, Examination, conclude, prepare
@@ -52,9 +52,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.json(conclusion.to_dict() | error_in_json(problem))
     else:
         conclusion = _show(examined, arguments.limit, output)
-        if problem:
-            output.stream.flush()  # so that the error stands below where both go to one place
-            complain(problem)
+        output.complain(problem)
     return 0 if conclusion.healthy and not problem else 1
 
 
@@ -139,9 +137,4 @@ def _show_explanations(title: str, explanations: Sequence[Explanation], output: 
 def _broken(sentence: str, width: int | None) -> list[str]:
     if width is None or len(sentence) + 4 <= width:
         return [f"    {sentence}"]
-    from textwrap import wrap
-
-    room = max(40, width)
-    return wrap(
-        sentence, room, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-    )
+    return wrapped(sentence, max(40, width), "    ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anydevice.choose.scope import why
-from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.choice import Choice
 from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
@@ -40,7 +40,5 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.say(text(report, choice=choice, paint=output.paint, width=output.width))
         if choice is not None and choice.device and not names_doctor(report, choice):
             output.say(NEXT)
-        if problem:
-            output.stream.flush()  # so that the error stands below where both go to one place
-            complain(problem)
+        output.complain(problem)
     return 1 if choice is None or choice.device is None else 0

@@ -43,6 +43,12 @@ class Output(Record):
 
         self.stream.write(json.dumps(value, indent=2) + "\n")
 
+    def complain(self, problem: Exception | None) -> None:
+        """Print an error, if there is one, below what was printed before."""
+        if problem is not None:
+            self.stream.flush()  # so that it stands below where both go to one place
+            complain(problem)
+
     def paint(self, words: str, style: str) -> str:
         """The words in a style ("good bad dim strong fix") where this stream has colours."""
         if not self.colour or not words:

@@ -12,7 +12,7 @@ from anydevice.core.choice import Choice
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
 from anydevice.core.record import Record
-from anydevice.core.text import format_size
+from anydevice.core.text import format_size, wrapped
 from anydevice.engines import registry
 from anydevice.rendering.choice_text import because, unmet_wishes, was_automatic
 
@@ -222,19 +222,9 @@ def _troubles(stopped: Standing | Finding | None, count: int = 1) -> Iterator[tu
 def _broken(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
     """A line below a device, broken where it does not fit, its further parts indented alike."""
     indent = " " * (len(line) - len(line.lstrip()))
-    parts: Sequence[str] = [line]
+    parts = [line]
     if width and column + len(line) > width:
-        from textwrap import wrap
-
-        room = max(_NARROWEST, width - column)
-        parts = wrap(
-            line.strip(),
-            room,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        parts = wrapped(line.strip(), max(_NARROWEST, width - column), indent)
     return [" " * column + paint(part, style) for part in parts]
 
 
