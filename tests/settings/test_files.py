@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,18 @@ def test_free_memory_that_decides_is_read_each_time(monkeypatch: pytest.MonkeyPa
     assert str(anydevice.device("cuda")) == "cuda:1"
     free["cuda:0"] = 30
     assert str(anydevice.device("cuda")) == "cuda:0"
+
+
+def test_a_warning_of_a_file_is_given_once_until_something_changes() -> None:
+    Path("anydevice.toml").write_text("devcie = 1\n")
+
+    def warned(call: Callable[[], object] = lambda: anydevice.device("cpu")) -> int:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            call()
+        return len(said)
+
+    assert [warned(), warned()] == [1, 0]
+    assert [warned(lambda: anydevice.discover(refresh=True)), warned()] == [1, 0]
+    Path("anydevice.toml").write_text("devcies = 1\n")
+    assert [warned(), warned()] == [1, 0]

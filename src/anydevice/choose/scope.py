@@ -25,7 +25,13 @@ from anydevice.engines import registry
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
 from anydevice.settings import config as settings
 from anydevice.settings.files import variables
-from anydevice.settings.preferences import check_engine, check_wish, read_files, split_wishes
+from anydevice.settings.preferences import (
+    check_engine,
+    check_wish,
+    forget_files,
+    read_files,
+    split_wishes,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Spec = str | Device | Sequence[str | Device] | None
@@ -371,6 +377,7 @@ def forget_warnings() -> None:
     """Say anew what was warned of once."""
     _said.clear()
     _known_choices.clear()
+    forget_files()
 
 
 def set_process_device(held: Device | None) -> Device | None:

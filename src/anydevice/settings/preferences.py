@@ -83,6 +83,12 @@ def read_files() -> tuple[FileSettings, ...]:
     return _read[1]
 
 
+def forget_files() -> None:
+    """Read the files, and warn of what is in them, again."""
+    global _read
+    _read = None
+
+
 def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
     if path is None:
         return None
