@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
@@ -110,6 +111,16 @@ _keep_compiled_code()
 _leave_out_what_the_machine_fails_at()
 
 
+_collecting: dict[str, float] = {"since": 0.0, "slow": False}
+
+
+def _notice_slow_collections(phase: str, info: dict[str, int]) -> None:
+    if phase == "start":
+        _collecting["since"] = time.perf_counter()
+    elif info["generation"] == 2 and time.perf_counter() - _collecting["since"] > 0.1:
+        _collecting["slow"] = True
+
+
 def pytest_collection_finish() -> None:
     """Python looks for cycles among what a test made, not among all that the libraries hold.
 
@@ -117,6 +128,21 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.callbacks.append(_notice_slow_collections)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Where looking has become slow again, what earlier tests left is no longer looked at."""
+    if _collecting["slow"]:
+        gc.collect()
+        gc.freeze()
+        _collecting["slow"] = False
+
+
+def pytest_unconfigure() -> None:
+    """What the libraries made, they may take apart when Python ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -301,19 +301,19 @@ def test_who_else_is_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_device_that_has_the_room_is_named() -> None:
-    with testing.fake_machine(cuda=2, memory="16GiB", free=["1GiB", "9GiB"]):
+    with testing.fake_machine(cuda=2, memory="16GiB", free=["1GiB", "2GiB"]):
         full = Device("cuda:0")
-        assert list(out_of_memory.elsewhere(full, 2**33, full.facts)) == [
-            "cuda:1, which has 9.0 GiB free"
+        assert list(out_of_memory.elsewhere(full, 2**30 + 2**29, full.facts)) == [
+            "cuda:1, which has 2.0 GiB free"
         ]
-        (said,) = out_of_memory.elsewhere(full, 2**33 + 2**31, full.facts)
+        (said,) = out_of_memory.elsewhere(full, 2**31 + 2**28, full.facts)
         assert said.startswith("cpu, which has ")
         assert said.endswith("; anydevice.cpu_fallback(fn) goes there by itself")
         assert list(out_of_memory.elsewhere(full, 2**50, full.facts)) == []
         assert list(out_of_memory.elsewhere(full, None, full.facts)) == []
         cpu = Device("cpu")
-        assert list(out_of_memory.elsewhere(cpu, 2**33, cpu.facts)) == [
-            "cuda:1, which has 9.0 GiB free"
+        assert list(out_of_memory.elsewhere(cpu, 2**30 + 2**29, cpu.facts)) == [
+            "cuda:1, which has 2.0 GiB free"
         ]
 
 
