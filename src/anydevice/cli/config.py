@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from anydevice.choose.scope import make_request, why
-from anydevice.cli.printing import Output, complain
+from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.choice import Choice, Request, Step
 from anydevice.core.record import Record
 from anydevice.core.text import percent, wrapped
@@ -60,11 +60,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _show_problem(error: AnyDeviceError, arguments: argparse.Namespace, output: Output) -> int:
     """Where settings are wrong: everything that was looked at, and the error."""
     if arguments.json:
-        output.json({**_looked_at(), "error": str(error)})
+        output.json(_looked_at() | error_in_json(error))
         return 1
     _show_places(output)
-    output.stream.flush()  # so that the error stands below where both go to one place
-    complain(error)
+    output.complain(error)
     return 1
 
 
