@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Thread
 
 from anydevice.cli.options import add_filters
-from anydevice.cli.printing import Output, complain
+from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.errors import AnyDeviceError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import locate
@@ -21,7 +21,7 @@ _WRONG = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, how it is to run, and on what."""
+    """The model, how it is to run, and on which devices."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Print the plan; the code is 0 where it fits, 1 where it does not, 2 if asked wrongly."""
+    """Print the plan; the code is 0 where it fits, 1 where it does not, 2 for wrong options."""
     try:
         locate(arguments.model)  # the machine is not looked at for a model that is nowhere
         with _looking_ahead():
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             )
     except AnyDeviceError as error:
         if arguments.json:
-            output.json({"error": str(error)})
+            output.json(error_in_json(error))
         else:
             complain(error)
         return _WRONG
