@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote are still read: models with every kind of layer, and a training."""
+"""Files of version 0.1.0 are still read: models with most kinds of layers, and a training."""
 
 from __future__ import annotations
 
