@@ -38,7 +38,7 @@ _DESCRIPTION = (
 
 
 class Command(Protocol):
-    """What the module of a command offers."""
+    """The module of a command."""
 
     EXAMPLE: str
 

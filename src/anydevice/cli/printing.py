@@ -15,7 +15,7 @@ _IN_ASCII = str.maketrans(
     {"✓": "+", "✗": "x", "–": "-", "·": "-", "…": "...", "→": "->", "─": "-", "×": "x", "µ": "u"}
     | {"█": "#", "░": ".", "°": ""}
 )
-"""What stands for our own marks on a stream that has no Unicode."""
+"""Our own marks in ASCII, for a stream that has no Unicode."""
 
 _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 """Variables of Windows terminals that show colours; the old console prints the codes instead."""

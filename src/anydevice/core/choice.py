@@ -365,7 +365,7 @@ def _has_own_memory(device: Device) -> bool:
 
 
 def _by_measurement(device: Device, request: Request) -> list[Step]:
-    """What past measurements say of who should serve a device, and whether that counts."""
+    """The step in which past measurements choose the engine, where they were taken."""
     measured = _measured(device, request)
     if measured is None:
         return []

@@ -1,4 +1,4 @@
-"""What an array library must be able to do to serve anydevice, and how it says what it lacks."""
+"""The protocol of an engine, which wraps an array library, and how it says what it lacks."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Storage(Record):
 
     @property
     def allocation(self) -> tuple[int, int]:
-        """What all views of one memory have in common."""
+        """The same for all views of one memory."""
         return self.address, self.size
 
 
 class MemoryUse(Record):
-    """What one library holds of a device in this process; bytes, `None` where it does not count.
+    """The memory of a device that one library holds in this process: bytes, `None` if unknown.
 
     `in_use` is what arrays lie in, `reserved` what the library holds in all, for arrays and for
     later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the
@@ -103,7 +103,7 @@ class Memory(Protocol):
     """
 
     def use(self, device: Device) -> MemoryUse | None:
-        """What the library holds there now; `None` where it does not count."""
+        """The memory that the library holds there now; `None` where it does not count."""
 
     def reset_peak(self, device: Device) -> None:
         """Begin to look for the peak anew, where the library has one."""
@@ -158,7 +158,7 @@ class Engine(Protocol):
 
     @property
     def memory(self) -> Memory:
-        """What the library holds of a device's memory, and how much of it it may hold."""
+        """The memory that the library holds of a device, and its limit."""
 
     @property
     def shares_memory(self) -> bool:
@@ -170,7 +170,7 @@ class Engine(Protocol):
 
     @property
     def dlpack(self) -> Absent | None:
-        """What keeps `adopt` from working; `None` where nothing does."""
+        """Why `adopt` does not work; `None` where it does."""
 
     def devices(self) -> Sequence[Device]:
         """Every device that this library itself sees now. Never raises."""

@@ -1,4 +1,4 @@
-"""What is known of devices and backends, and why one cannot be used.
+"""Devices and backends as discovery sees them, and why one cannot be used.
 
 The hardware layer makes one `Sighting` a backend: its devices, as the driver shows them. Discovery
 adds the installed libraries and the verdicts of past checks, and makes it a `Finding`.
@@ -134,7 +134,7 @@ class Seen(Record):
 
 
 class Sighting(Record):
-    """What the hardware layer, or a user's own probe, says of one backend.
+    """One backend as the hardware layer, or a user's own probe, sees it.
 
     `present` tells "here but not usable" from "not in this machine". `stage` and `reason` are set
     where the backend as a whole stopped at its driver or devices. `engines` names who can drive a
@@ -213,7 +213,7 @@ class Standing(Record):
 
 
 class Finding(Record):
-    """What discovery says of one backend.
+    """One backend as discovery sees it.
 
     `usable` is true where at least one of `devices` is. Where it is false, `stage` says how far it
     got, `reasons` what stopped it and `fix` the one command that would help; `present` tells

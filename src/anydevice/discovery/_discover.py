@@ -59,7 +59,7 @@ _on_refresh: list[Callable[[], None]] = []
 
 
 def discover(refresh: bool = False) -> Report:
-    """What accelerators are here, which are usable, and why the others are not.
+    """Every accelerator of this machine: which are usable, and why the others are not.
 
     Reads drivers and installed packages, imports no array library, and starts no CUDA context in
     this process. The report is kept; `refresh=True` looks again, and lets what was warned of be
@@ -114,7 +114,7 @@ def added_backends() -> frozenset[str]:
 
 
 def standing_of(device: Device) -> Standing | None:
-    """What discovery knows of a device that was made by hand; `None` where it is not here."""
+    """The standing of a device that was made by hand; `None` where it is not here."""
     for found in discover().devices:
         if found == device:
             return found.standing

@@ -1,4 +1,4 @@
-"""What `anydevice doctor` examines, and what follows from the verdicts."""
+"""The examination of `anydevice doctor`: what it checks, and what follows from the verdicts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Examination(Record):
 
     @property
     def unusable(self) -> tuple[Unusable, ...]:
-        """What cannot even be checked."""
+        """Everything that cannot even be checked."""
         return tuple(_unusable(self.report))
 
 
@@ -68,7 +68,7 @@ class Conclusion(Record):
 
 
 def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
-    """What there is to check: only the named devices, only with one engine, where so asked.
+    """The checks to run: only the named devices, only with one engine, where so asked.
 
     The further CPU devices that JAX shows are the same cores, and are checked only by name.
     Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
@@ -106,7 +106,7 @@ def pairs_among(
 def conclude(
     examined: Examination, verdicts: Sequence[Verdict], environment: Mapping[str, str]
 ) -> Conclusion:
-    """What the verdicts and the rest of the report mean.
+    """The conclusion from the verdicts and the rest of the report.
 
     Of a device that was checked, the verdict of now counts and not that of the past.
     """

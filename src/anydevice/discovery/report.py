@@ -11,7 +11,7 @@ from anydevice.errors import ConfigurationError
 
 
 class Report(Record):
-    """What `discover()` found: iterate over it, or ask it for one backend by name.
+    """The result of `discover()`: iterate over it, or ask it for one backend by name.
 
     >>> import anydevice
     >>> report = anydevice.discover()

@@ -12,7 +12,7 @@ from anydevice.settings.files import verdicts_file
 
 
 def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
-    """What a verdict is about: when any part changes, it no longer counts.
+    """The key of a verdict: when any part changes, the verdict no longer counts.
 
     The library counts with its version and its folder: another environment has another copy.
     """

@@ -173,7 +173,7 @@ _SAFE_CUDA = 12  # every driver that anydevice supports runs what was made for C
 
 
 class Platform(Record):
-    """What decides which packages of the index fit."""
+    """The platform that packages are chosen for."""
 
     system: str
     processor: str

@@ -49,7 +49,7 @@ def distributions() -> Mapping[str, str]:
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """What installed distributions offer to a group such as "anydevice.engines"."""
+    """The entry points of installed distributions in a group such as "anydevice.engines"."""
     found: dict[tuple[str, str], EntryPoint] = {}
     for folder, changed in _search_path():
         for entry in _entry_points_in(folder, changed, group):
@@ -249,7 +249,7 @@ class Build(Record):
         return f"{self.library} {self.version}" if self.version else self.library
 
     def architectures(self) -> tuple[str, ...]:
-        """What the build carries code for, such as `("sm_80", "sm_90")`; empty if unknown.
+        """The architectures in the build, such as `("sm_80", "sm_90")`; empty if unknown.
 
         PyTorch keeps the list inside a library of some 30 MB, so this is asked only when a device
         is at hand.

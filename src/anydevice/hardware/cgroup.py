@@ -1,4 +1,4 @@
-"""What the control groups of Linux leave to this process: memory, processor time, processors.
+"""Limits that the control groups of Linux set: memory, processor time, processors.
 
 A process is in one control group (v2), or in one for each controller (v1), or both (hybrid). Every
 group on the way up can set a limit of its own, and the tightest one holds. Which folder is ours
@@ -49,7 +49,7 @@ class MemoryLimit(Record):
 
 
 class CgroupLimits(Record):
-    """What all control groups together leave to this process; `None` where they set no limit.
+    """The limits of all control groups of this process; `None` where they set none.
 
     `memory` is the tightest limit, `memory_free` the least that any group has left. `cores` is the
     processor time as a number of cores, 1.5 for a quota of 150 ms in every 100 ms. `processors` are
@@ -79,7 +79,7 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """What the groups leave of memory at this moment; `None` where none of them limits it."""
+    """Bytes of memory that the groups leave now; `None` where none of them limits it."""
     return _least_free(_memory_limits(_Trees.read(root)))
 
 

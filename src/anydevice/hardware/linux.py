@@ -1,4 +1,4 @@
-"""What Linux shows in `/proc` and `/sys`: small files, PCI cards, sensors, names of processes.
+"""Reading `/proc` and `/sys` of Linux: small files, PCI cards, sensors, names of processes.
 
 Any file may be missing or garbled. What cannot be read is `None`: a reader that meets it says
 "unknown" and goes on.

@@ -1,4 +1,4 @@
-"""What the tools of macOS print about processor, memory and graphics, read into plain data.
+"""Reads what the tools of macOS print about processor, memory and graphics.
 
 Any of them may be missing, slow or print something else: what cannot be read is `None` or empty.
 """

@@ -55,7 +55,7 @@ class DeviceProcess(Record):
 
 
 class _Usage(Protocol):
-    """What the `usage.py` of a backend offers."""
+    """The functions of a backend's `usage.py`."""
 
     def readings(self, index: int, facts: Facts) -> Readings: ...
 
@@ -65,7 +65,7 @@ class _Usage(Protocol):
 
 
 def readings(backend: str, index: int, facts: Facts) -> Readings:
-    """What the device with these facts does now. Never raises: what is not told is `None`.
+    """The load, heat and power of a device now. Never raises: what is not told is `None`.
 
     >>> 0 <= readings("cpu", 0, Facts("some processor")).load <= 1
     True

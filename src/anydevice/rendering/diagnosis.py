@@ -1,4 +1,4 @@
-"""What lies behind the code of a reason, in plain words, and what to do: for `anydevice doctor`.
+"""The explanations of `anydevice doctor`: the cause behind each code, and what to do.
 
 Pure data and functions: they read a report, verdicts and an environment, and ask nothing else.
 """
@@ -29,7 +29,7 @@ class Cause(Record):
 
 
 class Explanation(Record):
-    """What is the matter with `subjects`: the cause, what was seen, what it means, what to do."""
+    """An explanation of what is wrong with `subjects`: cause, evidence, meaning and advice."""
 
     subjects: tuple[str, ...]
     code: str

@@ -195,7 +195,7 @@ def _head(entry: _Entry, column: int, paint: Paint, width: int | None) -> list[s
 def _trouble_lines(
     alike: Sequence[_Entry], column: int, paint: Paint, width: int | None
 ) -> Iterator[str]:
-    """What stopped these devices, which is the same for each, said once below the last."""
+    """The reason that these devices share, once, below the last of them."""
     for line, style in _troubles(alike[0].stopped, len(alike)):
         if style == "fix":
             yield " " * column + paint(line, style)

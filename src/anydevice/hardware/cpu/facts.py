@@ -72,7 +72,7 @@ SYSCTL_NAMES = (
     "hw.optional.avx2_0",
     "hw.optional.avx512f",
 )
-"""What to ask `sysctl` on a Mac; it passes over what the machine does not have."""
+"""The names to ask `sysctl` for on a Mac; it passes over those that the machine does not have."""
 
 # What IsProcessorFeaturePresent calls them, and the words of /proc/cpuinfo that each stands for:
 # Windows tells a few instruction sets only, and no processor that it runs on has AVX2 without the
@@ -101,7 +101,7 @@ _NOISE = re.compile(
 
 
 class Processor(Record):
-    """What a CPU is, apart from how much of it this process may use.
+    """A CPU, apart from how much of it this process may use.
 
     `cores` has the processors (hardware threads) of each physical core; it is empty where the
     system does not tell which share one, and `physical_cores` is then its own count or the logical

@@ -31,7 +31,7 @@ _ROOT = Path("/")
 
 
 class Host:
-    """What the systems without `/proc` are asked through; tests answer from recordings."""
+    """Questions to a system without `/proc`; tests answer them from recordings."""
 
     def machine(self) -> str:
         """The instruction set, as the system spells it: "x86_64", "arm64", "AMD64"."""
@@ -42,7 +42,7 @@ class Host:
         return platform.machine()
 
     def run(self, command: Sequence[str], limit: float) -> str | None:
-        """What a command prints; `None` where it cannot be started or takes longer than `limit`."""
+        """The output of a command; `None` where it does not start or takes longer than `limit`."""
         import subprocess
 
         try:

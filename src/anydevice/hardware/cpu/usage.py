@@ -46,7 +46,7 @@ def readings(
     system: str = sys.platform,
     meter: Meter | None = None,
 ) -> Readings:
-    """What the processors of this machine do now, all together."""
+    """The readings of all processors of this machine together."""
     free = free_memory(index, facts, root=root, system=system)
     if not system.startswith("linux"):
         return Readings(load=_load_by_psutil(), free_memory=free)

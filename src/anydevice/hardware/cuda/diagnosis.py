@@ -1,4 +1,4 @@
-"""What the answers of NVML and of the CUDA driver mean, and what fixes what is wrong.
+"""From the answers of NVML and of the CUDA driver to devices, or to a reason and its fix.
 
 Pure, so that recorded answers can test it.
 """
@@ -70,7 +70,7 @@ def hidden_perhaps(nvml: Outcome, driver: Outcome, environment: Mapping[str, str
 
 
 def interpret(answers: Answers) -> Sighting:
-    """What the answers say of the CUDA backend. Never raises on a recorded answer."""
+    """The sighting of the CUDA backend that follows from the answers."""
     cards = _cards(answers.nvml)
     devices = _devices(answers.driver, answers.around)
     if cards:

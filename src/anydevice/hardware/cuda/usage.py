@@ -29,7 +29,7 @@ _last: tuple[float, dict[str, Any]] = (-1.0, {})
 
 
 def readings(index: int, facts: Facts) -> Readings:
-    """What the card or instance with this UUID does now."""
+    """The readings of the card or MIG instance with this UUID."""
     told = _told(facts)
     shared = free_memory(index, facts) if facts.memory_kind == "unified" else None
     if told is None:

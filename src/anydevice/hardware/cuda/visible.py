@@ -41,7 +41,7 @@ class Position(Record):
 
 
 class Selection(Record):
-    """What is visible, in CUDA's order; `problem` says why an entry of the variable was refused."""
+    """The visible devices in CUDA's order; `problem` says why an entry was refused."""
 
     positions: tuple[Position, ...]
     problem: str | None = None

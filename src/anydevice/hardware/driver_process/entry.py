@@ -35,7 +35,7 @@ def load_ask(file: str) -> Any:
 
 
 def _attendance(file: str, tell: Any, arguments: Any) -> Any:
-    """What answers the questions; where it cannot be begun, that is the answer to the next one."""
+    """The function that answers questions; it starts the module with the first of them."""
     begun: list[Any] = []
 
     def attend(question: Any) -> Any:

@@ -149,7 +149,7 @@ def _memory(nvml: Any, handle: Any) -> Answer:
 
 
 def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a question of NVML gives; `None` where it is refused."""
+    """The result of a call to NVML; `None` where NVML refuses it."""
     # Old drivers and small cards lack single questions; that is no reason to lose the card.
     try:
         return function(*arguments)

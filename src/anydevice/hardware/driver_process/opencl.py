@@ -1,4 +1,4 @@
-"""What an OpenCL loader shows, as plain data: run in a child, because it loads every driver.
+"""Asks an OpenCL loader for its devices. Runs in a child, because it loads every driver.
 
 The order is the loader's own: devices counted over the platforms in turn have the numbers that
 `pyopencl.get_platforms()` gives them in a process with the same loader and environment.
@@ -115,7 +115,7 @@ def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
 
 
 def _from_vendor(info: Info, extensions: list[str]) -> dict[str, Any]:
-    """What only the vendor's own questions tell; asked only where the device has them."""
+    """Facts from the vendor's own extension, where the device has it."""
     if "cl_nv_device_attribute_query" in extensions:
         return {
             "capability": [_number(info(n)) for n in (_CAPABILITY_MAJOR_NV, _CAPABILITY_MINOR_NV)]

@@ -1,4 +1,4 @@
-"""What an OpenCL loader's answer means, and the one command that fixes what is wrong.
+"""From an OpenCL loader's answer to devices, or to a reason and the command that fixes it.
 
 Pure, so that recorded answers can test it.
 """
@@ -40,7 +40,7 @@ _CPU_TYPE = 1 << 1
 _UNKNOWN_UUIDS = ("", "0" * 32, "f" * 32)
 
 Answer = Mapping[str, Any]
-"""What `driver_process/opencl.py` returns."""
+"""The answer of `driver_process/opencl.py`."""
 
 
 def _stopped(reason: Reason, *, present: bool = True) -> Sighting:
@@ -97,7 +97,7 @@ def read_breakdown(
 def add_seen_elsewhere(
     sighting: Sighting, outcome: Outcome, system: Loader, machine: OpenCLMachine
 ) -> Sighting:
-    """What the system's loader shows, where the loader that pyopencl uses shows nothing."""
+    """The sighting with the devices that only the system's loader shows, and not pyopencl's."""
     if outcome.how != "answered":
         return sighting
     devices = read_devices(outcome.answer["platforms"], machine)

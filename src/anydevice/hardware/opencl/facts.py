@@ -32,7 +32,7 @@ _BUNDLED = (".libs", ".dylibs", "../pyopencl.libs", ".")
 
 
 class OpenCLMachine(Record):
-    """What decides where loaders and drivers are; `root` is where its files begin."""
+    """The machine as far as it decides where loaders and drivers are; `root` is for recordings."""
 
     system: str
     architecture: str = "x86_64"

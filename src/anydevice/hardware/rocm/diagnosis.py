@@ -1,4 +1,4 @@
-"""What the files of AMD's driver mean: its GPUs, or why none can be used, and what fixes it."""
+"""From the files of AMD's driver to its GPUs, or to why none can be used and what fixes it."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def _no_gpu_in_topology(
 
 
 def _give_access(root: Path, environment: Mapping[str, str]) -> str:
-    """What lets this process open the device files that are closed to it."""
+    """How to let this process open the device files that are closed to it."""
     return _PASS_DEVICES if linux.in_container(root, environment) else _JOIN_GROUPS
 
 

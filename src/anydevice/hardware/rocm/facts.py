@@ -86,7 +86,7 @@ PRODUCTS: dict[int, str] = {
 
 
 def too_old(architecture: str | None) -> str | None:
-    """Why ROCm 5 and later do not drive this architecture at all; `None` where they do."""
+    """Why ROCm 5 and later do not drive this architecture; `None` where they do."""
     match = _NAME.fullmatch(architecture or "")
     if match is None or int(match[1]) >= 9:
         return None
@@ -97,7 +97,7 @@ def too_old(architecture: str | None) -> str | None:
 
 
 def caution(architecture: str | None) -> str | None:
-    """What a user of this architecture should know before relying on it; `None` if nothing."""
+    """A warning for users of this architecture; `None` where there is nothing to warn of."""
     if architecture is None:
         return "the kernel does not tell this GPU's architecture; Linux 5.16 or newer does"
     if architecture not in ARCHITECTURES:
@@ -146,7 +146,7 @@ class Topology(Record):
 
 
 def topology(root: Path = Path("/")) -> Topology:
-    """What the topology says; no GPUs where there is none. Never raises."""
+    """The topology of this machine, without GPUs where there is none. Never raises."""
     found: list[Gpu] = []
     withheld = 0
     for folder in _node_folders(root / NODES):
@@ -258,7 +258,7 @@ def driver_version(root: Path) -> str | None:
 
 
 def product_name(gpu: Gpu, root: Path) -> str | None:
-    """What the card calls itself, or the name that libdrm's table has for it."""
+    """The card's own name, or the one in libdrm's table."""
     device = root / DEVICES / gpu.pci_address
     own = (read_text(device / "product_name") or "").strip()
     return own or _name_in_table(gpu, (read_text(device / "revision") or "").strip(), root)
@@ -357,7 +357,7 @@ def _of_a_card(gpu: Gpu, now: Counters) -> GpuMemory:
 
 
 def free_of_card(total: int | None, now: Counters) -> int | None:
-    """What a card, or a partition of it that holds `total`, has left."""
+    """Free bytes of a card, or of a partition of it that holds `total`."""
     if now.vram is None or now.vram_used is None or total is None:
         return None
     return min(total, max(0, now.vram - now.vram_used))
@@ -395,7 +395,7 @@ def _shared(
 
 
 def free_of_shared(usable: int | None, pool: Detail, now: Counters) -> int | None:
-    """What the offered pool of a GPU inside a processor has left."""
+    """Free bytes of the pool that a GPU inside a processor is offered."""
     carve_out = _left(now.vram, now.vram_used)
     mapped = _smaller(_left(now.gtt, now.gtt_used), now.available)
     if pool == "carve-out":

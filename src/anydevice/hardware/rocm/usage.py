@@ -24,7 +24,7 @@ _SENSORS = ("edge", "junction")
 
 
 def readings(index: int, facts: Facts, *, root: Path = _ROOT) -> Readings:
-    """What the GPU at this PCI address does now; all parts of a divided card tell of the whole."""
+    """The readings of the GPU at this PCI address; a part of a divided card shows those of all."""
     if facts.pci_address is None:
         return Readings()
     device = root / DEVICES / facts.pci_address

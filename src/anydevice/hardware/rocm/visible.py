@@ -39,7 +39,7 @@ class Visible(Record):
 
 
 def visible(uuids: Sequence[str | None], environment: Mapping[str, str]) -> Visible:
-    """What is left of the GPUs with these UUIDs (`None` for a GPU that has none).
+    """The visible ones of the GPUs with these UUIDs (`None` for a GPU that has none).
 
     >>> visible(["GPU-1a", None, None], {"ROCR_VISIBLE_DEVICES": "2,0"}).positions
     (2, 0)
