@@ -1,10 +1,9 @@
-"""A PyTorch module and a Flax module, brought along: compiled, checked and moved, not rewritten.
+"""Your own PyTorch or Flax module, compiled and verified without a rewrite.
 
     python examples/bring_your_own.py [--device cuda:0] [--engine torch|jax]
 
-`anydevice.compile` keeps a model in its own library. With `verify=` it is run on the device and
-on a float64 copy of itself on the CPU, layer by layer, before it is used. `--engine` leaves out the
-model of the other library.
+`anydevice.compile` keeps a model in its own library. With `verify=` it is compared, layer by layer,
+with a float64 copy of itself on the CPU. `--engine` selects the model of one library.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DIGITS = Path(__file__).parent / "data/digits.npz"
 
 
 def main() -> int:
-    """Bring each model along; the exit code is 0 where all of them were right."""
+    """Compile and verify each model; the exit code is 0 if all of them are right."""
     options = arguments()
     pictures = numpy.load(DIGITS)["images"][:32].astype("float32") / 16
     brought = 0
@@ -32,23 +31,23 @@ def main() -> int:
         if options.engine not in (None, engine):
             continue
         if importlib.util.find_spec(package) is None:
-            print(f"{package} is not installed, so its model is left out.\n")
+            print(f"{package} is not installed, so its model is skipped.\n")
             continue
         bring(f"A module of {package}", make, pictures, options.device)
         brought += 1
     if not brought:
-        print("Neither PyTorch nor Flax is here: pip install torch, or pip install flax")
+        print("Neither PyTorch nor Flax is installed: pip install torch, or pip install flax")
     return 0 if brought else 1
 
 
 def bring(title: str, make: Callable[[], Any], pictures: Any, device: str | None) -> None:
-    """Compile, verify and use a model, and have it caught when it misbehaves."""
+    """Compile, verify and use a model, and show a property that fails."""
     print(f"{title}:")
     model = make()
     fast = anydevice.compile(model, device, verify=pictures, properties=[shares_add_up])
     print(indented(str(fast.report)))
     shares = anydevice.to_numpy(fast(pictures))
-    print(f"  it gives {shares.shape[1]} shares for each of {shares.shape[0]} pictures")
+    print(f"  it gives {shares.shape[1]} probabilities for each of {shares.shape[0]} images")
     try:
         fast.verify(pictures, properties=[is_certain])
     except anydevice.VerificationError as error:
@@ -58,17 +57,17 @@ def bring(title: str, make: Callable[[], Any], pictures: Any, device: str | None
 
 
 def shares_add_up(shares: Any) -> bool:
-    """Whether the ten shares of every picture add up to 1."""
+    """Whether the probabilities of every image add up to 1."""
     return bool(numpy.allclose(shares.sum(axis=1), 1, atol=1e-5))
 
 
 def is_certain(shares: Any) -> bool:
-    """Whether the model has no doubt about any picture, which an untrained one has."""
+    """Whether the model is certain about every image, which an untrained one is not."""
     return bool((shares.max(axis=1) > 0.99).all())
 
 
 def of_torch() -> Any:
-    """A small network, as one writes it in PyTorch."""
+    """A small network in PyTorch."""
     import torch
 
     torch.manual_seed(0)
@@ -82,7 +81,7 @@ def of_torch() -> Any:
 
 
 def of_flax() -> Any:
-    """The like, as one writes it in Flax NNX."""
+    """The same network in Flax NNX."""
     import jax
     from flax import nnx
 
@@ -99,12 +98,12 @@ def of_flax() -> Any:
 
 
 def indented(text: str) -> str:
-    """The text, two columns to the right."""
+    """The text, indented by two columns."""
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="such as cpu or cuda:1")
     parser.add_argument("--engine", choices=("torch", "jax"), help="only the model of this library")

@@ -1,13 +1,12 @@
-"""A small transformer that learns two poems, letter by letter, and then writes in their manner.
+"""A small transformer that learns two poems, character by character, and writes in their style.
 
     python examples/characters.py [--device cuda:0] [--engine torch] [--optimize default]
 
-A model this small is trained before most compilers have made their code, so nothing is compiled
-unless `--optimize default` asks for it, or JAX is asked for, which compiles every op alone if not
-all together.
+Compiling takes longer than training a model this small, so it is not compiled, except with
+`--optimize default` or JAX, which would otherwise compile every op by itself.
 
-It has never heard of words: it learns from the poems of Lewis Carroll in `data/carroll.txt` which
-letter comes next. Exits with 1 where most of the words that it writes are none of theirs.
+It learns from poems of Lewis Carroll in `data/carroll.txt` which character comes next. Exits with 1
+if most of its words are not in the poems.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ BOLDNESS = 0.3
 
 
 def main() -> int:
-    """Learn and write; the exit code is 0 where it mostly writes words of the text."""
+    """Train and generate; the exit code is 0 if most words are in the text."""
     options = arguments()
     # Matrices as small as these are multiplied by one thread before several have met. PyTorch
     # reads this when it is loaded, and that is not before it is used.
@@ -44,7 +43,7 @@ def main() -> int:
     if options.engine is not None:
         where = anydevice.device(options.device, engine=options.engine)
     model = network(options.seed)
-    print(f"{len(TEXT):,} letters, {len(LETTERS)} of them different.\n{model}\n")
+    print(f"{len(TEXT):,} characters, {len(LETTERS)} of them different.\n{model}\n")
 
     each = max(1, options.steps // EPOCHS)
     optimizer = nn.AdamW(nn.WarmUp(20, nn.CosineRate(6e-3, steps=EPOCHS * each)), beta2=0.99)
@@ -61,7 +60,7 @@ def main() -> int:
     )
     losses = ", ".join(f"{loss:.2f}" for loss in done.history.losses)
     print(f"trained on {anydevice.device_of(done.model)}: losses {losses}")
-    print(f"a guess without knowledge would have {numpy.log(len(LETTERS)):.2f}\n")
+    print(f"a random guess has a loss of {numpy.log(len(LETTERS)):.2f}\n")
 
     fast = anydevice.compile(done.model, where, optimize=options.optimize)
     written = write(fast, BEGINNING, WRITTEN, options.seed)
@@ -72,7 +71,7 @@ def main() -> int:
 
 
 def network(seed: int = 0) -> nn.Model:
-    """A decoder: each letter sees those before it."""
+    """A decoder: each character attends to those before it."""
     block = nn.TransformerBlock(SIZE, HEADS, hidden=3 * SIZE // 2, causal=True, rope=True)
     return nn.build(
         nn.Embedding(len(LETTERS), SIZE),
@@ -86,9 +85,9 @@ def network(seed: int = 0) -> nn.Model:
 
 
 class Windows:
-    """Pieces of the text, from random places, and the same one letter further on.
+    """Random windows of the text, and the same windows shifted by one character.
 
-    The places follow from the seed and the epoch, so that training can be resumed.
+    They depend only on the seed and the epoch, so that training can be resumed.
     """
 
     def __init__(self, batches: int) -> None:
@@ -108,15 +107,15 @@ class Windows:
 
 
 def numbers(text: str) -> Any:
-    """The place of each letter in the alphabet of the poems."""
+    """The id of each character."""
     return numpy.array([LETTERS.index(letter) for letter in text], "int32")
 
 
 def write(model: Any, beginning: str, count: int, seed: int) -> str:
-    """The beginning, and so many letters after it, each drawn by what the model expects.
+    """The beginning and `count` more characters, sampled from the model.
 
-    Every call has the same shape, so that code is compiled once: what is not written yet is filled
-    up with anything, which no letter before it can see.
+    Every call has the same shape, so that the model is compiled once. The padding at the end is
+    not seen by the characters before it.
     """
     random = numpy.random.default_rng(seed)
     text = beginning
@@ -131,14 +130,14 @@ def write(model: Any, beginning: str, count: int, seed: int) -> str:
 
 
 def known_words(written: str) -> float:
-    """The share of words that the poems have too; the last one may be cut off, and is left out."""
+    """The share of words that are in the poems, without the last one, which may be incomplete."""
     known = set(re.findall(r"[\w']+", TEXT))
     words = re.findall(r"[\w']+", written)[:-1]
     return sum(word in known for word in words) / len(words)
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="such as cpu, cuda:1 or metal")
     parser.add_argument("--engine", help="the array library: torch, jax or mlx")

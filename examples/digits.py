@@ -1,12 +1,12 @@
-"""Handwritten digits: a small convolution net, trained, checked and kept, on any device.
+"""Handwritten digits: a small convolutional network, trained, verified and saved on any device.
 
     python examples/digits.py [--device cuda:0] [--engine torch] [--optimize none]
 
-A model this small is trained before some compilers have made their code, so nothing is compiled
-unless `--optimize default` asks for it.
+Compiling may take longer than training a model this small, so it is not compiled without
+`--optimize default`.
 
-The same seed gives the same parameters, the same order of the pictures and so the same losses on
-every engine. Exits with 1 where fewer than 97 % of the pictures that it never saw are read rightly.
+A seed gives the same parameters, the same order of images and the same losses on every engine.
+Exits with 1 if fewer than 97 % of the test images are read correctly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WANTED = 0.97
 
 
 def main() -> int:
-    """Train, check, save and load; the exit code is 0 where the model reads well enough."""
+    """Train, verify, save and load; the exit code is 0 if the model is accurate enough."""
     options = arguments()
     where = place(options.device, options.engine)
     model = network(options.seed)
@@ -44,7 +44,7 @@ def main() -> int:
     fast = anydevice.compile(trained, where, optimize=options.optimize, verify=pictures)
     print(f"verified there: {fast.report.checked}")
     right = accuracy(fast, pictures, labels)
-    print(f"read rightly: {right:.2%} of {len(labels)} digits that it never saw")
+    print(f"read correctly: {right:.2%} of {len(labels)} test digits")
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "digits.safetensors")
@@ -54,12 +54,12 @@ def main() -> int:
     same = accuracy(again, pictures, labels) == right
     print(f"saved in {size / 1024:.0f} KiB, loaded on cpu: reads {'as' if same else 'NOT as'} well")
 
-    print(f"\n{drawn(pictures[0, 0])}\nis taken for a {guesses(fast, pictures[:1])[0]}")
+    print(f"\n{drawn(pictures[0, 0])}\nis read as a {guesses(fast, pictures[:1])[0]}")
     return 0 if right >= WANTED and same else 1
 
 
 def network(seed: int = 0) -> nn.Model:
-    """The model, with parameters that follow from the seed alone."""
+    """The model, with parameters that depend only on the seed."""
     return nn.build(
         nn.Conv2d(1, 16, 3, padding=1),
         "relu",
@@ -102,40 +102,40 @@ def fitted(
 
 
 def kept_for_training() -> tuple[Any, Any]:
-    """The pictures (count, 1, 8, 8) from 0 to 1 and their digits, for training."""
+    """The training images (count, 1, 8, 8), from 0 to 1, and their digits."""
     pictures, labels = _shuffled()
     return pictures[HELD_OUT:], labels[HELD_OUT:]
 
 
 def held_out() -> tuple[Any, Any]:
-    """Those that the model never sees while it learns."""
+    """The test images and their digits."""
     pictures, labels = _shuffled()
     return pictures[:HELD_OUT], labels[:HELD_OUT]
 
 
 def accuracy(model: Any, pictures: Any, labels: Any) -> float:
-    """The share of pictures that the model reads rightly."""
+    """The share of images that the model reads correctly."""
     return float((guesses(model, pictures) == labels).mean())
 
 
 def guesses(model: Any, pictures: Any) -> Any:
-    """The digits that the model takes the pictures for."""
+    """The model's digit for each image."""
     return anydevice.to_numpy(model(pictures)).argmax(axis=1)
 
 
 def drawn(picture: Any) -> str:
-    """A picture in characters."""
+    """An image as text."""
     shades = " .:-=+*#%@"
     return "\n".join("  " + "".join(shades[int(dot * 9)] * 2 for dot in row) for row in picture)
 
 
 def place(device: str | None, engine: str | None) -> anydevice.Device | str | None:
-    """Where to train: with an engine that was not named, one that has gradients is taken."""
+    """The device to train on; without `--engine`, training finds an engine with gradients."""
     return device if engine is None else anydevice.device(device, engine=engine)
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="such as cpu, cuda:1 or metal")
     parser.add_argument("--engine", help="the array library: torch, jax or mlx")
@@ -146,7 +146,7 @@ def arguments() -> argparse.Namespace:
 
 
 def _shuffled() -> tuple[Any, Any]:
-    """All of them in an order of our own: in the file, those of one hand follow one another."""
+    """All images, shuffled: the file is sorted by writer."""
     with numpy.load(DIGITS) as file:
         pictures, labels = file["images"], file["labels"]
     order = numpy.random.default_rng(0).permutation(len(pictures))

@@ -2,9 +2,9 @@
 
     python examples/mixed_precision.py [--device cuda:0] [--engine torch]
 
-A network is trained twice from the same seed: in float32, and mixed, where products are made in 16
-bits while parameters, sums and losses stay in 32. The trained model is then used in each
-precision, and compared every time with a float64 copy of itself.
+A network is trained twice from the same seed: in float32, and in mixed precision, with products in
+16 bits and parameters, sums and losses in 32. The trained model is then used in each precision, and
+compared with a float64 copy of itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EPOCHS = 6
 
 
 def main() -> int:
-    """Train and use in several precisions; the exit code is 0 where all of them read well."""
+    """Train and run in several precisions; the exit code is 0 if all of them are accurate."""
     where = place()
     with numpy.load(DIGITS) as file:
         pictures, labels = file["images"].reshape(-1, 64), file["labels"].astype("int32")
@@ -36,7 +36,7 @@ def main() -> int:
     data = nn.Batches(pictures[HELD_OUT:], labels[HELD_OUT:], 64, whole_only=True)
 
     trained: dict[str, nn.Model] = {}
-    print("Trained in      loss        parameters  read rightly")
+    print("Trained in      loss        parameters  correct")
     for precision in ("float32", "mixed"):
         done = nn.train(
             network(),
@@ -54,7 +54,7 @@ def main() -> int:
         right = accuracy(done.model, unseen, digits)
         print(f"{precision:<14}  {done.history.losses[-1]:<10.4f}  {kept:<10}  {right:.1%}")
 
-    print("\nUsed in         weights     read rightly  largest error, of what the precision allows")
+    print("\nUsed in         weights     correct       largest error, as a share of the tolerance")
     worst = 1.0
     for precision in PRECISIONS:
         fast = anydevice.compile(
@@ -70,25 +70,25 @@ def main() -> int:
 
 
 def network() -> nn.Model:
-    """A network of three layers, the same one every time."""
+    """A network of three layers, always with the same parameters."""
     layers = nn.Dense(64, 96), "relu", nn.Dense(96, 64), "relu", nn.Dense(64, 10)
     return nn.build(*layers, seed=0, device="cpu")
 
 
 def accuracy(model: Any, pictures: Any, labels: Any) -> float:
-    """The share of pictures that the model reads rightly."""
+    """The share of images that the model reads correctly."""
     return float((anydevice.to_numpy(model(pictures)).argmax(axis=1) == labels).mean())
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The arrays of a nest."""
+    """The arrays of a tree."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     return [x for part in tree for x in leaves(part)] if isinstance(tree, list) else [tree]
 
 
 def place() -> anydevice.Device | str | None:
-    """The device of the command line; an engine with gradients is found where none is named."""
+    """The device of the command line; training finds an engine with gradients for it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="such as cpu, cuda:1 or metal")
     parser.add_argument("--engine", help="the array library: torch, jax or mlx")

@@ -1,9 +1,9 @@
-"""Running out of memory, and four ways to go on.
+"""Running out of memory, and four ways to continue.
 
     python examples/out_of_memory.py [--device cuda:0] [--engine torch]
 
-The process is given little memory, so that it really runs out on any machine: an accelerator by
-`anydevice.configure(memory=…)`, the CPU by the limit that the operating system has for that.
+The process gets little memory, so that it runs out on any machine: on an accelerator through
+`anydevice.configure(memory=…)`, on the CPU through a limit of the operating system.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HEADS, TOKENS, SIZE = 4, 512, 16
 
 
 def main() -> int:
-    """Run out of memory in every way; the exit code is 0 where each was handled."""
+    """Run out of memory; the exit code is 0 if every case is handled."""
     device = chosen()
     first = scores(1, device)  # the library has started, and has what it needs for itself
     limit_memory(device)
-    print(f"On {device} through {device.engine}, with {ROOM // 2**20} MiB left for this process.")
+    print(f"{device} with {device.engine}; this process may use {ROOM // 2**20} MiB more.")
 
-    print("\n1. The error says what to do, and the process goes on:")
+    print("\n1. The error says what to try, and the process continues:")
     try:
         scores(START, device)
     except anydevice.OutOfMemoryError as error:
@@ -42,18 +42,18 @@ def main() -> int:
         print(f"   {START} texts fit, although they should not")
         return 1
 
-    print("\n2. anydevice.release() gives back what libraries keep for later:")
+    print("\n2. anydevice.release() returns cached memory:")
     anydevice.release(device)
     same = numpy.allclose(anydevice.to_numpy(scores(1, device)), anydevice.to_numpy(first))
     print(f"   one text still gives {'the same result' if same else 'ANOTHER RESULT'}")
 
     print("\n3. anydevice.find_batch_size() finds how many fit:")
     batch = anydevice.find_batch_size(lambda size: scores(size, device), START)
-    print(f"   {batch} texts at once, of {START} that were wished for")
+    print(f"   {batch} texts at once, of {START}")
 
-    print("\n4. anydevice.cpu_fallback() goes to the CPU where the device has no room:")
+    print("\n4. anydevice.cpu_fallback() falls back to the CPU:")
     if device.kind == "cpu" and device.backend == "cpu":
-        print("   this is the CPU, so there is nowhere to go; try it with --device")
+        print("   this is the CPU already; try it with --device")
     else:
         with warnings.catch_warnings(record=True, action="always") as said:
             large = anydevice.cpu_fallback(attended)(*texts(START, device))
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def texts(count: int, device: anydevice.Device) -> tuple[Any, Any]:
-    """Queries and keys of so many texts, on the device."""
+    """Queries and keys of `count` texts, on the device."""
     numbers = numpy.random.default_rng(0)
     shape = (count, HEADS, TOKENS, SIZE)
     queries = numbers.standard_normal(shape, "float32")
@@ -82,14 +82,14 @@ def attended(queries: Any, keys: Any) -> Any:
 
 
 def scores(count: int, device: anydevice.Device) -> Any:
-    """What `attended` gives for so many texts, complete."""
+    """The synchronized result of `attended` for `count` texts."""
     result = attended(*texts(count, device))
     anydevice.to_numpy(result)
     return result
 
 
 def limit_memory(device: anydevice.Device) -> None:
-    """Leave this process `ROOM` bytes of the device's memory."""
+    """Limit this process to `ROOM` more bytes of the device's memory."""
     if device.engine == "mlx":
         sys.exit("MLX is held to no limit while it computes; take another --engine or --device")
     if device.backend != "cpu":

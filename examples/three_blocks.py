@@ -1,10 +1,9 @@
-"""One job on two devices: prepared on the CPU, computed on the accelerator, judged on the CPU.
+"""One job on two devices: prepared on the CPU, computed on the accelerator, evaluated on the CPU.
 
     python examples/three_blocks.py [--device cuda:0] [--engine torch]
 
-Each part is a `use_device` block: what is made in it lies there, and data is carried from one to
-the next by applying the device to it. Where there is only a CPU, all three blocks run on it, and
-nothing is copied.
+Each part is a `use_device` block. Applying its device to data moves the data there. With only a CPU,
+all three blocks run on it, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ DIGITS = Path(__file__).parent / "data/digits.npz"
 
 
 def main() -> int:
-    """Sort pictures by how alike they are; the exit code is 0 where most neighbours are equal."""
+    """Find the most similar images; the exit code is 0 if most of them show the same digit."""
     device = chosen()
     with numpy.load(DIGITS) as file:
         pictures, labels = file["images"], file["labels"]
 
     with anydevice.use_device("cpu", engine="numpy") as here:
         prepared = normalized(here(pictures))
-        print(f"1. prepared on {here}: {len(prepared):,} pictures, mean 0 and length 1 each")
+        print(f"1. prepared on {here}: {len(prepared):,} images, mean 0 and length 1 each")
 
     with anydevice.use_device(device) as there:
         model = nn.build(nn.Dense(64, 1024, bias=False), "tanh", seed=3)
@@ -38,31 +37,33 @@ def main() -> int:
         kind = type(likeness).__module__.partition(".")[0]
         where = anydevice.device_of((model, likeness))
         shape = tuple(likeness.shape)
-        print(f"2. computed on {where} through {there.engine}: {shape} numbers, by {kind}")
+        print(f"2. computed on {where} with {there.engine}: {shape} numbers, by {kind}")
 
     with anydevice.use_device("cpu", engine="numpy") as here:
         nearest = nearest_other(anydevice.to_numpy(here(likeness)))
         right = float((labels[nearest] == labels).mean())
-        print(f"3. judged on {here}: {right:.1%} of the pictures are most like one of their digit")
+        print(
+            f"3. evaluated on {here}: {right:.1%} of the images are most similar to one of their own digit"
+        )
     return 0 if right > 0.95 else 1
 
 
 def normalized(pictures: Any) -> Any:
-    """Each picture as a row with mean 0 and length 1."""
+    """Each image as a row with mean 0 and length 1."""
     rows = pictures.reshape(len(pictures), -1).astype("float32")
     rows -= rows.mean(axis=1, keepdims=True)
     return rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def alike(features: Any) -> Any:
-    """The cosines between all pairs of rows; in ops, so it runs wherever the rows are."""
+    """The cosine similarity of all pairs of rows; made of ops, it runs wherever the rows are."""
     squares = ops.sum(ops.multiply(features, features), axis=1, keepdims=True)
     rows = ops.multiply(features, ops.rsqrt(squares))
     return ops.matmul(rows, ops.permute(rows, (1, 0)))
 
 
 def nearest_other(likeness: Any) -> Any:
-    """For each picture, the one that is most like it, and is not itself."""
+    """For each image, the most similar other one."""
     others = likeness.copy()
     numpy.fill_diagonal(others, -numpy.inf)
     return others.argmax(axis=1)

@@ -1,10 +1,9 @@
-"""Setting up a training: how large it will be, where it fits, what it may take, and a safe stop.
+"""Setting up a training: memory, device, limits, batch size, checkpoints.
 
     python examples/training_setup.py [--device cuda:0] [--engine torch]
 
-Six decisions, each one call: a device with enough room, a limit for this process, the largest
-batch, activations computed again instead of kept, code made ready before the clock runs, and a
-file from which training goes on where it stopped.
+Six decisions, each one call: a device with enough memory, a limit for this process, the largest
+batch, recomputed activations, compiling ahead of time, and a checkpoint to resume from.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ROWS = 512
 
 
 def main() -> int:
-    """Set up and train; the exit code is 0 where the interrupted training ended as the other."""
+    """Set up and train; the exit code is 0 if the resumed training gives the same result."""
     options = arguments()
     model = network()
     numbers = model.parameter_count
@@ -37,21 +36,21 @@ def main() -> int:
 
     share = "conservative" if numbers < 10**6 else "balanced" if numbers < 10**8 else "aggressive"
     if where.kind == "cpu":
-        print(f"2. on a GPU, configure(memory={share!r}) would bound what this process takes")
+        print(f"2. on a GPU, configure(memory={share!r}) would limit this process")
     else:
         kept = anydevice.configure(memory=share)
-        print(f"2. this process takes {kept.memory_fraction:.0%} of {where} at most ({share})")
+        print(f"2. this process may use {kept.memory_fraction:.0%} of {where} ({share})")
 
     largest = anydevice.find_batch_size(lambda size: step(model, size, where), BATCH)
-    print(f"3. a batch of {largest} fits, of {BATCH} that were wished for")
+    print(f"3. a batch of {largest} fits; {BATCH} was the largest to try")
 
     saving = nn.recompute(model)
     again = sum("recomputed" in part.label for _, part in saving.layer.parts)
-    print(f"4. {again} blocks compute their activations again for the gradient, to save memory")
+    print(f"4. {again} blocks recompute their activations, to save memory")
 
     fast = anydevice.compile(saving, where, optimize="none")
     first = fast.warm_up(numpy.zeros((largest, SIZE), "float32"))
-    print(f"5. ready in {first.seconds:.2f} s, before the first batch comes")
+    print(f"5. compiled in {first.seconds:.2f} s, before the first batch")
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "training.safetensors")
@@ -66,19 +65,19 @@ def main() -> int:
 
 
 def network() -> nn.Model:
-    """Some blocks of plain layers, made in the host's memory: they are moved where they fit."""
+    """Blocks of layers in host memory; they are moved later."""
     block = nn.Chain(nn.Dense(SIZE, SIZE), "gelu", nn.LayerNorm(SIZE))
     return nn.build(*[block] * DEPTH, nn.Dense(SIZE, 1), input_shape=SIZE, device="cpu")
 
 
 def data(batch: int) -> nn.Batches:
-    """Rows of numbers, and what is to be learned about them."""
+    """Random rows, and a function of them to learn."""
     rows = numpy.random.default_rng(0).standard_normal((ROWS, SIZE)).astype("float32")
     return nn.Batches(rows, numpy.tanh(rows[:, :1] + rows[:, 1:2]), batch)
 
 
 def trained(model: nn.Model, where: Any, batch: int, **options: Any) -> nn.Trained:
-    """The model after training, in the same way each time."""
+    """Train the model, always in the same way."""
     return nn.train(
         model,
         data(batch),
@@ -92,7 +91,7 @@ def trained(model: nn.Model, where: Any, batch: int, **options: Any) -> nn.Train
 
 
 def step(model: nn.Model, size: int, where: Any) -> Any:
-    """One epoch of steps with batches of this size, to see whether there is room for them."""
+    """One epoch with batches of this size, to see whether they fit into memory."""
     return trained(model, where, size, epochs=1).model.parameters
 
 
@@ -103,7 +102,7 @@ def difference(one: nn.Model, other: nn.Model) -> float:
 
 
 def flat(tree: Any) -> list[Any]:
-    """The arrays of a nest, in NumPy."""
+    """The arrays of a tree, in NumPy."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, list):
@@ -112,7 +111,7 @@ def flat(tree: Any) -> list[Any]:
 
 
 def place(options: argparse.Namespace, needed: int) -> anydevice.Device:
-    """The best device with so much free memory; whoever trains there finds an engine for it."""
+    """The best device with enough free memory; training finds an engine for it."""
     with warnings.catch_warnings(record=True, action="always") as said:
         chosen = anydevice.device(options.device, engine=options.engine, min_free=needed)
     for warning in said:
@@ -121,7 +120,7 @@ def place(options: argparse.Namespace, needed: int) -> anydevice.Device:
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="such as cpu, cuda:1 or metal")
     parser.add_argument("--engine", help="the array library: torch, jax or mlx")

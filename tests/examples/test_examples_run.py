@@ -85,12 +85,12 @@ def test_digits_are_read(engine: str, tmp_path: Path) -> None:
     # Who prefers an engine gets it wherever none is named, also for the model that is loaded.
     preferred = engine == "torch"
     said = run("digits", "--device", "cpu", home=tmp_path, engine=engine, preferred=preferred)
-    found = re.search(r"read rightly: (\d+\.\d+)% of 360 digits", said)
+    found = re.search(r"read correctly: (\d+\.\d+)% of 360 test digits", said)
     assert found is not None
     assert float(found[1]) >= 97
     assert "verified there: right: 8 parts, 6 weights read back" in said
     assert "loaded on cpu: reads as well" in said
-    assert "is taken for a 6" in said
+    assert "is read as a 6" in said
     # The same on every engine: those of one more than a thousandth off would print other digits.
     assert "10 epochs: loss 0.9974 → 0.0082" in said
 
@@ -114,16 +114,16 @@ def test_characters_are_learned_and_written(engine: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("engine", ["numpy", *ENGINES])
 def test_three_blocks_on_two_devices(engine: str, tmp_path: Path) -> None:
     said = run("three_blocks", "--device", "cpu", home=tmp_path, engine=engine)
-    assert "1. prepared on cpu: 1,797 pictures" in said
+    assert "1. prepared on cpu: 1,797 images" in said
     library = "jaxlib" if engine == "jax" else engine
-    assert f"through {engine}: (1797, 1797) numbers, by {library}" in said
-    assert re.search(r"3\. judged on cpu: 9[5-9]\.\d% of the pictures", said)
+    assert f"with {engine}: (1797, 1797) numbers, by {library}" in said
+    assert re.search(r"3\. evaluated on cpu: 9[5-9]\.\d% of the images", said)
 
 
 def test_three_blocks_on_opencl(tmp_path: Path) -> None:
     pytest.importorskip("pyopencl", reason="pyopencl is not installed")
     said = run("three_blocks", "--device", "opencl", home=tmp_path)
-    assert "2. computed on opencl:0 through opencl" in said
+    assert "2. computed on opencl:0 with opencl" in said
 
 
 @pytest.mark.parametrize(("engine", "kind"), [("torch", "torch.nn"), ("jax", "flax.nnx")])
@@ -147,7 +147,7 @@ def test_running_out_of_memory_on_the_cpu(engine: str, tmp_path: Path) -> None:
     assert "find_batch_size" in said
     assert "one text still gives the same result" in said
     assert 1 <= int(re.findall(r"(\d+) texts at once, of 64", said)[0]) < 64
-    assert "there is nowhere to go" in said
+    assert "this is the CPU already" in said
 
 
 def test_running_out_of_memory_on_a_device(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_training_is_set_up(engine: str, tmp_path: Path) -> None:
     said = run("training_setup", "--device", "cpu", home=tmp_path, engine=engine)
     assert "25,793 parameters need 0.4 MiB: cpu has that much free" in said
     assert "a batch of 64 fits" in said
-    assert "6 blocks compute their activations again" in said
+    assert "6 blocks recompute their activations" in said
     assert "resumed: the parameters differ by 0.0e+00" in said
     losses = losses_of(said.partition("losses on cpu: ")[2])
     assert losses == sorted(losses, reverse=True)
