@@ -2,8 +2,8 @@
 
     python examples/three_blocks.py [--device cuda:0] [--engine torch]
 
-Each part is a `use_device` block. Applying its device to data moves the data there. With only a CPU,
-all three blocks run on it, and nothing is copied.
+Each part is a `use_device` block. Applying its device to data moves the data there. With only a
+CPU, all three blocks run on it, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ def main() -> int:
     with anydevice.use_device("cpu", engine="numpy") as here:
         nearest = nearest_other(anydevice.to_numpy(here(likeness)))
         right = float((labels[nearest] == labels).mean())
-        print(
-            f"3. evaluated on {here}: {right:.1%} of the images are most similar to one of their own digit"
-        )
+        print(f"3. evaluated on {here}: {right:.1%} of the images are nearest to one of their digit")
     return 0 if right > 0.95 else 1
 
 
