@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from anydevice.planning.estimates import MemoryEstimate, Workload, estimate_inference, moments
+from anydevice.planning.estimates import ForwardPass, MemoryEstimate, estimate_inference, moments
 from anydevice.planning.overheads import CONTEXT
 from anydevice.planning.training import estimate_training
 
@@ -302,7 +302,7 @@ def _phases(
     width = getattr(torch, estimate.dtype).itemsize
     for phase, peak in peaks.items():
         tokens = estimate.context if phase == "prefill" else 1
-        found = moments(shape, Workload(estimate.batch, tokens, estimate.context, width))
+        found = moments(shape, ForwardPass(estimate.batch, tokens, estimate.context, width))
         largest = sorted(found.items(), key=lambda item: -item[1])[:4]
         listed = ", ".join(f"{name} {shown(size)}" for name, size in largest)
         yield phase, f"{shown(largest[0][1])} → {shown(peak - there - kept)} ({listed})"

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 from anydevice import estimate_inference, estimate_training
-from anydevice.planning.estimates import MemoryEstimate, Workload, logit_bytes, moments
+from anydevice.planning.estimates import ForwardPass, MemoryEstimate, logit_bytes, moments
 from anydevice.planning.overheads import CONTEXT, WORKSPACE
 from tests.planning.live_bytes import LiveBytes
 
@@ -46,7 +46,7 @@ def plain_attention(needed: bool) -> Any:
 
 def activations(estimate: MemoryEstimate, tokens: int, width: int) -> int:
     assert estimate.shape is not None
-    work = Workload(estimate.batch, tokens, estimate.context, width)
+    work = ForwardPass(estimate.batch, tokens, estimate.context, width)
     logits = logit_bytes(estimate.shape, estimate.batch, width)
     return max(logits, *moments(estimate.shape, work).values())
 

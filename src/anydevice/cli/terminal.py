@@ -155,7 +155,7 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows now; the usual ones where the terminal does not know."""
+        """Columns and rows now; 80 and 24 where the terminal does not know."""
         columns, rows = os.get_terminal_size(self._descriptor)
         return columns or 80, rows or 24
 
@@ -177,7 +177,7 @@ class Screen:
         self._shown = []
 
     def suspend(self) -> None:
-        """Give the terminal back, stop as the shell asked for, and take it again when continued."""
+        """Restore the terminal, stop the process, and take the screen again when continued."""
         self.__exit__()
         os.kill(os.getpid(), signal.SIGSTOP)
         self.__enter__()

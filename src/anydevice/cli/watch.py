@@ -40,7 +40,7 @@ _WIDTH_WITH_LOADS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which devices, how often, and whether only once."""
+    """The devices, the interval, and whether to print only once."""
     add_filters(parser, "device")
     parser.add_argument(
         "--interval",
@@ -143,14 +143,14 @@ def frame(
     A narrow view leaves out what matters least; a low one leaves out processes, then cards.
     """
     blocks = [list(_block(each, width)) for each in usages]
-    room = _MOST_PROCESSES * len(blocks)
+    left = _MOST_PROCESSES * len(blocks)
     if height is not None:
-        room = height - sum(len(block) + 1 for block in blocks) + 1
+        left = height - sum(len(block) + 1 for block in blocks) + 1
     lines: list[list[Piece]] = []
     for number, (each, block) in enumerate(zip(usages, blocks, strict=True)):
-        share = max(0, min(_MOST_PROCESSES, room // (len(blocks) - number)))
+        share = max(0, min(_MOST_PROCESSES, left // (len(blocks) - number)))
         shown = each.processes[:share]
-        room -= len(shown)
+        left -= len(shown)
         lines += [[]] if lines else []
         lines += block
         lines += [_process(process, each, width) for process in shown]
@@ -207,7 +207,7 @@ def _measured(
 
 
 def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
-    """As many of the words as fit with gaps between them; the first, cut, in any case."""
+    """As many of the texts as fit, with gaps between them, and at least the first."""
     pieces: list[Piece] = []
     used = 0
     for text, style in words:

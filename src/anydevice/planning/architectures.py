@@ -28,7 +28,7 @@ config's `sliding_window_pattern`) has none.
 """
 
 
-class Architecture(Record):
+class ModelFamily(Record):
     """One family: what its layers have beside the matrices that every decoder has.
 
     - `norms`: the norms of the hidden size in a layer; with `layer_norm` each has a bias.
@@ -84,7 +84,7 @@ class Architecture(Record):
 TIED = {"tie_word_embeddings": True}
 _GEMMA = {"head_dim": 256, **TIED}
 
-UNKNOWN = Architecture()
+UNKNOWN = ModelFamily()
 """The row of a family that is not in the table: the layers of Llama are assumed."""
 
 
@@ -92,35 +92,35 @@ def _biases(flag: Flag) -> dict[str, Any]:
     return {"qkv_bias": flag, "output_bias": flag, "mlp_bias": flag}
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(),
-    "granite": Architecture(),
-    "seed_oss": Architecture(
+ARCHITECTURES: dict[str, ModelFamily] = {
+    "llama": ModelFamily(),
+    "granite": ModelFamily(),
+    "seed_oss": ModelFamily(
         output_bias="attention_out_bias",
         defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
     ),
-    "ernie4_5": Architecture(
+    "ernie4_5": ModelFamily(
         **_biases("use_bias"), defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED}
     ),
-    "mistral": Architecture(
+    "mistral": ModelFamily(
         **_biases(False), defaults={"num_key_value_heads": 8, "sliding_window": 4096}
     ),
-    "qwen2": Architecture(
+    "qwen2": ModelFamily(
         **_biases(False) | {"qkv_bias": True},
         windows="last",
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     ),
-    "qwen3": Architecture(
+    "qwen3": ModelFamily(
         mlp_bias=False,
         query_key_norms="head",
         windows="last",
         defaults={"num_key_value_heads": 32, "head_dim": 128}
         | {"sliding_window": 4096, "max_window_layers": 28},
     ),
-    "gemma": Architecture(
+    "gemma": ModelFamily(
         mlp_bias=False, embedding_scale=True, defaults={"num_key_value_heads": 16, **_GEMMA}
     ),
-    "gemma2": Architecture(
+    "gemma2": ModelFamily(
         mlp_bias=False,
         norms=4,
         eager=True,
@@ -129,7 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pattern=2,
         defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
     ),
-    "gemma3_text": Architecture(
+    "gemma3_text": ModelFamily(
         mlp_bias=False,
         norms=4,
         query_key_norms="head",
@@ -139,7 +139,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pattern=6,
         defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
     ),
-    "phi": Architecture(
+    "phi": ModelFamily(
         **_biases(True),
         head_bias=True,
         gated=False,
@@ -152,16 +152,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         rotary_key="partial_rotary_factor",
         defaults={"hidden_act": "gelu_new"},
     ),
-    "phi3": Architecture(
+    "phi3": ModelFamily(
         **_biases(False), fused_qkv=True, fused_gate=True, rotary_key="partial_rotary_factor"
     ),
-    "mixtral": Architecture(
+    "mixtral": ModelFamily(
         **_biases(False),
         experts=True,
         wide_routing=True,
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
     ),
-    "qwen3_moe": Architecture(
+    "qwen3_moe": ModelFamily(
         mlp_bias=False,
         query_key_norms="head",
         windows_if="use_sliding_window",
@@ -169,7 +169,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
         | {"moe_intermediate_size": 768, "sliding_window": None},
     ),
-    "qwen2_moe": Architecture(
+    "qwen2_moe": ModelFamily(
         **_biases(False) | {"qkv_bias": "qkv_bias"},
         windows="none",
         experts=True,
@@ -177,16 +177,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {"num_experts_per_tok": 4, "moe_intermediate_size": 1408}
         | {"shared_expert_intermediate_size": 5632},
     ),
-    "olmo": Architecture(mlp_bias=False, norm_weights=False),
-    "olmo2": Architecture(mlp_bias=False, query_key_norms="heads"),
-    "smollm3": Architecture(windows="none", defaults={"num_key_value_heads": 4, **TIED}),
-    "starcoder2": Architecture(
+    "olmo": ModelFamily(mlp_bias=False, norm_weights=False),
+    "olmo2": ModelFamily(mlp_bias=False, query_key_norms="heads"),
+    "smollm3": ModelFamily(windows="none", defaults={"num_key_value_heads": 4, **TIED}),
+    "starcoder2": ModelFamily(
         **_biases("use_bias"),
         gated=False,
         layer_norm=True,
         defaults={"use_bias": True, "num_key_value_heads": 2, **TIED},
     ),
-    "gpt2": Architecture(
+    "gpt2": ModelFamily(
         **_biases(True),
         gated=False,
         fused_qkv=True,
@@ -196,7 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         plain_heads=True,
         defaults={"n_positions": 1024, "activation_function": "gelu_new", **TIED},
     ),
-    "gpt_neox": Architecture(
+    "gpt_neox": ModelFamily(
         mlp_bias=True,
         gated=False,
         fused_qkv=True,
@@ -207,7 +207,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         plain_heads=True,
         defaults={"attention_bias": True, "use_parallel_residual": True},
     ),
-    "falcon": Architecture(
+    "falcon": ModelFamily(
         **_biases("bias"),
         gated=False,
         fused_qkv=True,
@@ -288,7 +288,7 @@ class ModelShape(Record):
     quantization: str | None = None
     longest_context: int | None = None
     rounding: int = 0
-    build: Architecture = UNKNOWN
+    build: ModelFamily = UNKNOWN
     activation: str = ""
     parallel: bool = False
     exact: bool = False

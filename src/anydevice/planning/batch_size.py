@@ -94,7 +94,7 @@ def _problem(fn: Callable[[int], object], size: int) -> BaseException | None:
 
 
 def _finish(result: object) -> None:
-    """Wait for arrays whose library computes them later: only then is it known that they fit."""
+    """Wait for arrays that are computed lazily: only then is it known that they fit."""
     values = [result] if is_array(result) else flatten(result, is_array)[0].values
     for value in values:
         owner = owner_of(value)

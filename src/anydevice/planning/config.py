@@ -20,7 +20,7 @@ from anydevice.planning.architectures import (
     ARCHITECTURES,
     LARGEST,
     UNKNOWN,
-    Architecture,
+    ModelFamily,
     float_dtype,
     integer,
 )
@@ -73,7 +73,7 @@ class ModelConfig(Record):
     values: Mapping[str, Any]
     family: str
     source: str
-    architecture: Architecture = UNKNOWN
+    architecture: ModelFamily = UNKNOWN
     known: bool = False
     assumed: tuple[str, ...] = ()
     raw: Mapping[str, Any] = NOTHING

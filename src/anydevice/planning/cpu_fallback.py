@@ -130,7 +130,7 @@ def _device_of_call(call: Call) -> Device | None:
 
 @contextmanager
 def _on_the_cpu(call: Call, failure: _Failure) -> Iterator[Call]:
-    """A block on the CPU, with the same call there; what was moved in place is back after it."""
+    """A block with the same call on the CPU; what was moved in place is back after it."""
     engine = failure.engine if failure.engine in BACKENDS[_CPU].engines else None
     parts = _parts(call)
     devices = _devices_of(parts)

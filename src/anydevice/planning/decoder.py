@@ -17,7 +17,7 @@ USUAL_DTYPE = "bfloat16"
 
 
 class Matrix(Record):
-    """`count` matrices that take `columns` numbers and give `rows`, with a bias or not."""
+    """`count` matrices of `rows` x `columns`, stored as one tensor, with or without a bias."""
 
     name: str
     rows: int
@@ -27,7 +27,7 @@ class Matrix(Record):
 
     @property
     def matrix_elements(self) -> int:
-        """The parameters of the matrices, which are one tensor."""
+        """The parameters without biases."""
         return self.count * self.rows * self.columns
 
     @property
@@ -144,7 +144,7 @@ def _sizes(config: ModelConfig) -> DecoderSizes:
 
 
 def _is_grouped(config: ModelConfig) -> bool:
-    """Whether plain heads share keys after all, as the config of some families may say."""
+    """Whether the config says that plain heads share keys."""
     switch = config.architecture.grouped_if
     return bool(switch and config.get(switch))
 

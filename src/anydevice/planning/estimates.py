@@ -149,8 +149,8 @@ def estimate_inference(
     logits = logit_bytes(shape, batch, width)
     activations = recurring = 0
     if shape.hidden and shape.layers:
-        prefill = moments(shape, Workload(batch, context, context, width))
-        decode = moments(shape, Workload(batch, 1, context, width))
+        prefill = moments(shape, ForwardPass(batch, context, context, width))
+        decode = moments(shape, ForwardPass(batch, 1, context, width))
         last = 2 * batch * context * shape.hidden * width + logits
         activations = max(*prefill.values(), *decode.values(), last) - logits
         # Scores lie in segments of their own, much larger than what else a layer makes: an
@@ -180,7 +180,7 @@ def estimate_inference(
     )
 
 
-class Workload(Record):
+class ForwardPass(Record):
     """What runs at once: `batch` sequences, with `tokens` new ones each.
 
     `cached` is the length of the cache, `width` the bytes of an element.
@@ -198,12 +198,12 @@ class Workload(Record):
 
 
 def logit_bytes(shape: ModelShape, batch: int, width: int) -> int:
-    """The last token's logits, and their copy in 32 bits that sampling works on."""
+    """The last token's logits, and their float32 copy for sampling."""
     return batch * shape.vocabulary * (width + FLOAT32)
 
 
-def moments(shape: ModelShape, work: Workload) -> dict[str, int]:
-    """The bytes that are alive at each of a layer's moments, by name."""
+def moments(shape: ModelShape, work: ForwardPass) -> dict[str, int]:
+    """The bytes alive at each moment of a layer, by name."""
     held = _held(shape, work)
     stream = _stream(shape, work)
     norm = _norm(shape, work, shape.hidden)
@@ -219,12 +219,12 @@ def moments(shape: ModelShape, work: Workload) -> dict[str, int]:
     return found
 
 
-def _stream(shape: ModelShape, work: Workload) -> int:
+def _stream(shape: ModelShape, work: ForwardPass) -> int:
     return work.rows * shape.hidden * work.width
 
 
-def _held(shape: ModelShape, work: Workload) -> int:
-    """What lives through all layers: the embeddings, the layer's input, rotary tables, masks."""
+def _held(shape: ModelShape, work: ForwardPass) -> int:
+    """The bytes that live through all layers: embeddings, a layer's input, rotary tables, masks."""
     streams = min(2, shape.layers) * _stream(shape, work)
     rotary = 2 * work.tokens * int(shape.head_size * shape.build.rotary_share) * work.width
     if shape.build.positions:
@@ -233,12 +233,12 @@ def _held(shape: ModelShape, work: Workload) -> int:
     return streams + tables * rotary + work.tokens * 8 + _masks(shape, work)
 
 
-def _masks(shape: ModelShape, work: Workload) -> int:
-    """The masks of layers whose window is smaller than what they see, one for all such layers."""
+def _masks(shape: ModelShape, work: ForwardPass) -> int:
+    """The masks of all layers; layers with the same window share one."""
     return sum(mask_bytes(shape, work, window) for window in set(shape.windows))
 
 
-def mask_bytes(shape: ModelShape, work: Workload, window: int | None) -> int:
+def mask_bytes(shape: ModelShape, work: ForwardPass, window: int | None) -> int:
     """The mask of the layers with this window; 0 where they need none."""
     seen, masked = seen_by(window, work)
     if shape.build.eager:
@@ -246,8 +246,8 @@ def mask_bytes(shape: ModelShape, work: Workload, window: int | None) -> int:
     return work.tokens * seen if masked else 0
 
 
-def seen_by(window: int | None, work: Workload) -> tuple[int, bool]:
-    """How many tokens a layer looks at, and whether that takes a mask.
+def seen_by(window: int | None, work: ForwardPass) -> tuple[int, bool]:
+    """The number of tokens that a layer attends to, and whether that takes a mask.
 
     Reading a prompt takes none, since the kernels know what causal means, unless older tokens are
     out of the window. A single token always has one: the cache may not be full.
@@ -259,7 +259,7 @@ def seen_by(window: int | None, work: Workload) -> tuple[int, bool]:
     return max(work.tokens, window), True
 
 
-def _attention(shape: ModelShape, work: Workload, held: int) -> dict[str, int]:
+def _attention(shape: ModelShape, work: ForwardPass, held: int) -> dict[str, int]:
     """Projections with their rotation, norms of queries and keys, and the attention itself."""
     queries = work.rows * shape.heads * shape.head_size * work.width
     keys = work.rows * shape.kv_elements[0] // 2 * work.width
@@ -284,8 +284,10 @@ def _attention(shape: ModelShape, work: Workload, held: int) -> dict[str, int]:
     return found
 
 
-def _scores(shape: ModelShape, work: Workload, window: int | None, queries: int, keys: int) -> int:
-    """Queries, the output, and what is copied for the kernel: keys and values of every head."""
+def _scores(
+    shape: ModelShape, work: ForwardPass, window: int | None, queries: int, keys: int
+) -> int:
+    """Queries, the output, and the copies of keys and values that the kernel needs."""
     seen, masked = seen_by(window, work)
     grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
     if shape.build.eager:
@@ -311,22 +313,22 @@ def _scores(shape: ModelShape, work: Workload, window: int | None, queries: int,
     return max(2 * queries + copies + mask + fresh + partial, rolled)
 
 
-def _is_plain(shape: ModelShape, work: Workload, window: int | None) -> bool:
-    """Whether no fused kernel takes the heads: in groups they have to be of 16 bits, or masked."""
+def _is_plain(shape: ModelShape, work: ForwardPass, window: int | None) -> bool:
+    """Whether no fused kernel runs: it takes grouped heads only in 16 bits, or with a mask."""
     grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
     masked = seen_by(window, work)[1]
     return grouped and (shape.build.unfused or (work.width == FLOAT32 and not masked))
 
 
-def _norm(shape: ModelShape, work: Workload, size: int) -> int:
-    """A norm of `size` numbers a token: in 32 bits and twice, unless the library has it whole."""
+def _norm(shape: ModelShape, work: ForwardPass, size: int) -> int:
+    """A norm of `size` elements a token: twice in float32, unless it is one operation."""
     if shape.build.layer_norm:
         return work.rows * size * work.width
     return 2 * work.rows * size * FLOAT32
 
 
 def _network(shape: ModelShape) -> int:
-    """The elements that a token has in the feed-forward network at its peak."""
+    """The elements of a token in the feed-forward network at its peak."""
     function = _FORMULAS.get(shape.activation, 2)
     if shape.build.fused_gate:
         # Its input is one half of a tensor that stays whole.
@@ -335,7 +337,7 @@ def _network(shape: ModelShape) -> int:
     return max(3 if shape.build.gated else 2, function) * shape.intermediate
 
 
-def _expert_network(shape: ModelShape, experts: Experts, work: Workload) -> int:
+def _expert_network(shape: ModelShape, experts: Experts, work: ForwardPass) -> int:
     """Each token goes to several experts, so there are as many copies of it."""
     inner, outer, width = experts.intermediate, shape.hidden, work.width
     weighed = FLOAT32 if shape.build.wide_routing else width

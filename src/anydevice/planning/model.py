@@ -160,7 +160,7 @@ def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
 
 
 def _is_config(values: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is a config and not a tree of arrays: it names a type or a plain number."""
+    """Whether a mapping is a config and not a tree of arrays."""
     if "model_type" in values or "architectures" in values:
         return True
     names = (name for word in _NEEDED for name in NAMES[word])
@@ -186,7 +186,7 @@ class _Tensor(Record):
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """The number of its elements."""
         return prod(self.sizes)
 
     @property
@@ -300,7 +300,7 @@ def _first(tensors: list[_Tensor], pattern: re.Pattern[str]) -> _Tensor | None:
 
 
 def _weights(tensors: list[_Tensor], layers: int, dtype: str | None) -> Mapping[str, Any]:
-    """The fields of a shape that count weights, each tensor where its name puts it."""
+    """The fields of a shape that count weights; names tell the layer of a tensor."""
     elements, held = [0] * layers, [0] * layers
     outside = {"embedding": [0, 0], "head": [0, 0], "other": [0, 0]}
     for each in tensors:

@@ -1,4 +1,4 @@
-"""What a process takes of a device beside its tensors: context, workspaces, and what is held idle.
+"""The memory that a process takes beside its tensors: context, workspaces, and idle blocks.
 
 Measured on an NVIDIA H200 with PyTorch 2.11 for CUDA 13.0; other devices take less. An estimate
 that is to say whether a model fits errs on this side. The CPU takes none of it.
@@ -32,7 +32,7 @@ _LARGE, _SEGMENT_STEP = 10 * MIB, 2 * MIB
 
 
 class Overhead(Record):
-    """The parts of what comes on top of a model's tensors, in bytes.
+    """The memory that a process takes beside a model's tensors, in bytes.
 
     `context` is the driver's, `workspace` the libraries'. `rounding` is what PyTorch's allocator
     adds to tensors by giving them whole blocks, and `idle` what it holds at the peak without being
@@ -49,7 +49,7 @@ class Overhead(Record):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.context + self.workspace + self.rounding + self.idle
 
 
@@ -58,17 +58,17 @@ def overhead_of(rounded: int, cache: int, activations: int) -> Overhead:
     return Overhead(CONTEXT, WORKSPACE, rounded, idle_bytes(cache, activations))
 
 
-def plannable(room: int) -> int:
-    """The most that a model may need by the estimate, of so many bytes, so that it runs.
+def plannable(size: int) -> int:
+    """The most that a model may need, by the estimate, to run in so many bytes.
 
     >>> plannable(1030), plannable(1029)
     (1000, 999)
     """
-    return room * 100 // (100 + MARGIN)
+    return size * 100 // (100 + MARGIN)
 
 
 def rounding(sizes: Iterable[int]) -> int:
-    """What whole blocks add to tensors of these sizes, in bytes.
+    """The bytes that whole blocks add to tensors of these sizes.
 
     >>> rounding([25 * MIB, 24 * MIB, 1000])
     1048600
@@ -77,7 +77,7 @@ def rounding(sizes: Iterable[int]) -> int:
 
 
 def block_bytes(size: int) -> int:
-    """The block that PyTorch's allocator gives a tensor that stays, by itself where it is large.
+    """The bytes of the block that PyTorch's allocator gives a tensor of this size.
 
     Blocks are multiples of 512 bytes. One of 10 MiB or more has a segment of its own, a multiple
     of 2 MiB, whose rest is only cut off where it is more than 1 MiB.
@@ -91,7 +91,7 @@ def block_bytes(size: int) -> int:
 
 
 def idle_bytes(cache: int, activations: int) -> int:
-    """What the allocator holds idle at the peak, for a cache that is made while a prompt is read.
+    """The bytes that the allocator holds idle at the peak, while a prompt fills the cache.
 
     Each layer's part of the cache is cut from what the activations before it have left, and stays:
     the segment that it lies in is too small for the next layer's largest tensors. So what is idle

@@ -126,7 +126,7 @@ def plan_inference(
 ) -> Plan:
     """Where a model would run with this context: on one device, on several, or after which change.
 
-    `model` and `numbers` are whatever `estimate_inference` takes. `devices` are devices or their
+    `model` and `numbers` are as in `estimate_inference`. `devices` are devices or their
     names ("cuda" is every card of it); without them, all that are usable here. Free memory is
     read now, and the limit of `configure(memory=…)` applies. One accelerator goes before
     several, and several before the CPU, which takes the layers that do not fit on them.

@@ -1,8 +1,8 @@
-"""PrefetchIterator placed ahead of the loop that uses them, by one thread an iteration.
+"""Batches placed ahead of the loop that uses them, by one thread an iteration.
 
-The loop and its thread share two queues and nothing else. Through one the loop says that there is
-room for another batch, or that it has ended; through the other the batches come. The thread knows
-nothing of the iterator that the loop holds, so an abandoned one is collected as any other object,
+The loop and its thread share two queues and nothing else. One has a token for each further batch
+that may be pulled, and one at the end of the loop; the other has the batches. The thread does not
+know the iterator that the loop holds, so an abandoned iterator is collected as any other object,
 and collecting it ends the thread.
 """
 
@@ -135,7 +135,7 @@ class _Pull(threading.Thread):
         self._turn = turn
         self._context = copy_context()
         self._stopped = False
-        # SimpleQueue may be used from a finalizer, whatever the interrupted code was doing.
+        # SimpleQueue may be used from a finalizer, at any point of the interrupted code.
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._ready: SimpleQueue[Any] = SimpleQueue()
         for _ in range(depth):
@@ -148,7 +148,7 @@ class _Pull(threading.Thread):
     def run(self) -> None:
         try:
             self._context.run(self._place_batches)
-        except BaseException as error:  # whatever it is, it belongs to the loop
+        except BaseException as error:  # every error is raised in the loop
             self._ready.put(_End(error))
         else:
             self._ready.put(_End())

@@ -44,7 +44,7 @@ class SharedMemory(Record):
     views: tuple[View, ...]
 
     def views_of(self, memory: Any, engine: Engine) -> dict[int, Any]:
-        """The same views of a copy of the memory, by their numbers."""
+        """The same views of a copy of the memory, by position."""
         whole = engine.storage(memory)
         start = whole.offset if whole else 0
         return {

@@ -36,16 +36,16 @@ Fill = Callable[[int, "Piece"], None]
 
 
 class Copier(Protocol):
-    """What staging needs of a device's driver."""
+    """The functions of a device's driver that staging uses."""
 
     def enter(self) -> None:
-        """Make the device that of the calling thread."""
+        """Make the device the current one of the calling thread."""
 
     def pinned(self, size: int) -> int:
         """The address of so many bytes that the device can read by itself."""
 
     def file_of(self, address: int) -> int | None:
-        """The file, by its number, whose bytes this pinned memory is; `None` where it is none."""
+        """The descriptor of the file that this pinned memory maps; `None` where it maps none."""
 
     def is_pinned(self, address: int, size: int) -> bool:
         """Whether the device can read that much host memory by itself."""
@@ -78,7 +78,7 @@ class Copier(Protocol):
 class Piece(Record):
     """One part of a copy: where it is on both sides, and its size in bytes.
 
-    On the host that is an address, or whatever else the filling function goes by.
+    On the host that is an address, or any other position that the filling function knows.
     """
 
     host: int
@@ -117,7 +117,7 @@ class _Lane:
         self.finish()
 
     def _filled(self, buffer: int, piece: Piece, fill: Fill | None) -> int:
-        """The address of pinned memory that holds the piece: the buffer's, or its own."""
+        """The address of pinned memory with the piece: the buffer, or the piece's own memory."""
         if fill is not None:
             fill(buffer, piece)
         elif self.copier.is_pinned(piece.host, piece.size):
@@ -175,7 +175,7 @@ class Ring:
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def upload_rows(self, rows: Sequence[Any], address: int) -> None:
-        """Copy NumPy arrays of one type and shape, one behind the other, to a device's address.
+        """Copy NumPy arrays of one dtype and shape, one behind the other, to a device's address.
 
         They have at least one axis, and each fits into a buffer.
         """
@@ -208,7 +208,7 @@ class Ring:
             self._threads.shutdown()
 
     def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do it in a thread of the ring: the caller's own current device must stay what it is."""
+        """Run it in a thread of the ring, so that the caller's current device stays the same."""
         return self._threads.submit(work, *arguments).result()
 
     def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
@@ -223,7 +223,7 @@ class Ring:
 
 
 def _written(rows: Sequence[Any], size: int, file: int | None) -> bool:
-    """Put arrays one behind the other by writing them to a file that is the buffer.
+    """Pack arrays one behind the other by writing them to the file that the buffer maps.
 
     That is one call for many arrays, during which other threads may run Python. `False` where
     there is no such file, or an array's bytes are not just what has to be copied.
@@ -240,8 +240,8 @@ def _written(rows: Sequence[Any], size: int, file: int | None) -> bool:
 
 
 def _concatenate(rows: Sequence[Any], buffer: int, size: int) -> None:
-    room = (ctypes.c_uint8 * size).from_address(buffer)
-    packed = np.frombuffer(memoryview(room), rows[0].dtype.newbyteorder("="))
+    memory = (ctypes.c_uint8 * size).from_address(buffer)
+    packed = np.frombuffer(memoryview(memory), rows[0].dtype.newbyteorder("="))
     np.concatenate(rows, out=packed.reshape(-1, *rows[0].shape[1:]))
 
 

@@ -309,7 +309,7 @@ def _outside(
 
 
 def _ratio(terms: Doubles, x: Doubles, both: Doubles) -> Doubles:
-    """The value of one polynomial over that of another; `both` is room for the two."""
+    """The value of one polynomial over that of another; `both` is memory for the two."""
     np.multiply(x, terms[0], out=both)
     for term in terms[1:-1]:
         np.add(both, term, out=both)

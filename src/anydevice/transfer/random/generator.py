@@ -227,7 +227,7 @@ class Random:
         return to_device(self._made(count, kind, each, make).reshape(sizes), self._device)
 
     def _made(self, count: int, kind: np.dtype[Any], each: int, make: Make) -> NDArray[Any]:
-        """Numbers in the host's memory, made part by part."""
+        """Numbers in host memory, made piece by piece."""
         try:
             made = np.empty(count, dtype=kind)
         except MemoryError as error:
@@ -262,7 +262,7 @@ class Random:
         return numbers
 
     def _taken(self, words: int) -> int:
-        """Sets so many words aside for the caller, and says where they begin."""
+        """Reserve so many words of the stream for the caller; the position of the first."""
         with self._lock:
             start, end = self._counter, self._counter + words
             if end > LENGTH:
@@ -300,7 +300,7 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
 
     All of them are the same bit for bit wherever NumPy computes in IEEE 754 arithmetic. Raises
     `ConfigurationError` for what is not a seed, and `DeviceNotFoundError` where the device is not
-    usable. Drawing more numbers than there is room for is an `OutOfMemoryError`.
+    usable. Drawing more numbers than fit into memory is an `OutOfMemoryError`.
     """
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)

@@ -156,7 +156,7 @@ def _gradient_of(tensor: Any) -> Any:
 
 
 def _renew(parameter: Any, new: Any, new_gradient: Any) -> None:
-    """Give a parameter, and the gradient that it holds, other data, and keep both objects."""
+    """Give a parameter and its gradient new data, and keep both objects."""
     gradient = _gradient_of(parameter)
     if gradient is not None:
         # Put aside meanwhile: PyTorch wants a parameter and its gradient to fit at any moment.
@@ -180,7 +180,7 @@ def _is_composite(tensor: Any) -> bool:
 
 
 class RegisteredTreeRule(Rule):
-    """The rule of every type that no other rule is for: what JAX says of it, if JAX is there.
+    """The rule of every type that has no other: JAX's registry decides, if JAX is imported.
 
     JAX is asked about each object, because a type may be registered, and JAX be imported, at any
     time.
@@ -239,7 +239,7 @@ def nnx_object_rule(kind: type) -> Rule:
 
 
 def nnx_state_rule(kind: type) -> Rule:
-    """The rule of `flax.nnx.State`, which shows the dict that it holds as if it were one."""
+    """The rule of `flax.nnx.State`, a wrapper of a dict that does not show in paths."""
     return AttributeRule(kind, hidden=("_mapping",))
 
 

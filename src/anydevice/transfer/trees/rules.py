@@ -1,4 +1,4 @@
-"""Rules: how one kind of container is taken apart into parts, and made again from them.
+"""Rules: how one kind of container is taken apart into parts, and rebuilt from them.
 
 A rule belongs to one type and knows nothing of trees. Those of the standard library, and of
 objects whose parts are their attributes, are here; those of array libraries are in `libraries`.
@@ -25,7 +25,7 @@ Parts = tuple[Sequence[Any], list[Any]]
 
 
 class Rule:
-    """How containers of one type are taken apart and made again.
+    """How containers of one type are taken apart and rebuilt.
 
     `certain` says that a value of this type is a container without asking whether it is an array.
     """
@@ -33,7 +33,7 @@ class Rule:
     certain = True
 
     def take_apart(self, container: Any) -> Parts | None:
-        """The container's parts with their keys; `None` where it is to be left as it is."""
+        """The container's parts with their keys; `None` where it is left as it is."""
         raise NotImplementedError
 
     def step(self, key: Any) -> str:
@@ -45,12 +45,12 @@ class Rule:
         raise NotImplementedError
 
     def refill(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        """The same, inside an object that is changed in place: itself, where that can be done."""
+        """The same inside an object that is changed in place: the container itself, if possible."""
         return self.rebuild(container, keys, parts)
 
 
 class InPlaceRule(Rule):
-    """How a container is changed in place because others hold on to it, and returned itself."""
+    """The rule of a container that others hold on to: it is changed in place and returned."""
 
     def holds(self, value: Any) -> bool:
         """Whether a value may take the place of an array of this container."""
@@ -135,7 +135,7 @@ def attributes_of(holder: Any, slots: Mapping[str, MemberDescriptorType]) -> dic
 def give_attributes(
     holder: Any, slots: Mapping[str, MemberDescriptorType], attributes: Mapping[str, Any]
 ) -> None:
-    """Set attributes past any `__setattr__`, which a frozen class forbids and others watch."""
+    """Set attributes without `__setattr__`, which frozen classes forbid and others override."""
     for name, value in attributes.items():
         if name in slots:
             slots[name].__set__(holder, value)

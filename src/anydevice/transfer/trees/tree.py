@@ -1,4 +1,4 @@
-"""Trees: whatever holds arrays, as a list of them and a way to put others in their place.
+"""Trees of users: the arrays in any object, as a list, and the way back to the same object.
 
 `flatten` walks a tree once, with a stack of its own, so that only memory bounds its depth. Every
 array and every container is visited once, however often it occurs: what was shared is shared
@@ -26,7 +26,7 @@ _OPEN, _EMPTY = -1, -2  # in place of a node's number: being walked through; hol
 
 
 class Leaf:
-    """One array of a tree: its `value`, and its `path` as a person would write it.
+    """One array of a tree: its `value`, and its `path` as in Python code.
 
     The path is that of its first occurrence. It is put together when it is asked for, since only
     an error asks.
@@ -46,7 +46,7 @@ class Leaf:
 
     @property
     def kept(self) -> bool:
-        """Whether an object around it is changed in place, so that only its data is wanted."""
+        """Whether an object around it is changed in place, so that only its data is replaced."""
         return self._node.keeper is not None
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Leaves(Sequence[Leaf]):
 
 
 class Rebuild:
-    """Makes the tree again from new values, one a leaf, in the order of the leaves."""
+    """Rebuilds the tree from new values, one a leaf, in the order of the leaves."""
 
     def __init__(self, root: _Node, nodes: list[_Node], leaves: Leaves) -> None:
         self._root = root
@@ -121,7 +121,7 @@ class Rebuild:
         return self._root.with_nodes(self._root.with_leaves(new), built)[0]
 
     def _check(self, new: list[Any]) -> None:
-        """Refuse what an object cannot hold while all of it is still as it was."""
+        """Refuse values that an object cannot hold, before anything is changed."""
         for node, (rule, container) in self._kept:
             for position, index in zip(node.leaf_positions, node.leaf_numbers, strict=True):
                 value = new[index]
@@ -132,7 +132,7 @@ class Rebuild:
                     )
 
     def _renew(self, new: list[Any]) -> None:
-        """Change the arrays that keep their identity, which then stand for themselves."""
+        """Change the arrays that keep their identity; from then on they are the new values."""
         for node, (rule, container) in self._kept:
             if container is not node.container:
                 continue
@@ -147,7 +147,7 @@ class Rebuild:
 
 
 def flatten(tree: Any, is_array: Callable[[Any], bool]) -> tuple[Leaves, Rebuild]:
-    """The arrays of a tree, each once and in order, and the way to make the tree from others.
+    """The arrays of a tree, each once and in order, and the function that rebuilds the tree.
 
     `is_array` says what an array is. Whatever else is not a container stays as it is.
 
@@ -316,7 +316,7 @@ class _Node:
 
 
 class _RootRule(Rule):
-    """The tree as the only part of a container that nobody sees."""
+    """The rule of a container around the tree, which has no path."""
 
     def step(self, key: Any) -> str:
         return ""

@@ -55,7 +55,7 @@ class PlainFile:
         self.close()
 
     def close(self) -> None:
-        """Give the file back to the operating system."""
+        """Close the file."""
         os.close(self._file)
 
     @property
@@ -79,7 +79,7 @@ class PlainFile:
             filled += got
 
     def read(self, size: int, position: int) -> bytearray:
-        """So many bytes from `position` on."""
+        """`size` bytes from `position` on."""
         buffer = bytearray(size)
         self.read_into(memoryview(buffer), position)
         return buffer
@@ -108,7 +108,7 @@ def _read_by_position(file: int, buffer: memoryview, position: int) -> int:
 
 
 def _read_in_turns(file: int, buffer: memoryview, position: int) -> int:
-    """The same where the system has no such call: one thread moves the file's only position."""
+    """The same on systems without `preadv`: one thread at a time moves the file position."""
     with _LOCK:
         os.lseek(file, position, os.SEEK_SET)
         found = os.read(file, min(len(buffer), 2**20))

@@ -57,7 +57,7 @@ _COLON = ord(":")
 
 
 class Entry(Record):
-    """One tensor of a file: its type and shape, and where in the file its bytes lie."""
+    """One tensor of a file: its dtype and shape, and where its bytes begin and end."""
 
     name: str
     dtype: DType
@@ -71,7 +71,7 @@ class Entry(Record):
 
 
 class Header(Record):
-    """The header of one file: its tensors by name, as they are listed, and its own remarks.
+    """The header of one file: its tensors by name, in their order, and its metadata.
 
     `stamp` is the state of the file to which all this applies.
     """
@@ -83,7 +83,7 @@ class Header(Record):
 
 
 class Placed(Record):
-    """One tensor of a model: its file, and its place there."""
+    """One tensor of a model: the header of its file, and its entry there."""
 
     header: Header
     entry: Entry
@@ -94,7 +94,7 @@ def read_model(path: Path) -> dict[str, Placed]:
 
     A folder is read through its index where it has one, and else holds one safetensors file. The
     tensors of an index come in the index's order; those of its files that it does not name are not
-    the model's. Raises `TransferError`, with the file's path, for whatever is wrong.
+    the model's. Raises `TransferError`, with the file's path, for everything that is wrong.
     """
     source = _source(path)
     if source.suffix == ".json":
@@ -395,7 +395,7 @@ def _source(path: Path) -> Path:
 
 
 def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferError:
-    """The error for a header that cannot be as long as it says, or for quite another file."""
+    """The error for a header of an impossible length, or for a file of another kind."""
     if _PICKLED_CONTENT.match(start):
         return _pickled(file.path)
     if start == b"version ":
@@ -403,9 +403,9 @@ def _wrong_length(file: PlainFile, start: bytearray, length: int) -> TransferErr
             f"{file.path} is not the tensors but a pointer to them, as Git LFS leaves it; "
             "run: git lfs pull"
         )
-    room = min(file.size - 8, LONGEST_HEADER)
+    most = min(file.size - 8, LONGEST_HEADER)
     return TransferError(
-        f"{file.path}: its header says that it is {length} bytes long, and it can be 1 to {room}; "
+        f"{file.path}: its header says that it is {length} bytes long, and it can be 1 to {most}; "
         f"this is not a safetensors file, or {_AGAIN}"
     )
 
