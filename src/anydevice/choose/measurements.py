@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from anydevice.core.device import Device
 from anydevice.core.files import writing
 from anydevice.discovery.verdicts import key_of
 from anydevice.engines import registry
-from anydevice.settings.files import measurements_file
+from anydevice.settings.files import measurements_file, stamp
 
 Times = Mapping[str, float]
 """Seconds by what was measured: the op, its case and its dtype in one text."""
@@ -70,23 +69,23 @@ def read_measurements() -> dict[str, dict[str, float]]:
     """Every measurement that is kept, by key; nothing where the file is missing or damaged."""
     global _kept
     path = measurements_file()
-    try:
-        status = os.stat(path)
-        version = (path, status.st_mtime_ns, status.st_size, status.st_ino)
-        if _kept[0] != version:
-            _kept = (version, _read(path))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
+    version = stamp(path)
+    if _kept[0] != version:
+        _kept = (version, _read(path))
     return _kept[1]
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    import json  # most machines have no such file, and need not wait for the parser
+    try:
+        text = path.read_text("utf-8")
+        import json  # most machines have no such file, and need not wait for the parser
 
-    return {
-        str(key): {str(name): _seconds(seconds) for name, seconds in times.items()}
-        for key, times in json.loads(path.read_text("utf-8")).items()
-    }
+        return {
+            str(key): {str(name): _seconds(seconds) for name, seconds in times.items()}
+            for key, times in json.loads(text).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _seconds(value: Any) -> float:

@@ -103,10 +103,11 @@ def state() -> tuple[object, ...]:
     if _watched[0] != key:
         files = (*_project_files(), user_file(), measurements_file())
         _watched = (key, tuple(map(str, files)))
-    return key, [_stamp(path) for path in _watched[1] if os.access(path, os.F_OK)]
+    return key, [stamp(path) for path in _watched[1] if os.access(path, os.F_OK)]
 
 
-def _stamp(path: str) -> object:
+def stamp(path: str | Path) -> object:
+    """A value that is another one as soon as the file has changed."""
     try:
         of_link = status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
