@@ -9,7 +9,9 @@ two trainings of which one has a step more.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -26,10 +28,9 @@ _STEPS = 8
 
 
 class Walk(NamedTuple):
-    """The calls of one walk, the files they are in, and the switches between files."""
+    """The calls of one walk by file, and the switches between files."""
 
-    calls: int
-    files: frozenset[str]
+    calls: Counter[str]
     switches: int
 
 
@@ -37,18 +38,16 @@ def walk(call: Callable[[], Any]) -> Walk:
     """Follow one call, after a few to warm up."""
     for _ in range(_WARM_UPS):
         call()
-    calls = switches = 0
-    files: set[str] = set()
-    last = ""
+    calls: Counter[str] = Counter()
+    switches, last = 0, ""
 
     def follow(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal calls, switches, last
+        nonlocal switches, last
         path = frame.f_code.co_filename.replace("\\", "/")
         if event != "call" or "/anydevice/" not in path:
             return
-        calls += 1
+        calls[path] += 1
         switches += path != last
-        files.add(path)
         last = path
 
     sys.setprofile(follow)
@@ -56,7 +55,7 @@ def walk(call: Callable[[], Any]) -> Walk:
         call()
     finally:
         sys.setprofile(None)
-    return Walk(calls, frozenset(files), switches)
+    return Walk(calls, switches)
 
 
 def train_step() -> Walk:
@@ -70,8 +69,8 @@ def train_step() -> Walk:
         data = [(rows, rows)] * steps
         nn.train(model, data, nn.Adam(), nn.mean_squared_error, epochs=1, optimize="none")
 
-    few, more = (walk(lambda steps=steps: train(steps)) for steps in (_STEPS, _STEPS + 1))
-    return Walk(more.calls - few.calls, more.files, more.switches - few.switches)
+    few, more = (walk(partial(train, steps)) for steps in (_STEPS, _STEPS + 1))
+    return Walk(more.calls - few.calls, more.switches - few.switches)
 
 
 def walks() -> dict[str, Walk]:
@@ -93,7 +92,7 @@ def main() -> None:
     for name in ("calls", "files", "switches"):
         table.add_column(name, justify="right")
     for name, each in walks().items():
-        table.add_row(name, f"{each.calls:,}", str(len(each.files)), f"{each.switches:,}")
+        table.add_row(name, f"{each.calls.total():,}", str(len(each.calls)), f"{each.switches:,}")
     Console(width=100).print(table)
 
 
