@@ -238,7 +238,7 @@ def make_request(
     min_free: int | str | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Request:
-    """Everything that bears on a choice now, gathered from argument to files."""
+    """Everything that a choice rests on now: arguments, scopes, environment and files."""
     wishes: list[Wish] = []
     engines: list[_Asked] = []
     if spec is not None and not isinstance(spec, str | Device | list | tuple):
@@ -291,14 +291,14 @@ def _argument(spec: Spec, engines: list[_Asked]) -> Wish:
 
 
 def _not_ours(spec: Any) -> Device:
-    """The device that a library's own object stands for; whatever else it is, is refused."""
+    """The device of a library's own object; raises `ConfigurationError` for anything else."""
     known = device_from_library(spec)
     if known is not None:
         return known
     kind = type(spec)
     said = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     raise ConfigurationError(
-        f"what is of type {said} does not name a device; write a backend and an index, such as "
+        f"an object of type {said} does not name a device; write a backend and an index, such as "
         "'cuda:0', and where data is moved put it first, as in to_device(data, device)",
         "device()",
     )
@@ -374,24 +374,24 @@ def forget() -> None:
 
 @on_refresh
 def forget_warnings() -> None:
-    """Say anew what was warned of once."""
+    """Give warnings again that were given once."""
     _said.clear()
     _known_choices.clear()
     forget_files()
 
 
 def set_process_device(held: Device | None) -> Device | None:
-    """Put the device of the process in its place unseen, and return the former one."""
+    """Set the device of the process without checking it, and return the former one."""
     global _process
     before, _process = _process, held
     return before
 
 
 _PACKAGES = {"jaxlib": "jax", "pyopencl": "opencl"}
-"""Packages that are not called as the engine is."""
+"""The engine of packages that have another name."""
 
 _NAMES = ("device", "devicetype")
-"""What libraries call the types of such objects; MLX's `mlx.core.cpu` is of the second."""
+"""Names of the classes of such objects; MLX's `mlx.core.cpu` is of the second."""
 
 
 def device_from_library(spec: Any) -> Device | None:

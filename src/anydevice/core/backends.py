@@ -7,7 +7,7 @@ from anydevice.core.record import Record
 
 
 class Backend(Record):
-    """A kind of hardware with its driver, and what a user wants to know before choosing it."""
+    """A kind of hardware with its driver, and what to know before choosing it."""
 
     name: str
     label: str
@@ -123,9 +123,9 @@ SAID_ELSEWHERE = {
     "cl": "opencl",
     "host": "cpu",
 }
-"""What other libraries call our backends: used to say "did you mean", never as a second name."""
+"""Other names of the backends, for "did you mean"; never a second name."""
 
 AUTO = "auto"
-"""In the place of a device's name: whatever the order of backends gives."""
+"""Written in place of a device's name: follow the order of backends."""
 
 KINDS: tuple[Kind, ...] = ("cpu", "gpu", "tpu")

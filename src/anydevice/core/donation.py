@@ -1,8 +1,7 @@
-"""A block in which updates may write into the arrays that they are given.
+"""Donation: a block in which updates may write their results into their arguments.
 
-An update gives new arrays and leaves the old ones alone, and a caller who needs the old ones no
-more can say so. Nothing has to make use of it: whoever looks at the results sees by their identity
-whether it did.
+Outside of it an update gives new arrays and leaves the old ones alone. Within it an update may do
+either; the identity of its results tells which.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Locks that are free again in a forked copy of the process, and things that are made once.
+"""Locks that are free in a forked child, and values that are made once.
 
-A fork copies the memory of all threads but only the one that forks: a lock that another held would
-stay held for ever. Nothing is waited for at a fork, so what such a lock protects must be right,
+A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
+held would stay held for ever. The fork does not wait, so what such a lock protects must be valid,
 or made anew, after any single step of its holder.
 """
 
@@ -19,7 +19,7 @@ Made = TypeVar("Made")
 
 
 class ForkSafeLock:
-    """A lock that other threads of a process can hold without harm to its forked copies.
+    """A lock that is free in a forked child, whoever held it in the parent.
 
     It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again.
 

@@ -1,4 +1,4 @@
-"""One bar for all that takes long: how much is done, for how long, and what is being done."""
+"""The progress bar of everything that takes long."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WIDTH = 24
 class ProgressBar:
     """A bar on a terminal while the block runs; at its end it is gone.
 
-    It appears with the first `tell`. Whether the stream is a terminal is for the caller to know:
-    nothing belongs on one that is not. With `in_bytes`, what is done is shown as bytes, with their
-    rate and the time that is left. The bar itself is `width` columns wide.
+    It appears with the first `tell`. The caller makes sure that the stream is a terminal. With
+    `in_bytes`, progress is shown in bytes, with their rate and the time that is left. The bar
+    itself is `width` columns wide.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ProgressBar:
             self._bar.console.show_cursor()
 
     def tell(self, done: int, total: int, doing: str) -> None:
-        """So much of the total is done, and this comes now."""
+        """Show that `done` of `total` is done, and what is being done now."""
         if self._bar is None:
             from rich.console import Console
             from rich.progress import Progress

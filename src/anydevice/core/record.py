@@ -1,8 +1,8 @@
 """Records: small immutable values with named fields, written like dataclasses.
 
-The standard library's dataclasses take more than a millisecond each to be made, and their module
-ten more to load. Looking at a machine passes through some fifty of them, and would spend longer on
-making the classes than on asking the drivers. These take a few microseconds.
+A class of the standard library's dataclasses takes more than a millisecond to define, and their
+module ten to import. Discovery needs some fifty such classes, and would spend longer on them than
+on the drivers. A record's class takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Record")
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""The default of a field that is a mapping: empty, and nobody can put anything into it."""
+"""The default of a field that is a mapping: empty and read-only."""
 
 
 class _FieldsAsSignature:
-    """The signature of a class of records: what `help` and editors show of it.
+    """The signature of a record's class, for `help` and editors.
 
-    Made when somebody asks: the module `inspect` alone takes longer to load than all the classes
-    of records together take to be made.
+    Made on demand: importing `inspect` takes longer than defining all records.
     """
 
     def __get__(self, record: Record | None, kind: type[Record]) -> Signature:

@@ -1,4 +1,4 @@
-"""The settings files: reading them with errors that name the line, and `prefer`, which writes."""
+"""The settings files: read with errors that name the line, and written by `prefer`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from anydevice.core.device import Device, parse_place
 from anydevice.core.files import writing
 from anydevice.core.record import Record
 from anydevice.core.warn import warn
+from anydevice.engines.registry import engine_names
 from anydevice.errors import ConfigurationError
 from anydevice.settings.files import project_file, state, user_file
 
@@ -97,9 +98,7 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        warn(
-            f"{path} cannot be read ({error.strerror}); going on without it",
-        )
+        warn(f"{path} cannot be read ({error.strerror}); going on without it")
         return None
     return _interpret(origin, path, text)
 
@@ -116,8 +115,6 @@ def check_wish(wish: str, source: str) -> None:
 
 def check_engine(engine: str, source: str) -> None:
     """Refuse a name that no engine has."""
-    from anydevice.engines.registry import engine_names
-
     valid = engine_names()
     if engine not in valid:
         raise ConfigurationError(
