@@ -42,7 +42,7 @@ def main() -> int:
     with anydevice.use_device("cpu", engine="numpy") as here:
         nearest = nearest_other(anydevice.to_numpy(here(likeness)))
         right = float((labels[nearest] == labels).mean())
-        print(f"3. evaluated on {here}: {right:.1%} of the images are nearest to one of their digit")
+        print(f"3. evaluated on {here}: {right:.1%} of the images are nearest to their digit")
     return 0 if right > 0.95 else 1
 
 
