@@ -1,7 +1,8 @@
-"""Shapes, order and types."""
+"""Ops that rearrange, convert, read and write elements."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -85,3 +86,124 @@ def test_it_is_said_how_jax_gets_64_bits_in_code_and_for_commands() -> None:
         UnsupportedError, match=r"configure\(x64=True\).* x64 = true in anydevice\."
     ):
         ops.astype(jnp.ones(2, jnp.float32), "float64")
+
+
+WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
+def test_embedding(dtype: Any) -> None:
+    ids = np.array([[3, 0], [1, 1]], dtype)
+    assert np.array_equal(ops.embedding(WEIGHT, ids), WEIGHT[ids])
+    assert ops.embedding(WEIGHT, np.array(2, dtype)).tolist() == [6, 7, 8]
+    assert ops.embedding(WEIGHT, np.ones((2, 0), dtype)).shape == (2, 0, 3)
+
+
+def test_ids_out_of_range_give_no_numbers() -> None:
+    rows = ops.embedding(WEIGHT.astype(ml_dtypes.bfloat16), np.array([4, -1, 2**40, 0]))
+    assert rows.dtype == ml_dtypes.bfloat16
+    assert np.isnan(rows.astype(float)).all(-1).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_take(axis: int) -> None:
+    x, indices = np.random.default_rng(0).normal(size=(3, 4, 3)), np.array([[0, 2], [1, 1]])
+    assert np.array_equal(ops.take(x, indices, axis), np.take(x, indices, axis))
+
+
+def test_cache_write() -> None:
+    new = np.arange(1.0, 13.0).reshape(2, 1, 3, 2)
+    for positions in (np.array([0, 3, 1]), np.array([[0, 3, 1], [2, 5, -1]])):
+        written = ops.cache_write(np.zeros((2, 1, 4, 2)), new, positions)
+        expected = np.zeros((2, 1, 4, 2))
+        for b, t in np.ndindex(2, 3):
+            place = np.broadcast_to(positions, (2, 3))[b, t]
+            if 0 <= place < 4:
+                expected[b, :, place] = new[b, :, t]
+        assert np.array_equal(written, expected)
+
+
+def test_a_cache_that_is_filled_token_by_token_gives_the_same_attention() -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = rng.normal(size=(3, 2, 4, 6, 8))
+    whole = ops.attention(q, k, v, causal=True)
+    keys, values = np.zeros((2, 2, 4, 10, 8))
+    for at in range(6):
+        now = slice(at, at + 1)
+        keys = ops.cache_write(keys, k[:, :, now], np.array([at]))
+        values = ops.cache_write(values, v[:, :, now], np.array([at]))
+        length = np.array([at + 1, at + 1])
+        step = ops.attention(q[:, :, now], keys, values, causal=True, lengths=length)
+        np.testing.assert_allclose(step, whole[:, :, now], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)], ids=str)
+def test_cross_entropy(shape: tuple[int, ...], dtype: Any) -> None:
+    rng = np.random.default_rng(2)
+    logits = np.asarray(rng.normal(size=(*shape, 7)) * 3).astype(dtype)
+    targets = np.asarray(rng.integers(0, 7, shape))
+    result = ops.cross_entropy(logits, targets)
+    x = logits.astype(np.float64).reshape(-1, 7)
+    chances = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    expected = -np.log(chances[np.arange(len(x)), targets.ravel()]).mean()
+    assert result.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    assert result.shape == ()
+    assert float(result) == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_at_the_edges() -> None:
+    huge = np.array([[1e30, -1e30]], np.float32)
+    assert ops.cross_entropy(huge, np.array([0])).tolist() == 0
+    assert ops.cross_entropy(huge, np.array([1])).tolist() == pytest.approx(2e30)
+    impossible = np.array([[0.0, -math.inf]])
+    assert ops.cross_entropy(impossible, np.array([1])).tolist() == math.inf
+    for target in (2, -1, -100):
+        assert math.isnan(ops.cross_entropy(np.zeros((2, 2)), np.array([0, target])))
+    assert math.isnan(ops.cross_entropy(np.ones((0, 3)), np.ones(0, int)))
+    assert ops.cross_entropy(np.ones((4, 1)), np.zeros(4, int)).tolist() == 0
+
+
+def test_mean_squared_error() -> None:
+    x, y = np.random.default_rng(3).normal(size=(2, 3, 4))
+    assert ops.mean_squared_error(x, y).tolist() == pytest.approx(((x - y) ** 2).mean())
+    narrow = ops.mean_squared_error(np.full(9, 300, np.float16), np.zeros(9, np.float16))
+    assert (narrow.dtype, narrow.tolist()) == (np.float32, 90000)
+    assert ops.mean_squared_error(np.array(3.0), np.array(1.0)).tolist() == 4
+    assert math.isnan(ops.mean_squared_error(np.ones(0), np.ones(0)))
+
+
+CACHE = np.zeros((2, 1, 4, 3))
+NEW = np.zeros((2, 1, 2, 3))
+WRONG_INDICES: dict[str, tuple[Callable[[], Any], str]] = {
+    "weight": (lambda: ops.embedding(WEIGHT[0], np.array([0])), r"weight is \(3,\)"),
+    "ids": (lambda: ops.embedding(WEIGHT, np.array([0.0])), "integers in ids; use astype"),
+    "axis": (lambda: ops.take(WEIGHT, np.array([0]), 2), "axis 2 is one of x"),
+    "indices": (lambda: ops.take(WEIGHT, np.array([True])), "integers in indices"),
+    "new": (lambda: ops.cache_write(CACHE, NEW[:1], np.arange(2)), r"new is \(1, 1, 2, 3\)"),
+    "size": (lambda: ops.cache_write(CACHE, NEW[..., :2], np.arange(2)), r"\(2, 1, 2, 2\)"),
+    "axes": (lambda: ops.cache_write(CACHE[0], NEW, np.arange(2)), r"cache is \(1, 4, 3\)"),
+    "places": (lambda: ops.cache_write(CACHE, NEW, np.arange(3)), r"positions is \(3,\)"),
+    "floats": (lambda: ops.cache_write(CACHE, NEW, np.arange(2.0)), "integers in positions"),
+    "types": (lambda: ops.cache_write(CACHE, NEW.astype("f"), np.arange(2)), "new is float32"),
+    "targets": (
+        lambda: ops.cross_entropy(WEIGHT, np.arange(3)),
+        r"logits is \(4, 3\), targets is \(3,\)",
+    ),
+    "classes": (lambda: ops.cross_entropy(WEIGHT[:, :0], np.arange(4)), r"logits is \(4, 0\)"),
+    "no classes": (lambda: ops.cross_entropy(np.array(1.0), np.array(0)), r"logits is \(\)"),
+    "chances": (lambda: ops.cross_entropy(WEIGHT, WEIGHT), "integers in targets"),
+    "logits": (
+        lambda: ops.cross_entropy(np.ones((4, 3), int), np.arange(4)),
+        "floating-point numbers",
+    ),
+    "shapes": (lambda: ops.mean_squared_error(WEIGHT, WEIGHT[:1]), r"x is \(4, 3\), y is \(1, 3\)"),
+    "whole": (lambda: ops.mean_squared_error(np.arange(3), np.arange(3)), "floating-point numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_INDICES)
+def test_indices_that_do_not_fit_are_named(name: str) -> None:
+    call, said = WRONG_INDICES[name]
+    with pytest.raises(ConfigurationError, match=said):
+        call()
