@@ -16,7 +16,6 @@ from typing import Any
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
-from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.planning.architectures import ModelShape, float_dtype
 from anydevice.planning.config import (
@@ -30,8 +29,6 @@ from anydevice.planning.config import (
 from anydevice.planning.decoder import shape_from_config
 from anydevice.planning.overheads import rounding
 from anydevice.planning.quantization import QUANTIZED, quantized
-from anydevice.transfer.trees.tree import flatten
-from anydevice.transfer.weights.safetensors import read_model
 
 _KEYWORDS = {word: names[0] for word, names in NAMES.items()} | {
     "architecture": "model_type",
@@ -213,6 +210,10 @@ def _tensors_of_tree(tree: Any) -> list[_Tensor]:
 
     Raises `ConfigurationError` where the tree holds no array.
     """
+    # Slow to load, as the reader of files is: a plan of a config.json goes without both.
+    from anydevice.engines.lookup import owner_of
+    from anydevice.transfer.trees.tree import flatten
+
     leaves, _ = flatten(tree, lambda value: owner_of(value) is not None)
     found: list[_Tensor] = []
     seen: set[object] = set()
@@ -241,6 +242,8 @@ def _tensors_of_files(path: Path) -> list[_Tensor]:
 
     Raises `TransferError` where the files are missing or not valid.
     """
+    from anydevice.transfer.weights.safetensors import read_model
+
     return [
         _Tensor(name, placed.entry.shape, placed.entry.dtype.name, placed.entry.nbytes)
         for name, placed in read_model(path).items()
