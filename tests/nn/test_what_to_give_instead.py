@@ -12,8 +12,8 @@ import pytest
 
 from anydevice import nn
 from anydevice.errors import ConfigurationError
-from anydevice.nn.foreign_names import _ELSEWHERE
-from anydevice.nn.foreign_names import ACTIVATIONS as NAMED
+from anydevice.nn import _ACTIVATIONS as NAMED
+from anydevice.nn import _ELSEWHERE
 from anydevice.nn.layer import Layer
 from anydevice.nn.layers import ACTIVATIONS
 
@@ -21,7 +21,10 @@ from anydevice.nn.layers import ACTIVATIONS
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([nn.Dense(2, 2), "relu"], "this list is not a layer; layers are given one by one: nn.build("),
+        (
+            [nn.Dense(2, 2), "relu"],
+            "this list is not a layer; layers are given one by one: nn.build(",
+        ),
         (nn.Dense, r"Dense is a class and not a layer; give one of it, Dense\(…\)"),
         (None, r"this NoneType is not a layer; give a layer such as nn.Dense\(4, 2\)"),
     ],
