@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from anydevice.bench.timing import MOST_SAMPLES, Timing, time_calls
+from anydevice.bench.timing import MOST_SAMPLES, time_calls
 
 
 def test_the_median_is_near_what_the_call_takes_and_the_first_is_apart() -> None:
@@ -71,10 +71,6 @@ def test_a_call_that_becomes_slow_ends_after_few_samples() -> None:
 def test_whatever_the_call_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         time_calls(lambda number: 1 / 0, lambda results: None, limit=1.0)
-
-
-def test_no_time_at_all_has_no_spread() -> None:
-    assert Timing(0.0, 0.0, 0.0, 0.0, 1, 1, 0.0).spread == 0.0
 
 
 def test_a_first_call_that_takes_too_long_stands_for_itself(

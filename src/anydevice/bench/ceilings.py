@@ -30,7 +30,6 @@ HOPELESS = 8
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
 """Engines whose arrays `a[...] = b` writes to: a copy without any memory to be made for it."""
 
-
 TOO_FAST = 2.0
 """What only rearranges, this many times as fast as memory is, moved nothing: it gave a view."""
 
@@ -57,7 +56,6 @@ SIZES = {
 }
 """By the size of the device, and whether it is a quick run. All are larger than caches are."""
 
-
 Make = Callable[[Runner], Callable[[], Any]]
 
 
@@ -72,7 +70,7 @@ class Workload(Record):
 
 
 class Raised(Record):
-    """Measurements with their views told apart, the ceilings, and a note for each raised one."""
+    """Measurements in which views move nothing, the ceilings, and a note for each raised one."""
 
     measurements: tuple[Measurement, ...]
     ceilings: tuple[Ceiling, ...]

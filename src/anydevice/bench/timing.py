@@ -34,7 +34,6 @@ MOST_CALLS = 1000
 PATIENCE = 10.0
 """A first call that takes longer than so many seconds is not repeated, and stands for itself."""
 
-
 COLD = {"cpu": 128 * 2**20, "gpu": 256 * 2**20}
 """Arguments are placed several times over, up to so many bytes: more than caches hold."""
 
@@ -50,12 +49,8 @@ class Timing(Record):
     """The seconds of one call: the median of the samples, their quartiles, and the first call.
 
     The first call is apart: it compiles, allocates and starts what later ones reuse. Each sample
-    is the mean of `calls` calls that were started one behind the other.
-
-    `fastest` is the least of the samples.
-
-    >>> Timing(2.0, 1.9, 2.3, 5.0, samples=9, calls=1, fastest=1.8).spread
-    0.1
+    is the mean of `calls` calls that were started one behind the other. `fastest` is the least of
+    the samples.
     """
 
     seconds: float
@@ -65,11 +60,6 @@ class Timing(Record):
     samples: int
     calls: int
     fastest: float
-
-    @property
-    def spread(self) -> float:
-        """Half the way from quartile to quartile, as a part of the median."""
-        return round((self.high - self.low) / 2 / self.seconds, 6) if self.seconds else 0.0
 
 
 def seconds_of(limit: Any) -> float:
@@ -170,9 +160,9 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
 
     def call(number: int) -> Any:
         arguments = sets[number % count]
-        result = op(*arguments.by_place, **arguments.by_name)
+        result = op(*arguments.by_position, **arguments.by_name)
         if consuming:
-            arguments.by_place[0] = result
+            arguments.by_position[0] = result
         return result
 
     def finish(results: Any) -> None:
@@ -201,14 +191,14 @@ def _most_calls(device: Device, written: int) -> int:
 
 
 class _Arguments:
-    """The arguments of one call, where they are needed; those by place can be replaced."""
+    """The arguments of one call, on the device; those by position can be replaced."""
 
     def __init__(self, made: Call) -> None:
-        self.by_place = list(made.arguments)
+        self.by_position = list(made.arguments)
         self.by_name = dict(made.options)
 
     def arrays(self, engine: Engine) -> list[Any]:
-        values = leaves([*self.by_place, *self.by_name.values()])
+        values = leaves([*self.by_position, *self.by_name.values()])
         return [each for each in values if engine.owns(each)]
 
 

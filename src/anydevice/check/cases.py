@@ -479,7 +479,8 @@ def select(
     (['argmax'], ['float32'])
     """
     named, asked = one_or_more(ops), one_or_more(dtypes)
-    rows = list(table or TABLE.values()) if named is None else [row_of(op) for op in named]
+    every = TABLE.values() if table is None else table
+    rows = list(every) if named is None else [row_of(op) for op in named]
     kinds = None if asked is None else [as_dtype(dtype).name for dtype in asked]
     if any(kinds is None or dtype in kinds for row in rows for dtype in row.dtypes):
         return rows, kinds

@@ -135,10 +135,8 @@ def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
     for case in cases[:1] if quick else cases:
         yield case.name, partial(trials.run, trials.prepare(row, case, dtype))
     if step.of == "gradient":
-        yield (
-            trials.GRADIENT_CASE,
-            partial(trials.run_gradient, trials.prepare_gradient(row, dtype)),
-        )
+        gradient = trials.prepare_gradient(row, dtype)
+        yield trials.GRADIENT_CASE, partial(trials.run_gradient, gradient)
     elif step.of == "kernel" and row.gradient and not quick:
         yield "its gradient", partial(_gradient_if_any, trials.prepare_gradient(row, dtype))
 
