@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from anydevice.choose.scope import device as choose_device
 from anydevice.core import hooks
@@ -59,9 +59,9 @@ def to_device(
         return tree
     try:
         if is_array(tree):
-            return _moved([tree], None, target, convert, copy, narrow)[0]
+            return _Move(target, convert, copy, narrow, None).all([tree])[0]
         leaves, rebuild = flatten(tree, is_array)
-        return rebuild(_moved(leaves.values, leaves, target, convert, copy, narrow))
+        return rebuild(_Move(target, convert, copy, narrow, leaves).all(leaves.values))
     except Exception as error:
         refuse(error, target.device)
         raise
@@ -172,11 +172,6 @@ class Destination:
             owner.name != "numpy" and owner.name in self.engines
         )
 
-    def remember_host(self, array: Any, owner: Engine) -> None:
-        """Remember that arrays of this type are the host's, and have to be placed."""
-        if owner.name == "numpy":
-            self.from_host.add(type(array))
-
     def remember(self, array: Any, owner: Engine) -> None:
         """Remember how to tell quickly that an array of this type is here already."""
         kind = type(array)
@@ -209,169 +204,142 @@ def destination_of(device: Device | str) -> Destination:
     return found
 
 
-def _moved(
-    values: Sequence[Any],
-    leaves: Leaves | None,
-    target: Destination,
-    convert: bool,
-    copy: bool,
-    narrow: bool,
-) -> list[Any]:
-    moved = list(values)
-    from_host: list[int] = []
-    together = _shared_there(values, leaves, target, convert) if copy and leaves else []
-    done = {view.position for shared in together for view in shared.views}
-    for position, value in enumerate(values):
-        if position in done:
-            continue
-        if type(value) in target.from_host and copy:
-            from_host.append(position)
-            continue
-        owner = _owner(value)
-        try:
-            if _stays(owner, target, convert):
-                moved[position] = _within_library(value, owner, target, leaves, position)
-            elif not copy and (adopted := _adopted(value, owner, target)) is not None:
-                moved[position] = adopted
-            else:
-                moved[position] = _host_copy(value, owner)
+class _Move:
+    """One call of `to_device`: where to, with which options, and the leaves that errors name."""
+
+    def __init__(
+        self, target: Destination, convert: bool, copy: bool, narrow: bool, leaves: Leaves | None
+    ) -> None:
+        self.target, self.leaves = target, leaves
+        self.convert, self.copy, self.narrow = convert, copy, narrow
+
+    def all(self, values: Sequence[Any]) -> list[Any]:
+        """The arrays on the target, in their order."""
+        target, moved = self.target, list(values)
+        from_host: list[int] = []
+        together = self._sharing(values, self.leaves) if self.copy and self.leaves else []
+        done = {view.position for shared in together for view in shared.views}
+        for position, value in enumerate(values):
+            if position in done:
+                continue
+            if type(value) in target.from_host and self.copy:
                 from_host.append(position)
-                target.remember_host(value, owner)
-        except Exception as error:
-            _name(leaves, position, error, target.device)
-            raise
-    _upload(moved, from_host, leaves, target, narrow)
-    for shared in together:
-        engine = shared.owner if _stays(shared.owner, target, convert) else target.engine
+                continue
+            owner = _owner(value)
+            try:
+                if self._stays(owner):
+                    moved[position] = self._within_library(value, owner, position)
+                elif not self.copy and (adopted := self._adopted(value, owner)) is not None:
+                    moved[position] = adopted
+                else:
+                    moved[position] = _host_copy(value, owner)
+                    from_host.append(position)
+                    if owner.name == "numpy":
+                        target.from_host.add(type(value))
+            except Exception as error:
+                _raise_named(self.leaves, position, error, target.device)
+        self._upload(moved, from_host)
+        for shared in together:
+            bare = _Move(target, self.convert, self.copy, self.narrow, None)
+            try:
+                (memory,) = bare.all([shared.memory])
+            except Exception as error:
+                _raise_named(self.leaves, shared.views[0].position, error, target.device)
+            for position, view in shared.views_of(memory, self._engine_for(shared.owner)).items():
+                moved[position] = view
+        return moved
+
+    def _stays(self, owner: Engine) -> bool:
+        target = self.target
+        return owner.name == target.engine.name or (not self.convert and target.keeps(owner))
+
+    def _engine_for(self, owner: Engine) -> Engine:
+        return owner if self._stays(owner) else self.target.engine
+
+    def _sharing(self, values: Sequence[Any], leaves: Leaves) -> list[SharedMemory]:
+        """The memory that several of the arrays share, and can share on the target too."""
+        one_of_each = dict(zip(map(type, values), values, strict=True))
+        engines = {kind: _owner(value) for kind, value in one_of_each.items()}
+        names = {owner.name for owner in engines.values() if owner.has_views}
+        only_numpy = len(one_of_each) == 1 and names == {"numpy"}
+        if not names or (only_numpy and all(base is None for base in map(_base_of, values))):
+            return []  # no library has views, or each array has its own memory
+        going = [
+            position
+            for position, value in enumerate(values)
+            if self._must_move(value, leaves[position], engines[type(value)])
+        ]
+        place = self.target.place
+        return [
+            shared
+            for shared in shared_memory(values, going)
+            if can_hold(self._engine_for(shared.owner), place, shared)
+        ]
+
+    def _must_move(self, value: Any, leaf: Leaf, owner: Engine) -> bool:
+        if not owner.has_views:
+            return False
+        if getattr(value, "requires_grad", False) and not leaf.kept:
+            return False  # a gradient has to flow through the copy of this very array
+        return not (self._stays(owner) and owner.devices_of(value) == (self.target.place,))
+
+    def _within_library(self, value: Any, owner: Engine, position: int) -> Any:
+        target, places = self.target, owner.devices_of(value)
+        if owner.shares_memory and target.place in places:
+            # Such a library computes lazily, and another thread could not do it later.
+            owner.finish([value])
+            return value
+        if places == (target.place,):
+            target.remember(value, owner)
+            return value
+        kept = self.leaves is not None and self.leaves[position].kept
+        return move(value, owner, places, target.place, detached=kept)
+
+    def _adopted(self, value: Any, owner: Engine) -> Any:
+        """The same memory as an array of the target's library; `None` where that cannot be."""
+        engine = self.target.engine
         try:
-            (memory,) = _moved([shared.memory], None, target, convert, copy, narrow)
+            adopted = engine.adopt(owner.export(value))
+        except Exception:  # each library refuses with its own errors; then a copy is made
+            return None
+        return adopted if engine.devices_of(adopted) == (self.target.place,) else None
+
+    def _upload(self, moved: list[Any], positions: list[int]) -> None:
+        """Replace the host arrays at these positions by arrays of the target's engine."""
+        target, failed_at = self.target, [0]
+        try:
+            arrays = [moved[position] for position in positions]
+            placed = upload(arrays, target.engine, target.place, self.narrow, failed_at)
         except Exception as error:
-            _name(leaves, shared.views[0].position, error, target.device)
-            raise
-        for position, view in shared.views_of(memory, engine).items():
-            moved[position] = view
-    return moved
-
-
-def _stays(owner: Engine, target: Destination, convert: bool) -> bool:
-    return owner.name == target.engine.name or (not convert and target.keeps(owner))
-
-
-def _shared_there(
-    values: Sequence[Any], leaves: Leaves, target: Destination, convert: bool
-) -> list[SharedMemory]:
-    """The memory that several of the arrays share, and can share on the target too."""
-    one_of_each = dict(zip(map(type, values), values, strict=True))
-    engines = {kind: _owner(value) for kind, value in one_of_each.items()}
-    names = {owner.name for owner in engines.values() if owner.has_views}
-    if not names:
-        return []
-    if (
-        len(one_of_each) == 1
-        and names == {"numpy"}
-        and all(base is None for base in map(_base_of, values))
-    ):
-        return []  # each has memory of its own
-    going = [
-        position
-        for position, value in enumerate(values)
-        if _must_move(value, leaves[position], engines[type(value)], target, convert)
-    ]
-    return [
-        shared
-        for shared in shared_memory(values, going)
-        if can_hold(
-            shared.owner if _stays(shared.owner, target, convert) else target.engine,
-            target.place,
-            shared,
-        )
-    ]
-
-
-def _must_move(value: Any, leaf: Leaf, owner: Engine, target: Destination, convert: bool) -> bool:
-    if not owner.has_views:
-        return False
-    if getattr(value, "requires_grad", False) and not leaf.kept:
-        return False  # a gradient has to flow through the copy of this very array
-    return not (_stays(owner, target, convert) and owner.devices_of(value) == (target.place,))
-
-
-def _within_library(
-    value: Any, owner: Engine, target: Destination, leaves: Leaves | None, position: int
-) -> Any:
-    places = owner.devices_of(value)
-    if owner.shares_memory and target.place in places:
-        # Such a library computes lazily, and another thread could not do it later.
-        owner.finish([value])
-        return value
-    if places == (target.place,):
-        target.remember(value, owner)
-        return value
-    kept = leaves is not None and leaves[position].kept
-    return move(value, owner, places, target.place, detached=kept)
-
-
-def _adopted(value: Any, owner: Engine, target: Destination) -> Any:
-    """The same memory as an array of the target's library; `None` where they cannot share it."""
-    try:
-        adopted = target.engine.adopt(owner.export(value))
-    except Exception:  # each library refuses with errors of its own; then a copy is made
-        return None
-    return adopted if target.engine.devices_of(adopted) == (target.place,) else None
+            _raise_named(self.leaves, positions[failed_at[-1]], error, target.device)
+        for position, array in zip(positions, placed, strict=True):
+            moved[position] = array
 
 
 def _host_copy(value: Any, owner: Engine) -> Any:
     return value if owner.name == "numpy" else download(value, owner)
 
 
-def _upload(
-    moved: list[Any],
-    positions: list[int],
-    leaves: Leaves | None,
-    target: Destination,
-    narrow: bool,
-) -> None:
-    """Replace the host arrays at these positions by arrays of the target's engine."""
-    failed_at: list[int] = []
-    try:
-        placed = upload(
-            [moved[p] for p in positions], target.engine, target.place, narrow, failed_at
-        )
-    except Exception as error:
-        position = positions[failed_at[-1]] if failed_at else positions[0]
-        _name(leaves, position, error, target.device)
-        raise
-    for position, array in zip(positions, placed, strict=True):
-        moved[position] = array
-
-
 def _on_host(values: Sequence[Any], leaves: Leaves | None) -> list[Any]:
     host = list(values)
+
+    def copied(value: Any, position: int) -> Any:
+        owner = _owner(value)
+        try:
+            return _host_copy(value, owner)
+        except Exception as error:
+            places = owner.devices_of(value)
+            _raise_named(leaves, position, error, places[0] if places else None)
+
     elsewhere = [n for n, value in enumerate(values) if _owner(value).name != "numpy"]
     for shared in shared_memory(values, elsewhere) if len(elsewhere) > 1 else ():
-        try:
-            memory = _host_copy(shared.memory, shared.owner)
-        except Exception as error:
-            place = _place_of(shared.memory, shared.owner)
-            _name(leaves, shared.views[0].position, error, place)
-            raise
+        memory = copied(shared.memory, shared.views[0].position)
         for position, view in shared.views_of(memory, _owner(memory)).items():
             host[position] = view
     for position in elsewhere:
-        value = host[position]
-        if value is not values[position]:
-            continue
-        try:
-            host[position] = _host_copy(value, _owner(value))
-        except Exception as error:
-            _name(leaves, position, error, _place_of(value, _owner(value)))
-            raise
+        if host[position] is values[position]:
+            host[position] = copied(values[position], position)
     return host
-
-
-def _place_of(value: Any, owner: Engine) -> Device | None:
-    places = owner.devices_of(value)
-    return places[0] if places else None
 
 
 def _owner(value: Any) -> Engine:
@@ -392,10 +360,12 @@ def _single(value: Any, leaves: Leaves | None = None, position: int = 0) -> Devi
     )
 
 
-def _name(leaves: Leaves | None, position: int, error: Exception, place: Device | None) -> None:
-    """Raise an error that names the leaf, from this one; nothing where that does so already."""
+def _raise_named(
+    leaves: Leaves | None, position: int, error: Exception, place: Device | None
+) -> NoReturn:
+    """Raise an error that names the leaf, from this one, or this one where it does so already."""
     if isinstance(error, TransferError):
-        return
+        raise error
     path = leaves[position].path if leaves else ""
     refuse(error, place, what=path)
     said = str(error) if isinstance(error, AnyDeviceError) else f"{type(error).__name__}: {error}"
