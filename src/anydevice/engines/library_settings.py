@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Variables:
-    """What one setting has put into the environment of this process.
+    """The environment variables that one setting has set in this process.
 
     A variable that somebody else has changed since is theirs: it is left as it is.
 
@@ -38,10 +38,10 @@ class Variables:
         return self._before[name] if ours else now
 
     def put(self, variables: Mapping[str, str | None]) -> list[str]:
-        """Let the setting stand for exactly these variables, where `None` removes one.
+        """Set exactly these variables, where `None` removes one.
 
-        Those that it stood for and no longer does are again as they were before. Returns the names
-        whose value is now another.
+        Those that were set here before and are no longer named are put back. Returns the names
+        whose value has changed.
         """
         changed = []
         for name in dict.fromkeys((*self._put, *variables)):
@@ -151,7 +151,7 @@ def set_jit(on: bool | None) -> list[str]:
 
 
 def merge_flags(old: str, new: str) -> str:
-    """Flags of both texts; of a flag that is in both, the new one.
+    """The flags of both texts; where a flag is in both, the new one.
 
     >>> merge_flags("--xla_a=1 --xla_b=2", "--xla_b=3 --xla_c")
     '--xla_a=1 --xla_b=3 --xla_c'
@@ -201,5 +201,5 @@ _READ_AT_IMPORT = (
     (("OCL_ICD_", "OPENCL_VENDOR_PATH", "POCL_"), "pyopencl", "PyOpenCL"),
     (("MLX_DISABLE_COMPILE", "MLX_BFS_", "MLX_MAX_", "MLX_METAL_"), "mlx.core", "MLX"),
 )
-"""What a library reads once: when it is imported, or soon after. The rest of theirs is read anew
-each time it is needed."""
+"""Variables that a library reads once, when it is imported or soon after. Others are read each time
+they are needed."""

@@ -4,7 +4,7 @@ The table is kept in memory only. Whoever has checked a kernel on a device, or h
 checked, says so with `trust` or `replace`; the engines ask with `is_trusted` before each use.
 
 While a kernel is on trial, only the thread that tries it uses it: to all others the table is what
-it was. Changes add before they take away, so that nobody meets a table that is half empty.
+it was. Changes add before they remove, so that no thread sees a table that is half empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Entry = tuple[str, str, str]
 
 _trusted: set[str] = set()
 _trials: dict[int, frozenset[str]] = {}
-"""By thread, what alone is used there for now; empty but for while something is on trial."""
+"""The kernels on trial by thread, the only ones used there meanwhile; usually empty."""
 
 
 def trust(kernel: str, dtype: str, device: str) -> None:
@@ -43,14 +43,14 @@ def is_trusted(kernel: str, dtype: str, device: str) -> bool:
 
 
 def replace(entries: Iterable[Entry]) -> None:
-    """Trust these kernels and no others."""
+    """Trust exactly these kernels."""
     rows = {_row(*entry) for entry in entries}
     _trusted.update(rows)
     _trusted.intersection_update(rows)
 
 
 def forget() -> None:
-    """Trust no kernel any more."""
+    """Trust no kernel."""
     _trusted.clear()
 
 

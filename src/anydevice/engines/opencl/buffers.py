@@ -51,7 +51,7 @@ def queue_of_context(context: Any) -> Any:
 
 @made_once
 def pool(context: Any) -> Pool:
-    """Where arrays of a context get their memory, and give it back to."""
+    """The pool that arrays of a context take their memory from."""
     made = Pool(queue_of_context(context))
     _pools.append(made)
     return made
@@ -74,7 +74,7 @@ class Pool:
     """The memory of one context.
 
     Allocating takes microseconds where a buffer of about that size was given back before. A new
-    one is filled in at once, which waits for the queue, so that a device without room says so
+    one is filled in at once, which waits for the queue, so that a device that is full says so
     here and not in the middle of a computation.
     """
 
@@ -101,14 +101,14 @@ class Pool:
         return self._peak
 
     def reset_peak(self) -> None:
-        """Begin to look for the peak anew."""
+        """Start the peak again from what is in use now."""
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
         """A buffer of at least so many bytes.
 
-        Raises `LimitReachedError` beyond the limit, and what PyOpenCL raises where the device has
-        no room; both only after what is kept for later was given back.
+        Raises `LimitReachedError` beyond the limit, and what PyOpenCL raises where the device is
+        full; both only after what is kept for later was given back.
         """
         with self._lock.native:
             data = self._within_limits(size) if limits else self._pool.allocate(size)
@@ -124,20 +124,20 @@ class Pool:
     def _within_limits(self, size: int) -> Any:
         needed = int(self._pool.alloc_size(self._pool.bin_number(size)))
         with _counting.native:
-            if needed <= self._room()[0]:
+            if needed <= self._left()[0]:
                 return self._pool.allocate(size)
             data = self._kept(size, needed)
             if data is not None:
                 return data
             for each in self._neighbours():
                 each.release()
-            room, native = self._room()
-            if needed <= room:
+            left, native = self._left()
+            if needed <= left:
                 return self._pool.allocate(size)
         held = sum(each.held for each in pools_of(native))
         raise LimitReachedError(
             f"{size} bytes more than the {held} in use are beyond the limit of "
-            f"{int(room) + held} bytes",
+            f"{int(left) + held} bytes",
             size,
         )
 
@@ -153,31 +153,31 @@ class Pool:
         data = self._pool.allocate(size)
         return data if self.held <= before else None
 
-    def _room(self) -> tuple[float, Any]:
-        """How many bytes may still be taken, infinitely many without a limit, and of which device.
+    def _left(self) -> tuple[float, Any]:
+        """How many bytes may still be taken, infinity without a limit, and of which device.
 
         Of several devices it is the one that has least left.
         """
         return min(
-            ((_room_of(native), native) for native in self.devices), key=lambda pair: pair[0]
+            ((_left_of(native), native) for native in self.devices), key=lambda pair: pair[0]
         )
 
     def _neighbours(self) -> list[Pool]:
-        """Every pool that shares a device with this one, and it itself."""
+        """Every pool that shares a device with this one, itself included."""
         return [each for each in _pools if set(each.devices) & set(self.devices)]
 
 
-def _room_of(native: Any) -> float:
+def _left_of(native: Any) -> float:
     return limits.get(native, inf) - sum(each.held for each in pools_of(native))
 
 
 def new(shape: Ints, dtype: DType, context: Any) -> Any:
-    """A new array in C order; what its elements are is not said."""
+    """A new array in C order, not initialized."""
     kind = dtype.numpy()
     size = prod(shape) * kind.itemsize
-    room = pool(context)
-    data = room.allocate(size) if size else None
-    return cl_array.Array(queue_of_context(context), shape, kind, allocator=room, data=data)
+    memory = pool(context)
+    data = memory.allocate(size) if size else None
+    return cl_array.Array(queue_of_context(context), shape, kind, allocator=memory, data=data)
 
 
 def from_host(values: Any, context: Any) -> Any:
@@ -185,22 +185,22 @@ def from_host(values: Any, context: Any) -> Any:
 
     A small one is not counted among the memory in use.
     """
-    queue, room = queue_of_context(context), pool(context)
+    queue, memory = queue_of_context(context), pool(context)
     if not values.size:
-        return cl_array.Array(queue, values.shape, values.dtype, allocator=room)
+        return cl_array.Array(queue, values.shape, values.dtype, allocator=memory)
     # A reference to the bytes: PyOpenCL asks for a buffer, which dtypes of ml_dtypes do not give.
     raw = values.reshape(-1).view(np.uint8)
     if values.nbytes <= _SMALL:
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         data = cl.Buffer(context, flags, hostbuf=raw)
     else:
-        data = room.allocate(values.nbytes)
+        data = memory.allocate(values.nbytes)
         cl.enqueue_copy(queue, data, raw)
-    return cl_array.Array(queue, values.shape, values.dtype, allocator=room, data=data)
+    return cl_array.Array(queue, values.shape, values.dtype, allocator=memory, data=data)
 
 
 def view(x: Any, shape: Ints, strides: Ints, offset: int) -> Any:
-    """The memory of an array seen with another shape, strides and offset."""
+    """The memory of an array as one of another shape, strides and offset."""
     itemsize = x.dtype.itemsize
     seen = cl_array.Array(
         queue_of_context(x.context),
@@ -223,12 +223,12 @@ def strides_of(x: Any) -> Ints:
 
 
 def offset_of(x: Any) -> int:
-    """The way from the start of its buffer to the first element, in elements."""
+    """The offset of the first element in the buffer, in elements."""
     return int(x.offset // x.dtype.itemsize)
 
 
 def events_of(*arrays: Any) -> list[Any] | None:
-    """What must have happened on other queues before arrays can be read; `None` for nothing."""
+    """The events on other queues to wait for before arrays are read; `None` for none."""
     waiting = [event for x in arrays if x.events for event in x.events]
     return waiting or None
 
@@ -289,7 +289,7 @@ def broadcast_strides(x: Any, shape: Ints) -> Ints:
 
 
 def broadcast_shape(*shapes: Ints) -> Ints:
-    """The shape that arrays of these shapes have together.
+    """The shape that arrays of these shapes broadcast to.
 
     Raises `ValueError` where they have none.
     """

@@ -50,9 +50,9 @@ class OpenclMemory:
             each.release()
 
     def ran_out(self, error: BaseException) -> bool:
-        """Whether a driver or our pool found no room.
+        """Whether a driver or our pool is out of memory.
 
-        OUT_OF_RESOURCES counts: drivers say it where a kernel's arrays find no room on the device.
+        OUT_OF_RESOURCES counts: drivers say it where a kernel's arrays do not fit the device.
         They say it of some kernels that fail for other reasons, too, and nothing tells which.
         """
         if isinstance(error, cl.MemoryError) or type(error) is MemoryError:
