@@ -1,0 +1,1 @@
+"""Device functions of other libraries over anydevice: `lux`, `torchless`, `axiom`, `artifex`."""
