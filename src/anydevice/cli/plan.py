@@ -12,7 +12,6 @@ from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.errors import AnyDeviceError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import locate
-from anydevice.rendering.summary import UNUSABLE, USABLE
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
 
@@ -73,8 +72,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json(plan.to_dict())
     else:
-        for line in plan_lines(plan, output.width):
-            output.say(_painted(line, output))
+        output.say(*plan_lines(plan, output.width, output.paint))
     return 0 if plan.fits else 1
 
 
@@ -87,13 +85,6 @@ def _looking_ahead() -> Iterator[None]:
         yield
     finally:
         looking.join()
-
-
-def _painted(line: str, output: Output) -> str:
-    for mark, style in ((USABLE, "good"), (UNUSABLE, "bad")):
-        if line.startswith(mark):
-            return output.paint(mark, style) + line.removeprefix(mark)
-    return output.paint(line, "dim") if line.startswith("note: ") else line
 
 
 def _count(text: str) -> int:

@@ -188,10 +188,9 @@ def _block(each: DeviceUsage, width: int) -> Iterator[list[Piece]]:
     yield _fitting(title, width)
     style = _STYLES[each.pressure]
     yield _measured("memory", each.share_of(each.taken), style, _memory(each), width)
-    readings = _readings(each.readings)
+    readings = _readings(each.readings, label="")
     if readings:
-        words = [(text.removeprefix("load "), style) for text, style in readings]
-        yield _measured("load", each.readings.load, "fix", words, width)
+        yield _measured("load", each.readings.load, "fix", readings, width)
 
 
 def _measured(
@@ -242,10 +241,10 @@ def _memory(each: DeviceUsage) -> list[Piece]:
     return pieces
 
 
-def _readings(read: Readings) -> list[Piece]:
+def _readings(read: Readings, label: str = "load ") -> list[Piece]:
     limit = "" if read.power_limit is None else f" of {read.power_limit:.0f}"
     texts: tuple[tuple[float | None, Callable[[float], str]], ...] = (
-        (read.load, lambda load: f"load {percent(load)}"),
+        (read.load, lambda load: f"{label}{percent(load)}"),
         (read.temperature, lambda degrees: f"{degrees:.0f} °C"),
         (read.power, lambda watts: f"{watts:.0f}{limit} W"),
         (read.clock, lambda clock: f"{clock:.0f} MHz"),

@@ -25,7 +25,7 @@ from anydevice.planning.placement import (
     fill,
 )
 from anydevice.planning.quantization import QUANTIZED, quantized
-from anydevice.rendering.summary import UNUSABLE, USABLE
+from anydevice.rendering.summary import UNUSABLE, USABLE, Paint, plain
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 
@@ -305,38 +305,41 @@ _LONGEST_BAR, _SHORTEST_BAR = 30, 6
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
 
 
-def plan_lines(plan: Plan, width: int | None = None) -> list[str]:
+def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> list[str]:
     """The text of a plan, no wider than `width` where that is 60 or more."""
     columns = width or WIDTH
+    mark, style = (USABLE, "good") if plan.fits else (UNUSABLE, "bad")
+    first, *rest = wrapped(f"{mark} {_verdict(plan)}", columns, hanging="  ")
     return [
         *wrapped(_title(plan), columns, hanging="  "),
         "",
         *part_lines(plan.estimate, (*PARTS, "total")),
         "",
-        *wrapped(_verdict(plan), columns, hanging="  "),
+        paint(mark, style) + first[len(mark) :],
+        *rest,
         "",
         *_placement_table(plan.placements, columns),
-        *_help(plan, columns),
+        *_help(plan, columns, paint),
     ]
 
 
 def _verdict(plan: Plan) -> str:
-    """The answer in one sentence, with its mark."""
+    """The answer in one sentence."""
     needed = format_size(plan.estimate.total)
     if plan.device is not None:
-        return f"{USABLE} fits on {plan.device}"
+        return f"fits on {plan.device}"
     if plan.fits:
-        return f"{USABLE} fits on {_listed(plan.devices)} together"
+        return f"fits on {_listed(plan.devices)} together"
     if not plan.placements:
-        return f"{UNUSABLE} does not fit: {needed} needed, and no device tells its memory"
+        return f"does not fit: {needed} needed, and no device tells its memory"
     where = _listed([placement.device for placement in plan.placements])
     if len(plan.placements) == 1:
         free = format_size(plan.free)
         margin = f" and {MARGIN} % more" if plan.estimate.total <= plan.free else ""
-        return f"{UNUSABLE} does not fit on {where}: {needed}{margin} needed, {free} free"
+        return f"does not fit on {where}: {needed}{margin} needed, {free} free"
     # Not the sum of what is free: each device needs memory for activations.
     lacking = format_size(plan.unplaced)
-    return f"{UNUSABLE} does not fit on {where} together: no place for {lacking} of it"
+    return f"does not fit on {where} together: no place for {lacking} of it"
 
 
 def _title(plan: Plan) -> str:
@@ -392,7 +395,7 @@ def _layers(layers: range) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
 
 
-def _help(plan: Plan, columns: int) -> Iterator[str]:
+def _help(plan: Plan, columns: int, paint: Paint) -> Iterator[str]:
     if plan.alternatives:
         yield from ("", "On fewer devices with:" if plan.fits else "It would fit with:")
         for each in plan.alternatives:
@@ -403,7 +406,8 @@ def _help(plan: Plan, columns: int) -> Iterator[str]:
     if remarks:
         yield ""
         for remark in remarks:
-            yield from wrapped(f"note: {remark}", columns, hanging="  ")
+            lines = wrapped(f"note: {remark}", columns, hanging="  ")
+            yield from (paint(line, "dim") for line in lines)
 
 
 _NO_CHANGE = "No smaller context, batch or dtype makes it fit: it takes more devices."
