@@ -271,7 +271,7 @@ def test_mlx_objects_refuse_what_is_no_mlx_array_before_anything_changes() -> No
         (optimizer, r"state\['\w+'\]", "state"),
     ):
         leaves, rebuild = flatten(tree, is_array)
-        values = [leaf.value + 1 for leaf in leaves[:-1]]
+        values = [leaf.value + 1 for leaf in list(leaves)[:-1]]
         with pytest.raises(TransferError, match=rf"^{path}: a mlx.*ndarray; move its {instead} i"):
             rebuild([*values, np.ones(2)])
     assert model.stack[0].tolist() == [0, 0]

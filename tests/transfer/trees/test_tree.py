@@ -395,6 +395,6 @@ def mapped(tree: Any, change: Callable[[np.ndarray], Any]) -> Any:
 
 def test_leaves_are_a_sequence() -> None:
     leaves, _ = flatten([one() for _ in range(20)], is_array)
-    assert [leaf.path for leaf in leaves[2:5]] == ["[2]", "[3]", "[4]"]
+    assert [leaf.path for leaf in list(leaves)[2:5]] == ["[2]", "[3]", "[4]"]
     assert leaves[-1].path == "[19]"
     assert len(leaves.values) == len(leaves) == 20

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from operator import is_
-from typing import Any, overload
+from typing import Any
 
 from anydevice.errors import AnyDeviceError, TransferError
 from anydevice.transfer.trees.containers import ATOMS, known, rule_of
@@ -53,7 +53,7 @@ class Leaf:
         return f"Leaf({self.path!r}, {kind_name(type(self.value))})"
 
 
-class Leaves(Sequence[Leaf]):
+class Leaves:
     """The arrays of a tree in their order. `values` are the arrays alone.
 
     A leaf is put together when it is asked for: making thousands of objects at once would set
@@ -79,14 +79,11 @@ class Leaves(Sequence[Leaf]):
     def __len__(self) -> int:
         return len(self.values)
 
-    @overload
-    def __getitem__(self, index: int) -> Leaf: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Leaf]: ...
-    def __getitem__(self, index: int | slice) -> Leaf | list[Leaf]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Leaf:
         return Leaf(self.values[index], self._nodes[index], self._positions[index])
+
+    def __iter__(self) -> Iterator[Leaf]:
+        return map(Leaf, self.values, self._nodes, self._positions)
 
 
 class Rebuild:
