@@ -85,7 +85,7 @@ def test_the_decoder_that_it_points_to_is_there() -> None:
 
 
 def test_the_primitives_on_the_page_are_those_of_the_code() -> None:
-    page = (DOCS / "architecture.md").read_text("utf-8")
+    page = (DOCS / "engines.md").read_text("utf-8")
     table = page.partition("| kind | primitives |\n")[2].partition("\n\n")[0]
     named = re.findall(r"`(\w+)`", table)
     assert named == [name for name in vars(Primitives) if not name.startswith("_")]
