@@ -303,7 +303,7 @@ def _ordered(x: Any) -> Any:
 
 
 def _nothing(x: Any) -> float:
-    """What is read at a place that is not there."""
+    """The value that is read at an index out of range."""
     return math.nan if _is_floating(x) else 0
 
 

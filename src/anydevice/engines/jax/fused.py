@@ -25,7 +25,7 @@ Pair = tuple[int, int]
 _LARGEST_SCORES = 2**28
 """Scores of attention that are held at once; the definition takes more of them in blocks."""
 _MOST_PLACES = 9
-"""Places of a window that are gone through one by one; beyond, XLA's own gradient is as fast."""
+"""The largest window whose elements are visited one by one; beyond, XLA's gradient is as fast."""
 
 
 def compiled(*static: int) -> Callable[[Function], Function]:
@@ -179,7 +179,7 @@ def _attended(
 def _seen(
     q: Any, kv_heads: int, keys: int, causal: bool, mask: Any, window: int | None, lengths: Any
 ) -> Any:
-    """Which keys a query may see, of axes that go with the scores'; `None` where it is all."""
+    """Which keys a query may see, with axes that broadcast to the scores; `None` for all."""
     queries, key = q.shape[2], jnp.arange(keys)
     valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1, 1)
     seen = None if lengths is None else key < valid

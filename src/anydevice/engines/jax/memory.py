@@ -15,7 +15,7 @@ from anydevice.engines.jax.arrays import ENGINE
 
 _FAILED: type[BaseException] = jax.errors.JaxRuntimeError
 _ABOUT_EQUAL = 0.03
-"""What a driver and CUDA say of a card's memory differs by a little, and so do shares of it."""
+"""A driver and CUDA differ by a little on the memory of a card, and so do shares of it."""
 
 
 class JaxMemory:

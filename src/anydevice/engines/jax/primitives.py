@@ -274,7 +274,7 @@ def _number(value: float, beside: Any) -> Any:
 
 
 def _nothing(x: Any) -> float | bool:
-    """What is read where there is nothing."""
+    """The value that is read at an index out of range."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return float("nan")
     return False if x.dtype == _BOOL else 0

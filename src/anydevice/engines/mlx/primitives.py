@@ -49,7 +49,7 @@ def _two(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class MlxPrimitives:
-    """MLX's own functions, and around them what they would leave open.
+    """MLX's own functions, with what they leave open decided.
 
     In `float64` MLX computes `exp`, `sin`, `cos`, `sigmoid` and `erf` only as exactly as in
     `float32`; they are put together here from functions that it computes in full.
@@ -266,7 +266,7 @@ def _native(dtype: DType) -> Any:
 
 
 def _of_nothing(function: Callable[..., Any], x: Any, axis: Axes, keepdims: bool) -> Any:
-    """What is left of an array without elements: MLX may never return from reducing one."""
+    """The reduction of an array without elements, on which MLX may hang."""
     left = function(np.zeros(x.shape, np.int8), axis=axis, keepdims=keepdims)
     return mx.zeros(left.shape, dtype=x.dtype)
 
@@ -279,7 +279,7 @@ def _number(value: float, beside: Any) -> float:
 
 
 def _nothing(x: Any) -> float:
-    """What is read at a place that is not there."""
+    """The value that is read at an index out of range."""
     return math.nan if x.dtype in _FLOATING else _number(0, x)
 
 

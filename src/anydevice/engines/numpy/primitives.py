@@ -18,7 +18,7 @@ Axes = int | tuple[int, ...]
 P = ParamSpec("P")
 
 _ADDED_UP: Callable[..., Any] = np.add.reduce
-"""What `np.sum` ends at, without the way there."""
+"""The function behind `np.sum`, called directly."""
 
 # Warnings are turned off by hand: `with np.errstate(all="ignore")` builds its settings each time,
 # which adds 0.85 µs to every op in bench/calling_ops.py and takes max and min over its bar of 2 µs.
@@ -274,7 +274,7 @@ def _outside(indices: Array, size: int) -> Array:
 
 
 def _nothing(x: Array) -> float:
-    """What stands where an index is out of range."""
+    """The value that is read at an index out of range."""
     return math.nan if known_dtype(x.dtype).kind == "float" else 0
 
 

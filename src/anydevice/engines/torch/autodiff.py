@@ -69,7 +69,7 @@ def _no_gradient(tree: Any) -> Exception:
 
 
 def _input(leaf: torch.Tensor, depth: int) -> torch.Tensor:
-    """The tensor as one that gradients are taken by, and nobody else's."""
+    """A tensor of our own that gradients are taken by."""
     return leaf.view_as(leaf) if depth and leaf.requires_grad else leaf.detach().requires_grad_()
 
 

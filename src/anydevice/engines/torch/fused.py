@@ -1,4 +1,4 @@
-"""What PyTorch itself has for whole ops, behind our own kernels on CUDA and ROCm.
+"""PyTorch's own functions for whole ops, behind our kernels on CUDA and ROCm.
 
 Each function takes the arguments of its op and returns `NotImplemented` to hand over to the op's
 definition. Where the op's first array is on CUDA or ROCm, `torch/triton/fused.py` is asked first.
@@ -93,7 +93,7 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _checked_rmsnorm() -> Function | None:
-    """What `torch.rms_norm` ends at on a CPU, without the way there; `None` where it is not so."""
+    """The kernel behind `torch.rms_norm` on a CPU; `None` where this release has another."""
     found: Function | None = getattr(torch, "_fused_rms_norm", None)
     try:
         with torch.no_grad():
@@ -241,7 +241,7 @@ def _within(lengths: Any, keys: int) -> Any:
 
 
 def _preferred(q: Any) -> AbstractContextManager[Any]:
-    """The order of PyTorch's kernels for this card; one query is served by what PyTorch says."""
+    """The order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
     if not q.is_cuda or q.shape[2] == 1:
         return nullcontext()
     order = _orders.get(q.device)
@@ -359,7 +359,7 @@ def _alike(lists: Sequence[Arrays]) -> bool:
 
 
 def _copies(arrays: Arrays) -> list[torch.Tensor]:
-    """What the kernels write into: copies, or the tensors themselves where they are donated."""
+    """Tensors that the kernels may write: copies, or the given ones where they are donated."""
     if under_way.allowed and all(x.is_contiguous() for x in arrays):
         return list(arrays)
     return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]

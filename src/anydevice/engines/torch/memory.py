@@ -25,7 +25,7 @@ _SAID = re.compile(
     r"|\b[A-Z]+(?:_STATUS)?_ALLOC_FAILED\b|\bmiopenStatusAllocFailed\b",  # of their libraries
     re.MULTILINE,
 )
-"""What PyTorch writes into a plain `RuntimeError`, which may be anybody's."""
+"""PyTorch's messages in a plain `RuntimeError`, which other code raises too."""
 _limits: dict[Device, int] = {}
 _shares_before: dict[Device, float] = {}
 

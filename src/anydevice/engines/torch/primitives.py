@@ -269,7 +269,7 @@ def _ordered(x: torch.Tensor) -> torch.Tensor:
 
 
 def _nothing(x: torch.Tensor) -> float | bool:
-    """What is read where there is nothing."""
+    """The value that is read at an index out of range."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return float("nan")
     return False if x.dtype == torch.bool else 0
@@ -286,7 +286,7 @@ def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _over_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """What is said of each row, (batch, tokens), said of each of its numbers."""
+    """A flag for each row, (batch, tokens), broadcast to each of its numbers."""
     return x[:, None, :, None].expand(rows.shape)
 
 

@@ -144,7 +144,7 @@ def _tiles_fit(variant: Variant, about: programs.Limits) -> bool:
 
 
 def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
-    """What is put before the text, the type of an index, and the types of the arguments."""
+    """The definitions of a kernel, the dtype of an index, and the dtypes of the arguments."""
     types, index = index_types(variant.wide)
     defines = {**types, **variant.number.defines()}
     defines |= {

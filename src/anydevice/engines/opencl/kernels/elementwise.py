@@ -80,7 +80,7 @@ def is_wide(*extents: int) -> bool:
 
 
 def index_types(wide: bool) -> tuple[dict[str, object], Any]:
-    """What kernels call the type of an index, and NumPy's."""
+    """The definitions for the type of an index, and its NumPy dtype."""
     if wide:
         return {"INDEX": "long", "UNSIGNED": "ulong"}, np.int64
     return {"INDEX": "int", "UNSIGNED": "uint"}, np.int32

@@ -27,7 +27,7 @@ def _with(values: Ints, at: int, value: int) -> Ints:
 
 
 def take(x: Any, indices: Any, axis: int) -> Any:
-    """The slices of `x` at these places; what is out of range is `nan`, or 0."""
+    """The slices of `x` at these indices; NaN or 0 for those out of range."""
     (at,) = axes_of(axis, x.ndim)
     before, after = x.shape[:at], x.shape[at + 1 :]
     shape = before + indices.shape + after
@@ -38,7 +38,7 @@ def take(x: Any, indices: Any, axis: int) -> Any:
 
 
 def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
-    """One element for each index; what is out of range is `nan`, or 0.
+    """One element for each index; NaN or 0 for those out of range.
 
     Raises `ValueError` where the shapes do not fit.
     """
@@ -82,7 +82,7 @@ def _integer(indices: Any) -> Number:
 
 
 def write(x: Any, new: Any, positions: Any) -> Any:
-    """`x` (batch, heads, keys, size) with rows replaced, in its own memory where it is its own.
+    """`x` (batch, heads, keys, size) with rows replaced, in place where it is no view.
 
     A view of another array is copied first, so that the other one stays as it is. Raises
     `ValueError` where the shapes do not fit.

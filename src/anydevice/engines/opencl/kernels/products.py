@@ -29,7 +29,7 @@ _RUN = 8
 
 
 class Tiles(Record):
-    """The shape of a tile, and what one work item computes of it."""
+    """The shape of a tile, and the part of it that one work item computes."""
 
     rows: int
     columns: int
@@ -148,7 +148,7 @@ def _run(product: Product) -> None:
 
 
 def _fitting(product: Product, about: programs.Limits) -> list[Tiles]:
-    """The tiles that the device has room for, the best first."""
+    """The tiles that fit the device, the best first."""
     itemsize = np.dtype(product.number.scalar).itemsize
     possible = [
         tiles

@@ -24,7 +24,7 @@ from anydevice.engines.host import known_dtype
 
 
 class Assumed(Record):
-    """What is assumed of every device, whatever it says itself.
+    """Limits assumed of every device, whatever it says itself.
 
     With it, tests run on a CPU what is written for GPUs and for devices with small groups. The
     caches of these files do not know of it.
@@ -38,7 +38,7 @@ assumed = Assumed()
 
 
 class Limits(Record):
-    """What a device can do; `local_memory` is bytes, `processors` how many groups run at once."""
+    """The limits of a device; `local_memory` is bytes, `processors` how many groups run at once."""
 
     is_cpu: bool
     work_group: int
@@ -131,7 +131,7 @@ def text(file: str) -> str:
 
 @lru_cache(maxsize=4096)
 def program(context: Any, source: str) -> Any:
-    """A built program. What the compiler has to say of a program that it builds is not shown."""
+    """A built program. Warnings of the compiler are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         return cl.Program(context, source).build(["-w"])
@@ -154,7 +154,7 @@ class Number(Record):
         return self.number in ("float", "double")
 
     def defines(self, prefix: str = "") -> dict[str, object]:
-        """What the kernels call the dtype: NAME, ELEMENT, NUMBER, LOAD and STORE."""
+        """The definitions of the dtype in kernels: NAME, ELEMENT, NUMBER, LOAD and STORE."""
         return {
             f"{prefix}NAME": self.name,
             f"{prefix}ELEMENT": self.element,

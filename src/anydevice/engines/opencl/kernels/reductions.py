@@ -82,7 +82,7 @@ def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool) -> An
 def _run(
     kind: str, x: Any, kept: Ints, strides: Ints, gone: Ints, steps: Ints, number: Number, out: Any
 ) -> None:
-    """One pass, or two where there are fewer results than the device has room to compute."""
+    """One pass, or two where there are fewer results than the device can compute at once."""
     kept, (strides,) = buffers.collapsed(kept, strides)
     gone, (steps,) = buffers.collapsed(gone, steps)
     outputs, count = prod(kept), prod(gone)
@@ -150,7 +150,7 @@ def _kernel(
 
 
 def _neutral(kind: str, number: Number) -> str:
-    """What changes nothing when it is joined with anything."""
+    """The neutral element: joined with any number, it gives that number."""
     if kind == "sum":
         return "0"
     if number.floating:

@@ -115,7 +115,7 @@ def rope(
 
 
 def _factor(scaling: Mapping[str, Any] | None) -> float | None:
-    """What all frequencies are divided by; `None` where that is not all."""
+    """The factor that divides all frequencies; `None` where they are scaled in another way."""
     if scaling is None:
         return 1.0
     kind = scaling.get("rope_type", scaling.get("type", "default"))

@@ -30,7 +30,7 @@ class DecodeTile(Record):
 
 
 def decode_tile(pairs: int, keys: int, size: int, processors: int, shared: int) -> DecodeTile:
-    """What measures fastest for so many pairs of batch and key head, on such a device.
+    """The fastest measured for so many pairs of batch and key head, on such a device.
 
     `processors` is how many programs run side by side, `shared` the fast memory of each.
     """

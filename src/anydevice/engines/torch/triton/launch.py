@@ -1,4 +1,4 @@
-"""How our Triton kernels are started, and what of a device decides how their work is cut.
+"""Starting Triton kernels, and the facts of a device that decide how their work is cut.
 
 Nothing is measured when a kernel is started: how the work is cut is a function of its shape, found
 by `bench/gpu_ops.py`.

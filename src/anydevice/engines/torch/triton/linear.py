@@ -27,7 +27,7 @@ class MatvecTile(Record):
 
 
 def matvec_tile(rows: int, outputs: int, inputs: int) -> MatvecTile:
-    """What measures fastest for so many rows and a weight of this shape."""
+    """The fastest measured for so many rows and a weight of this shape."""
     if rows > 1:
         return MatvecTile(16, 256 if inputs % 256 == 0 else 128, 2, stages=4)
     if inputs > 8192:

@@ -24,7 +24,7 @@ class RopeTile(Record):
 
 
 def rope_tile(heads: int, tokens: int, size: int, by_token: bool) -> RopeTile:
-    """What measures fastest for so many heads and tokens; `by_token` as they lie in memory."""
+    """The fastest measured for so many heads and tokens; `by_token` as they lie in memory."""
     rows = max(1, 4096 // triton.next_power_of_2(size))
     if by_token:
         return RopeTile(1, min(triton.next_power_of_2(heads), rows), 4)

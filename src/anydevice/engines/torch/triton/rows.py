@@ -40,7 +40,7 @@ class RowTile(Record):
 
 
 def rmsnorm_tile(columns: int, itemsize: int) -> RowTile:
-    """What measures fastest for rows of this length."""
+    """The fastest measured for rows of this length."""
     width = triton.next_power_of_2(max(columns, 1))
     if width * itemsize > LONGEST_ROW:
         return RowTile(1, 8192, 16)
@@ -114,7 +114,7 @@ def _rmsnorm_long_row(
 
 
 def softmax_tile(columns: int, itemsize: int, shared: int, warps: int = 32) -> RowTile:
-    """What measures fastest for rows of this length.
+    """The fastest measured for rows of this length.
 
     `shared` is the fast memory that a program can have, `warps` the most of them that it can.
     """
@@ -251,7 +251,7 @@ def _softmax_long_row(x, out, columns, block: tl.constexpr):
 
 
 SWIGLU_TILE = RowTile(1, 1024, 4)
-"""What measures fastest: small programs, so that memory is read and written in its order."""
+"""The fastest measured: small programs, so that memory is read and written in its order."""
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, tile: RowTile = SWIGLU_TILE) -> torch.Tensor:
