@@ -90,7 +90,7 @@ for reentrant in (False, True):
     [
         ("anydevice.hardware.cpu.usage", "_meter._lock", "_meter.read()"),
         ("anydevice.hardware.cpu.usage", "_process_meter._lock", "_process_meter.read()"),
-        ("anydevice.hardware.cuda.usage", "_lock", "_everything()"),
+        ("anydevice.hardware.cuda.usage", "_lock", "_answers()"),
         ("anydevice.discovery._discover", "_lock", "forget_report()"),
         ("anydevice.settings.config", "_lock", "configure(time_limit=4)"),
         ("anydevice.choose.limits", "_lock", "set_limit(None)"),

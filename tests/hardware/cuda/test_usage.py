@@ -48,14 +48,14 @@ def source(*defined: str) -> str:
 
 
 @pytest.fixture
-def attend(build_library: BuildLibrary) -> Callable[..., dict[str, Any]]:
+def serve(build_library: BuildLibrary) -> Callable[..., dict[str, Any]]:
     """Ask such an NVML in this process."""
 
     def ask(*defined: str) -> dict[str, Any]:
         name = f"libbusy{''.join(defined).lower()}.so.1"
         library = str(build_library(name, source(*defined)) / name)
         question = {"libraries": [library], "pynvml": FILE_OF_PYNVML}
-        return nvml.attend(lambda step: None, question)(None)
+        return nvml.serve(lambda step: None, question)(None)
 
     return ask
 
@@ -82,8 +82,8 @@ def hang_up() -> None:
         usage._conversation.close()
 
 
-def test_everything_that_a_card_tells(attend: Callable[..., dict[str, Any]]) -> None:
-    answer = attend()
+def test_everything_that_a_card_tells(serve: Callable[..., dict[str, Any]]) -> None:
+    answer = serve()
     assert list(answer) == CARDS
     assert answer[CARDS[0]] == {
         "load": 78,
@@ -102,9 +102,9 @@ def test_everything_that_a_card_tells(attend: Callable[..., dict[str, Any]]) -> 
 
 
 def test_instances_tell_their_own_memory_and_the_card_s_heat(
-    attend: Callable[..., dict[str, Any]],
+    serve: Callable[..., dict[str, Any]],
 ) -> None:
-    answer = attend("SPLIT")
+    answer = serve("SPLIT")
     assert list(answer) == [*CARDS, *INSTANCES]
     part = answer[INSTANCES[0]]
     assert (part["free"], part["temperature"], part["load"]) == ((5120 - 256) * MIB, 62, None)
@@ -112,22 +112,22 @@ def test_instances_tell_their_own_memory_and_the_card_s_heat(
 
 @pytest.mark.parametrize(("word", "loads"), [("QUIET", [0, 0]), ("SECRET", [None, None])])
 def test_processes_that_are_idle_and_loads_that_are_not_told(
-    attend: Callable[..., dict[str, Any]], word: str, loads: list[int | None]
+    serve: Callable[..., dict[str, Any]], word: str, loads: list[int | None]
 ) -> None:
-    assert [load for _, _, load in attend(word)[CARDS[0]]["processes"]] == loads
+    assert [load for _, _, load in serve(word)[CARDS[0]]["processes"]] == loads
 
 
-def test_an_old_driver_and_a_lost_card(attend: Callable[..., dict[str, Any]]) -> None:
-    answer = attend("OLD", "LOST")
+def test_an_old_driver_and_a_lost_card(serve: Callable[..., dict[str, Any]]) -> None:
+    answer = serve("OLD", "LOST")
     assert list(answer) == CARDS[1:]
-    answer = attend("OLD")
+    answer = serve("OLD")
     assert [pid for pid, _, _ in answer[CARDS[0]]["processes"]] == [4000001, 4000002]
 
 
 def test_without_nvml_there_is_an_error() -> None:
     question = {"libraries": ["libno-such-library.so.1"], "pynvml": FILE_OF_PYNVML}
     with pytest.raises(OSError, match="there is no NVML"):
-        nvml.attend(lambda step: None, question)
+        nvml.serve(lambda step: None, question)
 
 
 def test_readings_through_the_child(installed: Callable[..., None]) -> None:
@@ -214,7 +214,7 @@ def echo(tmp_path: Path) -> Iterator[Conversation]:
     (package / "__init__.py").touch()
     (package / "echo.py").write_text(
         "import os, time\n"
-        "def attend(tell, arguments):\n"
+        "def serve(tell, arguments):\n"
         "    def answer(question):\n"
         "        tell(f'hearing {question}')\n"
         "        if question == 'die': os._exit(3)\n"

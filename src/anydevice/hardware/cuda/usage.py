@@ -30,41 +30,41 @@ _last: tuple[float, dict[str, Any]] = (-1.0, {})
 
 def readings(index: int, facts: Facts) -> Readings:
     """The readings of the card or MIG instance with this UUID."""
-    told = _told(facts)
+    answer = _answer(facts)
     shared = free_memory(index, facts) if facts.memory_kind == "unified" else None
-    if told is None:
+    if answer is None:
         return Readings(free_memory=shared)
     return Readings(
-        load=_share(told["load"]),
-        memory_load=_share(told["memory_load"]),
-        free_memory=told["free"] if shared is None else shared,
-        temperature=told["temperature"],
-        power=_watts(told["power"]),
-        power_limit=_watts(told["power_limit"]),
-        fan=_share(told["fan"]),
-        clock=told["clock"],
+        load=_share(answer["load"]),
+        memory_load=_share(answer["memory_load"]),
+        free_memory=answer["free"] if shared is None else shared,
+        temperature=answer["temperature"],
+        power=_watts(answer["power"]),
+        power_limit=_watts(answer["power_limit"]),
+        fan=_share(answer["fan"]),
+        clock=answer["clock"],
     )
 
 
 def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
     """Who uses the card or instance with this UUID, the one that holds most first."""
     del index
-    told = _told(facts)
-    rows = sorted(told["processes"] if told else (), key=lambda row: -(row[1] or 0))
+    answer = _answer(facts)
+    rows = sorted(answer["processes"] if answer else (), key=lambda row: -(row[1] or 0))
     return tuple(
         DeviceProcess(pid, name_of(pid, opens=_DEVICE_FILES), memory, _share(load))
         for pid, memory, load in rows
     )
 
 
-def _told(facts: Facts) -> dict[str, Any] | None:
+def _answer(facts: Facts) -> dict[str, Any] | None:
     if facts.details.get("source") != "nvml" or facts.uuid is None:
         return None
-    told: dict[str, Any] | None = _everything().get(facts.uuid)
-    return told
+    answer: dict[str, Any] | None = _answers().get(facts.uuid)
+    return answer
 
 
-def _everything() -> dict[str, Any]:
+def _answers() -> dict[str, Any]:
     global _conversation, _last
     with _lock.native:
         if time.monotonic() - _last[0] <= _ONE_MOMENT:

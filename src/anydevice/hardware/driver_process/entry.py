@@ -5,7 +5,7 @@ dict. What the module's `ask(tell, arguments)` returns is written as the last li
 for every step it announced with `tell("…")`: if the driver then takes the process down, the
 parent knows in which step. Whatever the driver itself prints goes elsewhere.
 
-With a third argument, `stay`, the module's `attend(tell, arguments)` gives a function, and every
+With a third argument, `stay`, the module's `serve(tell, arguments)` gives a function, and every
 line of the standard input is a question to it, answered in the same way, until the input ends.
 
 Both sides are the same interpreter, so `marshal` carries the data: it needs no import, while
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def load_ask(file: str) -> Any:
+def load_module(file: str) -> Any:
     """The module at `FOLDER/PACKAGE/NAME`, without leaving FOLDER on the import path."""
     package, name = os.path.split(file)
     folder, package = os.path.split(package)
@@ -34,16 +34,16 @@ def load_ask(file: str) -> Any:
         sys.path.remove(folder)
 
 
-def _attendance(file: str, tell: Any, arguments: Any) -> Any:
+def _server(file: str, tell: Any, arguments: Any) -> Any:
     """The function that answers questions; it starts the module with the first of them."""
-    begun: list[Any] = []
+    started: list[Any] = []
 
-    def attend(question: Any) -> Any:
-        if not begun:
-            begun.append(load_ask(file).attend(tell, arguments))
-        return begun[0](question)
+    def serve(question: Any) -> Any:
+        if not started:
+            started.append(load_module(file).serve(tell, arguments))
+        return started[0](question)
 
-    return attend
+    return serve
 
 
 def main() -> None:
@@ -66,11 +66,11 @@ def main() -> None:
 
     arguments = marshal.loads(bytes.fromhex(sys.argv[2]))
     if sys.argv[3:] == ["stay"]:
-        attend = _attendance(sys.argv[1], tell, arguments)
+        serve = _server(sys.argv[1], tell, arguments)
         for line in sys.stdin.buffer:
-            answer(attend, marshal.loads(bytes.fromhex(line.decode("ascii"))))
+            answer(serve, marshal.loads(bytes.fromhex(line.decode("ascii"))))
     else:
-        answer(lambda: load_ask(sys.argv[1]).ask(tell, arguments))
+        answer(lambda: load_module(sys.argv[1]).ask(tell, arguments))
     sys.stderr.flush()
     # Drivers have crashed in their own exit handlers after answering well.
     os._exit(0)

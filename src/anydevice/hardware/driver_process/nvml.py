@@ -1,6 +1,6 @@
 """Asks NVML which NVIDIA cards there are, and what each does now. Runs in a child.
 
-`ask` is put once, `attend` again and again in a child that stays: its question says nothing, and
+`ask` is put once, `serve` again and again in a child that stays: its question says nothing, and
 its answer is a table by UUID, of cards and of MIG instances. Arguments: `libraries`, the names
 under which to try NVML, in order; `pynvml`, the file of nvidia-ml-py's module, or null; and for
 `ask` `driver_libraries`, the names of the CUDA driver, which is only opened, to tell whether it is
@@ -161,7 +161,7 @@ def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def attend(
+def serve(
     tell: Callable[[str], None], arguments: dict[str, Any]
 ) -> Callable[[object], dict[str, Answer]]:
     """Load NVML once; what is returned reads every card. Raises where NVML does not start."""

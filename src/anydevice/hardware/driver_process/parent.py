@@ -151,7 +151,7 @@ class Conversation:
     """Questions to a module of this folder that stays loaded in a child.
 
     The child is started with the first question, ends when nobody is left to ask, and is started
-    again, after a pause, where the driver took it down. The module's `attend(tell, arguments)`
+    again, after a pause, where the driver took it down. The module's `serve(tell, arguments)`
     returns the function that answers each question. Several threads may ask; they take turns. A
     forked copy of this process starts a child of its own.
     """
