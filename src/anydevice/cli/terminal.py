@@ -64,8 +64,9 @@ class TerminalEvents:
             os.set_blocking(self._wake_start, False)
         if threading.current_thread() is threading.main_thread():
             for name in self._names:
-                if hasattr(signal, name):
-                    self._subscribe(getattr(signal, name))
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,11 +91,6 @@ class TerminalEvents:
                 return event
             if left <= 0:
                 return "time"
-
-    def _subscribe(self, number: int) -> None:
-        before = signal.getsignal(number)
-        if before not in (signal.SIG_IGN, None):
-            self._before[number] = signal.signal(number, self._handle)
 
     def _wait(self, seconds: float) -> None:
         waited_for = [end for end in (self._wake_end, self._keys) if end is not None]

@@ -138,7 +138,8 @@ def _on_the_cpu(call: Call, failure: _Failure) -> Iterator[Call]:
         with use_device(_CPU, engine=engine, native=True):
             # As NumPy's: so arrays of any library that can live there stay in it.
             owner, arguments, named = to_device(parts, Device(_CPU, engine="numpy"))
-            yield _bound(call[0], owner), arguments, named
+            fn = call[0]
+            yield MethodType(fn.__func__, owner) if ismethod(fn) else owner, arguments, named
     except Exception as error:
         error.add_note(f"this was the second try, on the CPU; the first one: {failure.said}")
         raise
@@ -151,10 +152,6 @@ def _parts(call: Call) -> Call:
     """The call as a tree, with the object of a method in place of the method."""
     fn, arguments, named = call
     return fn.__self__ if ismethod(fn) else fn, arguments, named
-
-
-def _bound(fn: Any, owner: Any) -> Any:
-    return MethodType(fn.__func__, owner) if ismethod(fn) else owner
 
 
 def _devices_of(parts: Call) -> dict[str, Device]:

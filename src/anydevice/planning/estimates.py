@@ -230,23 +230,20 @@ def _held(shape: ModelShape, work: ForwardPass) -> int:
     if shape.build.positions:
         rotary = work.tokens * shape.hidden * work.width
     tables = len(set(shape.windows)) if shape.build.rotary_by_window else 1
-    return streams + tables * rotary + work.tokens * 8 + _masks(shape, work)
+    # Layers with the same window share one mask.
+    masks = sum(_mask_bytes(shape, work, window) for window in set(shape.windows))
+    return streams + tables * rotary + work.tokens * 8 + masks
 
 
-def _masks(shape: ModelShape, work: ForwardPass) -> int:
-    """The masks of all layers; layers with the same window share one."""
-    return sum(mask_bytes(shape, work, window) for window in set(shape.windows))
-
-
-def mask_bytes(shape: ModelShape, work: ForwardPass, window: int | None) -> int:
+def _mask_bytes(shape: ModelShape, work: ForwardPass, window: int | None) -> int:
     """The mask of the layers with this window; 0 where they need none."""
-    seen, masked = seen_by(window, work)
+    seen, masked = _attended(window, work)
     if shape.build.eager:
         return work.rows * seen * work.width
     return work.tokens * seen if masked else 0
 
 
-def seen_by(window: int | None, work: ForwardPass) -> tuple[int, bool]:
+def _attended(window: int | None, work: ForwardPass) -> tuple[int, bool]:
     """The number of tokens that a layer attends to, and whether that takes a mask.
 
     Reading a prompt takes none, since the kernels know what causal means, unless older tokens are
@@ -288,7 +285,7 @@ def _scores(
     shape: ModelShape, work: ForwardPass, window: int | None, queries: int, keys: int
 ) -> int:
     """Queries, the output, and the copies of keys and values that the kernel needs."""
-    seen, masked = seen_by(window, work)
+    seen, masked = _attended(window, work)
     grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
     if shape.build.eager:
         seen = work.cached if window is None or work.tokens > 1 else min(window, work.cached)
@@ -316,7 +313,7 @@ def _scores(
 def _is_plain(shape: ModelShape, work: ForwardPass, window: int | None) -> bool:
     """Whether no fused kernel runs: it takes grouped heads only in 16 bits, or with a mask."""
     grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
-    masked = seen_by(window, work)[1]
+    masked = _attended(window, work)[1]
     return grouped and (shape.build.unfused or (work.width == FLOAT32 and not masked))
 
 

@@ -40,7 +40,12 @@ class Quantization(Record):
 
     def skips(self, module: str) -> bool:
         """Whether the module of this path is not quantized."""
-        return any(_matches(pattern, module) for pattern in self.skipped)
+        return any(
+            re.match(pattern[3:], module) is not None
+            if pattern.startswith("re:")
+            else pattern == module or f".{pattern}." in f".{module}."
+            for pattern in self.skipped
+        )
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
@@ -237,12 +242,6 @@ def _skipped(values: Mapping[str, Any]) -> tuple[str, ...]:
         if isinstance(entries, Sequence) and not isinstance(entries, str):
             named += [str(entry) for entry in entries]
     return tuple(dict.fromkeys(named))
-
-
-def _matches(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
-    return pattern == module or f".{pattern}." in f".{module}."
 
 
 def _is_quick(pattern: str) -> bool:

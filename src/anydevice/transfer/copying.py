@@ -117,8 +117,8 @@ def move(
     `detached` says that none has to.
     """
     history = getattr(array, "requires_grad", False) and not detached
-    staged = not history and _may_be_staged(array, places, device)
-    source = engine.address(array) if staged else None
+    from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
+    source = engine.address(array) if from_host and not history and _is_large(array) else None
     ring = ring_of(device) if source is not None else None
     if source is None or ring is None:
         return engine.move(array, device)
@@ -128,11 +128,6 @@ def move(
         return engine.move(array, device)
     ring.upload([Piece(source, address, array.nbytes)])
     return target
-
-
-def _may_be_staged(array: Any, places: Sequence[Device], device: Device) -> bool:
-    from_host = len(places) == 1 and places[0].backend == "cpu" and device.backend == "cuda"
-    return from_host and _is_large(array)
 
 
 def _staged_target(array: Any, engine: Engine, device: Device) -> Any:

@@ -269,7 +269,9 @@ def _read_entry(name: str, fields: Mapping[str, Any], base: int, size: int) -> E
     shape = _integers(fields["shape"], MOST_DIMENSIONS)
     offsets = _integers(fields["data_offsets"], 2)
     dtype = _type_of(name, code)
-    _check_shape(name, shape, dtype)
+    # Even an array without elements must have strides that a signed 64-bit integer can hold.
+    if prod(length for length in shape if length) * dtype.itemsize >= 2**63:
+        raise _wrong(name, f"its shape {_short(shape)} is larger than any array can be")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _wrong(name, f"its data_offsets {_short(offsets)} are not a start and an end")
     start, stop = base + offsets[0], base + offsets[1]
@@ -297,12 +299,6 @@ def _type_of(name: str, code: str) -> DType:
         f"save it as one of {', '.join(readable)}",
         "",
     )
-
-
-def _check_shape(name: str, shape: tuple[int, ...], dtype: DType) -> None:
-    # Even an array without elements must have strides that a signed 64-bit number can hold.
-    if prod(length for length in shape if length) * dtype.itemsize >= 2**63:
-        raise _wrong(name, f"its shape {_short(shape)} is larger than any array can be")
 
 
 def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
