@@ -14,7 +14,7 @@ from anydevice.core.finding import Facts, Standing
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.models.precision import LossScale, Policy, cast_parameters, has_bfloat16, policy_of
-from anydevice.training.steps import chosen
+from anydevice.training.steps import _selected
 
 ENGINES = ("numpy", "torch", "jax", "mlx")
 
@@ -111,7 +111,7 @@ def test_a_step_with_wrong_gradients_changes_nothing(cpu: Device) -> None:
         gradients = scale.unscaled(cpu([np.array([gradient, 8.0], np.float16)]), state)
         assert anydevice.to_numpy(gradients[0])[1] == 2.0
         finite = scale.finite(gradients)
-        assert anydevice.to_numpy(chosen(finite, new, old)[0]).tolist() == [kept, kept]
+        assert anydevice.to_numpy(_selected(finite, new, old)[0]).tolist() == [kept, kept]
 
 
 def test_scaling_keeps_small_gradients(cpu: Device) -> None:

@@ -54,8 +54,12 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
 
 def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:
     """Two sizes with the elements of a shape as their product, as equal as its axes allow."""
-    parts = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(len(shape) + 1)]
-    return min(parts, key=max)
+    rows, columns = 1, math.prod(shape)
+    for at in range(1, len(shape) + 1):  # in a loop: PyTorch traces no `min` with a key
+        parts = math.prod(shape[:at]), math.prod(shape[at:])
+        if max(parts) < max(rows, columns):
+            rows, columns = parts
+    return rows, columns
 
 
 def _key(run: Run, like: Array) -> Array:
