@@ -1,15 +1,15 @@
-"""Every error that anydevice raises on purpose.
+"""The errors and warnings that anydevice raises.
 
     AnyDeviceError
-    ├─ DeviceNotFoundError     nothing usable matches; carries every finding
-    ├─ DeviceMismatchError     leaves live in several places; carries two paths
-    ├─ UnsupportedError        an engine lacks this; carries the Absent
+    ├─ DeviceNotFoundError     no usable device matches; carries every finding
+    ├─ DeviceMismatchError     leaves are on different devices; carries two paths
+    ├─ UnsupportedError        an engine does not support this; carries the Absent
     ├─ OutOfMemoryError        also a MemoryError; asked, free, total, what to try
     ├─ TransferError           carries the leaf's path
     ├─ VerificationError       carries op or layer, shapes, largest error, where
     └─ ConfigurationError      a file, variable or argument; carries where it came from
 
-A message says what happened, where, and what to do next. `code` says the cause to a program.
+A message says what happened, where, and what to do next. `code` is the cause for programs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class AnyDeviceError(Exception):
-    """The root of the tree: catch this to catch everything anydevice raises on purpose.
+    """The base class of all errors that anydevice raises.
 
-    `reasons` holds what led to it, where that is known; `code` is the first reason's code, else
-    the one of this kind of error.
+    `reasons` are its causes, if known. `code` is the code of the first reason, or that of this
+    class.
     """
 
     reasons: tuple[Reason, ...] = ()
@@ -35,7 +35,7 @@ class AnyDeviceError(Exception):
 
     @property
     def code(self) -> str:
-        """The cause as a short word for programs; `docs/troubleshooting.md` lists them all."""
+        """The cause as a short code for programs; `docs/troubleshooting.md` lists all codes."""
         return self.reasons[0].code if self.reasons else self._code
 
 
@@ -48,7 +48,7 @@ class AnyDeviceWarning(UserWarning):
 
 
 class DeviceNotFoundError(AnyDeviceError):
-    """Nothing usable matches what was asked for; `findings` says why, backend by backend."""
+    """No usable device matches the request; `findings` has the reasons, by backend."""
 
     _code = "no_such_device"
 
@@ -61,7 +61,7 @@ class DeviceNotFoundError(AnyDeviceError):
 
 
 class DeviceMismatchError(AnyDeviceError):
-    """The leaves of one tree live in several places; `paths` names two that differ."""
+    """The leaves of a tree are on different devices; `paths` names two of them."""
 
     _code = "device_mismatch"
 
@@ -71,7 +71,7 @@ class DeviceMismatchError(AnyDeviceError):
 
 
 class UnsupportedError(AnyDeviceError):
-    """An engine lacks this; `absent` says what is missing and what to use instead."""
+    """An engine does not support this; `absent` says what is missing and what to use instead."""
 
     _code = "unsupported"
 
@@ -82,10 +82,9 @@ class UnsupportedError(AnyDeviceError):
 
 
 class OutOfMemoryError(AnyDeviceError, MemoryError):
-    """A device has no memory left; `asked`, `free` and `total` are bytes, `None` where unknown.
+    """A device ran out of memory; `asked`, `free` and `total` are bytes, `None` if unknown.
 
-    `device` is the one that is full, as far as that is known. `advice` says what to try, the most
-    promising first.
+    `device` is the full device, if known. `advice` lists what to try, most promising first.
     """
 
     _code = "out_of_memory"
@@ -119,7 +118,7 @@ class TransferError(AnyDeviceError):
 
 
 class VerificationError(AnyDeviceError):
-    """A result is wrong; `where` names the op or layer, `largest_error` how far off it is.
+    """A result is wrong; `where` is the op or layer, `largest_error` the largest error.
 
     `shapes` are those of the operands.
     """

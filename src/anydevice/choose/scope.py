@@ -56,7 +56,7 @@ _LOCAL_RANKS = (
 )
 
 SETTING_VARIABLES = ("ANYDEVICE_DEVICE", "ANYDEVICE_ENGINE", "ANYDEVICE_HOME", *_LOCAL_RANKS)
-"""The variables of the environment by which a person sets what is chosen."""
+"""The environment variables that affect the choice of a device."""
 
 _variables = variables(SETTING_VARIABLES)
 
@@ -64,16 +64,16 @@ _variables = variables(SETTING_VARIABLES)
 def device(
     spec: Spec = None, *, engine: str | None = None, min_free: int | str | None = None
 ) -> Device:
-    """The device to use: the one that is asked for, or the best one of this machine.
+    """The device to use: the requested one, or the best one of this machine.
 
     `device()` follows the chain: a `use_device` block, `set_device`, the environment
     (`ANYDEVICE_DEVICE`, `ANYDEVICE_ENGINE`), the project's file, the user's file, the order of
-    `configure`, the order of backends. It may end at the CPU, with one warning that gives every
-    reason. A `spec` is met or `DeviceNotFoundError` is raised: a backend or device ("cuda",
+    `configure`, the order of backends. If it falls back to the CPU, one warning gives every reason.
+    If a `spec` cannot be met, `DeviceNotFoundError` is raised. It is a backend or device ("cuda",
     "cuda:1"), a kind ("gpu", "tpu", "cpu"), a library's own object (`torch.device`, `jax.Device`,
-    …; its library is then the engine), or a list in order of priority. `engine` asks for an array
-    library, else the one serves that `anydevice bench --save` found fastest there, if it
-    did; `min_free` passes over devices with less free memory (bytes or "20GiB").
+    …; its library is then the engine), or a list in order of priority. `engine` is the array
+    library; the default is the one that `anydevice bench --save` found fastest on the device, if it
+    was run. `min_free` skips devices with less free memory (bytes or "20GiB").
 
     >>> import anydevice
     >>> str(anydevice.device(["tpu", "cpu"]))
@@ -108,7 +108,7 @@ def device(
 
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
-    """How `device()` would choose now, step by step; raises nothing where nothing fits."""
+    """How `device()` would choose now, step by step; does not raise if nothing fits."""
     return _choose(make_request(spec, engine=engine, min_free=None), discover())
 
 
@@ -118,7 +118,7 @@ def _choose(request: Request, report: Report, free: FreeMemory = free_memory) ->
 
 
 class _KnownChoice:
-    """A device that was chosen, and all that the choice rested on."""
+    """A chosen device and everything that the choice depended on."""
 
     __slots__ = ("_held", "_report", "_situation", "device")
 
@@ -138,7 +138,7 @@ class _KnownChoice:
 
 
 def _key(spec: Any, engine: str | None) -> object:
-    """A simple request as a key of known choices; `None` for any other."""
+    """The cache key of a simple request; `None` for any other."""
     if engine is not None and type(engine) is not str:
         return None
     if spec is None or type(spec) is str:
@@ -159,7 +159,7 @@ def _keep(asked: object, choice: _KnownChoice) -> None:
 def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
     """Make this the device of the whole process, and return it; `set_device(None)` undoes it.
 
-    Raises `DeviceNotFoundError` where it is not usable; the former one then stays.
+    Raises `DeviceNotFoundError` if it is not usable, and keeps the previous one.
     """
     global _process
     _process = None if spec is None else device(spec, engine=engine)
@@ -167,17 +167,17 @@ def set_device(spec: Spec, *, engine: str | None = None) -> Device | None:
 
 
 class use_device:  # noqa: N801 - it is used like a function
-    """A block, or a decorated function, in which `device()` is this one, per thread and task.
+    """Make this the device of a block or decorated function, for the current thread or task.
 
     >>> import anydevice
     >>> with anydevice.use_device("cpu") as here:
     ...     anydevice.device() == here
     True
 
-    With `native=True` the engine's own default device is set too: what the library creates by
-    itself in the block then lies there as well. Raises `DeviceNotFoundError` on entering where
-    the device is not usable. A decorated function may be a coroutine, but not a generator, whose
-    steps run in the blocks of others.
+    With `native=True` the engine's own default device is set too: new arrays of the library in the
+    block are then created there. Raises `DeviceNotFoundError` on entering if the device is not
+    usable. A decorated function may be a coroutine, but not a generator, because its steps run in
+    its caller's blocks.
     """
 
     def __init__(self, spec: Spec, *, engine: str | None = None, native: bool = False) -> None:
@@ -224,7 +224,7 @@ class use_device:  # noqa: N801 - it is used like a function
 
 
 class _Asked(Record):
-    """An engine and who asked for it; `picked` where it only comes along with a device."""
+    """An engine and who asked for it; `picked` if it only comes with a device."""
 
     engine: str | None
     source: str | None
@@ -238,7 +238,7 @@ def make_request(
     min_free: int | str | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Request:
-    """Everything that a choice rests on now: arguments, scopes, environment and files."""
+    """Everything that a choice depends on: arguments, scopes, environment and files."""
     wishes: list[Wish] = []
     engines: list[_Asked] = []
     if spec is not None and not isinstance(spec, str | Device | list | tuple):
@@ -348,7 +348,7 @@ def _not_found(choice: Choice) -> str:
 
 
 def _warn_if_passed_over(choice: Choice) -> None:
-    """One warning where a preference was not met, or an automatic choice ended at the CPU."""
+    """One warning if a preference was not met, or an automatic choice fell back to the CPU."""
     assert choice.device is not None
     at_the_end = choice.device.kind == "cpu" and choice.steps[-1].source == "order of backends"
     unmet = [
@@ -367,14 +367,14 @@ def _warn_if_passed_over(choice: Choice) -> None:
 
 
 def forget() -> None:
-    """Forget the process's device and what was warned of, so that the choice runs again."""
+    """Forget the process's device and given warnings, so that the choice runs again."""
     set_process_device(None)
     forget_warnings()
 
 
 @on_refresh
 def forget_warnings() -> None:
-    """Give warnings again that were given once."""
+    """Give again warnings that were given before."""
     _said.clear()
     _known_choices.clear()
     forget_files()
@@ -397,8 +397,8 @@ _NAMES = ("device", "devicetype")
 def device_from_library(spec: Any) -> Device | None:
     """The device that a library's own object stands for, with that library as its engine.
 
-    `None` where it is no such object. Raises `DeviceNotFoundError` where the library does not see
-    that device. Imports nothing: whoever has such an object has imported the library.
+    `None` if it is no such object. Raises `DeviceNotFoundError` if the library does not see that
+    device. Imports nothing: whoever has such an object has imported the library.
     """
     kind = type(spec)
     package = kind.__module__.partition(".")[0]

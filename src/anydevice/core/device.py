@@ -1,4 +1,4 @@
-"""A device: one place where data can live, written `cuda:0`."""
+"""The `Device` class: a backend and an index, written `cuda:0`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PLACE = re.compile(r"([a-z][a-z0-9_]*)(?::(\d{1,9}))?")
 
 
 class Device:
-    """One place where data can live: a backend and an index, and nothing else is its identity.
+    """A device: a backend and an index, such as `cuda:0`.
 
-    Make one from its name, or take one from `devices()` or `device()`. It is callable: applied to
-    an array or any tree of arrays it moves them there. Who serves it (`engine`) and who chose it
-    (`chosen_by`) travel along but do not count when two devices are compared.
+    Make one from its name, or get one from `devices()` or `device()`. It is callable: applied to an
+    array or any tree of arrays, it moves them to the device. Two devices with the same backend and
+    index are equal; comparisons ignore `engine` and `chosen_by`.
 
     >>> Device("cuda:1") == Device("cuda", 1), str(Device("cuda")), Device("cpu").kind
     (True, 'cuda:0', 'cpu')
 
-    A name that no backend has is refused with the valid ones; a device that this machine does not
-    have can be named, and says of itself that it is not usable.
+    An unknown backend is a `ConfigurationError` that lists the valid names. A device that this
+    machine does not have can be made; its `usable` is false.
     """
 
     __slots__ = ("_backend", "_chosen_by", "_engine", "_engine_picked", "_index", "_standing")
@@ -75,7 +75,7 @@ class Device:
 
     @classmethod
     def seen(cls, backend: str, index: int, standing: Standing) -> Self:
-        """A device that discovery found, with what it knows of it."""
+        """A device that discovery found, with its facts."""
         device = cls.__new__(cls)
         device._set(backend, index, None, None, standing)
         return device
@@ -83,9 +83,9 @@ class Device:
     def served_by(
         self, engine: str | None, chosen_by: str | None = None, *, picked: bool = False
     ) -> Device:
-        """The same place with another engine, and who chose it.
+        """The same device with another engine.
 
-        `picked` says that nobody asked for this engine: see `engine_is_free`.
+        `picked` means that nobody asked for this engine: see `engine_is_free`.
         """
         chosen_by = chosen_by or self._chosen_by
         device = Device.__new__(Device)
@@ -109,7 +109,7 @@ class Device:
 
     @property
     def kind(self) -> Kind:
-        """One of "cpu", "gpu" and "tpu"; of an OpenCL device its driver decides."""
+        """One of "cpu", "gpu" and "tpu"; for an OpenCL device, the driver decides."""
         if self._backend in BACKENDS and self._backend != "opencl":
             return BACKENDS[self._backend].kind
         standing = self._known()
@@ -117,19 +117,19 @@ class Device:
 
     @property
     def engine(self) -> str | None:
-        """The array library that serves it; `None` where none can."""
+        """The array library that drives it; `None` if none can."""
         if self._engine is not None:
             return self._engine
         return hooks.choose_engine(self)
 
     @property
     def engine_asked(self) -> str | None:
-        """The engine that travels with it; `None` where it is chosen when it is needed."""
+        """The engine it was given, or `None` if one is chosen on use."""
         return self._engine
 
     @property
     def engine_is_free(self) -> bool:
-        """Whether nobody asked for its engine, so that one which can do more may take its place.
+        """Whether a more capable engine may replace its engine, because nobody asked for it.
 
         >>> Device("cpu").engine_is_free, Device("cpu", engine="torch").engine_is_free
         (True, False)
@@ -138,7 +138,7 @@ class Device:
 
     @property
     def standing(self) -> Standing | None:
-        """All that discovery knows of it; `None` where this machine has no such device."""
+        """What discovery knows about it; `None` if this machine has no such device."""
         return self._known()
 
     @property
@@ -149,7 +149,7 @@ class Device:
 
     @property
     def why_not(self) -> str | None:
-        """Why it is not usable, in a sentence; `None` where it is."""
+        """Why it is not usable, in a sentence; `None` if it is."""
         standing = self._known()
         if standing is None:
             return f"this machine has no {self}"
@@ -157,9 +157,9 @@ class Device:
 
     @property
     def facts(self) -> Facts:
-        """What is known of it, with the free memory of this moment.
+        """Its name, memory and versions, with the free memory of this moment.
 
-        Raises `DeviceNotFoundError` where this machine has no such device.
+        Raises `DeviceNotFoundError` if this machine has no such device.
         """
         standing = self._known()
         if standing is None:
@@ -171,11 +171,11 @@ class Device:
 
     @property
     def native(self) -> Any:
-        """The engine's own object for this place: a `torch.device`, a `jax.Device`, …
+        """The engine's own object for this device: a `torch.device`, a `jax.Device`, …
 
-        It goes wherever that library takes a device. Imports the engine's library. Raises
-        `DeviceNotFoundError` where no installed library drives the device, or the library itself
-        does not see it.
+        Use it wherever that library takes a device. Imports the engine's library. Raises
+        `DeviceNotFoundError` if no installed library drives the device, or the library itself does
+        not see it.
         """
         engine = self.engine
         if engine is None:
@@ -183,10 +183,10 @@ class Device:
         return hooks.native(self, engine)
 
     def check(self, engine: str | None = None, *, limit: float = 120.0) -> Verdict:
-        """Run a small computation there, in a child process, and compare its answer.
+        """Run a small computation on the device, in a child process, and check the result.
 
-        The verdict is kept for this device, driver and library version: a bad one makes the
-        device unusable with that reason until one of them changes or a later check is right.
+        The verdict is saved for this device, driver and library version: a wrong result makes the
+        device unusable, until one of these changes or a later check succeeds.
         """
         return hooks.check(self, engine, limit)
 
@@ -263,7 +263,7 @@ def not_driven(device: Device) -> DeviceNotFoundError:
 
 
 def parse_place(place: str) -> tuple[str, int | None]:
-    """Backend and index from `"cuda:1"`; the index is `None` where none is written.
+    """Backend and index from `"cuda:1"`; the index is `None` if none is written.
 
     >>> parse_place("cuda:1"), parse_place("cpu")
     (('cuda', 1), ('cpu', None))

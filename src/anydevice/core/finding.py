@@ -25,10 +25,10 @@ Stage = Literal["driver", "device", "library", "compute"]
 
 
 class Reason(Record):
-    """Why something cannot be used: a code to decide by, a sentence to read, and what fixes it.
+    """Why something cannot be used: a code for programs, a sentence for people, and a fix.
 
     Every code is in `docs/troubleshooting.md`. The wording of `text` and `fix` may change at any
-    time; programs go by the code.
+    time; programs should use the code.
 
     >>> print(Reason("cpu_only_build", "torch 2.13.0+cpu is a CPU-only build"))
     torch 2.13.0+cpu is a CPU-only build
@@ -43,19 +43,19 @@ class Reason(Record):
 
     @property
     def with_fix(self) -> str:
-        """The sentence, with what fixes it in brackets where that is known."""
+        """The sentence, with the fix in brackets if it is known."""
         return f"{self.text} (fix: {self.fix})" if self.fix else self.text
 
 
 class Facts(Record):
-    """One device in figures. Memory is in bytes; `None` means that nobody could tell.
+    """The properties of one device. Memory is in bytes; `None` means unknown.
 
-    `memory_kind` is "dedicated" for a card's own memory, "unified" where CPU and GPU share one
-    memory, "host" for the machine's. `usable_memory` is what this process could ever get of
-    `total_memory` (a cgroup or the system keeps the rest); `free_memory` is what is free now.
-    `architecture` is the vendor's word ("gfx90a", "x86-64-v4"); `runtime_version` is the newest
-    runtime that the driver serves (CUDA "13.0", OpenCL "3.0"). `details` holds what only one
-    backend knows, such as the cores of a CPU.
+    `memory_kind` is "dedicated" for a card's own memory, "unified" if CPU and GPU share one memory,
+    "host" for main memory. `usable_memory` is the part of `total_memory` that this process may use
+    (a cgroup or the system keeps the rest); `free_memory` is what is free now. `architecture` is
+    the vendor's word ("gfx90a", "x86-64-v4"); `runtime_version` is the newest runtime that the
+    driver serves (CUDA "13.0", OpenCL "3.0"). `details` holds what only one backend knows, such as
+    the cores of a CPU.
 
     >>> Facts(name="NVIDIA H200", compute_capability="9.0").free_memory is None
     True
@@ -76,7 +76,7 @@ class Facts(Record):
 
     @property
     def obtainable_memory(self) -> int | None:
-        """The most that a process could ever get: what is usable, or all where nobody limits it.
+        """The memory that a process may use at most: all of it, unless something limits it.
 
         >>> Facts("a card", total_memory=16).obtainable_memory
         16
@@ -92,7 +92,7 @@ class Facts(Record):
 def compare_versions(left: str, right: str) -> int:
     """-1, 0 or 1 as dotted version `left` is before, the same as, or after `right`.
 
-    Missing parts count as zero, and what is not a digit ends a part.
+    Missing parts count as zero; a part ends at the first character that is not a digit.
 
     >>> compare_versions("525.60.13", "525.60"), compare_versions("12.0", "12")
     (1, 0)
@@ -125,7 +125,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 class Seen(Record):
-    """One device as its driver shows it; with a `reason` where it is not fit for use."""
+    """One device as its driver shows it, with a `reason` if it cannot be used."""
 
     index: int
     kind: Kind
@@ -137,8 +137,9 @@ class Sighting(Record):
     """One backend as the hardware layer, or a user's own probe, sees it.
 
     `present` tells "here but not usable" from "not in this machine". `stage` and `reason` are set
-    where the backend as a whole stopped at its driver or devices. `engines` names who can drive a
-    backend that anydevice does not know; left empty, the installed libraries are asked.
+    if the backend as a whole stopped at its driver or devices. `engines` names the libraries that
+    can drive a backend that anydevice does not know; if it is empty, the installed libraries are
+    asked.
     """
 
     backend: str
@@ -182,10 +183,10 @@ class Verdict(Record):
 
 
 class Standing(Record):
-    """One device with all that discovery knows of it.
+    """One device with all that discovery knows about it.
 
-    `engines` can drive it, in order of choice; `refusals` says why the others cannot. Where no
-    engine is left, `stage` and `reasons` say what stopped it and `fix` is the one best step.
+    `engines` can drive it, in order of choice; `refusals` says why the others cannot. If no engine
+    is left, `stage` and `reasons` say what stopped it and `fix` is the best next step.
     """
 
     kind: Kind
@@ -203,21 +204,21 @@ class Standing(Record):
 
     @property
     def code(self) -> str | None:
-        """The code of the first reason; `None` where the device is usable."""
+        """The code of the first reason; `None` if the device is usable."""
         return self.reasons[0].code if self.reasons else None
 
     @property
     def reason(self) -> str | None:
-        """All reasons as one sentence; `None` where the device is usable."""
+        """All reasons as one sentence; `None` if the device is usable."""
         return "; ".join(map(str, self.reasons)) or None
 
 
 class Finding(Record):
     """One backend as discovery sees it.
 
-    `usable` is true where at least one of `devices` is. Where it is false, `stage` says how far it
-    got, `reasons` what stopped it and `fix` the one command that would help; `present` tells
-    whether any of this hardware or its driver is in the machine at all.
+    `usable` is true if at least one of `devices` is. If it is false, `stage` says how far it got,
+    `reasons` what stopped it and `fix` the one command that would help. `present` is true if this
+    hardware or its driver is in the machine.
     """
 
     backend: str
@@ -232,12 +233,12 @@ class Finding(Record):
 
     @property
     def code(self) -> str | None:
-        """The code of the first reason; `None` where the backend is usable."""
+        """The code of the first reason; `None` if the backend is usable."""
         return self.reasons[0].code if self.reasons else None
 
     @property
     def reason(self) -> str | None:
-        """All reasons as one sentence; `None` where the backend is usable."""
+        """All reasons as one sentence; `None` if the backend is usable."""
         return "; ".join(map(str, self.reasons)) or None
 
     def __iter__(self) -> Iterator[Device]:
@@ -265,7 +266,7 @@ _CARD = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def same_card(one: Facts, two: Facts) -> bool:
-    """True where a trusted identity says so: the same UUID, else the same PCI address.
+    """Whether two devices are the same card: the same UUID, else the same PCI address.
 
     Names never count: two cards of one model share theirs. A MIG instance shares the PCI address
     of its card, so it is recognised by its UUID alone; and two NVIDIA UUIDs that differ are two

@@ -1,4 +1,4 @@
-"""Discovery: what the machine has, joined with what is installed and what past checks said."""
+"""Discovery: the devices of this machine, the installed libraries, and past checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anydevice.settings.config import Config, apply_files, current
 from anydevice.settings.files import variables
 
 Source = Callable[[float], Iterable[Sighting]]
-"""Where sightings come from: the real machine, or a made-up one in a test."""
+"""Where sightings come from: the real machine, or a fake one in a test."""
 
 _SITUATION = (
     "CUDA_VISIBLE_DEVICES",
@@ -62,8 +62,8 @@ def discover(refresh: bool = False) -> Report:
     """Every accelerator of this machine: which are usable, and why the others are not.
 
     Reads drivers and installed packages, imports no array library, and starts no CUDA context in
-    this process. The report is kept; `refresh=True` looks again, and lets what was warned of be
-    said again. It never raises for what it finds: a driver that crashes or hangs is a finding.
+    this process. The report is cached; `refresh=True` looks again and repeats warnings. It never
+    raises for what it finds: a driver that crashes or hangs is a finding.
     """
     global _kept
     if getattr(_looking, "now", False):
@@ -82,7 +82,7 @@ def discover(refresh: bool = False) -> Report:
 
 
 def devices(kind: str | None = None) -> tuple[Device, ...]:
-    """Every usable device, in order of choice; only one kind ("gpu") or backend ("cuda") if asked.
+    """Every usable device in order of choice, optionally of one kind ("gpu") or backend ("cuda").
 
     >>> import anydevice
     >>> [str(device) for device in anydevice.devices("cpu")][0]
@@ -106,7 +106,7 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
 def added_backends() -> frozenset[str]:
     """The backends that only a user's own probe knows.
 
-    While the machine is still being looked at nobody can tell, and there are none.
+    Empty while discovery is still running.
     """
     if getattr(_looking, "now", False):
         return frozenset()
@@ -114,7 +114,7 @@ def added_backends() -> frozenset[str]:
 
 
 def standing_of(device: Device) -> Standing | None:
-    """The standing of a device that was made by hand; `None` where it is not here."""
+    """The standing of a device that was made by hand; `None` if the machine does not have it."""
     for found in discover().devices:
         if found == device:
             return found.standing
@@ -127,7 +127,7 @@ def free_memory(device: Device) -> int | None:
 
 
 def kept_report() -> Report | None:
-    """The report that `discover()` would return at once; `None` where it would have to look."""
+    """The cached report of `discover()`; `None` if there is none yet."""
     return _kept[1] if _kept else None
 
 
@@ -139,7 +139,7 @@ def forget_report() -> None:
 
 
 def on_refresh(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call a function whenever the machine is to be looked at anew; used as a decorator."""
+    """Call a function whenever the machine is looked at again; used as a decorator."""
     _on_refresh.append(callback)
     return callback
 
@@ -151,7 +151,7 @@ def _refreshed() -> None:
 
 @contextmanager
 def machine_from(source: Source) -> Iterator[None]:
-    """A block in which discovery reads a made-up machine, for tests."""
+    """A block in which discovery reads a fake machine, for tests."""
     global _source
     before, _source = _source, source
     try:
@@ -204,13 +204,13 @@ hooks.standing.register(standing_of)
 
 
 def look_everywhere(limit: float) -> Iterator[Sighting]:
-    """A sighting for every backend, after at most `limit` seconds and a little.
+    """A sighting for every backend, after little more than `limit` seconds at most.
 
-    Looking begins at once; the caller waits only when it takes the first sighting. A reader that
-    fails or does not come back is a sighting that says so, and spoils no other. A probe that
-    another package adds under the entry point `anydevice.probes` is a callable that takes the
-    limit and returns a `Sighting`; where it speaks of a known backend it replaces our own reader
-    of it, unless the probe itself failed.
+    Reading starts at once; the caller waits only for the first sighting. A reader that fails or
+    hangs becomes a sighting that says so, and does not affect the others. A probe that another
+    package adds under the entry point `anydevice.probes` is a callable that takes the limit and
+    returns a `Sighting`; for a known backend it replaces our own reader, unless the probe itself
+    failed.
     """
     own = _start(READERS, limit)
     points = entry_points(_PROBES)

@@ -1,4 +1,4 @@
-"""The report: one finding a backend, and what follows from all of them together."""
+"""The report of discovery: one finding for each backend, and the recommended one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Report(Record):
     >>> report["cpu"].usable
     True
 
-    `recommended` is the backend that the order of backends gives here, before any preference;
-    `seconds` is how long looking took. In a notebook it shows as a table.
+    `recommended` is the backend that is chosen without preferences; `seconds` is the duration of
+    discovery. In a notebook it shows as a table.
     """
 
     findings: tuple[Finding, ...]
@@ -48,7 +48,7 @@ class Report(Record):
 
     @property
     def cards(self) -> tuple[tuple[Device, ...], ...]:
-        """The devices grouped by the card they are: one card seen through two backends is one.
+        """The devices grouped by physical card: a card seen through two backends is one group.
 
         Grouped only on a trusted identity, a UUID or a PCI address; never by name.
         """

@@ -1,4 +1,4 @@
-"""Giving back memory that no array uses."""
+"""`release`: return cached memory to a device."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _callbacks: list[Callable[[Device], None]] = []
 
 
 def on_release(give_back: Callable[[Device], None]) -> Callable[[Device], None]:
-    """Call a function, too, whenever a device's memory is released; used as a decorator."""
+    """Also call a function whenever a device's memory is released; used as a decorator."""
     _callbacks.append(give_back)
     return give_back
 
 
 def release(device: Device | str | None = None) -> None:
-    """Give the memory of a device that no array uses back to it; without one, that of all.
+    """Release cached memory of a device, or of all devices.
 
-    Array libraries keep the memory of arrays that are gone, for later ones, and copies to a CUDA
-    device keep pinned memory of the host. Other libraries and other programs cannot use either
-    until it is given back. Whatever is in use stays, and so does what JAX took at its start: it
-    keeps that until its process ends. Later allocations and copies take their memory anew, so call
-    this where memory is short, and not in a loop.
+    Array libraries cache the memory of deleted arrays, and copies to a CUDA device cache pinned
+    host memory. Other libraries and programs cannot use either until it is released. Memory in use
+    stays, and so does what JAX preallocated: it keeps that until its process ends. Later
+    allocations and copies have to allocate again, so call this when memory is short, and not in a
+    loop.
 
     >>> import anydevice
     >>> anydevice.release("cpu")
 
-    No library is imported or started for it. Raises `DeviceNotFoundError` where a device that is
-    named is not usable.
+    No library is imported or started for it. Raises `DeviceNotFoundError` if the given device is
+    not usable.
     """
     place = None if device is None else place_of(choose_device(device))
     for engine in registry.started_engines():
@@ -44,9 +44,9 @@ def release(device: Device | str | None = None) -> None:
 
 
 def free_what_failed() -> None:
-    """Collect what a call that ran out of memory left behind, and give it back.
+    """Collect and release the memory of a call that ran out of memory.
 
-    The frames of the error have to be cleared before: see `out_of_memory.let_go`.
+    The frames of the error have to be cleared first: see `out_of_memory.let_go`.
     """
     gc.collect()
     release()

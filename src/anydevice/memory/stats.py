@@ -1,8 +1,8 @@
-"""Memory statistics of a device: its size, what is free, and what this process holds of it.
+"""Memory statistics of a device: its size, its free memory, and the memory of this process.
 
-A library keeps memory that its arrays no longer need, and JAX takes most of a card at its start.
-All of that is `reserved` and missing from `free`, but available to this process at once. So
-pressure is judged by what is available: free memory, and reserved memory that is not in use.
+A library caches memory that its arrays no longer need, and JAX preallocates most of a card. All of
+that is `reserved` and missing from `free`, but available to this process at once. So pressure
+depends on what is available: free memory, and reserved memory that is not in use.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _BELOW: dict[Pressure, float] = {"low": 0.6, "medium": 0.8, "high": 0.95}
 
 
 class MemoryStats(Record):
-    """The memory of one device at one moment, in bytes; `None` where nobody can tell.
+    """The memory of one device at one moment, in bytes; `None` if unknown.
 
-    `total` is what the device has, `usable` what a process could ever get of it, `free` what
-    nobody holds. `in_use`, `reserved` and `peak` are this process's: what its arrays lie in, what
-    its libraries hold in all, and the most that was in use. Where several libraries share the
-    device they are sums, and the peak is at most that, because theirs need not have been at one
-    time. On the CPU all three are about the whole process, as the system counts it.
+    `total` is the memory of the device, `usable` the part that a process may use, `free` is
+    unallocated memory. `in_use`, `reserved` and `peak` are those of this process: the memory of its
+    arrays, all memory held by its libraries, and the highest `in_use`. With several libraries they
+    are sums, so `peak` is an upper bound. On the CPU all three are those of the whole process, as
+    the system counts it.
 
-    `preallocated` says that a library took memory before any array needed it, as JAX does:
-    `reserved` tells nothing of need then. `engines` has the numbers of each library.
+    `preallocated` means that a library allocated memory before any array needed it, as JAX does:
+    `reserved` then says nothing about what is needed. `engines` has the numbers of each library.
 
     `pressure` says how much of `usable` is not `available`: "low" below 60 %, "medium" below
     80 %, "high" below 95 %, "critical" above.
@@ -54,9 +54,9 @@ class MemoryStats(Record):
 
     @property
     def available(self) -> int | None:
-        """What this process can still have: what is free, and what it holds without using it.
+        """Memory that this process can still use: free memory and its own cached memory.
 
-        Where the driver does not tell what is free, all that nobody is known to use.
+        If the driver does not report free memory, all memory that is not known to be in use.
         """
         idle = max(0, (self.reserved or 0) - (self.in_use or 0))
         if self.free is not None:
@@ -66,7 +66,7 @@ class MemoryStats(Record):
 
     @property
     def pressure(self) -> Pressure | None:
-        """How full the device is for this process, in a word; `None` where its size is unknown."""
+        """How full the device is for this process, in a word; `None` if its size is unknown."""
         return pressure_of(self.usable, self.available)
 
     def to_dict(self) -> dict[str, object]:
@@ -92,17 +92,17 @@ class MemoryStats(Record):
 
 
 def memory_stats(device: Device | str | None = None) -> MemoryStats:
-    """How much memory a device has, how much is free, and what this process holds of it.
+    """The memory of a device: its size, what is free, and what this process holds.
 
-    Without a device, of the one that `device()` chooses. Free memory is read anew. Only libraries
+    Without a device, that of `device()`. Free memory is read again at each call. Only libraries
     that this process has imported are asked, and none is started for it.
 
     >>> stats = memory_stats("cpu")
     >>> stats.in_use <= stats.peak, stats.pressure in ("low", "medium", "high", "critical")
     (True, True)
 
-    Raises `DeviceNotFoundError` where this machine has no such device, or a name is given and
-    that device is not usable.
+    Raises `DeviceNotFoundError` if this machine has no such device, or if a name is given and that
+    device is not usable.
     """
     target = device if isinstance(device, Device) else choose_device(device)
     facts = target.facts
@@ -141,7 +141,7 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
 
 
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
-    """What each library that is imported holds of the device, where it counts."""
+    """The memory that each imported library holds on the device, if it counts that."""
     started = {engine.name: engine for engine in registry.started_engines()}
     for name in registry.engines_for(device.backend):
         if name not in started:

@@ -1,4 +1,4 @@
-"""The settings of a run: `Config`, where its values come from, and `configure`, which sets them."""
+"""The settings of a process: `Config`, the sources of its values, and `configure`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STRATEGIES: Mapping[str, float] = MappingProxyType(
 
 
 class Config(Record):
-    """The settings in force; `anydevice config` prints them with where each came from.
+    """The settings in force; `anydevice config` prints each with its source.
 
     - `order`: backends in the order to try, before anydevice's own order.
-    - `memory`: how much of a device this process may take: "conservative" (60 %), "balanced"
-      (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB". `None`:
-      nothing is limited.
+    - `memory`: the share of a device's memory that this process may use: "conservative" (60 %),
+      "balanced" (75 %), "aggressive" (90 %), a fraction such as 0.8, or an amount such as "20GiB".
+      `None`: nothing is limited.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
-    - `mixed_precision`: train and run in 16 bits where the device does it well.
-    - `time_limit`: seconds that discovery may take in all.
+    - `mixed_precision`: train and run in 16 bits where the device is fast at it.
+    - `time_limit`: time limit of discovery in seconds.
     - `env`: environment variables for the array libraries.
 
     >>> Config(memory="conservative").memory_fraction
@@ -48,14 +48,14 @@ class Config(Record):
 
     @property
     def memory_fraction(self) -> float | None:
-        """The share of a device's memory; `None` where `memory` is an amount, or no limit."""
+        """The share of a device's memory; `None` if `memory` is an amount or not set."""
         if isinstance(self.memory, str):
             return STRATEGIES.get(self.memory)
         return self.memory
 
     @property
     def memory_limit(self) -> int | None:
-        """The amount in bytes; `None` where `memory` is a share, or no limit."""
+        """The amount in bytes; `None` if `memory` is a share or not set."""
         if self.memory is None or self.memory_fraction is not None:
             return None
         return parse_size(self.memory)
@@ -77,30 +77,29 @@ _memory_listeners: list[tuple[CheckMemory, ApplyMemory]] = []
 
 
 def configure(**changes: Any) -> Config:
-    """Change settings of this process and get the `Config` that is now in force.
+    """Change settings of this process and return the `Config` that is now in force.
 
-    Takes the fields of `Config` by name, all of them or none: `configure()` only reads. Each takes
-    effect at once; what comes too late for a library that has already started is said in a
-    warning that names it. `configure(order=None)` returns one setting to its default.
+    Takes the fields of `Config` by name; `configure()` without arguments only returns the settings.
+    Each takes effect at once; a warning names settings that come too late for a library that has
+    already started. `configure(order=None)` resets one setting to its default.
 
     >>> configure(time_limit=4).time_limit
     4.0
     >>> configure(time_limit=None).time_limit
     5.0
 
-    `memory` holds every array library that is imported to its share, and every other one from when
-    anydevice first uses it; without it none is limited. A library that is imported later, and used
-    without anydevice, is held to nothing, but for JAX, which is told in the environment.
-    `configure(memory=None)` lifts the limits again.
+    `memory` limits every imported array library at once, and the others when anydevice first uses
+    them. A library that is imported later and used without anydevice is not limited, except JAX,
+    which reads the limit from the environment. `configure(memory=None)` removes the limits.
 
-    Raises `ConfigurationError`, and changes nothing, where a name or value is wrong, or JAX has
-    started on a GPU already and can no longer be given another `memory`.
+    Raises `ConfigurationError`, and changes nothing, if a name or value is invalid, or if JAX has
+    already started on a GPU and its `memory` can no longer change.
     """
     return change(changes, insist=True)
 
 
 def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
-    """What `configure` does; a `memory` that JAX is too late for is a warning without `insist`."""
+    """Like `configure`; without `insist`, a `memory` that comes too late for JAX only warns."""
     global _revision
     checked = {name: _check(name, value, "configure()") for name, value in changes.items()}
     if insist and checked.get("memory") is not None:
@@ -119,7 +118,7 @@ def change(changes: Mapping[str, Any], *, insist: bool) -> Config:
 
 
 def current() -> tuple[Config, dict[str, str]]:
-    """The settings in force, and for each that is not a default where it came from."""
+    """The settings in force, and the source of each that is not a default."""
     global _current
     files_read, revision = read_files(), _revision
     if _current is None or _current[0] is not files_read or _current[1] != revision:
@@ -128,7 +127,7 @@ def current() -> tuple[Config, dict[str, str]]:
 
 
 def state() -> tuple[object, ...]:
-    """A value that is another one as soon as any setting has changed; quicker than `current`."""
+    """A value that changes when any setting does; faster than `current`."""
     return files.state(), _revision
 
 
@@ -145,7 +144,7 @@ def _merged(read: Iterable[FileSettings]) -> tuple[Config, dict[str, str]]:
 
 
 def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
-    """Let what the files set take effect, once for each value: they are read, not called."""
+    """Apply the settings of the files, once for each value."""
     config, origins = current()
     pending: dict[str, Any] = {}
     for name in names:
@@ -157,17 +156,16 @@ def apply_files(names: Iterable[str] = ("env", "x64", "jit", "memory")) -> None:
 
 
 def on_memory(check: CheckMemory, apply: ApplyMemory) -> None:
-    """Let two functions follow the setting `memory`, which libraries are held to in a layer above.
+    """Register two functions that apply the setting `memory` to the libraries.
 
-    `check` is called before `configure()` changes it, and raises where that is impossible. `apply`
-    is called when it has changed, with `None` where nothing is limited any more, and returns what
-    a person should be told.
+    `check` is called before `configure()` changes it, and raises if that is impossible. `apply` is
+    called after a change, with `None` if nothing is limited any more, and returns warnings.
     """
     _memory_listeners.append((check, apply))
 
 
 def forget_changes() -> None:
-    """Back to what the files say: every `configure()` of this process is undone.
+    """Undo every `configure()` of this process; the settings of the files remain.
 
     The files take effect again when a device is next chosen.
     """

@@ -24,7 +24,7 @@ Origin = Literal["user file", "project file"]
 
 
 class FileSettings(Record):
-    """One settings file as it was read. `wishes` are device names, first choice first.
+    """The contents of one settings file. `wishes` are device names, first choice first.
 
     `settings` are the other keys, each with its value and with its file and line.
     """
@@ -39,15 +39,15 @@ class FileSettings(Record):
 def prefer(
     device: str | Device | Sequence[str | Device] | None = None, *, engine: str | None = None
 ) -> Path | None:
-    """Save the preferred device, and with it the engine, for every later run; at once for this one.
+    """Save the preferred device and engine for this and every later run.
 
     Writes the project's `anydevice.toml` if there is one at or above the working directory, else
-    the user's, and returns the file. Comments and other settings in it are kept. Several devices
-    are taken in their order: `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` forgets
-    device and engine. A name that no backend has is refused with the valid ones; a device that is
-    not usable now may be preferred, and is passed over until it is.
+    the user's, and returns the file. Comments and other settings in it are kept. A list is tried in
+    order: `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` deletes the preference. An
+    unknown backend is a `ConfigurationError` that lists the valid names. A device that is not
+    usable now can be preferred; it is skipped until it is.
 
-    Raises `ConfigurationError` where the file cannot be read or written; it is then unchanged.
+    Raises `ConfigurationError` if the file cannot be read or written; it is then unchanged.
     """
     several = () if device is None else (device,) if isinstance(device, str | Device) else device
     wishes = [wish for one in several for wish in split_wishes(str(one))]
@@ -70,11 +70,10 @@ _read: tuple[object, tuple[FileSettings, ...]] | None = None
 
 
 def read_files() -> tuple[FileSettings, ...]:
-    """The settings files that are there, the user's before the project's.
+    """The existing settings files, the user's before the project's.
 
-    They are read once, and again when one has changed. Raises `ConfigurationError`, naming the
-    file and the line, where one says something wrong. A file that cannot be opened is passed over
-    with a warning.
+    They are read once, and again when one has changed. Raises `ConfigurationError` with the file
+    and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
     """
     global _read
     now = state()
@@ -85,7 +84,7 @@ def read_files() -> tuple[FileSettings, ...]:
 
 
 def forget_files() -> None:
-    """Read the files, and warn of what is in them, again."""
+    """Read the files again on next use, and repeat their warnings."""
     global _read
     _read = None
 
@@ -104,7 +103,7 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
 
 
 def check_wish(wish: str, source: str) -> None:
-    """Refuse what can never name a device: raises `ConfigurationError` with the valid names."""
+    """Raise `ConfigurationError`, with the valid names, if this cannot name a device."""
     if wish in KINDS or wish == AUTO:
         return
     try:
@@ -114,7 +113,7 @@ def check_wish(wish: str, source: str) -> None:
 
 
 def check_engine(engine: str, source: str) -> None:
-    """Refuse a name that no engine has."""
+    """Raise `ConfigurationError`, with the valid names, for an unknown engine."""
     valid = engine_names()
     if engine not in valid:
         raise ConfigurationError(
