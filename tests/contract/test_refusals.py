@@ -65,10 +65,10 @@ MIXED: dict[str, tuple[str, str, Mixed]] = {
     "where": ("condition", "a", lambda u, v: ops.where(u(TRUTHS), v(FLOATS), v(FLOATS))),
     "where, operands": ("a", "b", lambda u, v: ops.where(u(TRUTHS), u(FLOATS), v(FLOATS))),
     "where, a number": ("condition", "b", lambda u, v: ops.where(u(TRUTHS), 0.0, v(FLOATS))),
-    "concat": ("the first", "another", lambda u, v: ops.concat([u(FLOATS), v(FLOATS)])),
+    "concat": ("first", "another", lambda u, v: ops.concat([u(FLOATS), v(FLOATS)])),
     "rmsnorm": ("x", "weight", lambda u, v: ops.rmsnorm(u(FLOATS), v(FLOATS[0]))),
     "layernorm": ("x", "bias", lambda u, v: ops.layernorm(u(FLOATS), None, v(FLOATS[0]))),
-    "swiglu": ("the first", "up", lambda u, v: ops.swiglu(u(FLOATS), v(FLOATS))),
+    "swiglu": ("gate", "up", lambda u, v: ops.swiglu(u(FLOATS), v(FLOATS))),
     "embedding": ("weight", "ids", lambda u, v: ops.embedding(u(FLOATS), v(PLACES))),
     "take": ("x", "indices", lambda u, v: ops.take(u(FLOATS), v(PLACES))),
     "cache_write": (
@@ -78,12 +78,12 @@ MIXED: dict[str, tuple[str, str, Mixed]] = {
     ),
     "cross_entropy": ("logits", "targets", lambda u, v: ops.cross_entropy(u(FLOATS), v(PLACES))),
     "mean_squared_error": (
-        "the first",
+        "x",
         "y",
         lambda u, v: ops.mean_squared_error(u(FLOATS), v(FLOATS)),
     ),
     "rope": ("x", "positions", lambda u, v: ops.rope(u(HEADS), v(PLACES))),
-    "attention": ("the first", "k", lambda u, v: ops.attention(u(HEADS), v(HEADS), v(HEADS))),
+    "attention": ("q", "k", lambda u, v: ops.attention(u(HEADS), v(HEADS), v(HEADS))),
     "attention, lengths": (
         "q",
         "lengths",

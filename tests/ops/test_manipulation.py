@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: ops.concat([]), "there are no arrays"),
     "sizes": (lambda: ops.concat([X, X[:, :2]], 0), r"another is \(2, 2, 4\)"),
     "axes": (lambda: ops.concat([X, X[0]], 0), r"another is \(3, 4\)"),
-    "types": (lambda: ops.concat([X, X.astype("f")]), "the first is float64, another is float32"),
+    "types": (lambda: ops.concat([X, X.astype("f")]), "first is float64, another is float32"),
     "beyond": (lambda: ops.part(X, 0, 0, 3), "0:3:1 is a range of axis 0"),
     "from the end": (lambda: ops.part(X, 0, -1, 2), "counted from the front"),
     "backwards": (lambda: ops.part(X, 0, 2, 1), "2:1:1"),

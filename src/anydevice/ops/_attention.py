@@ -65,7 +65,7 @@ def attention(
     kind, dtype = type(q), getattr(q, "dtype", None)
     own = version_for_dtype(q, dtype, "attention", _attention)
     if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
-        require_one_dtype("attention", q, k=k, v=v)
+        require_one_dtype("attention", q=q, k=k, v=v)
     asked, held, values = q.shape, k.shape, v.shape
     fits = len(asked) == len(held) == 4 and held == values
     fits = fits and asked[0] == held[0] and asked[3] == held[3] and held[1]

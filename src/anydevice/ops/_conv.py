@@ -43,7 +43,7 @@ def conv2d(
     own = version_for_dtype(x, dtype, "conv2d", _conv2d)
     alike = type(weight) is type(x) and weight.dtype == dtype
     if not alike:
-        require_one_dtype("conv2d", x, weight=weight)
+        require_one_dtype("conv2d", x=x, weight=weight)
     image, filters = x.shape, weight.shape
     if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
         raise wrong_shapes(
@@ -53,7 +53,7 @@ def conv2d(
             weight=weight,
         )
     if bias is not None:
-        require_one_dtype("conv2d", x, bias=bias)
+        require_one_dtype("conv2d", x=x, bias=bias)
         if bias.shape != filters[:1]:
             raise wrong_shapes("conv2d", "bias is (filters,)", weight=weight, bias=bias)
     steps, zeros = _ONE_STEP, _NO_ZEROS

@@ -425,7 +425,7 @@ def swiglu(gate: Array, up: Array) -> Array:
     """
     own = float_version(gate, "swiglu", _swiglu)
     if type(up) is not type(gate) or up.dtype != gate.dtype:
-        require_one_dtype("swiglu", gate, up=up)
+        require_one_dtype("swiglu", gate=gate, up=up)
     if gate.shape != up.shape:
         raise wrong_shapes("swiglu", "gate and up have one shape", gate=gate, up=up)
     return run2(own, _swiglu, gate, up)

@@ -42,7 +42,7 @@ def mean_squared_error(x: Array, y: Array) -> Array:
     """
     own = float_version(x, "mean_squared_error", _mean_squared_error)
     if type(y) is not type(x) or y.dtype != x.dtype:
-        require_one_dtype("mean_squared_error", x, y=y)
+        require_one_dtype("mean_squared_error", x=x, y=y)
     if x.shape != y.shape:
         raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
     return run2(own, _mean_squared_error, x, y)

@@ -79,7 +79,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     for other in arrays[1:]:
         alike = type(other) is kind and other.dtype == dtype
         if not alike:
-            require_one_dtype("concat", first, another=other)
+            require_one_dtype("concat", first=first, another=other)
         if other.shape != shape:
             _refuse_unlike(first, other, at)
     try:
@@ -198,7 +198,7 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
     [0.0, 0.0, 5.0, 0.0]
     """
     own = own_version(cache, "cache_write", _cache_write)
-    require_one_dtype("cache_write", cache, new=new)
+    require_one_dtype("cache_write", cache=cache, new=new)
     require_integers("cache_write", "positions", positions, cache, "cache")
     kept, given = tuple(cache.shape), tuple(new.shape)
     if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:

@@ -249,13 +249,14 @@ def _library(x: Array) -> str:
     return type(x).__module__ if engine is None else row_of(engine.name).label
 
 
-def require_one_dtype(op: str, a: Array, **others: Array) -> None:
+def require_one_dtype(op: str, **arrays: Array) -> None:
     """Refuse arrays whose library or dtype is not that of the first."""
-    for name, other in others.items():
+    (first, a), *others = arrays.items()
+    for name, other in others:
         if type(other) is not type(a):
-            require_one_library(op, "the first", a, name, other)
+            require_one_library(op, first, a, name, other)
         if a.dtype != other.dtype:
-            raise different_dtypes(op, **{"the first": a, name: other})
+            raise different_dtypes(op, **{first: a, name: other})
 
 
 def require_integers(
