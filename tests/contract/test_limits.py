@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import anydevice
+from anydevice.choose import limits
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Engine, MemoryUse
-from anydevice.choose import limits
 from anydevice.settings import config as settings
 
 FLOAT32 = DTYPES["float32"]
