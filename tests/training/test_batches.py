@@ -148,7 +148,7 @@ def test_errors_begin_with_the_batch(here: Device) -> None:
         ((X, Y.astype(np.float32)), "^batch 3 of epoch 1: cross_entropy: .* takes integers"),
         ((X[:, :1], Y), r"^batch 3 of epoch 1: Chain\[0\] Dense\(2→4\): got 1 features"),
         ((X[:0], Y[:0]), r"^batch 3 of epoch 1 is empty: x has the shape \(0, 2\)"),
-        ((X, Y, Y), r"^batch 3 of epoch 1: a batch is a pair \(x, y\), .* a tuple of 3"),
+        ((X, Y, Y), r"^batch 3 of epoch 1: a batch must be a pair \(x, y\), .* a tuple of 3"),
         (
             {"a": X, "b": Y},
             r"a dict with the keys 'a', 'b'; give .* \(batch\['a'\], batch\['b'\]\)",
@@ -192,7 +192,7 @@ def test_validation_is_looked_at_before_the_first_step(jax: Device) -> None:
     wrong: tuple[tuple[Any, str], ...] = (
         ((X, Y), "^validation is 2 arrays"),
         ([], "validation gave no batches"),
-        ([X.tolist()], "^batch 1 of the validation: a batch is a pair"),
+        ([X.tolist()], "^batch 1 of the validation: a batch must be a pair"),
         ([(X[:, :1], Y)], "^batch 1 of the validation: Chain"),
         ([(X[:0], Y[:0])], "^batch 1 of the validation is empty"),
         (lambda seed, epoch: iter([(X, ["cat"] * 12)]), "^batch 1 of the validation: y holds text"),
@@ -217,7 +217,7 @@ def test_what_can_be_iterated_once_is_not_touched_before(jax: Device) -> None:
     ("wrong", "kind", "words"),
     [
         ((X, Y + 1), VerificationError, "a target is 2, and the model gives 2 classes"),
-        ((X * np.inf, Y), VerificationError, "the batch itself holds (NaN|infinite) in x; look"),
+        ((X * np.inf, Y), VerificationError, "the batch itself holds (NaN|infinite) values in x; look"),
         ((X, Y[:-1]), ConfigurationError, "cross_entropy: logits is"),
     ],
 )

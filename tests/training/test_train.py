@@ -361,7 +361,7 @@ def test_what_is_no_number_stops_with_the_step_and_the_layer(
 
 def test_the_step_is_the_one_that_failed(trainable: Device) -> None:
     model = nn.Model(nn.Chain(Broken(1e3), nn.Dense(8, 3)), (8,), device="cpu")
-    with pytest.raises(VerificationError, match=r"at step 5: Chain\[0\] Broken gave infinite"):
+    with pytest.raises(VerificationError, match=r"at step 5: the output of Chain\[0\] Broken is infinite"):
         trained(trainable, model=model, data=with_outlier(4))
 
 
@@ -426,7 +426,7 @@ def test_wrong_arguments_are_refused() -> None:
         ({"optimizer": 0.1}, "optimizer must be one such as"),
         ({"optimize": "most"}, "optimize is one of"),
         ({"precision": "float8"}, "precision is one of"),
-        ({"loss": "hinge"}, "there is no loss"),
+        ({"loss": "hinge"}, "unknown loss"),
         ({"model": LAYER}, "takes a nn.Model, not a Chain"),
         ({"model": nn.Model("relu", (2,), device="cpu")}, "no parameters to train"),
         ({"save": "run.pt"}, "must end with .safetensors"),
@@ -438,16 +438,16 @@ def test_wrong_arguments_are_refused() -> None:
         ({"clip": 0}, "a finite number above 0, not 0"),
         ({"clip": True}, "a finite number above 0, not True"),
         ({"clip": math.inf}, "a finite number above 0, not inf"),
-        ({"seed": None}, "seed must be an integer from 0 on, not None"),
-        ({"seed": 1.5}, "seed must be an integer from 0 on, not 1.5"),
-        ({"seed": -1}, "seed must be an integer from 0 on, not -1"),
-        ({"seed": True}, "seed must be an integer from 0 on, not True"),
+        ({"seed": None}, "seed must be an integer of 0 or more, not None"),
+        ({"seed": 1.5}, "seed must be an integer of 0 or more, not 1.5"),
+        ({"seed": -1}, "seed must be an integer of 0 or more, not -1"),
+        ({"seed": True}, "seed must be an integer of 0 or more, not True"),
         ({"resume": True}, "there is none"),
         ({"data": []}, "no batches in epoch 1"),
         ({"data": 5}, "not a int"),
         ({"data": lambda epoch: []}, "does not take two arguments"),
         ({"data": iter(list(data()(0, 1)))}, "spent after one epoch"),
-        ({"data": [(1, 2, 3)]}, "a batch is a pair"),
+        ({"data": [(1, 2, 3)]}, "a batch must be a pair"),
         ({"data": [5]}, "this one is a int"),
         ({"validation": []}, "validation gave no batches"),
         ({"data": [(np.ones((2, 7), np.float32), np.zeros(2, np.int32))]}, "got 7 features"),

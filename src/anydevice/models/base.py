@@ -75,7 +75,7 @@ class ModelAdapter(ABC):
         return False
 
     def verified_detector(self) -> ChangeDetector | None:
-        """Sees changes of what is verified now; `None` where there can be none."""
+        """Sees changes of the model that is verified now; `None` where there can be none."""
         return self.detector
 
     @property

@@ -172,7 +172,7 @@ class NnxAdapter(JaxAdapter):
         nnx: Any = sys.modules["flax.nnx"]
         self._graph, state = nnx.split(module)
         if _trees().tree_leaves(nnx.state(module, nnx.Not(nnx.Param))):
-            self.notes = ("what the module changes in itself when it is called is not kept",)
+            self.notes = ("changes that the module makes to itself when called are not kept",)
         return super()._flat(state)
 
     def _whole(self, values: list[Any]) -> Any:

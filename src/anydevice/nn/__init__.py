@@ -1,4 +1,4 @@
-"""Models in ops alone: layers that describe themselves, parameters in plain trees.
+"""Models built on `anydevice.ops`: layers are plain descriptions, parameters are trees of arrays.
 
 >>> from anydevice import nn
 >>> model = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")

@@ -1,4 +1,4 @@
-"""Recomputing activations in the backward pass, instead of keeping them."""
+"""Gradient checkpointing: activations are recomputed in the backward pass instead of kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _engines: dict[type, str] = {}
 
 
 class Recomputed(Layer):
-    """A layer whose activations are not kept for the gradient but computed again.
+    """A layer whose activations are recomputed in the backward pass.
 
     It has the parameters, shapes and results of the layer inside. On an engine without gradients
     it is that layer.
@@ -72,10 +72,10 @@ def recompute(model: Model) -> Model: ...
 @overload
 def recompute(model: Layer) -> Layer: ...
 def recompute(model: Model | Layer) -> Model | Layer:
-    """The model, or the layer, with every block of its chain recomputed for the gradient.
+    """The model or layer with every block recomputed in the backward pass (gradient checkpointing).
 
     A block is a layer of a `Chain` that has layers inside, such as a `TransformerBlock` or a chain
-    of plain layers. Where there is none, every layer of the chain is one. Training then keeps only
+    of plain layers. If there is none, every layer of the chain is a block. Training then keeps only
     the activations between blocks; gradients stay the same.
 
     >>> from anydevice import nn

@@ -1,4 +1,4 @@
-"""Initializers: the parameters before training, the same for the same seed on every engine."""
+"""Initializers draw the parameters before training, the same for the same seed on every engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Array = Any
 
 
 class Initializer(Settings):
-    """Makes the initial numbers of one parameter, as float32 on the generator's device.
+    """Draws the initial values of a parameter, as float32 on the generator's device.
 
-    `inputs` is how many numbers each output is a sum of, `outputs` how many sums each input is in.
-    One of your own defines `__call__`; `settings_fit` may refuse fields that make no sense.
+    `inputs` and `outputs` are fan-in and fan-out. Your own initializer defines `__call__`;
+    `settings_fit` can check its fields.
     """
 
     def __call__(
@@ -52,7 +52,7 @@ class Constant(Initializer):
 
 
 class Normal(Initializer):
-    """Numbers around 0 with this standard deviation."""
+    """A normal distribution with mean 0 and this standard deviation."""
 
     deviation: float = 0.02
 
@@ -66,7 +66,7 @@ class Normal(Initializer):
 
 
 class Uniform(Initializer):
-    """Numbers from -limit up to limit, each part of it equally likely."""
+    """A uniform distribution from -limit to limit."""
 
     limit: float = 0.05
 
@@ -80,9 +80,9 @@ class Uniform(Initializer):
 
 
 class Scaled(Initializer):
-    """Numbers whose variance is `gain / count`, so that a sum of `count` of them keeps its scale.
+    """A distribution with variance `gain / fan`; `by` selects fan-in, fan-out or their mean.
 
-    The count is that of the inputs, of the outputs, or the mean of `"both"`.
+    It is normal, or uniform with `uniform=True`.
     """
 
     gain: float = 1.0
@@ -111,7 +111,7 @@ INITIALIZERS: dict[str, Initializer] = {
     "he": Scaled(2.0),
     "glorot": Scaled(1.0, "both", uniform=True),
 }
-"""The usual ones by name."""
+"""The usual initializers by name."""
 
 
 def initializer_of(spec: Initializer | str) -> Initializer:
@@ -124,8 +124,8 @@ def initializer_of(spec: Initializer | str) -> Initializer:
         return spec
     if not isinstance(spec, str) or spec not in INITIALIZERS:
         raise ConfigurationError(
-            f"{spec!r} is not an initializer; take one of {', '.join(INITIALIZERS)}, or one of the "
-            "records Constant, Normal, Uniform, Scaled",
+            f"unknown initializer {spec!r}; use one of {', '.join(INITIALIZERS)}, or a Constant, "
+            "Normal, Uniform or Scaled",
             source="initializer",
         )
     return INITIALIZERS[spec]

@@ -1,8 +1,8 @@
-"""The base of layers: frozen settings, with the parameters elsewhere, in a plain tree.
+"""The base class of layers: frozen settings; the parameters are in a separate tree.
 
-A layer maps shapes, makes its initial parameters, and is applied to parameters and an input. It is
+A layer maps shapes, draws its initial parameters, and is applied to parameters and an input. It is
 written in ops alone, so it runs on every engine. Layers, optimizers, schedules and initializers
-check their settings when they are made, and not in the middle of a training.
+check their settings when they are made.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ Watch = Callable[[str, "Layer", Array], None]
 class Run(Record):
     """How a model is applied: in training or not, and with which random numbers.
 
-    `seed` and `step` determine what `Dropout` leaves out: integers, or arrays without axes that
-    hold them, so that compiled code serves every step; `nn.folded_seed` makes a large seed fit.
-    `path` is the path of the layer in the model, and `watch` is called with the output of each
-    part.
+    `seed` and `step` decide what `Dropout` drops: integers, or 0-d integer arrays so that compiled
+    code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
+    layer in the model, and `watch` is called with the output of every layer.
 
     >>> Run(training=True, seed=1, step=20).path
     ''
@@ -80,12 +79,14 @@ class Settings(Record):
         self.settings_fit()
 
     def settings_fit(self) -> None:
-        """Raise `ConfigurationError` where the fields make no sense; called once, at the start."""
+        """Raise `ConfigurationError` for invalid fields; called once, when it is made."""
 
 
 class Layer(Settings):
-    """The base of all layers. A layer of your own defines `output`, `apply` and, where it has
-    parameters, `initial`; `settings_fit` may refuse fields that make no sense.
+    """The base class of layers.
+
+    Your own layer defines `apply`, `output` if the shape changes, and `initial` if it has
+    parameters; `settings_fit` can check its fields.
 
     >>> from anydevice import ops
     >>> class Doubled(Layer):
@@ -102,29 +103,29 @@ class Layer(Settings):
 
     @property
     def parts(self) -> Sequence[tuple[str, Layer]]:
-        """The layers inside this one, each with the step that leads there; mostly none."""
+        """The layers inside this one, each with its path step."""
         return ()
 
     @property
     def input_shape(self) -> Shape | None:
-        """The shape of an example where a model names none; `None` where it must be named."""
+        """The default shape of an example; `None` if the model must name one."""
         return None
 
     @property
     def takes_ids_below(self) -> int | None:
-        """The number of ids, where an example is integer ids such as tokens, which count from 0.
+        """The number of ids if an example is integer ids, such as tokens.
 
-        `None` where an example is floating numbers.
+        `None` if it is floating point.
         """
         parts = self.parts
         return parts[0][1].takes_ids_below if parts else None
 
     def output(self, shape: Shape) -> Shape:
-        """The output shape for that of an example; raises `ConfigurationError` for a misfit."""
+        """The output shape for an example's shape; raises `ConfigurationError` for a misfit."""
         return shape
 
     def initial(self, generator: Random) -> Parameters:
-        """Its initial parameters, drawn from the generator and on the generator's device."""
+        """Initial parameters, drawn from the generator and on its device."""
         return {}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
@@ -136,44 +137,44 @@ class Layer(Settings):
         return MisfitError(self.label, what)
 
     def output_of(self, step: str, part: Layer, shape: Shape) -> Shape:
-        """The output shape of a part; an error has the path from this layer to it."""
+        """The output shape of a part; errors name the path to it."""
         try:
             return part.output(shape)
         except MisfitError as error:
             raise error.seen_from(type(self).__name__, step) from None
 
     def takes_features(self, shape: Shape, features: int) -> None:
-        """Refuse shapes whose last size is another."""
+        """Raise an error for a shape with another number of features."""
         if not shape:
-            raise self.misfit(f"got single numbers, and it takes {features} features each")
+            raise self.misfit(f"got scalars, expected {features} features")
         if shape[-1] != features:
             raise self.misfit(f"got {shape[-1]} features")
 
 
 def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:
-    """Refuse fields that are not integers, or too small."""
+    """Check that fields are integers of `least` or more."""
     for name, value in fields.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise setting_error(owner, name, f"an integer from {least} on", value)
+            raise setting_error(owner, name, f"an integer of {least} or more", value)
 
 
 def check_numbers(owner: object, below: float = math.inf, /, **fields: object) -> None:
-    """Refuse fields that are not finite numbers from 0 on, or not below a bound."""
+    """Check that fields are finite numbers of 0 or more, and below a bound."""
     for name, value in fields.items():
         if not is_number(value) or not 0 <= value < below:
             bound = "" if below == math.inf else f" and below {below:g}"
-            raise setting_error(owner, name, f"a finite number from 0 on{bound}", value)
+            raise setting_error(owner, name, f"a finite number of 0 or more{bound}", value)
 
 
 def check_positive(owner: object, /, **fields: object) -> None:
-    """Refuse fields that are not finite numbers above 0."""
+    """Check that fields are finite numbers above 0."""
     for name, value in fields.items():
         if not is_number(value) or not 0 < value < math.inf:
             raise setting_error(owner, name, "a finite number above 0", value)
 
 
 def check_booleans(owner: object, /, **fields: object) -> None:
-    """Refuse fields that are neither `True` nor `False`."""
+    """Check that fields are `True` or `False`."""
     for name, value in fields.items():
         if not isinstance(value, bool):
             raise setting_error(owner, name, "True or False", value)

@@ -43,11 +43,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": ops.sigmoid,
     "softmax": ops.softmax,
 }
-"""Each function by its name; `softmax` is over the last axis."""
+"""The functions by name; `softmax` is over the last axis."""
 
 
 class Activation(Layer):
-    """A function of each element, or of each row for `softmax`: the shape stays.
+    """A function of each element, or of each row for `softmax`; the shape does not change.
 
     >>> Activation("relu").label
     'relu'
@@ -70,7 +70,7 @@ def check_activation(name: object) -> None:
     """Raise `ConfigurationError`, with the known names, for any other."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigurationError(
-            f"there is no activation {name!r}; take one of {', '.join(ACTIVATIONS)}",
+            f"unknown activation {name!r}; use one of {', '.join(ACTIVATIONS)}",
             source="activation",
         )
 
@@ -110,7 +110,7 @@ _ONES, _ZEROS = Constant(1.0), Constant(0.0)
 
 
 class Dense(Layer):
-    """`x · weightᵀ + bias` over the last axis, and an activation after it where one is named.
+    """`x · weightᵀ + bias` over the last axis, followed by an optional activation.
 
     Its parameters are `weight` (outputs, inputs) and `bias` (outputs,).
 
@@ -157,7 +157,7 @@ class Dense(Layer):
 
 
 class Embedding(Layer):
-    """A row of features for each integer; its parameter is `weight` (rows, size).
+    """A row of features for each id; its parameter is `weight` (rows, size).
 
     >>> Embedding(1000, 64).output((20,))
     (20, 64)
@@ -191,9 +191,10 @@ class Embedding(Layer):
 
 
 class PositionEmbedding(Layer):
-    """Adds a learned row to the features of each token; its parameter is `weight` (tokens, size).
+    """Adds a learned row to the features of each position.
 
-    It takes (…, tokens, size) with as many tokens as it has rows, or fewer.
+    It takes (…, tokens, size) with at most as many tokens as it has rows. Its parameter is `weight`
+    (tokens, size).
 
     >>> PositionEmbedding(128, 64).output((20, 64))
     (20, 64)
@@ -214,9 +215,9 @@ class PositionEmbedding(Layer):
     def output(self, shape: Shape) -> Shape:
         self.takes_features(shape, self.size)
         if len(shape) < 2:
-            raise self.misfit(f"got the shape {shape}, and it takes (tokens, {self.size})")
+            raise self.misfit(f"got the shape {shape}, expected (tokens, {self.size})")
         if shape[-2] > self.tokens:
-            raise self.misfit(f"got {shape[-2]} tokens, and it has {self.tokens} positions")
+            raise self.misfit(f"got {shape[-2]} tokens, but it has {self.tokens} positions")
         return shape
 
     def initial(self, generator: Random) -> Parameters:
@@ -228,7 +229,7 @@ class PositionEmbedding(Layer):
 
 
 class LayerNorm(Layer):
-    """Features with the mean 0 and the variance 1, then scaled and shifted.
+    """Normalize features to mean 0 and variance 1, then scale and shift.
 
     Its parameters are `weight` and `bias`, (size,) both.
     """
@@ -262,7 +263,7 @@ class LayerNorm(Layer):
 
 
 class RMSNorm(Layer):
-    """Features whose squares have the mean 1, then scaled; its parameter is `weight` (size,)."""
+    """Normalize features to root mean square 1, then scale; its parameter is `weight` (size,)."""
 
     size: int
     eps: float = 1e-6
@@ -287,7 +288,7 @@ class RMSNorm(Layer):
 
 
 class Flatten(Layer):
-    """All numbers of an example in one row.
+    """Flatten an example to one axis.
 
     >>> Flatten().output((3, 4, 5))
     (60,)
@@ -301,7 +302,7 @@ class Flatten(Layer):
 
 
 class Chain(Layer):
-    """Layers one behind the other; strings name activations.
+    """Layers in sequence; strings name activations.
 
     Its parameters are a list with those of each layer.
 
@@ -347,11 +348,12 @@ class Chain(Layer):
 
 
 class Dropout(Layer):
-    """In training, each element becomes 0 with the probability `rate`, and the others are scaled so
-    that the mean stays; otherwise nothing happens.
+    """In training, set each element to 0 with probability `rate`, and scale the others.
 
-    The choice depends on the seed and step of the run and on the layer's path: the same on every
-    engine, and the same again when activations are recomputed.
+    They are multiplied by 1 / (1 - rate), so the mean stays. In inference it does nothing.
+
+    The mask depends on the seed and step of the run and on the layer's path: it is the same on
+    every engine, and when activations are recomputed.
 
     >>> import numpy
     >>> x = numpy.ones((2, 4), numpy.float32)
@@ -378,10 +380,9 @@ class Dropout(Layer):
 
 
 class TiedEmbedding(Layer):
-    """An embedding of integers, then `inside`, then products with the rows of the embedding.
+    """An embedding whose matrix is also the output projection: ids in, logits out.
 
-    The output of `inside` has `size` features, and the output of this layer one number for each
-    row: the logits of a language model without a head of its own. Its parameters are `weight`
+    `inside` is the model in between; its output has `size` features. Its parameters are `weight`
     (rows, size) and `inside`.
 
     >>> from anydevice import nn

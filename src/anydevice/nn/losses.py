@@ -1,4 +1,4 @@
-"""Losses: functions of an output and its target that give one number, computed in float32.
+"""Losses: functions of an output and its target that return a scalar, computed in float32.
 
 Losses over classes take logits, and `folded` leaves out a last softmax or sigmoid of the model. A
 logarithm after a softmax loses the digits of small probabilities; computed together they lose none.
@@ -50,10 +50,10 @@ def mean_squared_error(output: Array, target: Array) -> Array:
 
 
 def binary_cross_entropy(output: Array, target: Array) -> Array:
-    """The mean of -log(sigmoid(output)) where the target is 1 and -log(1 - that) where it is 0.
+    """The mean of `-t·log(s) - (1-t)·log(1-s)`, where s = sigmoid(output) and t = target.
 
-    Both have one shape. The output is logits, without a sigmoid; the target may be booleans,
-    integers or numbers from 0 to 1. Raises `ConfigurationError` where the shapes differ.
+    Both have the same shape. The output is logits, without a sigmoid; the target is booleans,
+    integers or numbers from 0 to 1. Raises `ConfigurationError` if the shapes differ.
 
     >>> import numpy
     >>> binary_cross_entropy(numpy.array([0.0, 100.0]), numpy.array([1, 1])).round(4).tolist()
@@ -61,7 +61,7 @@ def binary_cross_entropy(output: Array, target: Array) -> Array:
     """
     if tuple(output.shape) != tuple(target.shape):
         raise ConfigurationError(
-            "binary_cross_entropy: output and target have one shape, but output is "
+            "binary_cross_entropy: output and target must have the same shape, but output is "
             f"{tuple(output.shape)}, target is {tuple(target.shape)}",
             source="binary_cross_entropy",
         )
@@ -97,7 +97,7 @@ def computes_in_float32(loss: Loss) -> bool:
 
 
 def loss_of(spec: Loss | str) -> Loss:
-    """The function, or the loss of that name.
+    """The loss function, by name or as it is.
 
     >>> loss_of("cross_entropy").__name__
     'cross_entropy'
@@ -106,8 +106,8 @@ def loss_of(spec: Loss | str) -> Loss:
         return spec
     if not isinstance(spec, str) or spec not in LOSSES:
         raise ConfigurationError(
-            f"there is no loss {spec!r}; take one of {', '.join(LOSSES)}, or a function of "
-            "(output, target) that gives one number",
+            f"unknown loss {spec!r}; use one of {', '.join(LOSSES)}, or a function of "
+            "(output, target) that returns a scalar",
             source="loss",
         )
     return LOSSES[spec]
@@ -128,7 +128,7 @@ _GIVES_PROBABILITIES = ("softmax", "sigmoid")
 
 
 def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
-    """The layer without a last activation that the loss applies itself, and whether it had one.
+    """The layer without a final softmax or sigmoid that the loss includes, and whether it changed.
 
     That is a softmax for `cross_entropy` and a sigmoid for `binary_cross_entropy`, also before a
     dropout. The returned layer takes the same parameters: "identity" stands in for the activation.

@@ -1,4 +1,4 @@
-"""A model: a layer with its parameters, its inputs as arrays of their library, and its table."""
+"""Models: a layer with its parameters."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Row = tuple[str, ...]
 class Model:
     """A layer with its parameters: `model(x)` is its output for a batch.
 
-    `input_shape` is that of one example, without the batch; it may be left out where the first
-    layer has one. All shapes are checked at once, and errors name the layer that does not fit. The
+    `input_shape` is that of one example, without the batch; it is optional if the first layer
+    defines it. All shapes are checked at once, and errors name the layer that does not fit. The
     parameters depend on the seed alone: they are the same on every engine and device. Without a
-    `device`, they are on the one that `anydevice.device()` chooses.
+    `device`, they are on `anydevice.device()`.
 
     >>> import anydevice, numpy
     >>> from anydevice import nn
@@ -52,10 +52,10 @@ class Model:
     [2]    Dense(128→10)  10           1,290   5.0 KiB
     Chain  64 → 10                     9,610  37.5 KiB
 
-    A model is a tree: `device(model)` and `to_device(model, "cpu")` give a model there, and
-    `device_of` and `to_numpy` take it. It never changes; `with_parameters` gives another.
+    A model is a tree: `device(model)` and `to_device(model, "cpu")` return a model on that device,
+    and `device_of` and `to_numpy` take it. It is immutable; `with_parameters` returns a new one.
 
-    Raises `ConfigurationError` where shapes do not fit.
+    Raises `ConfigurationError` if shapes do not fit.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Model:
         return self.apply(self.parameters, x, _NOT_TRAINING)
 
     def apply(self, parameters: Parameters, x: Array, run: Run = _NOT_TRAINING) -> Array:
-        """The output with these parameters; the function that gradients are taken of."""
+        """The output for these parameters; differentiate this function."""
         try:
             return self.layer.apply(parameters, x, run)
         except ConfigurationError:
@@ -99,7 +99,7 @@ class Model:
             raise
 
     def with_parameters(self, parameters: Parameters) -> Model:
-        """The model with other parameters in the same tree, of the same shapes.
+        """The model with other parameters, in the same tree and of the same shapes.
 
         They may be on another device, and of another dtype. Raises `ConfigurationError`, with the
         first difference.
@@ -107,7 +107,7 @@ class Model:
         found = difference(self.parameters, parameters)
         if found is not None:
             raise ConfigurationError(
-                f"these are not parameters of this model: {found}", source="parameters"
+                f"these parameters do not fit this model: {found}", source="parameters"
             )
         return bound(self.layer, self.input_shape, parameters)
 
@@ -117,7 +117,7 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers the parameters have."""
+        """The number of parameters."""
         return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def build(
     seed: int = 0,
     device: Device | str | None = None,
 ) -> Model:
-    """A model of these layers, one behind the other; see `Model`.
+    """A model of these layers in sequence; see `Model`.
 
     >>> from anydevice import nn
     >>> nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu").output_shape
@@ -186,13 +186,13 @@ register_type(Model, _parts_of, _model_again)
 
 
 def parameters_device(parameters: Parameters) -> Device | None:
-    """The device of parameters, served by their library; `None` where there are none."""
+    """The device of parameters, with their library as its engine; `None` if there are none."""
     place, owner = device_of(leaves(parameters)), owner_of(first_leaf(parameters))
     return None if place is None or owner is None else place.served_by(owner.name)
 
 
 def _array_type(parameters: Parameters) -> type | None:
-    """The type of the first parameter: arrays of this type are taken as they are."""
+    """The type of the first parameter: arrays of this type are used as they are."""
     first = first_leaf(parameters)
     return None if first is None else type(first)
 
@@ -258,7 +258,7 @@ def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
             return array.astype("float32")
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"these numbers do not form a batch of examples of the shape {input_shape}: {error}",
+            f"this is not a batch of examples of shape {input_shape}: {error}",
             source="x",
         ) from None
     small = array.astype("int32")

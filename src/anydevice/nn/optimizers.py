@@ -1,8 +1,7 @@
-"""Optimizers and schedules, as frozen settings, and clipping of gradients.
+"""Optimizers and schedules as frozen settings, and gradient clipping.
 
-`init` makes the state of an optimizer, and `update` returns new parameters and a new state. Steps
-count from 1; `step` and `rate` may be arrays without axes, so that one compiled step serves for
-all.
+`init` returns the state of an optimizer, and `update` returns new parameters and a new state. Steps
+count from 1; `step` and `rate` may be 0-d arrays, so that one compiled step works for all.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ State = dict[str, Tree]
 
 
 class Optimizer(Settings):
-    """The base of all optimizers: they have a rate, which is a number or a schedule.
+    """The base class of optimizers; `rate` is a number or a schedule.
 
-    One of your own defines `init` and `update`; `settings_fit` may refuse fields that make no
-    sense.
+    Your own optimizer defines `init` and `update`; `settings_fit` can check its fields.
     """
 
     rate: float | Schedule = 1e-3
@@ -46,7 +44,7 @@ class Optimizer(Settings):
     def rate_at(self, step: int) -> float:
         """The rate of a step, which counts from 1.
 
-        Raises `ConfigurationError` where a schedule gives something else.
+        Raises `ConfigurationError` if a schedule returns an invalid rate.
         """
         return rate_of(self.rate, step) if isinstance(self.rate, Schedule) else float(self.rate)
 
@@ -70,7 +68,7 @@ class Optimizer(Settings):
 
 
 class SGD(Optimizer):
-    """Steps down the gradient, with momentum where it is not 0.
+    """Stochastic gradient descent, with momentum if it is not 0.
 
     >>> import numpy
     >>> sgd, parameters = SGD(0.25), {"x": numpy.array([1.0])}
@@ -115,7 +113,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam; `decay` is added to the gradients as a multiple of the parameters."""
+    """Adam; `decay` is L2 regularization, a multiple of the parameters added to the gradients."""
 
     rate: float | Schedule = 1e-3
     beta1: float = 0.9
@@ -158,7 +156,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose `decay` shrinks the parameters themselves."""
+    """Adam with decoupled weight decay."""
 
     rate: float | Schedule = 1e-3
     decay: float = 1e-2
@@ -167,7 +165,7 @@ class AdamW(Adam):
 
 
 class Lion(Optimizer):
-    """Steps of one size, by the signs of the mean gradients; `decay` shrinks the parameters."""
+    """Lion: steps by the sign of the averaged gradient, with decoupled weight decay."""
 
     rate: float | Schedule = 1e-4
     beta1: float = 0.9
@@ -214,7 +212,7 @@ def zeros_like(parameters: Tree) -> Tree:
 class Schedule(Settings):
     """A rate for each step: called with the number of the step, which counts from 1.
 
-    One of your own defines `__call__`; `settings_fit` may refuse fields that make no sense.
+    Your own schedule defines `__call__`; `settings_fit` can check its fields.
     """
 
     def __call__(self, step: int) -> float:
@@ -235,10 +233,9 @@ class ConstantRate(Schedule):
 
 
 class WarmUp(Schedule):
-    """Over `steps` steps a rate that grows in equal parts, then what `then` says.
+    """A rate that grows linearly over `steps` steps, and then the rate of `then`.
 
-    `then` begins anew: its step 1 is the first one after the warm-up. A number stands for a
-    constant rate.
+    Step 1 of `then` is the first one after the warm-up. A number is a constant rate.
 
     >>> rate = WarmUp(4, then=0.8)
     >>> [rate(step) for step in (1, 2, 4, 5, 100)]
@@ -263,7 +260,7 @@ class WarmUp(Schedule):
 
 
 class CosineRate(Schedule):
-    """From `rate` at the first of `steps` steps down half a cosine to `floor` after the last.
+    """Cosine decay from `rate` at step 1 to `floor` after `steps` steps.
 
     >>> rate = CosineRate(1.0, steps=4)
     >>> [round(rate(step), 3) for step in (1, 3, 5, 9)]
@@ -284,7 +281,7 @@ class CosineRate(Schedule):
 
 
 class SteppedRate(Schedule):
-    """A rate that is multiplied by `factor` after `every` so many steps.
+    """A rate that is multiplied by `factor` every `every` steps.
 
     >>> rate = SteppedRate(1.0, every=10, factor=0.5)
     >>> [rate(step) for step in (1, 10, 11, 21)]
@@ -309,7 +306,7 @@ def rate_of(schedule: Callable[[int], float], step: int) -> float:
     >>> rate_of(lambda step: 1 / step, 4)
     0.25
 
-    Raises `ConfigurationError`, with the step, for anything but a finite number from 0 on.
+    Raises `ConfigurationError`, with the step, for anything but a finite number of 0 or more.
     """
     given = schedule(step)
     try:
@@ -318,17 +315,17 @@ def rate_of(schedule: Callable[[int], float], step: int) -> float:
         rate = math.nan
     if not 0 <= rate < math.inf:
         raise ConfigurationError(
-            f"the schedule gives {given!r} for step {step}, and a rate is a finite number from 0 "
-            "on",
+            f"the schedule returned {given!r} for step {step}; a rate must be a finite number of 0 "
+            "or more",
             source="schedule",
         )
     return rate
 
 
 def global_norm(gradients: Tree) -> Array:
-    """The root of the sum of all squares in a tree, added up in float32: one number.
+    """The square root of the sum of all squares in a tree, computed in float32.
 
-    It is float64 where all gradients are. Raises `ConfigurationError` where there are none.
+    It is float64 if all gradients are. Raises `ConfigurationError` if there are none.
 
     >>> import numpy
     >>> global_norm({"a": numpy.array([3.0]), "b": [numpy.array([[4.0]])]}).tolist()
@@ -338,10 +335,10 @@ def global_norm(gradients: Tree) -> Array:
 
 
 def clipped(gradients: Tree, limit: float) -> tuple[Tree, Array]:
-    """The gradients, scaled down together where their global norm is above `limit`, and that norm.
+    """The gradients, scaled down together if their global norm is above `limit`, and that norm.
 
-    Those whose norm is smaller stay as they are, bit for bit. Where one is NaN, all become NaN, and
-    so does the norm. Raises `ConfigurationError` for a limit that is not above 0.
+    Smaller gradients are unchanged, bit for bit. If one is NaN, all become NaN, and so does the
+    norm. Raises `ConfigurationError` for a limit that is not above 0.
 
     >>> import numpy
     >>> clipped({"a": numpy.array([3.0, 4.0])}, limit=1.0)[0]["a"].round(3).tolist()

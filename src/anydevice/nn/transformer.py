@@ -30,12 +30,12 @@ _ZEROS = Constant(0.0)
 
 
 class Attention(Layer):
-    """Each token gets a weighted mean of the values of the tokens that it attends to.
+    """Multi-head self-attention.
 
-    With `causal` those are itself and the ones before it. `kv_heads` may be fewer than `heads`:
-    several heads then share keys and values. `rope` rotates queries and keys by their positions,
-    with `theta` as its base. Its parameters are `qkv` ((heads + 2 kv heads) × head size, size) and
-    `output` (size, size), and with `bias` also `qkv_bias` and `output_bias`.
+    With `causal`, a token attends to itself and earlier tokens. `kv_heads` may be fewer than
+    `heads`: several heads then share keys and values. `rope` rotates queries and keys by their
+    positions, with `theta` as its base. Its parameters are `qkv` ((heads + 2 kv heads) × head size,
+    size) and `output` (size, size), and with `bias` also `qkv_bias` and `output_bias`.
 
     >>> Attention(64, 4, causal=True).output((10, 64)), Attention(64, 4).label
     ((10, 64), 'Attention(64, 4 heads)')
@@ -79,7 +79,7 @@ class Attention(Layer):
                 )
         if self.rope and self.head_size % 2:
             raise ConfigurationError(
-                f"{self.label}: rope rotates pairs, and a head has {self.head_size} features",
+                f"{self.label}: rope needs an even head size, not {self.head_size}",
                 source="Attention.rope",
             )
 
@@ -164,12 +164,12 @@ class GatedMLP(Layer):
 
 
 class TransformerBlock(Layer):
-    """Attention and a network of two layers, each after a norm and added to what came in.
+    """Pre-norm attention and MLP with residual connections.
 
-    `hidden` is the width of the network, 4 × size where it is not given. `activation` is `"swiglu"`
-    for a `GatedMLP`, or the name of the activation between two `Dense`. `norm` is `"rms"` or
-    `"layer"`. `bias` gives a bias to attention and to `Dense`. In training, `dropout` leaves out a
-    share of what each of the two adds.
+    `hidden` is the width of the MLP; the default is 4 × size. `activation` is `"swiglu"` for a
+    `GatedMLP`, or the name of the activation between two `Dense`. `norm` is `"rms"` or `"layer"`.
+    `bias` gives a bias to attention and to `Dense`. In training, `dropout` is applied to both
+    residual branches.
 
     >>> block = TransformerBlock(64, 4, causal=True, rope=True)
     >>> block.output((10, 64)), [step for step, part in block.parts]
@@ -264,5 +264,5 @@ _NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"rms": RMSNorm, "layer": L
 def _tokens(layer: Layer, shape: Shape, size: int) -> Shape:
     layer.takes_features(shape, size)
     if len(shape) != 2:
-        raise layer.misfit(f"got the shape {shape}, and it takes (tokens, {size})")
+        raise layer.misfit(f"got the shape {shape}, expected (tokens, {size})")
     return shape

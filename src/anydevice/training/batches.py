@@ -298,7 +298,7 @@ def _check_kind(array: Any, name: str) -> None:
     if kind in "US" or (kind == "O" and array.size and isinstance(array.flat[0], str)):
         shown = f" ({array.item(0)!r}, …)" if array.size else ""
         raise ConfigurationError(
-            f"{name} holds text{shown}; number what it names: "
+            f"{name} holds text{shown}; give numbers instead: "
             f"names, {name} = numpy.unique(texts, return_inverse=True)",
             source=name,
         )

@@ -80,7 +80,7 @@ def nonfinite_batch(x: Any, y: Any) -> str | None:
     """A sentence about NaN or infinite numbers in a batch; `None` where there are none."""
     for name, part in (("x", x), ("y", y)):
         if not _is_finite(part):
-            return f"the batch itself holds {_kind(part)} in {name}"
+            return f"the batch itself holds {_kind(part)} values in {name}"
     return None
 
 
@@ -99,10 +99,10 @@ def _failed_layer(
     value = config.value(parameters, batch.x, batch.y, run)
     if failed:
         name, y = failed[0]
-        return f"{name} gave {_kind(y)}", name
+        return f"the output of {name} is {_kind(y)}", name
     if not _is_finite(value):
         last = config.layer.label
-        return f"the loss is {_kind(value)}, and what {last} gave is finite", last
+        return f"the loss is {_kind(value)}, and the output of {last} is finite", last
     return _failed_gradient(config, engine, parameters, batch, seed)
 
 
@@ -110,7 +110,7 @@ def _failed_gradient(
     config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
     autodiff = registry.load(engine).autodiff
-    assert not isinstance(autodiff, Absent), "what trained has gradients"
+    assert not isinstance(autodiff, Absent), "a training has gradients"
     run = Run(training=True, seed=seed, step=batch.number)
 
     def value_of(parameters: Any) -> Any:

@@ -139,6 +139,11 @@ class Stepper(ABC):
             engine.compiler.keep(str(compiled_folder(engine.name)))
         if config.policy.needs_loss_scale and self._scale is None:
             self._scale = self._scaling.start(self._like)
+        self._start(state.steps)
+
+    @abstractmethod
+    def _start(self, steps: int) -> None:
+        """Make the functions of a step, and its counts on the device."""
 
     @property
     def state(self) -> StepState:
@@ -249,20 +254,11 @@ class Stepper(ABC):
 class SplitStepper(Stepper):
     """Takes gradients of the compiled loss; the engine's kernels update in place."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        autodiff: Autodiff,
-        device: Device,
-        config: StepConfig,
-        state: StepState,
-        seed: int,
-    ) -> None:
-        super().__init__(engine, autodiff, device, config, state, seed)
-        self._loss_and_gradients = autodiff.value_and_grad(self.compiled(self._loss))
+    def _start(self, steps: int) -> None:
+        self._loss_and_gradients = self._autodiff.value_and_grad(self.compiled(self._loss))
         self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
-        self._taken = self._number(state.steps, np.int32)
+        self._taken = self._number(steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
         self._plus = self.compiled(_added)
 
@@ -338,19 +334,10 @@ class SplitStepper(Stepper):
 class FusedStepper(Stepper):
     """A step is one compiled function, which consumes the parameters, the state and the counts."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        autodiff: Autodiff,
-        device: Device,
-        config: StepConfig,
-        state: StepState,
-        seed: int,
-    ) -> None:
-        super().__init__(engine, autodiff, device, config, state, seed)
+    def _start(self, steps: int) -> None:
         self._counts: dict[str, Array] = {
             "batches": self._number(self.batches, np.int32),
-            "steps": self._number(state.steps, np.int32),
+            "steps": self._number(steps, np.int32),
             "failed": self._number(0, np.float32),
             "since": self._number(0, np.float32),
         }
