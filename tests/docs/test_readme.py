@@ -15,8 +15,8 @@ from anydevice import __version__
 from anydevice.choose.scope import _LOCAL_RANKS
 from anydevice.core.backends import BACKENDS
 from anydevice.core.engine import Engine
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE
 from anydevice.engines.registry import BUILT_IN
-from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 from anydevice.settings.preferences import SETTINGS
 
 ROOT = Path(__file__).parents[2]

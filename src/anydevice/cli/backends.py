@@ -10,12 +10,11 @@ from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
 from anydevice.core.finding import Detail, Facts, Finding
 from anydevice.core.record import as_dict
-from anydevice.core.text import wrapped
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.engines.registry import EngineRow
-from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice backends"
 

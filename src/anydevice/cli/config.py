@@ -10,12 +10,11 @@ from anydevice.choose.scope import make_request, why
 from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.choice import Choice, Request, Step
 from anydevice.core.record import Record
-from anydevice.core.text import percent, wrapped
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, percent, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
 from anydevice.ops.trusted_kernels import kernels_file
 from anydevice.rendering.choice_text import because
-from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 from anydevice.settings.config import Config, current
 from anydevice.settings.files import measurements_file, project_file, user_file, verdicts_file
 

@@ -9,12 +9,11 @@ from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
-from anydevice.core.text import format_size
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_size
 from anydevice.discovery._discover import discover
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 from anydevice.settings.config import current
 
 EXAMPLE = "anydevice devices --json"

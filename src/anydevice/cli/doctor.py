@@ -10,14 +10,13 @@ from anydevice.choose.scope import why
 from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.finding import Verdict
-from anydevice.core.text import format_time, wrapped
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_time, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.discovery.check import check
 from anydevice.discovery.examination import Conclusion, Examination, conclude, prepare
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError
 from anydevice.rendering.diagnosis import Explanation
-from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
 

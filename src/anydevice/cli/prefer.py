@@ -7,10 +7,10 @@ import argparse
 from anydevice.choose.scope import why
 from anydevice.cli.printing import Output
 from anydevice.core.choice import Choice
+from anydevice.core.text import UNUSABLE, USABLE
 from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
 from anydevice.rendering.choice_text import because
-from anydevice.rendering.summary import UNUSABLE, USABLE
 from anydevice.settings.preferences import prefer
 
 EXAMPLE = "anydevice prefer cuda --engine torch"

@@ -9,8 +9,7 @@ from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, save
 from anydevice.check.verifying import verify
 from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output
-from anydevice.core.text import table
-from anydevice.rendering.summary import ABSENT, UNUSABLE, USABLE
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, table
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from anydevice.errors import ConfigurationError
 
+USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
+"""The marks before a device or backend: usable; here but not usable; not in this machine."""
+
 _UNITS = {
     "": 1,
     "b": 1,

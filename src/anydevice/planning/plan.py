@@ -9,7 +9,7 @@ from typing import Any, Literal
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
-from anydevice.core.text import bar, format_size, shortened, table, wrapped
+from anydevice.core.text import UNUSABLE, USABLE, bar, format_size, shortened, table, wrapped
 from anydevice.planning.architectures import ModelShape
 from anydevice.planning.available import DeviceNames, available_memory
 from anydevice.planning.estimates import PARTS, MemoryEstimate, estimate_inference, part_lines
@@ -25,7 +25,7 @@ from anydevice.planning.placement import (
     fill,
 )
 from anydevice.planning.quantization import QUANTIZED, quantized
-from anydevice.rendering.summary import UNUSABLE, USABLE, Paint, plain
+from anydevice.rendering.summary import Paint, plain
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
 

@@ -12,16 +12,13 @@ from anydevice.core.choice import Choice
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
 from anydevice.core.record import Record
-from anydevice.core.text import format_size, wrapped
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_size, wrapped
 from anydevice.engines import registry
 from anydevice.rendering.choice_text import because, unmet_wishes, was_automatic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anydevice.discovery.report import Report
-
-USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
-"""The marks before a device or backend: usable; here but not usable; not in this machine."""
 
 Paint = Callable[[str, str], str]
 """Puts words into a style: "good", "bad", "dim", "strong" or "fix"."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def load_module(file: str) -> Any:
+def module_at(file: str) -> Any:
     """The module at `FOLDER/PACKAGE/NAME`, without leaving FOLDER on the import path."""
     package, name = os.path.split(file)
     folder, package = os.path.split(package)
@@ -40,7 +40,7 @@ def _server(file: str, tell: Any, arguments: Any) -> Any:
 
     def serve(question: Any) -> Any:
         if not started:
-            started.append(load_module(file).serve(tell, arguments))
+            started.append(module_at(file).serve(tell, arguments))
         return started[0](question)
 
     return serve
@@ -70,7 +70,7 @@ def main() -> None:
         for line in sys.stdin.buffer:
             answer(serve, marshal.loads(bytes.fromhex(line.decode("ascii"))))
     else:
-        answer(lambda: load_module(sys.argv[1]).ask(tell, arguments))
+        answer(lambda: module_at(sys.argv[1]).ask(tell, arguments))
     sys.stderr.flush()
     # Drivers have crashed in their own exit handlers after answering well.
     os._exit(0)
