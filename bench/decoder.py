@@ -24,7 +24,6 @@ import decoders_by_hand
 
 from anydevice.check import decoder
 from anydevice.check.decoder import DecoderShape
-from anydevice.core.hooks import load
 from anydevice.core.trees import mapped
 from anydevice.engines import registry
 
