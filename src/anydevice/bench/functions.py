@@ -111,7 +111,7 @@ def benchmark(
     """Time your own function or model with these arguments on each device.
 
     The arguments, those in `named` (by name) and the model itself are moved there with
-    `to_device`; each call is waited for, the first one is told apart, and calling goes on for
+    `to_device`; each call is waited for, the first one is kept apart, and calling goes on for
     `limit` seconds a device. Arrays of a library stay in it where it can use the device. Models,
     which are moved in place, are back where they were afterwards. Without `devices`, every usable
     one is tried, the CPU first and only as itself, not through OpenCL again; a device on which it

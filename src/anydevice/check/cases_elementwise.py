@@ -1,8 +1,8 @@
 """Cases of the ops that work element by element.
 
-Every op is checked in every type with one plain shape and all the nasty numbers. How arrays of odd
-shapes are walked through is not a matter of the op and the type together: that is checked for each
-op in one type, and in every type for one op of each kind (`thorough`).
+Every op is checked in every dtype with one plain shape and all special numbers. How arrays of odd
+shapes are walked through does not depend on the op and the dtype together: that is checked for each
+op in one dtype, and in every dtype for one op of each kind (`thorough`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from anydevice.check.case import (
 )
 
 _SHORT = ("float32", "bfloat16", "float64")
-"""The types whose denormal numbers an engine may flush."""
+"""The dtypes whose denormal numbers an engine may flush."""
 
-_ONE_TYPE = ("float32",)
+_ONE_DTYPE = ("float32",)
 
 
 def _one(*shape: int, **how: float) -> Make:
@@ -76,7 +76,7 @@ def _unary(
     def make(*shape: int) -> Make:
         return _positive(*shape) if positive else _one(*shape, spread=spread)
 
-    odd = None if thorough else _ONE_TYPE
+    odd = None if thorough else _ONE_DTYPE
     (plain, shape), *others = _SHAPES
     cases = [Case(plain, make(*shape))]
     cases += [Case(name, make(*shape), odd) for name, shape in others]
@@ -145,7 +145,7 @@ def _binary(
     gives: Any = None,
     thorough: bool = False,
 ) -> Row:
-    odd = None if thorough else _ONE_TYPE
+    odd = None if thorough else _ONE_DTYPE
     (plain, a, b), *others = _PAIRS
     cases = [Case(plain, make(a, b))]
     cases += [Case(name, make(a, b), odd) for name, a, b in others]
@@ -183,7 +183,7 @@ def _powers_of_positive(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
     return lambda draw: call(draw.positive(*a), draw.normal(*b))
 
 
-def _whole_powers(draw: Draw) -> Call:
+def _integer_powers(draw: Draw) -> Call:
     bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0])
     return call(*_crossed(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0])))
 
@@ -291,7 +291,7 @@ ELEMENTWISE: tuple[Row, ...] = (
         budgets.relative(64),
         dtypes=FLOATS,
         make=_powers_of_positive,
-        special=_whole_powers,
+        special=_integer_powers,
         denormal=False,
     ),
     _binary("maximum"),

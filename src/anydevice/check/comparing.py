@@ -10,7 +10,7 @@ A result may differ from the float64 reference by the sum of
 
 So a 16-bit sum that is added up in 16 bits is wrong, though each step is as good as the dtype
 allows: its result is off by many units where one is allowed. Integers and booleans are compared
-for equality, infinities and NaN by place, zeros without their sign.
+for equality, infinities and NaN by position, zeros without their sign.
 
 Denormal numbers: XLA on the CPU takes them for zero in arguments and results, GPUs may. Either is
 right here, element by element, except in float16, where they are a tenth of all that softmax gives.
