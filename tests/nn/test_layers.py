@@ -171,7 +171,7 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
     ("layer", "shape", "said"),
     [
         (nn.Dense(128, 10), (64,), "Dense(128→10): got 64 features"),
-        (nn.Dense(4, 2), (), "Dense(4→2): got single numbers, and it takes 4 features each"),
+        (nn.Dense(4, 2), (), "Dense(4→2): got scalars, expected 4 features"),
         (
             nn.Chain(nn.Dense(64, 64), "relu", nn.Dense(128, 10)),
             (64,),
@@ -188,11 +188,11 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
             (3,),
             "Chain[1].attention_norm RMSNorm(8): got 4 features",
         ),
-        (nn.Attention(8, 2), (8,), "Attention(8, 2 heads): got the shape (8,), and it takes"),
-        (nn.PositionEmbedding(3, 4), (5, 4), "got 5 tokens, and it has 3 positions"),
-        (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), and it takes (tokens, 4)"),
+        (nn.Attention(8, 2), (8,), "Attention(8, 2 heads): got the shape (8,), expected"),
+        (nn.PositionEmbedding(3, 4), (5, 4), "got 5 tokens, but it has 3 positions"),
+        (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), expected (tokens, 4)"),
         (nn.Conv2d(3, 8, 3), (1, 9, 9), "Conv2d(3→8, 3×3): got 1 channels"),
-        (nn.Conv2d(3, 8, 3), (9, 9), "got the shape (9, 9), and it takes (channels, height"),
+        (nn.Conv2d(3, 8, 3), (9, 9), "got the shape (9, 9), expected (channels, height"),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
         (
             nn.TiedEmbedding(9, 4, nn.Chain(nn.Dense(5, 4))),

@@ -155,7 +155,7 @@ def test_what_is_no_batch_is_refused_in_words() -> None:
     for nothing in (None, "text", {"x": 1}, [None], [["a"]]):
         with pytest.raises(ConfigurationError, match="linear: this is no array"):
             model(nothing)
-    with pytest.raises(ConfigurationError, match="do not form a batch of examples"):
+    with pytest.raises(ConfigurationError, match="not a batch of examples"):
         model([[1.0, 2.0], [1.0]])
     with pytest.raises(ConfigurationError, match=r"Dense\(2→3\): got 1 features"):
         model([[1.0]])

@@ -166,7 +166,7 @@ def test_a_schedule_of_ones_own_that_gives_no_rate_is_named_with_the_step(given:
 
     sgd = nn.SGD(Odd())
     assert sgd.rate_at(2) == 0.5
-    with pytest.raises(ConfigurationError, match=f"the schedule gives {given} for step 3"):
+    with pytest.raises(ConfigurationError, match=f"the schedule returned {given} for step 3"):
         sgd.update({"x": np.zeros(1)}, {"x": np.ones(1)}, {}, 3)
 
 

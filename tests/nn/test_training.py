@@ -261,16 +261,16 @@ def test_binary_cross_entropy_takes_truth_values_and_large_outputs() -> None:
     assert loss(np.array([200.0, -200.0]), np.array([True, False])) == 0
     assert loss(np.array([200.0], np.float32), np.array([0])) == pytest.approx(200)
     assert np.isnan(loss(np.array([np.nan]), np.array([1])))
-    with pytest.raises(ConfigurationError, match=r"one shape, but output is \(2,\), target is"):
+    with pytest.raises(ConfigurationError, match=r"same shape, but output is \(2,\), target is"):
         loss(np.ones(2), np.ones(3))
 
 
 def test_losses_by_name() -> None:
     assert all(loss_of(name) is loss for name, loss in LOSSES.items())
     assert loss_of(nn.cross_entropy) is nn.cross_entropy
-    with pytest.raises(ConfigurationError, match="there is no loss 'hinge'"):
+    with pytest.raises(ConfigurationError, match="unknown loss 'hinge'"):
         loss_of("hinge")
-    with pytest.raises(ConfigurationError, match="there is no loss"):
+    with pytest.raises(ConfigurationError, match="unknown loss"):
         loss_of(["cross_entropy"])  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ _ZEROS = Constant(0.0)
 
 
 class Conv2d(Layer):
-    """A convolution of images by windows of `size`, with zeros around them where `padding` asks.
+    """A 2-d convolution with kernels of `size`; `padding` zeros are added on each side.
 
     Its parameters are `weight` (outputs, inputs, height, width) and `bias` (outputs,). `size`,
     `stride` and `padding` are numbers, or one for the height and one for the width.
@@ -72,7 +72,7 @@ class Conv2d(Layer):
 
 
 class _Pool(Layer):
-    """The base of both poolings: windows of `size`, side by side where no `stride` is given."""
+    """The base class of poolings over windows of `size`; the default `stride` is `size`."""
 
     size: int | Pair
     stride: int | Pair | None = None
@@ -131,13 +131,13 @@ def _shown(size: int | Pair) -> str:
 
 def _check_image(layer: Layer, shape: Shape) -> None:
     if len(shape) != 3:
-        raise layer.misfit(f"got the shape {shape}, and it takes (channels, height, width)")
+        raise layer.misfit(f"got the shape {shape}, expected (channels, height, width)")
 
 
 def _windows(
     layer: Layer, shape: Shape, size: int | Pair, stride: int | Pair, padding: int | Pair
 ) -> Shape:
-    """How many windows fit into the height and into the width."""
+    """The number of windows along the height and the width."""
     sizes, steps, around = _pair(size), _pair(stride), _pair(padding)
     room = [length + 2 * pad for length, pad in zip(shape[1:], around, strict=True)]
     if room[0] < sizes[0] or room[1] < sizes[1]:
