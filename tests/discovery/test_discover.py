@@ -119,6 +119,13 @@ def test_one_old_card_does_not_spoil_the_other(monkeypatch: pytest.MonkeyPatch) 
     assert finding.devices[0].standing.stage == "device"
 
 
+@pytest.mark.parametrize("devices", [(), (Seen(0, "gpu", H200),)])
+def test_a_reason_that_is_only_a_text_is_a_finding_that_says_so(devices: tuple[Seen, ...]) -> None:
+    told = Sighting("npu", True, devices, stage="driver", reason="asleep")  # type: ignore[arg-type]
+    (finding,) = findings_of([told])
+    assert (finding.usable, finding.code) == (False, "probe_failed")
+
+
 def test_no_library_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = sighting(H200, backend="npu", engines=("cupy",))
     (finding,) = findings_of([unknown])
