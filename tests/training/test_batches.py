@@ -217,7 +217,11 @@ def test_what_can_be_iterated_once_is_not_touched_before(jax: Device) -> None:
     ("wrong", "kind", "words"),
     [
         ((X, Y + 1), VerificationError, "a target is 2, and the model gives 2 classes"),
-        ((X * np.inf, Y), VerificationError, "the batch itself holds (NaN|infinite) values in x; look"),
+        (
+            (X * np.inf, Y),
+            VerificationError,
+            "the batch itself holds (NaN|infinite) values in x; look",
+        ),
         ((X, Y[:-1]), ConfigurationError, "cross_entropy: logits is"),
     ],
 )
@@ -247,7 +251,9 @@ def test_a_validation_that_the_model_makes_infinite_goes_on(jax: Device) -> None
 
 
 def test_a_batch_that_holds_nan_advises_no_smaller_rate(jax: Device) -> None:
-    with pytest.raises(VerificationError, match=r"holds NaN in y; .* look at the data") as raised:
+    with pytest.raises(
+        VerificationError, match=r"holds NaN values in y; .* look at the data"
+    ) as raised:
         trained(jax, [(X, X * np.nan)], "mean_squared_error")
     assert "rate" not in str(raised.value)
 

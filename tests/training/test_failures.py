@@ -155,7 +155,9 @@ def test_what_a_recomputed_block_gives_is_watched(here: Device) -> None:
     layer = nn.Chain(
         nn.Dense(2, 3), nn.Chain(nn.Dense(3, 3), Bad(), nn.Dense(3, 3)), nn.Dense(3, 1)
     )
-    with pytest.raises(VerificationError, match=r"step 1: the output of Chain\[1\]\[1\] Bad is infinite"):
+    with pytest.raises(
+        VerificationError, match=r"step 1: the output of Chain\[1\]\[1\] Bad is infinite"
+    ):
         trained(here, nn.recompute(layer))
 
 

@@ -354,14 +354,18 @@ def test_what_is_no_number_stops_with_the_step_and_the_layer(
     layer = nn.Chain(layer, nn.Dense(8, 3))
     model = nn.Model(layer, device="cpu")
     model.parameters[0][2]["weight"] *= 1e4
-    with pytest.raises(VerificationError, match=r"step 1: Chain\[0\]\[3\]\[1\] Broken") as raised:
+    with pytest.raises(
+        VerificationError, match=r"step 1: the output of Chain\[0\]\[3\]\[1\] Broken"
+    ) as raised:
         trained(trainable, model=model, clip=clip, accumulate=accumulate)
     assert raised.value.where == "Chain[0][3][1] Broken"
 
 
 def test_the_step_is_the_one_that_failed(trainable: Device) -> None:
     model = nn.Model(nn.Chain(Broken(1e3), nn.Dense(8, 3)), (8,), device="cpu")
-    with pytest.raises(VerificationError, match=r"at step 5: the output of Chain\[0\] Broken is infinite"):
+    with pytest.raises(
+        VerificationError, match=r"at step 5: the output of Chain\[0\] Broken is infinite"
+    ):
         trained(trainable, model=model, data=with_outlier(4))
 
 
@@ -431,9 +435,9 @@ def test_wrong_arguments_are_refused() -> None:
         ({"model": nn.Model("relu", (2,), device="cpu")}, "no parameters to train"),
         ({"save": "run.pt"}, "must end with .safetensors"),
         ({"schedule": 0.1}, "schedule gives the rate of each step"),
-        ({"schedule": lambda step: -1.0}, r"the schedule gives -1\.0 for step 1"),
-        ({"schedule": lambda step: math.nan}, "the schedule gives nan for step 1"),
-        ({"schedule": lambda step: "x"}, "the schedule gives 'x' for step 1"),
+        ({"schedule": lambda step: -1.0}, r"the schedule returned -1\.0 for step 1"),
+        ({"schedule": lambda step: math.nan}, "the schedule returned nan for step 1"),
+        ({"schedule": lambda step: "x"}, "the schedule returned 'x' for step 1"),
         ({"clip": "x"}, "clip is the largest norm of the gradients, .* not 'x'"),
         ({"clip": 0}, "a finite number above 0, not 0"),
         ({"clip": True}, "a finite number above 0, not True"),
