@@ -6,7 +6,7 @@ from typing import Any
 
 from anydevice.core.files import writing
 from anydevice.core.finding import Facts, Reason, Verdict
-from anydevice.core.record import as_dict, replace
+from anydevice.core.record import as_dict
 from anydevice.engines import registry
 from anydevice.settings.files import verdicts_file
 
@@ -37,8 +37,8 @@ def read_verdicts() -> dict[str, Verdict]:
 
 
 def _verdict(plain: dict[str, Any]) -> Verdict:
-    verdict = Verdict(**plain)
-    return replace(verdict, reason=Reason(**plain["reason"])) if plain["reason"] else verdict
+    reason = plain.get("reason")
+    return Verdict(**{**plain, "reason": Reason(**reason) if reason else None})
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
