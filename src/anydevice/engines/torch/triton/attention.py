@@ -66,92 +66,40 @@ def decode_attention(
         return out
     if not keys:
         return out.zero_()
-    cut = tile or decode_tile(
-        batch * key_heads, keys, size, multiprocessors(q.device), shared_memory(q.device)
-    )
-    options = overlapping(q.device) if overlap else {"overlap": False}
+    pairs, device = batch * key_heads, q.device
+    cut = tile or decode_tile(pairs, keys, size, multiprocessors(device), shared_memory(device))
+    options = overlapping(device) if overlap else {"overlap": False}
     alone = cut.parts == 1
     averages, sums = out, out
     if not alone:
-        averages = torch.empty(
-            (batch, heads, cut.parts, size), dtype=torch.float32, device=q.device
-        )
-        sums = torch.empty((batch, heads, cut.parts), dtype=torch.float32, device=q.device)
+        averages = q.new_empty((batch, heads, cut.parts, size), dtype=torch.float32)
+        sums = q.new_empty((batch, heads, cut.parts), dtype=torch.float32)
     group = heads // key_heads
     start(
-        _part,
-        (cut.parts, batch * key_heads),
-        q.device,
-        q,
-        k,
-        v,
-        q if lengths is None else lengths,
-        averages,
-        sums,
-        scale * LOG2_E,
-        key_heads,
-        keys,
-        keys if window is None else window,
-        *q.stride()[:2],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        measured=lengths is not None,
-        alone=alone,
-        group=group,
-        block_group=max(LEAST_GROUP, triton.next_power_of_2(group)),
-        size=size,
-        block=cut.keys,
-        stages=cut.stages,
-        num_warps=cut.warps,
-        **options,
-    )
+        _part, (cut.parts, pairs), device,
+        q, k, v, q if lengths is None else lengths, averages, sums,
+        scale * LOG2_E, key_heads, keys, keys if window is None else window,
+        *q.stride()[:2], *k.stride()[:3], *v.stride()[:3],
+        measured=lengths is not None, alone=alone, group=group,
+        block_group=max(LEAST_GROUP, triton.next_power_of_2(group)), size=size, block=cut.keys,
+        stages=cut.stages, num_warps=cut.warps, **options,
+    )  # fmt: skip
     if not alone:
         start(
-            _together,
-            (batch * heads, triton.cdiv(size, 32)),
-            q.device,
-            averages,
-            sums,
-            out,
-            parts=cut.parts,
-            block_parts=triton.next_power_of_2(cut.parts),
-            size=size,
-            block=min(size, 32),
-            num_warps=4,
-            **options,
-        )
+            _together, (batch * heads, triton.cdiv(size, 32)), device, averages, sums, out,
+            parts=cut.parts, block_parts=triton.next_power_of_2(cut.parts), size=size,
+            block=min(size, 32), num_warps=4, **options,
+        )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["key_heads", "keys", "window"])
 def _part(
-    q,
-    k,
-    v,
-    lengths,
-    averages,
-    sums,
-    scale,
-    key_heads,
-    keys,
-    window,
-    q_batch,
-    q_head,
-    k_batch,
-    k_head,
-    k_key,
-    v_batch,
-    v_head,
-    v_key,
-    measured: tl.constexpr,
-    alone: tl.constexpr,
-    group: tl.constexpr,
-    block_group: tl.constexpr,
-    size: tl.constexpr,
-    block: tl.constexpr,
-    stages: tl.constexpr,
-    overlap: tl.constexpr,
-):
+    q, k, v, lengths, averages, sums, scale, key_heads, keys, window,
+    q_batch, q_head, k_batch, k_head, k_key, v_batch, v_head, v_key,
+    measured: tl.constexpr, alone: tl.constexpr, group: tl.constexpr, block_group: tl.constexpr,
+    size: tl.constexpr, block: tl.constexpr, stages: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
     if overlap:
         tl.extra.cuda.gdc_wait()
     part = tl.program_id(0)
@@ -222,15 +170,10 @@ def _part(
 
 @triton.jit
 def _together(
-    averages,
-    sums,
-    out,
-    parts: tl.constexpr,
-    block_parts: tl.constexpr,
-    size: tl.constexpr,
-    block: tl.constexpr,
+    averages, sums, out,
+    parts: tl.constexpr, block_parts: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
     overlap: tl.constexpr,
-):
+):  # fmt: skip
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

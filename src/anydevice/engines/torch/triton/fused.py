@@ -26,11 +26,7 @@ MOST_ROWS = 8
 LEAST_WEIGHT = 2**20
 """The fewest elements of a weight for which starting a kernel of ours pays."""
 
-_NAMES = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
+_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _HALF = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 32, 64, 128, 256)
@@ -73,31 +69,34 @@ def _like_the_first(x: Any, *rest: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-rmsnorm_operator = _operator(
-    "rmsnorm", "(Tensor x, Tensor weight, float eps) -> Tensor", _like_the_first
-)
-softmax_operator = _operator("softmax", "(Tensor x) -> Tensor", _like_the_first)
-swiglu_operator = _operator(
-    "swiglu",
-    "(Tensor gate, Tensor up) -> Tensor",
-    lambda gate, up: torch.empty(gate.shape, dtype=gate.dtype, device=gate.device),
-)
-rope_operator = _operator(
-    "rope",
-    "(Tensor x, Tensor positions, Tensor frequencies, float factor, bool interleaved, "
-    "bool backward) -> Tensor",
-    _like_the_first,
-)
-linear_operator = _operator(
-    "linear",
-    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-    lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
-)
-attention_operator = _operator(
-    "attention",
-    "(Tensor q, Tensor k, Tensor v, float scale, int? window, Tensor? lengths) -> Tensor",
-    lambda q, *rest: q.new_empty(q.shape),
-)
+def _contiguous(x: Any, *rest: Any) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_OPERATORS = {
+    name: _operator(name, f"({schema}) -> Tensor", result)
+    for name, schema, result in (
+        ("rmsnorm", "Tensor x, Tensor weight, float eps", _like_the_first),
+        ("softmax", "Tensor x", _like_the_first),
+        ("swiglu", "Tensor gate, Tensor up", _contiguous),
+        (
+            "rope",
+            "Tensor x, Tensor positions, Tensor frequencies, float factor, bool interleaved, "
+            "bool backward",
+            _like_the_first,
+        ),
+        (
+            "linear",
+            "Tensor x, Tensor weight, Tensor? bias",
+            lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
+        ),
+        (
+            "attention",
+            "Tensor q, Tensor k, Tensor v, float scale, int? window, Tensor? lengths",
+            _contiguous,
+        ),
+    )
+}
 
 
 # Gradients, in PyTorch's own functions: float32 in between, rounded once.
@@ -119,18 +118,10 @@ def _rmsnorm_backward(ctx: Any, gradient: Any) -> Any:
     return by_x.to(x.dtype), by_weight.to(weight.dtype), None
 
 
-def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(output)
-
-
 def _softmax_backward(ctx: Any, gradient: Any) -> Any:
     (result,) = ctx.saved_tensors
     weighted = gradient.float() * result.float()
     return (weighted - result.float() * weighted.sum(-1, keepdim=True)).to(result.dtype)
-
-
-def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _swiglu_backward(ctx: Any, gradient: Any) -> Any:
@@ -148,13 +139,8 @@ def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _rope_backward(ctx: Any, gradient: Any) -> Any:
     straight = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-    turned_back = rope_operator(
-        straight,
-        *ctx.saved_tensors,
-        ctx.factor,
-        ctx.interleaved,
-        not ctx.backward,
-    )
+    options = (ctx.factor, ctx.interleaved, not ctx.backward)
+    turned_back = _OPERATORS["rope"](straight, *ctx.saved_tensors, *options)
     return turned_back, None, None, None, None, None
 
 
@@ -170,14 +156,23 @@ def _linear_backward(ctx: Any, gradient: Any) -> Any:
     return gradient @ weight, gradient.T @ x, by_bias
 
 
-rmsnorm_operator.register_autograd(_rmsnorm_backward, setup_context=_keep_rmsnorm)
-softmax_operator.register_autograd(_softmax_backward, setup_context=_keep_softmax)
-swiglu_operator.register_autograd(_swiglu_backward, setup_context=_keep_swiglu)
-rope_operator.register_autograd(_rope_backward, setup_context=_keep_rope)
-linear_operator.register_autograd(_linear_backward, setup_context=_keep_linear)
+for _name, _backward, _keep in (
+    ("rmsnorm", _rmsnorm_backward, _keep_rmsnorm),
+    ("softmax", _softmax_backward, lambda ctx, inputs, output: ctx.save_for_backward(output)),
+    ("swiglu", _swiglu_backward, lambda ctx, inputs, output: ctx.save_for_backward(*inputs)),
+    ("rope", _rope_backward, _keep_rope),
+    ("linear", _linear_backward, _keep_linear),
+):
+    _OPERATORS[_name].register_autograd(_backward, setup_context=_keep)
 
 
 # The versions of ops.
+
+
+def _run(name: str, as_operator: bool, *arguments: Any) -> torch.Tensor:
+    """Through PyTorch's operator where a gradient or its compiler is to see it, or directly."""
+    result: torch.Tensor = (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
+    return result
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
@@ -188,17 +183,13 @@ def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
         or not (x.is_contiguous() and weight.is_contiguous())
     ):
         return NotImplemented
-    if _differentiated(x, weight):
-        return rmsnorm_operator(x, weight, eps)
-    return _kernel("rmsnorm")(x, weight, eps)
+    return _run("rmsnorm", _differentiated(x, weight), x, weight, eps)
 
 
 def _softmax(x: Any, axis: int) -> Any:
     if not _serves(x) or not x.ndim or axis not in (-1, x.ndim - 1) or not x.is_contiguous():
         return NotImplemented
-    if torch.compiler.is_compiling() or _differentiated(x):
-        return softmax_operator(x)
-    return _kernel("softmax")(x)
+    return _run("softmax", torch.compiler.is_compiling() or _differentiated(x), x)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:
@@ -210,9 +201,7 @@ def _swiglu(gate: Any, up: Any) -> Any:
         or not (_has_rows(gate) and _has_rows(up))
     ):
         return NotImplemented
-    if _differentiated(gate, up):
-        return swiglu_operator(gate, up)
-    return _kernel("swiglu")(gate, up)
+    return _run("swiglu", _differentiated(gate, up), gate, up)
 
 
 def _rope(
@@ -227,9 +216,7 @@ def _rope(
         return NotImplemented
     frozen = () if scaling is None else tuple(sorted(scaling.items()))
     steps, factor = _frequencies(x.shape[-1], theta, frozen, x.device)
-    if _differentiated(x):
-        return rope_operator(x, positions, steps, factor, interleaved, False)
-    return _kernel("rope")(x, positions, steps, factor, interleaved)
+    return _run("rope", _differentiated(x), x, positions, steps, factor, interleaved, False)
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
@@ -245,23 +232,14 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
     ):
         return NotImplemented
     rows = x.reshape(-1, inputs)
-    if torch.compiler.is_compiling() or _differentiated(x, weight, bias):
-        result = linear_operator(rows, weight, bias)
-    else:
-        result = _kernel("linear")(rows, weight, bias)
-    return result.view(*x.shape[:-1], weight.shape[0])
+    as_operator = torch.compiler.is_compiling() or _differentiated(x, weight, bias)
+    return _run("linear", as_operator, rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    scale: float | None,
-    mask: Any,
-    window: int | None,
-    lengths: Any,
-) -> Any:
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+) -> Any:  # fmt: skip
     size = q.shape[-1]
     if (
         q.shape[2] != 1
@@ -277,9 +255,8 @@ def _attention(
     ):
         return NotImplemented
     factor = size**-0.5 if scale is None else scale
-    if torch.compiler.is_compiling():
-        return attention_operator(q, k, v, factor, window, lengths)
-    return _kernel("attention")(q, k, v, factor, window, lengths)
+    as_operator = torch.compiler.is_compiling()
+    return _run("attention", as_operator, q, k, v, factor, window, lengths)
 
 
 def _serves(x: Any, *others: Any) -> bool:
@@ -334,13 +311,9 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
 """The kernels whether or not they are trusted: for whoever is to find that out."""
 
 
-def _device(x: Any) -> str:
-    """The device as anydevice names it: PyTorch calls an AMD GPU CUDA, too."""
-    return f"{_GPU}:{x.device.index or 0}"
-
-
 def _trusted(name: str, x: Any, *arguments: Any) -> Any:
-    if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), _device(x)):
+    device = f"{_GPU}:{x.device.index or 0}"  # as anydevice names it; PyTorch calls both CUDA
+    if x.device.type != _PLACE or not is_trusted(name, _NAMES.get(x.dtype, ""), device):
         return NotImplemented
     if name == "linear" and arguments[0].numel() < LEAST_WEIGHT:
         return NotImplemented

@@ -55,47 +55,22 @@ def matvec(
     cut = tile or matvec_tile(rows, outputs, inputs)
     options = overlapping(x.device) if overlap else {"overlap": False}
     start(
-        _one_row if rows == 1 else _few_rows,
-        (triton.cdiv(outputs, cut.outputs),),
-        x.device,
-        x,
-        weight,
-        x if bias is None else bias,
-        out,
-        rows,
-        outputs,
-        inputs,
-        x.stride(0),
-        weight.stride(0),
-        biased=bias is not None,
-        block_outputs=cut.outputs,
-        block=cut.inputs,
+        _one_row if rows == 1 else _few_rows, (triton.cdiv(outputs, cut.outputs),), x.device,
+        x, weight, x if bias is None else bias, out, rows, outputs, inputs,
+        x.stride(0), weight.stride(0), biased=bias is not None,
+        block_outputs=cut.outputs, block=cut.inputs,
         even=inputs % cut.inputs == 0 and outputs % cut.outputs == 0,
-        stages=cut.stages,
-        num_warps=cut.warps,
-        **options,
-    )
+        stages=cut.stages, num_warps=cut.warps, **options,
+    )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _one_row(
-    x,
-    weight,
-    bias,
-    out,
-    rows,
-    outputs,
-    inputs,
-    x_step,
-    weight_step,
-    biased: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block: tl.constexpr,
-    even: tl.constexpr,
-    stages: tl.constexpr,
-    overlap: tl.constexpr,
-):
+    x, weight, bias, out, rows, outputs, inputs, x_step, weight_step,
+    biased: tl.constexpr, block_outputs: tl.constexpr, block: tl.constexpr, even: tl.constexpr,
+    stages: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     known = output < outputs
     line = weight + output.to(tl.int64)[:, None] * weight_step
@@ -122,22 +97,10 @@ def _one_row(
 
 @triton.jit(do_not_specialize=["rows"])
 def _few_rows(
-    x,
-    weight,
-    bias,
-    out,
-    rows,
-    outputs,
-    inputs,
-    x_step,
-    weight_step,
-    biased: tl.constexpr,
-    block_outputs: tl.constexpr,
-    block: tl.constexpr,
-    even: tl.constexpr,
-    stages: tl.constexpr,
-    overlap: tl.constexpr,
-):
+    x, weight, bias, out, rows, outputs, inputs, x_step, weight_step,
+    biased: tl.constexpr, block_outputs: tl.constexpr, block: tl.constexpr, even: tl.constexpr,
+    stages: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     row = tl.arange(0, PADDED_ROWS)
     known = output < outputs

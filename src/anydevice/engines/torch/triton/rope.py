@@ -52,57 +52,24 @@ def rope(
         return out
     batch, heads, tokens, size = x.shape
     cut = tile or rope_tile(heads, tokens, size, x.stride(1) < x.stride(2))
-    several = positions.ndim == 2
     start(
-        _rope,
-        (triton.cdiv(tokens, cut.tokens), triton.cdiv(heads, cut.heads), batch),
-        x.device,
-        x,
-        positions,
-        frequencies,
-        out,
-        -factor if backward else factor,
-        factor,
-        heads,
-        tokens,
-        positions.stride(0) if several else 0,
-        positions.stride(-1),
-        *x.stride()[:3],
-        *out.stride()[:3],
-        half=size // 2,
-        block_half=triton.next_power_of_2(size // 2),
-        block_tokens=cut.tokens,
-        block_heads=cut.heads,
-        interleaved=interleaved,
-        num_warps=cut.warps,
-    )
+        _rope, (triton.cdiv(tokens, cut.tokens), triton.cdiv(heads, cut.heads), batch), x.device,
+        x, positions, frequencies, out, -factor if backward else factor, factor, heads, tokens,
+        positions.stride(0) if positions.ndim == 2 else 0, positions.stride(-1),
+        *x.stride()[:3], *out.stride()[:3],
+        half=size // 2, block_half=triton.next_power_of_2(size // 2), block_tokens=cut.tokens,
+        block_heads=cut.heads, interleaved=interleaved, num_warps=cut.warps,
+    )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["heads", "tokens"])
 def _rope(
-    x,
-    positions,
-    frequencies,
-    out,
-    sine_factor,
-    cosine_factor,
-    heads,
-    tokens,
-    positions_batch,
-    positions_token,
-    x_batch,
-    x_head,
-    x_token,
-    out_batch,
-    out_head,
-    out_token,
-    half: tl.constexpr,
-    block_half: tl.constexpr,
-    block_tokens: tl.constexpr,
-    block_heads: tl.constexpr,
-    interleaved: tl.constexpr,
-):
+    x, positions, frequencies, out, sine_factor, cosine_factor, heads, tokens,
+    positions_batch, positions_token, x_batch, x_head, x_token, out_batch, out_head, out_token,
+    half: tl.constexpr, block_half: tl.constexpr, block_tokens: tl.constexpr,
+    block_heads: tl.constexpr, interleaved: tl.constexpr,
+):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
     token = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)

@@ -11,15 +11,8 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record
-from anydevice.engines.torch.triton.launch import (
-    LONGEST_ROW,
-    fetch_ahead,
-    most_warps,
-    multiprocessors,
-    overlapping,
-    shared_memory,
-    start,
-)
+from anydevice.engines.torch.triton import launch
+from anydevice.engines.torch.triton.launch import LONGEST_ROW, fetch_ahead, start
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
@@ -61,21 +54,11 @@ def rmsnorm(
     columns = x.shape[-1]
     rows = x.numel() // columns
     cut = tile or rmsnorm_tile(columns, x.element_size())
-    whole = columns <= cut.columns
     start(
-        _rmsnorm_rows if whole else _rmsnorm_long_row,
-        (triton.cdiv(rows, cut.rows),),
-        x.device,
-        x,
-        weight,
-        out,
-        rows,
-        columns,
-        eps,
-        block_rows=cut.rows,
-        block=cut.columns,
-        num_warps=cut.warps,
-    )
+        _rmsnorm_rows if columns <= cut.columns else _rmsnorm_long_row,
+        (triton.cdiv(rows, cut.rows),), x.device, x, weight, out, rows, columns, eps,
+        block_rows=cut.rows, block=cut.columns, num_warps=cut.warps,
+    )  # fmt: skip
     return out
 
 
@@ -135,60 +118,33 @@ def softmax(x: torch.Tensor, tile: RowTile | None = None) -> torch.Tensor:
     columns = x.shape[-1]
     rows = x.numel() // columns
     device = x.device
-    cut = tile or softmax_tile(columns, x.element_size(), shared_memory(device), most_warps(device))
+    shared, warps = launch.shared_memory(device), launch.most_warps(device)
+    cut = tile or softmax_tile(columns, x.element_size(), shared, warps)
     if columns > cut.columns:
         start(
-            _softmax_long_row,
-            (rows,),
-            device,
-            x,
-            out,
-            columns,
-            block=cut.columns,
-            num_warps=cut.warps,
-        )
+            _softmax_long_row, (rows,), device, x, out, columns,
+            block=cut.columns, num_warps=cut.warps,
+        )  # fmt: skip
     elif cut.ahead and 2 * columns >= cut.columns:
         start(
-            _softmax_row_after_row,
-            (min(rows, multiprocessors(device)),),
-            device,
-            x,
-            out,
-            rows,
-            columns,
-            half=cut.columns // 2,
-            stages=cut.ahead + 1,
+            _softmax_row_after_row, (min(rows, launch.multiprocessors(device)),), device,
+            x, out, rows, columns, half=cut.columns // 2, stages=cut.ahead + 1,
             aligned=columns * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0,
-            num_warps=cut.warps,
-            **overlapping(device),
-        )
+            num_warps=cut.warps, **launch.overlapping(device),
+        )  # fmt: skip
     else:
         start(
-            _softmax_rows,
-            (triton.cdiv(rows, cut.rows),),
-            device,
-            x,
-            out,
-            rows,
-            columns,
-            block_rows=cut.rows,
-            block=cut.columns,
-            num_warps=cut.warps,
-        )
+            _softmax_rows, (triton.cdiv(rows, cut.rows),), device, x, out, rows, columns,
+            block_rows=cut.rows, block=cut.columns, num_warps=cut.warps,
+        )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _softmax_row_after_row(
-    x,
-    out,
-    rows,
-    columns,
-    half: tl.constexpr,
-    stages: tl.constexpr,
-    overlap: tl.constexpr,
-    aligned: tl.constexpr,
-):
+    x, out, rows, columns,
+    half: tl.constexpr, stages: tl.constexpr, overlap: tl.constexpr, aligned: tl.constexpr,
+):  # fmt: skip
     if overlap:
         if aligned:
             first = x + tl.program_id(0).to(tl.int64) * columns
@@ -267,18 +223,11 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, tile: RowTile = SWIGLU_TILE) ->
     columns = gate.numel() if flat else gate.shape[-1]
     blocks = triton.cdiv(columns, tile.columns)
     start(
-        _swiglu,
-        (blocks,) if flat else (gate.numel() // columns, blocks),
-        gate.device,
-        gate,
-        up,
-        out,
-        columns,
+        _swiglu, (blocks,) if flat else (gate.numel() // columns, blocks), gate.device,
+        gate, up, out, columns,
         *((0, 0) if flat else (one.view(-1, columns).stride(0) for one in (gate, up))),
-        flat=flat,
-        block=tile.columns,
-        num_warps=tile.warps,
-    )
+        flat=flat, block=tile.columns, num_warps=tile.warps,
+    )  # fmt: skip
     return out
 
 
