@@ -179,7 +179,6 @@ def test_ctrl_c_before_the_first_step_takes_none(
 
 
 def shown_text(shown: TrainingProgress) -> str:
-    assert shown._bar is not None
     assert shown._bar._bar is not None
     return str(shown._bar._bar.tasks[0].description)
 
@@ -226,7 +225,6 @@ def test_the_bar_fits_the_terminal(
     monkeypatch.setattr("sys.stderr.fileno", lambda: 2, raising=False)
     monkeypatch.setenv("COLUMNS", str(columns))
     with TrainingProgress(500, 1000, 0, wanted=True) as shown:
-        assert shown._bar is not None
         shown.tell(1, 1, 0.5, 1e-3, 20)
         clock(3.0)
         shown.tell(250, 2, 1.2345e-5, 1.25e-3, 123_456_789)

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import time
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
-
-_WIDTH = 24
+    from rich.progress import Progress
 
 
 class ProgressBar:
     """A bar on a terminal while the block runs; at its end it is gone.
 
-    It appears with the first `tell`. The caller makes sure that the stream is a terminal. With
-    `in_bytes`, progress is shown in bytes, with their rate and the time that is left. The bar
-    itself is `width` columns wide.
+    It appears with the first `tell`, but not before `delay` seconds have passed. The caller makes
+    sure that the stream is a terminal; `None` shows nothing. With `in_bytes`, progress is shown in
+    bytes, with their rate and the time that is left. The bar itself is `width` columns wide.
     """
 
     def __init__(
         self,
-        stream: TextIO,
+        stream: TextIO | None,
         *,
         colour: bool = True,
         in_bytes: bool = False,
-        width: int = _WIDTH,
+        width: int = 24,
+        delay: float = 0.0,
     ) -> None:
-        self._stream = stream
-        self._colour = colour
-        self._in_bytes = in_bytes
-        self._width = width
+        self._stream, self._colour = stream, colour
+        self._in_bytes, self._width = in_bytes, width
+        self._from = time.monotonic() + delay
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is None:
             return
         try:
@@ -53,33 +45,21 @@ class ProgressBar:
 
     def tell(self, done: int, total: int, doing: str) -> None:
         """Show that `done` of `total` is done, and what is being done now."""
+        if self._stream is None or time.monotonic() < self._from:
+            return
         if self._bar is None:
+            from rich import progress as rich
             from rich.console import Console
-            from rich.progress import Progress
 
+            shown: list[rich.ProgressColumn] = [rich.BarColumn(self._width)]
+            if self._in_bytes:
+                shown += [rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()]
+                shown += [rich.TimeRemainingColumn()]
+            else:
+                shown += [rich.MofNCompleteColumn(), rich.TimeElapsedColumn()]
+            shown.append(rich.TextColumn("{task.description}", markup=False))
             console = Console(file=self._stream, no_color=not self._colour)
-            self._bar = Progress(*self._columns(), console=console, transient=True)
-            self._task = self._bar.add_task(doing, completed=done, total=total)
+            self._bar = rich.Progress(*shown, console=console, transient=True)
+            self._bar.add_task(doing, completed=done, total=total)
             self._bar.start()
-        assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total, description=doing)
-
-    def _columns(self) -> tuple[ProgressColumn, ...]:
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        counted: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TimeElapsedColumn())
-        if self._in_bytes:
-            counted = (
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-            )
-        return BarColumn(self._width), *counted, TextColumn("{task.description}", markup=False)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=doing)

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from anydevice.core.progress import ProgressBar
@@ -28,30 +27,22 @@ class TrainingProgress:
     def __init__(
         self, epochs: int, length: int | None, done: int, wanted: bool | None = None
     ) -> None:
-        self._epochs = epochs
-        self._length = length
-        self._done = done
+        self._epochs, self._length, self._done = epochs, length, done
         self._first_tell: tuple[float, int, int] | None = None
-        self._doing = "starting"
-        self._ending = ""
+        self._doing, self._ending = "starting", ""
         terminal = sys.stderr is not None and sys.stderr.isatty()
-        shown = terminal if wanted is None else wanted
-        self._columns = _columns() if shown else 80
+        self._shown = terminal if wanted is None else wanted
+        self._columns = _columns() if self._shown else 80
         self._width = 24 if self._columns >= _NARROW else 10
-        self._bar = ProgressBar(sys.stderr, colour=terminal, width=self._width) if shown else None
+        stream = sys.stderr if self._shown else None
+        self._bar = ProgressBar(stream, colour=terminal, width=self._width)
 
     def __enter__(self) -> Self:
         self._show(self._done, [])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._bar.__exit__(*error)
 
     def learned(self, length: int) -> None:
         """An epoch has so many batches."""
@@ -69,7 +60,7 @@ class TrainingProgress:
         in use.
         """
         self._ending = text
-        if self._bar is not None:
+        if self._shown:
             self._show(self._done, [])
         elif sys.stderr is not None:
             with suppress(OSError, ValueError):
@@ -83,15 +74,10 @@ class TrainingProgress:
         `rate` is that of the last step. Speed and the time left are counted from the first call on:
         the time before is mostly compiling.
         """
-        if self._bar is None:
-            return
         self._doing = ""
-        done = epoch - 1
-        if self._length:
-            done = (epoch - 1) * self._length + position
+        done = (epoch - 1) * self._length + position if self._length else epoch - 1
         now = time.monotonic()
-        if self._first_tell is None:
-            self._first_tell = now, examples, done
+        self._first_tell = self._first_tell or (now, examples, done)
         began, passed, first = self._first_tell
         seconds = now - began
         words = [(f"epoch {epoch}/{self._epochs}", 0)]
@@ -110,14 +96,12 @@ class TrainingProgress:
 
     def _show(self, done: int, words: list[tuple[str, int]]) -> None:
         """Show the bar with as many of the words as fit; the number is their rank."""
-        if self._bar is None:
-            return
         total = self._total()
         self._done = min(done, total)
-        if self._doing:
-            words = [*words, (self._doing, 1)]
         if self._ending:
             words = [(self._ending, 0)]
+        elif self._doing:
+            words = [*words, (self._doing, 1)]
         taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
         self._bar.tell(self._done, total, fitted(words, self._columns - taken))
 

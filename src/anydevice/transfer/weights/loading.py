@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -79,9 +79,9 @@ def load_weights(
     engine, place = registry.load(target.engine), place_of(target)
     arrays: dict[str, Any] = dict.fromkeys(model)
     try:
-        with _Progress(sum(each.entry.nbytes for each in model.values()), progress) as shown:
+        with _progress(sum(each.entry.nbytes for each in model.values()), progress) as advance:
             for header, entries in _by_file(model):
-                _load_file(header, entries, wanted, engine, place, shown.advance, arrays)
+                _load_file(header, entries, wanted, engine, place, advance, arrays)
     except BaseException:
         arrays.clear()  # the error keeps this frame, and half a model is of use to nobody
         raise
@@ -205,31 +205,22 @@ def _refused(file: PlainFile, entry: Entry, problem: str) -> TransferError:
     return TransferError(f"{file.path}: the tensor {entry.name!r}: {problem}", entry.name)
 
 
-class _Progress:
-    """A bar on the error stream for `total` bytes, while the block runs.
+@contextmanager
+def _progress(total: int, wanted: bool | None) -> Iterator[Advance]:
+    """A bar on the error stream, where that is a terminal; called with each number of new bytes.
 
-    It appears where that stream is a terminal, at once for more than 100 MB and else after one
-    second, and is gone at the end. `wanted` is true for a bar from the start, false for none.
+    It appears at once for a large load and else after a while. `wanted` is true for a bar from the
+    start, false for none.
     """
+    shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
+    delay = 0.0 if wanted or total > LARGE else SLOW
+    done = 0
 
-    def __init__(self, total: int, wanted: bool | None = None) -> None:
-        self._total = total
-        self._done = 0
-        shown = wanted is not False and sys.stderr is not None and sys.stderr.isatty()
-        self._bar = ProgressBar(sys.stderr, in_bytes=True) if shown else None
-        at_once = wanted is True or total > LARGE
-        self._from = time.monotonic() + (0.0 if at_once else SLOW)
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        bar.tell(done, total, "loading weights")
 
-    def __enter__(self) -> Self:
-        self.advance(0)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*error)
-
-    def advance(self, size: int) -> None:
-        """Count so many more bytes as loaded."""
-        self._done += size
-        if self._bar is not None and time.monotonic() >= self._from:
-            self._bar.tell(self._done, self._total, "loading weights")
+    with ProgressBar(sys.stderr if shown else None, in_bytes=True, delay=delay) as bar:
+        advance(0)
+        yield advance
