@@ -25,6 +25,7 @@ from anydevice.ops.arguments import wide
 from anydevice.ops.dispatch import primitives
 
 Array = Any
+Arrays = list[Array]
 State = dict[str, Tree]
 
 
@@ -67,7 +68,37 @@ class Optimizer(Settings):
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
 
-class SGD(Optimizer):
+class _BuiltIn(Optimizer):
+    """An optimizer whose step is one op over lists of arrays."""
+
+    def _state_names(self) -> tuple[str, ...]:
+        """The names of the trees of its state."""
+        raise NotImplementedError
+
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        """The new parameters and trees of the state, given the old ones and the gradients."""
+        raise NotImplementedError
+
+    def init(self, parameters: Tree) -> State:
+        return {name: zeros_like(parameters) for name in self._state_names()}
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: State,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, State]:
+        names = self._state_names()
+        trees = [parameters, gradients, *[state[name] for name in names]]
+        rate = self.rate_at(step) if rate is None else rate
+        new = self._moved([leaves(tree) for tree in trees], step, rate)
+        moved, *states = [refilled(parameters, arrays) for arrays in new if arrays is not None]
+        return moved, dict(zip(names, states, strict=True))
+
+
+class SGD(_BuiltIn):
     """Stochastic gradient descent, with momentum if it is not 0.
 
     >>> import numpy
@@ -88,31 +119,23 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise setting_error(self, "nesterov", "used with momentum, such as 0.9", True)
 
-    def init(self, parameters: Tree) -> State:
-        return {"velocities": zeros_like(parameters)} if self.momentum else {}
+    def _state_names(self) -> tuple[str, ...]:
+        return ("velocities",) if self.momentum else ()
 
-    def update(
-        self,
-        parameters: Tree,
-        gradients: Tree,
-        state: State,
-        step: int | Array,
-        rate: float | Array | None = None,
-    ) -> tuple[Tree, State]:
-        moved, velocities = ops.update_sgd(
-            leaves(parameters),
-            leaves(gradients),
-            leaves(state["velocities"]) if self.momentum else None,
-            rate=self.rate_at(step) if rate is None else rate,
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        parameters, gradients, *velocities = arrays
+        return ops.update_sgd(
+            parameters,
+            gradients,
+            velocities[0] if velocities else None,
+            rate=rate,
             momentum=self.momentum,
             decay=self.decay,
             nesterov=self.nesterov,
         )
-        new = {} if velocities is None else {"velocities": refilled(parameters, velocities)}
-        return refilled(parameters, moved), new
 
 
-class Adam(Optimizer):
+class Adam(_BuiltIn):
     """Adam; `decay` is L2 regularization, a multiple of the parameters added to the gradients."""
 
     rate: float | Schedule = 1e-3
@@ -127,32 +150,24 @@ class Adam(Optimizer):
         check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
         check_numbers(self, eps=self.eps, decay=self.decay)
 
-    def init(self, parameters: Tree) -> State:
-        return {"means": zeros_like(parameters), "squares": zeros_like(parameters)}
+    def _state_names(self) -> tuple[str, ...]:
+        return "means", "squares"
 
-    def update(
-        self,
-        parameters: Tree,
-        gradients: Tree,
-        state: State,
-        step: int | Array,
-        rate: float | Array | None = None,
-    ) -> tuple[Tree, State]:
-        moved, means, squares = ops.update_adam(
-            leaves(parameters),
-            leaves(gradients),
-            leaves(state["means"]),
-            leaves(state["squares"]),
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        parameters, gradients, means, squares = arrays
+        return ops.update_adam(
+            parameters,
+            gradients,
+            means,
+            squares,
             step,
-            rate=self.rate_at(step) if rate is None else rate,
+            rate=rate,
             beta1=self.beta1,
             beta2=self.beta2,
             eps=self.eps,
             decay=self.decay,
             decoupled=self._decoupled,
         )
-        new = {"means": refilled(parameters, means), "squares": refilled(parameters, squares)}
-        return refilled(parameters, moved), new
 
 
 class AdamW(Adam):
@@ -164,7 +179,7 @@ class AdamW(Adam):
     _decoupled = True
 
 
-class Lion(Optimizer):
+class Lion(_BuiltIn):
     """Lion: steps by the sign of the averaged gradient, with decoupled weight decay."""
 
     rate: float | Schedule = 1e-4
@@ -176,27 +191,13 @@ class Lion(Optimizer):
         check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)
         check_numbers(self, decay=self.decay)
 
-    def init(self, parameters: Tree) -> State:
-        return {"means": zeros_like(parameters)}
+    def _state_names(self) -> tuple[str, ...]:
+        return ("means",)
 
-    def update(
-        self,
-        parameters: Tree,
-        gradients: Tree,
-        state: State,
-        step: int | Array,
-        rate: float | Array | None = None,
-    ) -> tuple[Tree, State]:
-        moved, means = ops.update_lion(
-            leaves(parameters),
-            leaves(gradients),
-            leaves(state["means"]),
-            rate=self.rate_at(step) if rate is None else rate,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            decay=self.decay,
+    def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
+        return ops.update_lion(
+            *arrays, rate=rate, beta1=self.beta1, beta2=self.beta2, decay=self.decay
         )
-        return refilled(parameters, moved), {"means": refilled(parameters, means)}
 
 
 def zeros_like(parameters: Tree) -> Tree:
