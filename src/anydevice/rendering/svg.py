@@ -7,7 +7,7 @@ and dark screens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from math import ceil, floor, isfinite, log10
 
@@ -23,7 +23,7 @@ _COLOURS = ("#0b6bcb", "#c2410c")
 _DASHES = ("none", "5 3")  # who sees no colours tells the lines apart as well
 _CURVE_STYLE = (
     "svg{background:#fff;color:#222;font:12px system-ui,sans-serif}"
-    ".grid{stroke:#8884;fill:none}text{fill:currentColor}.soft{opacity:.7}"
+    ".grid{stroke:#8884;fill:none}text{fill:currentColor}.soft,.tick{opacity:.7}"
     "@media(prefers-color-scheme:dark){svg{background:#16181c;color:#e6e6e6}}"
 )
 
@@ -38,12 +38,16 @@ MARKS: tuple[Callable[[float, float], str], ...] = (
 """One shape an engine: who sees no colours tells them apart as well."""
 
 
+Ticks = Sequence[tuple[float, str]]
+"""Values of an axis, each with its label."""
+
+
 class Dot(Record):
     """One value of one engine, with what is said where it is pointed at."""
 
     engine: str
-    value: float
-    says: str
+    value: float = 0.0
+    says: str = ""
 
 
 class Line(Record):
@@ -102,7 +106,7 @@ def legend(shown: Sequence[str], engines: Sequence[str]) -> str:
     """Those of the engines that are shown, each with its mark and colour."""
     items = "".join(
         '<li><svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">'
-        f"{_mark(engine, 6, 6, engines)}</svg> {escape(engine)}</li>"
+        f"{_mark(Dot(engine), 6, 6, engines)}</svg> {escape(engine)}</li>"
         for engine in shown
     )
     return f'<ul class="legend">{items}</ul>'
@@ -112,7 +116,7 @@ def dot_plot(
     lines: Sequence[Line],
     engines: Sequence[str],
     axis: tuple[float, float],
-    ticks: Sequence[tuple[float, str]],
+    ticks: Ticks,
     *,
     logarithmic: bool = False,
     title: str,
@@ -120,20 +124,13 @@ def dot_plot(
     """Rows of dots on one axis, with ticks above; one colour and shape an engine."""
     scale = Axis(*axis, _LABELS, WIDTH - _RIGHT, logarithmic)
     height = _TOP + _ROW * len(lines) + _BOTTOM
-    parts = [_opened(height, title)]
-    for value, words in ticks:
-        x = scale.at(value)
-        parts.append(f'<path class="grid" d="M{x:.1f} {_TOP - 3}V{height - _BOTTOM}"/>')
-        parts.append(_text(x, 10, words, "tick", "middle"))
+    parts = [_opened(height, title), *_upright(scale, ticks, _TOP - 3, height - _BOTTOM, 10)]
     for number, line in enumerate(lines):
-        top = _TOP + _ROW * number
-        middle = top + _ROW / 2
+        middle = _TOP + _ROW * (number + 0.5)
         parts.append(f'<path class="rule" d="M{_LABELS} {middle:.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(_text(0, middle - 2, shortened(line.name, 18), "name"))
         parts.append(_text(0, middle + 9, shortened(line.detail, 22), "detail"))
-        for dot in line.dots:
-            mark = _mark(dot.engine, scale.at(dot.value), middle, engines, dot.says)
-            parts.append(mark)
+        parts += [_mark(dot, scale.at(dot.value), middle, engines) for dot in line.dots]
     return "".join((*parts, "</svg>"))
 
 
@@ -150,31 +147,25 @@ def roofline(
 
     `dots` come with their operations a byte; `roofs` are the rates of multiplying matrices.
     """
-    height, left, right, top, bottom = 250, 48, 20, 10, 32
+    left, right, top, floor_at, height = 48, WIDTH - 20, 10, 218, 250
     top_rate = max(rate for _, rate in roofs)
     across = decades([x for x, _ in dots] + [top_rate / bandwidth])
     upward = decades([dot.value for _, dot in dots] + [top_rate])
-    x_axis = Axis(*across, left, WIDTH - right, True)
-    y_axis = Axis(*upward, height - bottom, top, True)
-    parts = [_opened(height, title)]
-    for value in _powers(across):
-        x = x_axis.at(value)
-        parts.append(f'<path class="grid" d="M{x:.1f} {top}V{height - bottom}"/>')
-        parts.append(_text(x, height - bottom + 12, f"{value:g}", "tick", "middle"))
-    for value in _powers(upward):
-        y = y_axis.at(value)
-        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{WIDTH - right}"/>')
-        parts.append(_text(left - 4, y + 3, ticks(value), "tick", "end"))
-    parts.append(_text((left + WIDTH) / 2, height - 4, "operations a byte", "tick", "middle"))
+    x_axis, y_axis = Axis(*across, left, right, True), Axis(*upward, floor_at, top, True)
+    below = [(value, f"{value:g}") for value in _powers(across)]
+    beside = [(value, ticks(value)) for value in _powers(upward)]
+    parts = [
+        _opened(height, title),
+        *_upright(x_axis, below, top, floor_at, floor_at + 12),
+        *_level(y_axis, beside, left, right),
+        _text((left + WIDTH) / 2, height - 4, "operations a byte", "tick", "middle"),
+    ]
     start = max(across[0], upward[0] / bandwidth)
     for name, rate in roofs:
-        knee = rate / bandwidth
-        points = [(start, start * bandwidth), (knee, rate), (across[1], rate)]
-        path = "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
-        parts.append(f'<path class="roof" d="M{path}"/>')
-        parts.append(_text(WIDTH - right, y_axis.at(rate) + 11, name, "detail", "end"))
-    for x, dot in dots:
-        parts.append(_mark(dot.engine, x_axis.at(x), y_axis.at(dot.value), engines, dot.says))
+        points = [(start, start * bandwidth), (rate / bandwidth, rate), (across[1], rate)]
+        parts.append(f'<path class="roof" d="{_path(points, x_axis, y_axis)}"/>')
+        parts.append(_text(right, y_axis.at(rate) + 11, name, "detail", "end"))
+    parts += [_mark(dot, x_axis.at(x), y_axis.at(dot.value), engines) for x, dot in dots]
     return "".join((*parts, "</svg>"))
 
 
@@ -196,11 +187,8 @@ def picture_of(curves: Sequence[Curve], said: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{escape(said)}</title><style>{_CURVE_STYLE}</style>",
         _text(left, 18, said, "soft"),
+        *_level(y_axis, [(mark, f"{mark:.4g}") for mark in marks], left, width - right),
     ]
-    for mark in marks:
-        y = y_axis.at(mark)
-        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{width - right}"/>')
-        parts.append(_text(left - 6, y + 4, f"{mark:.4g}", "soft", "end"))
     epochs = sorted({first, last, *(round(x) for x in _even(first, last) if first < x < last)})
     below = height - bottom + 16
     parts += [_text(x_axis.at(epoch), below, f"{epoch:g}", "soft", "middle") for epoch in epochs]
@@ -210,11 +198,10 @@ def picture_of(curves: Sequence[Curve], said: str) -> str:
         at = width - right - 150 + 80 * number
         parts.append(f'<path d="M{at} 26h18" stroke-width="2" {look}/>')
         parts.append(_text(at + 22, 30, curve.name, "soft"))
-        drawn = [(x_axis.at(x), y_axis.at(y)) for x, y in _finite(curve)]
-        if drawn:
-            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in drawn)
-            parts.append(f'<path d="M{path}" fill="none" stroke-width="2" {look}/>')
-            x, y = drawn[-1]
+        if drawn := _finite(curve):
+            path = _path(drawn, x_axis, y_axis)
+            parts.append(f'<path d="{path}" fill="none" stroke-width="2" {look}/>')
+            x, y = x_axis.at(drawn[-1][0]), y_axis.at(drawn[-1][1])
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS[number]}"/>')
     return "".join((*parts, "</svg>"))
 
@@ -236,6 +223,24 @@ def _powers(ends: tuple[float, float]) -> list[float]:
     return [10.0**power for power in range(low, high + 1, step)]
 
 
+def _upright(axis: Axis, ticks: Ticks, top: float, bottom: float, words_at: float) -> Iterator[str]:
+    for value, words in ticks:
+        x = axis.at(value)
+        yield f'<path class="grid" d="M{x:.1f} {top}V{bottom}"/>'
+        yield _text(x, words_at, words, "tick", "middle")
+
+
+def _level(axis: Axis, ticks: Ticks, left: float, right: float) -> Iterator[str]:
+    for value, words in ticks:
+        y = axis.at(value)
+        yield f'<path class="grid" d="M{left} {y:.1f}H{right}"/>'
+        yield _text(left - 4, y + 3, words, "tick", "end")
+
+
+def _path(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
+    return "M" + "L".join(f"{x_axis.at(x):.1f} {y_axis.at(y):.1f}" for x, y in points)
+
+
 def _opened(height: float, title: str) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
@@ -248,9 +253,9 @@ def _text(x: float, y: float, words: str, style: str, anchor: str = "start") -> 
     return f'<text {place} class="{style}">{escape(words)}</text>'
 
 
-def _mark(engine: str, x: float, y: float, engines: Sequence[str], says: str = "") -> str:
-    number = engines.index(engine) % len(MARKS)
-    title = f"<title>{escape(says)}</title>" if says else ""
+def _mark(dot: Dot, x: float, y: float, engines: Sequence[str]) -> str:
+    number = engines.index(dot.engine) % len(MARKS)
+    title = f"<title>{escape(dot.says)}</title>" if dot.says else ""
     shape = MARKS[number](x, y)
     tag = shape[1:].partition(" ")[0]
     return f'{shape} class="mark m{number}">{title}</{tag}>'
