@@ -9,11 +9,20 @@ import pytest
 
 import anydevice
 from anydevice import nn, ops
-from anydevice.compiling.verification import Tolerance, digest_of, tolerance_of
+from anydevice.compiling.verification import (
+    Candidate,
+    Original,
+    Tolerance,
+    digest_of,
+    tolerance_of,
+    verify_model,
+)
 from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.models import native as own_models
+from anydevice.models.detect import adapter_of
+from anydevice.models.precision import policy_of
 from anydevice.nn.layer import Layer
 from anydevice.ops import dispatch
 from anydevice.transfer.moving import to_device
@@ -429,3 +438,20 @@ def test_nan_is_one_thing_however_it_is_written() -> None:
     x = np.array([1, 0x7FC00001], np.uint32).view(np.float32)
     y = np.array([1, 0xFFC00000], np.uint32).view(np.float32)
     assert digest_of(x) == digest_of(y)
+
+
+def test_any_function_that_runs_a_model_can_be_verified(here: Device) -> None:
+    model = nn.build(nn.Dense(4, 3), "tanh", device="cpu")
+    adapter, policy = adapter_of(model), policy_of("float32", here)
+    original = Original.of(adapter, policy)
+    moved = adapter.moved(here, policy.parameters)
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((np.ones((2, 4), np.float32),), {})
+
+    def run(x: Any) -> Any:
+        return moved.call(moved.arguments, to_device(x, here, convert=True))
+
+    checked = verify_model(Candidate(moved, here, policy, run, None), original, inputs, ())
+    assert (checked.parts, checked.weights) == (2, 2)
+    wrong = Candidate(moved, here, policy, lambda x: ops.multiply(run(x), 1.01), None)
+    with pytest.raises(VerificationError, match="in the compiled code, the output: "):
+        verify_model(wrong, original, inputs, ())
