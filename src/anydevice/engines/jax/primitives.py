@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,30 +25,29 @@ _NO_64_BITS = Absent(
 )
 
 
-def _one_program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
+def _one_program(function: Callable[..., Any], static: Sequence[int] = ()) -> Callable[..., Any]:
     """The function as one compiled program, of which the arguments at these places are constants.
 
     Called on arrays as they are, it starts in less time than the functions of `jax.numpy`, most of
     which are Python around such a program, or several. What is traced takes it in as it is.
     """
-    program: Callable[..., Any] = jax.jit(function, static_argnums=static, inline=True)
+    program: Callable[..., Any] = jax.jit(function, static_argnums=tuple(static), inline=True)
     return program
 
 
-_reshape = _one_program(lambda x, shape: jnp.reshape(x, shape), 1)
-_transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), 1)
-_broadcast = _one_program(lambda x, shape: jnp.broadcast_to(x, shape), 1)
-_astype = _one_program(lambda x, kind: x.astype(kind), 1)
-_concatenate = _one_program(lambda arrays, axis: jnp.concatenate(arrays, axis), 1)
-_part = _one_program(jax.lax.slice_in_dim, 1, 2, 3, 4)
-_add = _one_program(lambda a, b: jnp.add(a, b))
-_subtract = _one_program(lambda a, b: jnp.subtract(a, b))
-_multiply = _one_program(lambda a, b: jnp.multiply(a, b))
-_divide = _one_program(lambda a, b: jnp.divide(a, b))
-_maximum = _one_program(lambda a, b: jnp.maximum(a, b))
-_minimum = _one_program(lambda a, b: jnp.minimum(a, b))
-_largest = _one_program(lambda x, axis, keepdims: jnp.max(x, axis, keepdims=keepdims), 1, 2)
-_smallest = _one_program(lambda x, axis, keepdims: jnp.min(x, axis, keepdims=keepdims), 1, 2)
+def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The primitive of two arrays, or of an array and a number."""
+
+    def call(_: JaxPrimitives, a: Any, b: Any) -> Any:
+        return function(*_pair(a, b))
+
+    return call
+
+
+_transpose = _one_program(lambda x, axes: jnp.transpose(x, axes), [1])
+_astype = _one_program(lambda x, kind: x.astype(kind), [1])
+_concatenate = _one_program(lambda arrays, axis: jnp.concatenate(arrays, axis), [1])
+_part = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
 
 
 @_one_program
@@ -57,7 +57,14 @@ def _matmul(a: Any, b: Any) -> Any:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST if _wide(a) else None)
 
 
-def _added_up(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+@_one_program
+def _sigmoid(x: Any) -> Any:
+    # XLA writes it out as several operations, each of which would round.
+    return jax.nn.sigmoid(x if _wide(x) else x.astype(jnp.float32)).astype(x.dtype)
+
+
+@partial(_one_program, static=(1, 2))
+def _sum(x: Any, axis: Axes, keepdims: bool = False) -> Any:
     kind = x.dtype
     if kind.itemsize == 2 and jnp.issubdtype(kind, jnp.floating):
         # Left to itself, XLA may add up parts of a long sum in 16 bits.
@@ -66,7 +73,14 @@ def _added_up(x: Any, axis: Axes, keepdims: bool = False) -> Any:
     return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
 
 
-_sum = _one_program(_added_up, 1, 2)
+@partial(_one_program, static=(1, 2))
+def _max(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    return jnp.max(x, axis, keepdims=keepdims)
+
+
+@partial(_one_program, static=(1, 2))
+def _min(x: Any, axis: Axes, keepdims: bool = False) -> Any:
+    return jnp.min(x, axis, keepdims=keepdims)
 
 
 class JaxPrimitives:
@@ -93,13 +107,11 @@ class JaxPrimitives:
         kind = _theirs(dtype)
         return x.astype(kind) if x.dtype == kind else _astype(x, kind)
 
-    reshape = staticmethod(_reshape)
+    reshape = staticmethod(_one_program(lambda x, shape: jnp.reshape(x, shape), [1]))
+    broadcast_to = staticmethod(_one_program(lambda x, shape: jnp.broadcast_to(x, shape), [1]))
 
     def permute_dims(self, x: Any, axes: Sequence[int]) -> Any:
         return _transpose(x, tuple(axes))
-
-    def broadcast_to(self, x: Any, shape: Shape) -> Any:
-        return _broadcast(x, shape)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return _concatenate(tuple(arrays), axis)
@@ -109,88 +121,36 @@ class JaxPrimitives:
 
     # One array
 
-    def abs(self, x: Any) -> Any:
-        return jnp.abs(x)
-
-    def negative(self, x: Any) -> Any:
-        return jnp.negative(x)
-
-    def sign(self, x: Any) -> Any:
-        return jnp.sign(x)
-
-    def floor(self, x: Any) -> Any:
-        return jnp.floor(x)
-
-    def exp(self, x: Any) -> Any:
-        return jnp.exp(x)
-
-    def log(self, x: Any) -> Any:
-        return jnp.log(x)
-
-    def sqrt(self, x: Any) -> Any:
-        return jnp.sqrt(x)
-
-    def rsqrt(self, x: Any) -> Any:
-        return jax.lax.rsqrt(x)
-
-    def sin(self, x: Any) -> Any:
-        return jnp.sin(x)
-
-    def cos(self, x: Any) -> Any:
-        return jnp.cos(x)
-
-    def tanh(self, x: Any) -> Any:
-        return jnp.tanh(x)
-
-    def sigmoid(self, x: Any) -> Any:
-        return _sigmoid(x)
-
-    def erf(self, x: Any) -> Any:
-        return jax.lax.erf(x)
-
-    def isnan(self, x: Any) -> Any:
-        return jnp.isnan(x)
-
-    def logical_not(self, x: Any) -> Any:
-        return jnp.logical_not(x)
+    abs = staticmethod(jnp.abs)
+    negative = staticmethod(jnp.negative)
+    sign = staticmethod(jnp.sign)
+    floor = staticmethod(jnp.floor)
+    exp = staticmethod(jnp.exp)
+    log = staticmethod(jnp.log)
+    sqrt = staticmethod(jnp.sqrt)
+    rsqrt = staticmethod(jax.lax.rsqrt)
+    sin = staticmethod(jnp.sin)
+    cos = staticmethod(jnp.cos)
+    tanh = staticmethod(jnp.tanh)
+    sigmoid = staticmethod(_sigmoid)
+    erf = staticmethod(jax.lax.erf)
+    isnan = staticmethod(jnp.isnan)
+    logical_not = staticmethod(jnp.logical_not)
 
     # Two arrays, or an array and a number
 
-    def add(self, a: Any, b: Any) -> Any:
-        return _add(*_pair(a, b))
-
-    def subtract(self, a: Any, b: Any) -> Any:
-        return _subtract(*_pair(a, b))
-
-    def multiply(self, a: Any, b: Any) -> Any:
-        return _multiply(*_pair(a, b))
-
-    def divide(self, a: Any, b: Any) -> Any:
-        return _divide(*_pair(a, b))
-
-    def pow(self, a: Any, b: Any) -> Any:
-        return jnp.power(*_pair(a, b))
-
-    def maximum(self, a: Any, b: Any) -> Any:
-        return _maximum(*_pair(a, b))
-
-    def minimum(self, a: Any, b: Any) -> Any:
-        return _minimum(*_pair(a, b))
-
-    def equal(self, a: Any, b: Any) -> Any:
-        return jnp.equal(*_pair(a, b))
-
-    def less(self, a: Any, b: Any) -> Any:
-        return jnp.less(*_pair(a, b))
-
-    def less_equal(self, a: Any, b: Any) -> Any:
-        return jnp.less_equal(*_pair(a, b))
-
-    def logical_and(self, a: Any, b: Any) -> Any:
-        return jnp.logical_and(a, b)
-
-    def logical_or(self, a: Any, b: Any) -> Any:
-        return jnp.logical_or(a, b)
+    add = _two(_one_program(lambda a, b: jnp.add(a, b)))
+    subtract = _two(_one_program(lambda a, b: jnp.subtract(a, b)))
+    multiply = _two(_one_program(lambda a, b: jnp.multiply(a, b)))
+    divide = _two(_one_program(lambda a, b: jnp.divide(a, b)))
+    pow = _two(jnp.power)
+    maximum = _two(_one_program(lambda a, b: jnp.maximum(a, b)))
+    minimum = _two(_one_program(lambda a, b: jnp.minimum(a, b)))
+    equal = _two(jnp.equal)
+    less = _two(jnp.less)
+    less_equal = _two(jnp.less_equal)
+    logical_and = staticmethod(jnp.logical_and)
+    logical_or = staticmethod(jnp.logical_or)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         return jnp.where(condition, *_pair(a, b))
@@ -198,12 +158,8 @@ class JaxPrimitives:
     # Along axes
 
     sum = staticmethod(_sum)
-
-    def max(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        return _largest(x, axis, keepdims)
-
-    def min(self, x: Any, axis: Axes, keepdims: bool = False) -> Any:
-        return _smallest(x, axis, keepdims)
+    max = staticmethod(_max)
+    min = staticmethod(_min)
 
     def argmax(self, x: Any, axis: int) -> Any:
         return jax.lax.argmax(x, axis % x.ndim, jnp.int32)
@@ -292,18 +248,12 @@ def _outside_is_size(indices: Any, size: int) -> Any:
     return jnp.where(inside, indices, size).astype(jnp.int32)
 
 
-def _sigmoid_in_float32(x: Any) -> Any:
-    # XLA writes it out as several operations, each of which would round.
-    return jax.nn.sigmoid(x if _wide(x) else x.astype(jnp.float32)).astype(x.dtype)
-
-
 def _rows_written(x: Any, new: Any, positions: Any) -> Any:
     places = _outside_is_size(positions, x.shape[2])
     one = jax.vmap(lambda cache, rows, at: cache.at[:, at].set(rows, mode="drop"))
     return one(x, new, places)
 
 
-_sigmoid = _one_program(_sigmoid_in_float32)
 _written = _one_program(_rows_written)
 _written_in_place: Callable[..., Any] = jax.jit(_rows_written, donate_argnums=0)
 

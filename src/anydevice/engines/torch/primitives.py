@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,26 @@ _THEIRS: dict[str, torch.dtype] = {
     if not row.packed and isinstance(getattr(torch, name, None), torch.dtype)
 }
 _OURS = {theirs: DTYPES[name] for name, theirs in _THEIRS.items()}
+
+
+def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The primitive of two arrays, or of an array and a number."""
+
+    def call(_: TorchPrimitives, a: Any, b: Any) -> Any:
+        return function(*_pair(a, b))
+
+    return call
+
+
+def _two_arrays(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The same where PyTorch's function takes arrays only: a number becomes one."""
+
+    def call(_: TorchPrimitives, a: Any, b: Any) -> Any:
+        if not isinstance(b, torch.Tensor):
+            return function(a, a.new_full((), b))
+        return function(a if isinstance(a, torch.Tensor) else b.new_full((), a), b)
+
+    return call
 
 
 class TorchPrimitives:
@@ -68,98 +89,40 @@ class TorchPrimitives:
 
     # One array
 
-    def abs(self, x: Any) -> Any:
-        return torch.abs(x)
-
-    def negative(self, x: Any) -> Any:
-        return torch.neg(x)
+    abs = staticmethod(torch.abs)
+    negative = staticmethod(torch.neg)
+    floor = staticmethod(torch.floor)
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    sqrt = staticmethod(torch.sqrt)
+    rsqrt = staticmethod(torch.rsqrt)
+    sin = staticmethod(torch.sin)
+    cos = staticmethod(torch.cos)
+    tanh = staticmethod(torch.tanh)
+    sigmoid = staticmethod(torch.sigmoid)
+    erf = staticmethod(torch.erf)
+    isnan = staticmethod(torch.isnan)
+    logical_not = staticmethod(torch.logical_not)
 
     def sign(self, x: Any) -> Any:
         # PyTorch's sign of NaN is 0.
         signs = torch.sign(x)
         return torch.where(torch.isnan(x), x, signs) if x.dtype.is_floating_point else signs
 
-    def floor(self, x: Any) -> Any:
-        return torch.floor(x)
-
-    def exp(self, x: Any) -> Any:
-        return torch.exp(x)
-
-    def log(self, x: Any) -> Any:
-        return torch.log(x)
-
-    def sqrt(self, x: Any) -> Any:
-        return torch.sqrt(x)
-
-    def rsqrt(self, x: Any) -> Any:
-        return torch.rsqrt(x)
-
-    def sin(self, x: Any) -> Any:
-        return torch.sin(x)
-
-    def cos(self, x: Any) -> Any:
-        return torch.cos(x)
-
-    def tanh(self, x: Any) -> Any:
-        return torch.tanh(x)
-
-    def sigmoid(self, x: Any) -> Any:
-        return torch.sigmoid(x)
-
-    def erf(self, x: Any) -> Any:
-        return torch.erf(x)
-
-    def isnan(self, x: Any) -> Any:
-        return torch.isnan(x)
-
-    def logical_not(self, x: Any) -> Any:
-        return torch.logical_not(x)
-
     # Two arrays, or an array and a number
 
-    def add(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a + b
-
-    def subtract(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a - b
-
-    def multiply(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a * b
-
-    def divide(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a / b
-
-    def pow(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return torch.pow(a, b)
-
-    def maximum(self, a: Any, b: Any) -> Any:
-        return torch.maximum(*_arrays(a, b))
-
-    def minimum(self, a: Any, b: Any) -> Any:
-        return torch.minimum(*_arrays(a, b))
-
-    def equal(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a == b
-
-    def less(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a < b
-
-    def less_equal(self, a: Any, b: Any) -> Any:
-        a, b = _pair(a, b)
-        return a <= b
-
-    def logical_and(self, a: Any, b: Any) -> Any:
-        return torch.logical_and(*_arrays(a, b))
-
-    def logical_or(self, a: Any, b: Any) -> Any:
-        return torch.logical_or(*_arrays(a, b))
+    add = _two(operator.add)
+    subtract = _two(operator.sub)
+    multiply = _two(operator.mul)
+    divide = _two(operator.truediv)
+    pow = _two(torch.pow)
+    equal = _two(operator.eq)
+    less = _two(operator.lt)
+    less_equal = _two(operator.le)
+    maximum = _two_arrays(torch.maximum)
+    minimum = _two_arrays(torch.minimum)
+    logical_and = _two_arrays(torch.logical_and)
+    logical_or = _two_arrays(torch.logical_or)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         return torch.where(condition, *_pair(a, b))
@@ -245,15 +208,6 @@ def _pair(a: Any, b: Any) -> tuple[Any, Any]:
         return a, _number(b, a)
     if not isinstance(a, torch.Tensor):
         return _number(a, b), b
-    return a, b
-
-
-def _arrays(a: Any, b: Any) -> tuple[Any, Any]:
-    """The operands, where PyTorch takes arrays only."""
-    if not isinstance(b, torch.Tensor):
-        return a, a.new_full((), b)
-    if not isinstance(a, torch.Tensor):
-        return b.new_full((), a), b
     return a, b
 
 
