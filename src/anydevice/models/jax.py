@@ -33,6 +33,7 @@ class JaxAdapter(ModelAdapter):
     library = "jax"
     arguments: list[Array]
     _training_note = training_mode_note()
+    _inference_mode = "model.eval()"
 
     def __init__(
         self, module: Any, arguments: list[Array] | None = None, *, reference: bool = False
@@ -104,6 +105,11 @@ class JaxAdapter(ModelAdapter):
     def has_coarse_products(self, device: Device) -> bool:
         return device.kind != "cpu"
 
+    def check_verifiable(self) -> None:
+        path = self._in_training()
+        if path is not None:
+            raise training_mode_error(path, self._inference_mode)
+
     def _flat(self, module: Any) -> tuple[list[Any], Any]:
         values, structure = _trees().tree_flatten(module)
         return values, structure
@@ -129,11 +135,7 @@ class EquinoxAdapter(JaxAdapter):
 
     kind = "equinox.Module"
     _training_note = training_mode_note("equinox.nn.inference_mode")
-
-    def check_verifiable(self) -> None:
-        path = self._in_training()
-        if path is not None:
-            raise training_mode_error(path, "equinox.nn.inference_mode(model)")
+    _inference_mode = "equinox.nn.inference_mode(model)"
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return dict(_modules_in(module, sys.modules["equinox"].Module, ""))
@@ -182,11 +184,6 @@ class NnxAdapter(JaxAdapter):
     def _all_paths(self, module: Any) -> list[str]:
         nnx: Any = sys.modules["flax.nnx"]
         return super()._all_paths(nnx.state(module))
-
-    def check_verifiable(self) -> None:
-        path = self._in_training()
-        if path is not None:
-            raise training_mode_error(path)
 
     def _in_training(self) -> str | None:
         for path, part in self._parts(self.module).items():
