@@ -204,7 +204,7 @@ def test_lines_until_a_signal(piped: Callable[..., subprocess.Popen[bytes]]) -> 
     assert process.stdout is not None
     for _ in range(3):
         text = process.stdout.readline().decode()
-        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  cpu  \d+ %  ", text)
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  cpu  [\d.]+ %  ", text)
         assert "\x1b" not in text
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE)

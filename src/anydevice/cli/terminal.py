@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
-from types import FrameType
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, Self
 
 from anydevice.cli.printing import Output
@@ -27,12 +29,15 @@ _WHOLE_SCREEN, _FORMER_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _CLEAR, _REST_OF_LINE = "\x1b[2J", "\x1b[K"
 
-_LEAVING = ("SIGINT", "SIGTERM", "SIGHUP")
-_REDRAWING = ("SIGWINCH", "SIGCONT")
-_SUSPENDING = ("SIGTSTP",)
-_QUITTING_KEYS = b"qQ\x03\x04"
-
 Event = Literal["time", "quit", "redraw", "suspend"]
+
+_SIGNALS: dict[str, Event] = dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), "quit")
+_SCREEN_SIGNALS: dict[str, Event] = {
+    **_SIGNALS,
+    **dict.fromkeys(("SIGWINCH", "SIGCONT"), "redraw"),
+    "SIGTSTP": "suspend",
+}
+_QUITTING_KEYS = b"qQ\x03\x04"
 
 
 def shows_live_views(output: Output) -> bool:
@@ -51,30 +56,30 @@ class TerminalEvents:
 
     def __init__(self, keys: int | None = None, *, screen: bool = False) -> None:
         self._keys = keys
-        self._names = _LEAVING + (_REDRAWING + _SUSPENDING if screen else ())
+        self._signals = _SCREEN_SIGNALS if screen else _SIGNALS
         self._before: dict[int, Any] = {}
         self._happened: list[Event] = []
-        self._wake_end: int | None = None
-        self._wake_start: int | None = None
 
     def __enter__(self) -> Self:
-        if os.name == "posix":  # elsewhere pipes cannot be waited for
-            self._wake_end, self._wake_start = os.pipe()
-            os.set_blocking(self._wake_end, False)
-            os.set_blocking(self._wake_start, False)
+        self._woken, self._waking = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waking.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            for name in self._names:
+            end = self._waking.fileno()
+            self._woken_before = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+            for name, event in self._signals.items():
                 number = getattr(signal, name, None)
                 if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._before[number] = signal.signal(number, partial(self._handle, event))
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        for end in (self._wake_end, self._wake_start):
-            if end is not None:
-                os.close(end)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._woken_before)
+        self._woken.close()
+        self._waking.close()
 
     def wait_until(self, moment: float) -> Event:
         """The next event, or "time" at that moment of the monotonic clock.
@@ -82,43 +87,27 @@ class TerminalEvents:
         Keys and signals are handled even where the moment is past, so that a view that is slow to
         draw can be left.
         """
+        ends: list[Any] = [self._woken] if self._keys is None else [self._woken, self._keys]
         while True:
-            left = moment - time.monotonic()
-            self._wait(max(0.0, left))
+            left = max(0.0, moment - time.monotonic())
+            ready, _, _ = select.select(ends, [], [], left)
+            if self._woken in ready:
+                self._woken.recv(1024)
+            if self._keys is not None and self._keys in ready:
+                typed = b""
+                with suppress(OSError):  # the terminal is closed
+                    typed = os.read(self._keys, 1024)
+                if not typed or any(key in _QUITTING_KEYS for key in typed):
+                    return "quit"
             if self._happened:
                 event = "quit" if "quit" in self._happened else self._happened[0]
                 self._happened.remove(event)
                 return event
-            if left <= 0:
+            if not left:
                 return "time"
 
-    def _wait(self, seconds: float) -> None:
-        waited_for = [end for end in (self._wake_end, self._keys) if end is not None]
-        if not waited_for:
-            time.sleep(min(seconds, 0.1))
-            return
-        ready, _, _ = select.select(waited_for, [], [], seconds)
-        if self._wake_end is not None and self._wake_end in ready:
-            os.read(self._wake_end, 1024)
-        if self._keys is not None and self._keys in ready:
-            try:
-                typed = os.read(self._keys, 1024)
-            except OSError:  # the terminal is closed
-                typed = b""
-            if not typed or any(key in _QUITTING_KEYS for key in typed):
-                self._happened.append("quit")
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if name in _LEAVING:
-            self._happened.append("quit")
-        else:
-            self._happened.append("redraw" if name in _REDRAWING else "suspend")
-        if self._wake_start is not None:
-            try:
-                os.write(self._wake_start, b"!")
-            except BlockingIOError:  # it is full, so the other end wakes up already
-                pass
+    def _handle(self, event: Event, *_: object) -> None:
+        self._happened.append(event)
 
 
 class Screen:
@@ -142,12 +131,10 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with suppress(OSError, termios.error):  # a closed terminal has nothing to restore
             self._write(_SHOW_CURSOR + _FORMER_SCREEN)
             if self.keys is not None and self._settings is not None:
                 termios.tcsetattr(self.keys, termios.TCSANOW, self._settings)
-        except (OSError, termios.error):  # the terminal is closed: there is nothing to restore
-            pass
 
     @property
     def size(self) -> tuple[int, int]:
