@@ -1,12 +1,12 @@
-"""A made-up machine for tests: any backend, any number of devices, any amount of memory.
+"""A fake machine for tests: any backend, any number of devices, any amount of memory.
 
 >>> from anydevice import device, devices, testing
 >>> with testing.fake_machine(cuda=2, memory="80GiB"):
 ...     str(device("gpu")), len(devices("cuda"))
 ('cuda:0', 2)
 
-Data sent to a fake device stays in the machine's own memory, in the arrays of the engine that the
-fake device is said to be served by, so code that places and computes runs as it would.
+Data on a fake device stays in host memory, in arrays of the device's engine, so code that moves
+data and computes runs as usual.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def fake_machine(
     sightings: Sequence[Sighting] = (),
     keep_settings: bool = False,
 ) -> Iterator[Report]:
-    """A block in which this machine has those devices, and the CPU; yields the report of it.
+    """A block in which this machine has the given devices and the CPU; yields its report.
 
-    Each device has `memory`, of which `free` (one amount, or one a device) is free. `engines` are
-    said to drive them, as far as they are installed. `sightings` are taken as they are, for a
-    backend that fails: `Sighting("cuda", present=True, stage="driver", reason=Reason(…))`.
+    Each device has `memory`, of which `free` (one amount, or one for each device) is free.
+    `engines` drive them, if they are installed. `sightings` are used as they are, for a backend
+    that fails: `Sighting("cuda", present=True, stage="driver", reason=Reason(…))`.
 
-    What the person who runs the tests has set does not count in the block: variables such as
-    `ANYDEVICE_DEVICE` and `LOCAL_RANK`, the settings files, `set_device`. What the block itself
-    sets counts in it and is gone after it. `keep_settings=True` lets variables and files count.
+    The user's own settings are ignored in the block: variables such as `ANYDEVICE_DEVICE` and
+    `LOCAL_RANK`, the settings files, `set_device`. Settings made in the block are undone after it.
+    `keep_settings=True` keeps variables and files.
     """
     counts = {"cuda": cuda, "rocm": rocm, "metal": metal, "tpu": tpu, "opencl": opencl}
     made = {
@@ -91,7 +91,7 @@ def fake_backend(
     free: int | str | Sequence[int | str] | None = None,
     engines: Sequence[str] = ("numpy", "torch", "jax"),
 ) -> Sighting:
-    """What a reader would say of `count` devices of a backend; absent where it is 0."""
+    """The sighting of `count` devices of a backend; not present if it is 0."""
     if backend not in BACKENDS:
         raise ConfigurationError(unknown_backend(backend), repr(backend))
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:

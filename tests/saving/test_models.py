@@ -547,7 +547,7 @@ def test_a_rate_that_makes_no_sense_loses_nothing(tmp_path: Path) -> None:
     def linear(step: int) -> float:
         return 0.1 - 0.01 * step
 
-    with pytest.raises(ConfigurationError, match="for step 1,"):
+    with pytest.raises(ConfigurationError, match="for step 1;"):
         trained("torch", save=path, schedule=lambda step: -1.0)
     assert not path.exists(), "nothing was learned"
     with pytest.raises(ConfigurationError, match="for step 11"):

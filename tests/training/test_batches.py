@@ -99,7 +99,7 @@ def test_nests_are_looked_through() -> None:
 
 def test_text_is_to_be_numbered(here: Device) -> None:
     names = np.array(["cat", "dog"])[Y]
-    words = r"batch 1 of epoch 1: y holds text \(b?'(cat|dog)', …\); number .*numpy\.unique"
+    words = r"batch 1 of epoch 1: y holds text \(b?'(cat|dog)', …\); give numbers .*numpy\.unique"
     for given in (names, names.tolist(), names.astype(object), names.astype("S3")):
         with pytest.raises(ConfigurationError, match=words):
             trained(here, [(X, given)])

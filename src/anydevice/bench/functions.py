@@ -21,14 +21,14 @@ from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.trees.tree import flatten
 
 NOISY = 0.5
-"""Where the quartiles lie further from the median than this part of it, the figure says little."""
+"""Above this spread a timing is noisy."""
 
 
 class DeviceTiming(Record):
     """The seconds of one call on one device: the median, the quartiles, and the first call.
 
-    `speed_up` is over the first row of the CPU, or over the first row where the CPU was not among
-    them. Where it could not be run, `reason` says why and there are no times.
+    `speed_up` is relative to the first row of the CPU, or to the first row if the CPU was not
+    measured. If it could not be run, `reason` says why and there are no times.
     """
 
     device: str
@@ -43,17 +43,17 @@ class DeviceTiming(Record):
 
     @property
     def spread(self) -> float | None:
-        """Half the way from quartile to quartile, as a part of the median."""
+        """Half the distance between the quartiles, as a fraction of the median."""
         if not self.seconds or self.low is None or self.high is None or self.samples < 2:
             return None
         return (self.high - self.low) / 2 / self.seconds
 
 
 class Timings(Record):
-    """What `benchmark` found, one row for each device and engine; print it, or take its `rows`.
+    """The result of `benchmark`, one row for each device and engine; print it, or use its `rows`.
 
-    `timings["cpu"]` is the row of a device. Where a device was measured with several engines, each
-    of its rows is called after both: `timings["cpu with torch"]`.
+    `timings["cpu"]` is the row of a device. If a device was measured with several engines, its rows
+    are named by both: `timings["cpu with torch"]`.
     """
 
     function: str
@@ -77,7 +77,7 @@ class Timings(Record):
 
     @property
     def speed_ups(self) -> dict[str, float]:
-        """How many times as fast as the CPU each row was, called as in `timings[…]`."""
+        """The speed-up of each row over the CPU, by its name in `timings[…]`."""
         named = self._named().items()
         return {name: row.speed_up for name, row in named if row.speed_up is not None}
 
@@ -110,26 +110,26 @@ def benchmark(
 ) -> Timings:
     """Time your own function or model with these arguments on each device.
 
-    The arguments, those in `named` (by name) and the model itself are moved there with
-    `to_device`; each call is waited for, the first one is kept apart, and calling goes on for
-    `limit` seconds a device. Arrays of a library stay in it where it can use the device. Models,
-    which are moved in place, are back where they were afterwards. Without `devices`, every usable
-    one is tried, the CPU first and only as itself, not through OpenCL again; a device on which it
-    fails is a row with the reason. Devices that ask for an engine are measured with that one, so
-    that several engines of one device can stand side by side.
+    The arguments, those in `named` (by name) and the model itself are moved to the device with
+    `to_device`. Each call is synchronized, the first one is reported separately, and measuring
+    takes `limit` seconds per device. Arrays stay in their library if it can use the device. Models,
+    which are moved in place, are moved back afterwards. Without `devices`, every usable one is
+    tried, the CPU first (and not again through OpenCL); a device on which it fails is a row with
+    the reason. A device with an engine is measured with that engine, so several engines of one
+    device can be compared.
 
-    A function may write into its arguments: it is given copies, and the arrays that you passed stay
-    as they are, but for tensors that require gradients. What it keeps itself changes: the state of
-    a model, what stands around it.
+    A function may write into its arguments: it gets copies, and the arrays that you passed are not
+    changed, except tensors that require gradients. Its own state, such as that of a model, may
+    change.
 
     >>> import numpy
     >>> timings = benchmark(numpy.tanh, numpy.ones(1000), devices=["cpu"], limit=0.01)
     >>> timings["cpu"].speed_up
     1.0
 
-    Raises `DeviceNotFoundError` where a device that is named is not usable, and
-    `ConfigurationError` for an option that there is not (your function's own go into `named`), a
-    limit that is not a time above 0, or no devices at all.
+    Raises `DeviceNotFoundError` if a given device is not usable, and `ConfigurationError` for an
+    unknown option (your function's own go into `named`), an invalid limit, or an empty list of
+    devices.
     """
     if unknown:
         inside = ", ".join(f"{name!r}: …" for name in unknown)

@@ -63,9 +63,9 @@ def bench(
     `limit` is the seconds for one op with one engine on one device. `rows` and `sizes` replace the
     table of cases and the sizes of the ceilings. Whatever an engine raises is in the results.
 
-    Raises `ConfigurationError` for a name that nothing has, a limit that is not a time above 0, or
-    where nothing is left to measure, and `DeviceNotFoundError` where this machine lacks what was
-    asked for.
+    Raises `ConfigurationError` for an unknown name, a limit that is not a time above 0, or where
+    nothing is left to measure, and `DeviceNotFoundError` where this machine lacks what was asked
+    for.
     """
     began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     chosen, kinds = select(ops, dtypes, rows)

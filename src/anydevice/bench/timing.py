@@ -48,9 +48,9 @@ CONSUMING = frozenset({"cache_write"})
 class Timing(Record):
     """The seconds of one call: the median of the samples, their quartiles, and the first call.
 
-    The first call is apart: it compiles, allocates and starts what later ones reuse. Each sample
-    is the mean of `calls` calls that were started one behind the other. `fastest` is the least of
-    the samples.
+    The first call is apart: it compiles, allocates and starts what later ones reuse. Each sample is
+    the mean of `calls` calls that were started without waiting in between. `fastest` is the least
+    of the samples.
     """
 
     seconds: float

@@ -51,8 +51,8 @@ def find_runners(
 ) -> list[Runner]:
     """Every engine on every device of this machine, or those that are named.
 
-    Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
-    machine lacks what was named.
+    Raises `ConfigurationError` for an unknown name, and `DeviceNotFoundError` where this machine
+    lacks what was named.
     """
     pairs = pairs_among(discover(), [str(device) for device in devices], engines)
     return [runner(device, engine) for device, engine in pairs]

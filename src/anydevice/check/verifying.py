@@ -58,16 +58,17 @@ def verify(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Verdicts:
-    """Compute every op here in every way there is, and compare with the float64 reference.
+    """Compare every op on every device, engine and dtype with a float64 reference.
 
-    Each argument, a name or several, narrows what is looked at; `quick` takes only the first case
-    of each op and no gradients. Every cell is right, wrong with the largest error and where it is,
-    or unsupported with the reason; whatever an engine raises is a cell too. Kernels of our own have
-    cells of their own; one that is found wrong is not used any more, in later processes either.
+    The arguments, one name or several each, select ops, devices, engines and dtypes; `quick` takes
+    only the first case of each op and no gradients. Every cell is right, wrong with the largest
+    error and its index, or unsupported with the reason; an error that an engine raises is a cell
+    too. anydevice's own kernels have separate cells; a wrong kernel is no longer used, in later
+    processes either.
 
-    Raises `ConfigurationError` for a name that nothing has, or where nothing is left to verify,
-    `DeviceNotFoundError` where this machine lacks what was asked for, and `OutOfMemoryError`
-    where a device has no room for a case: that is no verdict.
+    Raises `ConfigurationError` for an unknown name, or if nothing is left to verify,
+    `DeviceNotFoundError` if this machine lacks a requested device, and `OutOfMemoryError` if a case
+    does not fit into memory.
 
     >>> verdicts = verify("add", engines="numpy", dtypes="float32", quick=True)
     >>> [(cell.op, cell.dtype, cell.engine, cell.state) for cell in verdicts]
@@ -201,19 +202,18 @@ def warm_up(
     dtypes: Sequence[str] = DTYPES,
     progress: Progress | None = None,
 ) -> Kept:
-    """Compile our own kernels for a device and check them, so that ops use them from now on.
+    """Compile and check anydevice's own kernels for a device, so that ops use them from now on.
 
-    Compiled code and what was found right are kept for later processes: what was checked once with
-    this driver and these versions is not checked again. Until a kernel was found right on a device,
-    ops there use the library's own functions. Returns which kernels are used now, and which were
-    refused because they were wrong; nothing of either where the device's engine has no kernels of
-    ours.
+    Compiled code and verdicts are saved for later processes: a kernel that was checked with this
+    driver and these versions is not checked again. Until a kernel has passed the check on a device,
+    ops there use the library's own functions. Returns the kernels that are now used and those that
+    failed the check; both are empty if the engine has no kernels of anydevice.
 
     >>> warm_up("cpu").trusted
     ()
 
-    Raises `DeviceNotFoundError` where the device is not usable, and `ConfigurationError` for an
-    dtype that there is not.
+    Raises `DeviceNotFoundError` if the device is not usable, and `ConfigurationError` for an
+    unknown dtype.
     """
     chosen = choose_device(device)
     if chosen.engine is None:

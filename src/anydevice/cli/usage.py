@@ -17,7 +17,7 @@ Card = tuple[Device, ...]
 
 
 class DeviceUsage(Record):
-    """The usage of one card at one moment; sizes are bytes, `None` where they are unknown.
+    """The usage of one card at one moment; sizes are bytes, `None` if unknown.
 
     `also` are the other names of the card. Of the CPU, `processes` are only the largest.
     """
@@ -66,8 +66,8 @@ def cards_among(names: Sequence[str] = ()) -> tuple[Card, ...]:
     """Every card that a driver shows, usable or not, or those that are named.
 
     Left out, unless named, are a driver's view of the CPU and the CPU's further names. Raises
-    `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` for one that this
-    machine lacks.
+    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` for one that this machine
+    lacks.
 
     >>> [str(card[0]) for card in cards_among(["cpu"])]
     ['cpu']

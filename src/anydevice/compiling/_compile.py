@@ -43,7 +43,7 @@ from anydevice.transfer.trees.tree import flatten
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
 MOST_SHAPES = 32
-"""How many sets of shapes and dtypes one model is compiled for; others run as written."""
+"""The number of sets of shapes and dtypes that a model is compiled for; others run as written."""
 
 
 def compile(  # noqa: A001 - the public name, which nobody imports by itself
@@ -55,11 +55,11 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     verify: Any = None,
     properties: Sequence[Property] = (),
 ) -> Compiled:
-    """A model on a device, compiled there: call it as the model is called.
+    """Compile a model for a device; call the result like the model.
 
     `model` is a `nn.Model`, a function over arrays, or a module of PyTorch, Flax NNX, Equinox or
-    MLX, which stays in its library. Without a `device`, a `nn.Model` stays where it is, and all
-    else goes where `anydevice.device()` says. Inputs are moved there. Each new set of shapes is
+    MLX, which stays in its library. Without a `device`, a `nn.Model` stays on its device, and
+    everything else goes to `anydevice.device()`. Inputs are moved there. Each new set of shapes is
     compiled at its first call (see `Compiled.warm_up`), and the code is kept for later processes.
 
     - `optimize`: "none" runs the model as written, "default" compiles it, "aggressive" takes more
@@ -83,7 +83,7 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     ((3, 2), 3)
 
     Raises `ConfigurationError` for an unknown option or anything but a model, and
-    `DeviceNotFoundError` where the device is not usable.
+    `DeviceNotFoundError` if the device is not usable.
     """
     if optimize not in OPTIMIZATIONS:
         raise ConfigurationError(
@@ -117,8 +117,8 @@ class Compiled:
 
     The next call sees later changes of a module, in every library and precision: new weights are
     taken over, and for other parts or another mode, as after `eval()`, it is compiled again. Only
-    a write through PyTorch's `.data` is not seen where the weights here are copies in another
-    dtype: call `refresh`. Training does not change a `nn.Model`; it gives a new one.
+    writes through PyTorch's `.data` are missed if the compiled weights are copies in another dtype:
+    call `refresh`. Training does not change a `nn.Model`; it returns a new one.
     """
 
     def __init__(

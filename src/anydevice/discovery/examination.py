@@ -70,9 +70,9 @@ class Conclusion(Record):
 def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None) -> Examination:
     """The checks to run: only the named devices, only with one engine, where so asked.
 
-    The further CPU devices that JAX shows are the same cores, and are checked only by name.
-    Raises `ConfigurationError` for a name that nothing has, and `DeviceNotFoundError` where this
-    machine lacks what was named or the engine drives none of it.
+    The further CPU devices that JAX shows are the same cores, and are checked only by name. Raises
+    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` where this machine lacks
+    what was named or the engine drives none of it.
     """
     wanted = [name.strip().lower() for name in names]
     for name in wanted:

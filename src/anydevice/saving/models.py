@@ -1,6 +1,6 @@
-"""Models in files: one safetensors file with the parameters, and the layer as JSON.
+"""`nn.save` and `nn.load`: a safetensors file with the parameters, and the layers as JSON.
 
-Layers and other records are stored as the names of their classes and their fields: no code is.
+Layers and other records are stored as the names of their classes and their fields, without code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _known: dict[str, type[Record]] = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, _BASES)
 }
-"""The classes that files may name: those of anydevice.nn, and those that are registered."""
+"""The classes that files may name: those of anydevice.nn, and the registered ones."""
 _SAVED_BY = {
     "torch.nn": "PyTorch's: torch.save(module.state_dict(), path)",
     "flax.nnx": "Flax's: save flax.nnx.state(module) with Orbax",
@@ -43,11 +43,11 @@ _SAVED_BY = {
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write a model to one file, whole or not at all.
+    """Write a model to a file, atomically.
 
-    The file holds the parameters as safetensors and the layers as JSON, and no code: any engine
-    and device can load it. Its name ends with `.safetensors`. A file that is there is replaced
-    once the new one is on the disk.
+    The file holds the parameters as safetensors and the layers as JSON, and no code: any engine and
+    device can load it. Its name ends with `.safetensors`. An existing file is replaced when the new
+    one is complete.
 
     >>> import tempfile
     >>> from anydevice import nn
@@ -57,8 +57,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     ...     load(f"{folder}/small.safetensors", "cpu").layer == model.layer
     True
 
-    Raises `ConfigurationError` where the model has a layer of your own that is not registered with
-    `nn.register_layer`, and `TransferError` where the file cannot be written.
+    Raises `ConfigurationError` if the model has your own layer that is not registered with
+    `nn.register_layer`, and `TransferError` if the file cannot be written.
     """
     if not isinstance(model, Model):
         raise _not_a_model(model)
@@ -68,11 +68,11 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Model:
-    """The model that `nn.save` wrote, on a device; without one, on that of `anydevice.device()`.
+    """Load a model that `nn.save` wrote, on the given device or on `anydevice.device()`.
 
-    Its version and hash are checked first. Raises `TransferError` where the file is damaged, cut
-    short, from a newer anydevice or of another kind, and `ConfigurationError` where it has a layer
-    that is not known here.
+    Its version and hash are checked first. Raises `TransferError` if the file is missing, damaged,
+    truncated, of another kind or written by a newer anydevice, and `ConfigurationError` if it has
+    an unknown layer.
     """
     source = tensor_files.checked_path(path)
     target = choose_device(device)
@@ -108,7 +108,7 @@ def _saving_of(module: Any) -> str:
 
 
 def register_layer(kind: Kind) -> Kind:
-    """Let models with a layer, initializer or schedule of your own be saved and loaded.
+    """Allow models with your own layer, initializer or schedule to be saved and loaded.
 
     Files name the class; register it in the program that saves and in those that load.
 
@@ -120,7 +120,7 @@ def register_layer(kind: Kind) -> Kind:
     >>> from_json(to_json(Tripled())) == Tripled()
     True
 
-    Raises `ConfigurationError` for anything else, and where another class has the name.
+    Raises `ConfigurationError` for anything else, and if the name is taken.
     """
     if not isinstance(kind, type) or not issubclass(kind, Record):
         raise ConfigurationError(f"register_layer takes a class of layers, not {kind!r}")
@@ -141,7 +141,8 @@ def register_layer(kind: Kind) -> Kind:
 def to_json(value: Any, where: str = "the model") -> Any:
     """A record of settings as JSON: its class by name, and its fields.
 
-    Raises `ConfigurationError` where it holds what JSON cannot, or a class that nobody registered.
+    Raises `ConfigurationError` for a value that JSON cannot hold, or a class that is not
+    registered.
 
     >>> from anydevice import nn
     >>> to_json(nn.Dropout(0.5))
@@ -170,9 +171,9 @@ def to_json(value: Any, where: str = "the model") -> Any:
 
 
 def from_json(described: Any) -> Any:
-    """The value that `to_json` gave this for.
+    """The value that `to_json` converted.
 
-    Raises `ConfigurationError` where it names a class that is not known here.
+    Raises `ConfigurationError` for an unknown class.
     """
     if described is None or isinstance(described, _PLAIN):
         return described

@@ -1,4 +1,4 @@
-"""`nn.train`: a model, data, an optimizer and a loss in; a trained model and its history out."""
+"""`nn.train`: trains a model, with checkpoints, validation and early stopping."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _warned: set[str] = set()
 
 
 class Trained(Record):
-    """The result of a training: the model, its history, and the reason where it ended early."""
+    """The result of `nn.train`: the trained model, its history, and the reason of an early stop."""
 
     model: Model
     history: History
@@ -82,13 +82,13 @@ def train(
     resume: PathLike | bool | None = None,
     progress: bool | None = None,
 ) -> Trained:
-    """Train a model: for each epoch all batches of `data`, for each batch a step down the loss.
+    """Train a model on all batches of `data` in each epoch, and return a trained copy.
 
-    `data` is batches `(x, y)` in anything that can be iterated once an epoch: a list, a
-    `DataLoader`. A function is called with the seed and the number of the epoch, from 1 on, and
-    returns the batches of that epoch, the same ones for the same two numbers: `nn.Batches` is one
-    that shuffles arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are
-    arrays of any library or lists of numbers; float64 is rounded to float32.
+    `data` is an iterable of batches `(x, y)`, such as a list or a `DataLoader`, which is iterated
+    once per epoch. It can also be a function of the seed and the epoch (1, 2, …) that returns the
+    batches of that epoch, always the same for the same arguments; `nn.Batches` is one that shuffles
+    arrays. `loss` is a function of the output and `y`, or its name. `x` and `y` are arrays of any
+    library or lists of numbers; float64 is rounded to float32.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -100,33 +100,34 @@ def train(
     >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
     True
 
-    The given model stays as it is. Without a `device` it is trained where its parameters are; on
-    the CPU by torch, jax or mlx, the imported ones first. The same seed gives the same training.
-    Further options:
+    The given model is not changed. The default `device` is that of its parameters; on the CPU, the
+    engine is torch, jax or mlx, and one that is imported already has priority. The same seed gives
+    the same training. Further options:
 
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
       or "float16" throughout. `optimize="none"` compiles nothing.
     - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
-      the training, unless it can be iterated only once. `patience`: the training ends after so many
-      epochs without a smaller loss (of the validation, where there is one), and returns the
-      parameters of the best epoch.
-    - `accumulate`: each step takes the mean gradient of so many batches. `clip`: the largest norm
-      of all gradients together. `schedule`: a rate for each step, in place of the optimizer's.
-    - `callbacks`: functions that are called after each epoch, or `nn.Callback`s; one or several.
-    - `save`: a `.safetensors` file that is written after each epoch, after every `save_every`
-      steps, at the end and at Ctrl-C, whole or not at all, and before callbacks are called.
-      `resume`: such a file to continue from, exactly where the batches of an epoch depend on the
-      seed and the epoch alone; or `True` for the file of `save`, if it exists; or `False` to begin
-      again and replace it. A new patience counts from where the training is resumed.
-    - `progress`: a bar with the loss, the rate, the speed and the time left; by default on a
-      terminal.
+      the training, unless it can be iterated only once.
+    - `patience`: stop after this number of epochs without a smaller loss (of the validation, if it
+      is given), and return the parameters of the best epoch.
+    - `accumulate`: average the gradients of this number of batches for each step.
+    - `clip`: the largest global norm of the gradients.
+    - `schedule`: the rate of each step, instead of the optimizer's.
+    - `callbacks`: one or several functions that are called after each epoch, or `nn.Callback`s.
+    - `save`: a `.safetensors` file that is written atomically after each epoch, after every
+      `save_every` steps, at the end and at Ctrl-C, before callbacks are called.
+    - `resume`: such a file to continue from; `True` for the file of `save`, if it exists; `False`
+      to start again and replace it. The result is exactly the same as without a break if the
+      batches depend on the seed and the epoch alone. A new patience counts from the resumed epoch.
+    - `progress`: a progress bar with the loss, the rate, the speed and the time left; by default
+      shown on a terminal.
 
     The first Ctrl-C ends the training after the current step, the second at once. Raises
-    `UnsupportedError`, with the engines that can, where the device's engine has no gradients;
-    `VerificationError`, with the step and the layer, where a number becomes NaN or infinite;
-    `ConfigurationError` for wrong options, where the file of `save` exists and `resume` is not
-    given, and where a file to resume from is that of another training; `TransferError` where it is
-    damaged, or that of `save` cannot be written.
+    `UnsupportedError`, with the engines that can train, if the device's engine has no gradients;
+    `VerificationError`, with the step and the layer, if a value becomes NaN or infinite;
+    `ConfigurationError` for invalid options, if the file of `save` exists and `resume` is not
+    given, and if the file to resume from belongs to another training; `TransferError` if that file
+    is damaged, or the file of `save` cannot be written.
     """
     if isinstance(model, Compiled):
         model, device, precision, optimize = _options_of(model, device, precision, optimize)
@@ -216,7 +217,7 @@ def _print_all_left_out(steps: int, policy: Policy) -> None:
 def _options_of(
     compiled: Compiled, device: Any, precision: str | None, optimize: str | None
 ) -> tuple[Model, Any, str, str]:
-    """The model of a compiled one, and its options where no others are given."""
+    """The model of a compiled one, and its options as defaults."""
     if not isinstance(compiled.model, Model):
         raise ConfigurationError(
             f"nn.train takes a nn.Model, and this is a compiled {type(compiled.model).__name__}; "
@@ -228,7 +229,7 @@ def _options_of(
 
 
 def _target(save: PathLike | None, resume: PathLike | bool | None) -> Path | None:
-    """The file to save to, which can be written and holds nothing that would be lost."""
+    """The file to save to, checked to be writable and not to be overwritten by mistake."""
     if save is None:
         return None
     target = checked_path(save)
@@ -244,15 +245,13 @@ def _target(save: PathLike | None, resume: PathLike | bool | None) -> Path | Non
 
 
 def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
-    """The file to resume from, where there is one."""
+    """The file to resume from, if any."""
     if resume is None or resume is False:
         return None
     if resume is not True:
         return checked_path(resume)
     if save is None:
-        raise ConfigurationError(
-            "resume=True goes on from the file of save=, and there is none", source="resume"
-        )
+        raise ConfigurationError("resume=True needs save=", source="resume")
     return save if save.exists() else None
 
 
@@ -286,7 +285,7 @@ def _check_integers(**options: int | None) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigurationError(
-                f"{name} must be an integer from 1 on, not {value!r}", source=name
+                f"{name} must be an integer of 1 or more, not {value!r}", source=name
             )
 
 
@@ -307,7 +306,9 @@ def _checked_seed(seed: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise ConfigurationError(f"seed must be an integer from 0 on, not {seed!r}", source="seed")
+        raise ConfigurationError(
+            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
+        )
     return number
 
 

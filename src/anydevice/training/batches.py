@@ -1,4 +1,4 @@
-"""The batches of an epoch: checked, made arrays of numbers, and placed on the device."""
+"""The batches of an epoch: checked, converted to arrays, and moved to the device."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _SHOWN = 6
 
 
 class Batches:
-    """Examples cut into batches, in another order in each epoch: data for `nn.train`.
+    """Examples in batches, reshuffled every epoch: data for `nn.train`.
 
-    `x` and `y` are NumPy arrays, or anything NumPy makes one of, with an example in each row. The
-    order depends on the seed of the training and the epoch alone, so that a resumed training sees
-    the same batches. Without `shuffle` it is that of the arrays; with `whole_only`, the last batch
-    is left out where it is not full.
+    `x` and `y` are NumPy arrays, or convertible to them, with an example in each row. The order
+    depends on the seed of the training and the epoch alone, so that a resumed training sees the
+    same batches. Without `shuffle` it is that of the arrays; `whole_only` drops an incomplete last
+    batch.
 
     >>> import numpy
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
 
-    Raises `ConfigurationError` where the arrays have different lengths, are empty, or hold anything
+    Raises `ConfigurationError` if the arrays have different lengths, are empty, or hold anything
     but numbers.
     """
 
@@ -92,9 +92,9 @@ def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
     if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
         if epochs > 1 and isinstance(data, Iterator):
             raise ConfigurationError(
-                f"{name} is a {type(data).__name__}, which is spent after one epoch, and there "
-                f"are {epochs}; give a list, a loader, or a function of (seed, epoch) that "
-                "gives the batches of an epoch",
+                f"{name} is a {type(data).__name__}, which can be iterated only once, but "
+                f"there are {epochs} epochs; give a list, a loader, or a function of (seed, epoch) "
+                "that returns the batches of an epoch",
                 source=name,
             )
         return data
@@ -118,7 +118,7 @@ def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
 
 
 def length_of(data: Any) -> int | None:
-    """How many batches an epoch has, where the data has a length."""
+    """The number of batches in an epoch; `None` if the data has no length."""
     try:
         return len(data)
     except TypeError:
@@ -237,7 +237,7 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigurationError(
-            f"a batch is a pair (x, y), and this one is {_described(batch)}", source="data"
+            f"a batch must be a pair (x, y), not {_described(batch)}", source="data"
         )
     return as_numbers(batch[0], "x"), as_numbers(batch[1], "y")
 

@@ -14,9 +14,9 @@ from anydevice.training.history import Epoch, History
 class Moment(Record):
     """The state of a training, as a callback gets it.
 
-    `steps` were taken so far, `epoch` is the current one or the one that just ended, `rate` that of
-    the last step. `ended` is the epoch that just ended, `None` within one. `model()` and `loss()`
-    wait for the device: the model is a copy that later steps do not change.
+    `steps` is the number of steps so far, `epoch` the current epoch or the one that just ended,
+    `rate` that of the last step. `ended` is the epoch that just ended, `None` within one. `model()`
+    and `loss()` wait for the device: the model is a copy that later steps do not change.
     """
 
     epoch: int
@@ -32,8 +32,8 @@ class Moment(Record):
 class Callback:
     """Called after steps and epochs; a subclass overrides what it needs.
 
-    A training that is saved at this time is saved before: an error in a callback ends the training,
-    and the file has the trained parameters.
+    A checkpoint due at this time is written first: an error in a callback ends the training, and
+    the file has the trained parameters.
 
     >>> from anydevice import nn
     >>> class StopsWhenGood(nn.Callback):

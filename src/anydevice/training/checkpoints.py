@@ -133,8 +133,8 @@ def read_checkpoint(
         raise tensor_files.misread(path, contents.written_by, error) from error
     if found is not None:
         raise ConfigurationError(
-            f"{path} is that of another training: {found}; give what was given then, another "
-            "path, or resume=False to begin again",
+            f"{path} belongs to another training: {found}; use the same arguments, another "
+            "path, or resume=False to start again",
             source="resume",
         )
     shapes = [tuple(x.shape) for x in leaves(step.parameters)]

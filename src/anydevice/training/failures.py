@@ -170,7 +170,7 @@ def explain_error(error: Exception, stepper: Stepper, x: Any, y: Any, where: str
 
 
 def check_loss(config: StepConfig, value: Any) -> None:
-    """Raise `ConfigurationError` where the value of a loss is not one number."""
+    """Raise `ConfigurationError` if the value of a loss is not a scalar."""
     error = _loss_error(config, value)
     if error is not None:
         raise error
@@ -226,8 +226,7 @@ def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
     name = getattr(config.loss, "__name__", type(config.loss).__name__)
     gave = f"a {type(value).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
     return ConfigurationError(
-        f"a loss gives one number, an array without axes, and {name} gave {gave}; "
-        "take its mean with ops.mean",
+        f"a loss must return a scalar; {name} returned {gave}; take its mean with ops.mean",
         source="loss",
     )
 

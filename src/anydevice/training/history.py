@@ -1,4 +1,4 @@
-"""The history of a training: its epochs as values, as a table, and as a picture."""
+"""The history of a training: its epochs as values, as a table, and as a plot."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class History(Sequence[Epoch]):
 
     @property
     def validations(self) -> list[float]:
-        """The loss on the validation data after each epoch, where there was one."""
+        """The validation loss after each epoch, if there was one."""
         return [each.validation for each in self if each.validation is not None]
 
     def to_list(self) -> list[dict[str, Any]]:
