@@ -508,7 +508,7 @@ def test_a_class_that_inherits_its_call_gets_it_back() -> None:
 
 
 def test_what_a_flax_module_does_not_keep_is_said() -> None:
-    assert "is not kept" in anydevice.compile(nnx_module(), "cpu").report.notes[0]
+    assert "are not kept" in anydevice.compile(nnx_module(), "cpu").report.notes[0]
 
 
 def test_weights_without_axes_are_verified() -> None:
