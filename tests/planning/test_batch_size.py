@@ -212,7 +212,7 @@ def test_what_nobody_can_hold_on_to_is_not_remembered() -> None:
 
 @pytest.mark.parametrize("start", [0, -1, 1.5, True, "8", None])
 def test_what_is_no_batch_size_is_refused(start: Any) -> None:
-    with pytest.raises(ConfigurationError, match="start is (an integer|1 or more), not"):
+    with pytest.raises(ConfigurationError, match=r"start must be (an integer|1 or more), not"):
         find_batch_size(Step(1), start)
 
 

@@ -284,7 +284,7 @@ def test_a_model_may_be_the_numbers_of_its_shape() -> None:
     with testing.fake_machine(cuda=1, memory=2 * TOTAL - 8 * GIB):
         plan = plan_inference(devices="cuda", **ASKED, dtype="float32", **numbers)
     assert "dtype" in {each.change for each in plan.alternatives}
-    with pytest.raises(ConfigurationError, match="no such number"):
+    with pytest.raises(ConfigurationError, match="unknown dimension"):
         plan_inference(context=8, stories=2)
 
 

@@ -332,11 +332,11 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     except TypeError:  # an array may have the method and more than one number
         number = None
     if number is None:
-        raise ConfigurationError(f"{name} is an integer, not {shortened(repr(value))}", name)
+        raise ConfigurationError(f"{name} must be an integer, not {shortened(repr(value))}", name)
     if number < least:
-        raise ConfigurationError(f"{name} is {least} or more, not {number}", name)
+        raise ConfigurationError(f"{name} must be {least} or more, not {number}", name)
     if number > most:
-        raise ConfigurationError(f"{name} is at most {most}, and this is more", name)
+        raise ConfigurationError(f"{name} must be at most {most}", name)
     return number
 
 
@@ -348,7 +348,7 @@ def float_dtype(name: str, spec: object) -> str:
     row = as_dtype(spec)
     if row.kind != "float" or row.packed:
         raise ConfigurationError(
-            f"{name} is a float of 8 bits or more, such as 'bfloat16', not {row.name!r}", name
+            f"{name} must be a float of 8 bits or more, such as 'bfloat16', not {row.name!r}", name
         )
     return row.name
 

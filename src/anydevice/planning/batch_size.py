@@ -27,11 +27,11 @@ def find_batch_size(
 ) -> int:
     """The first of `start`, `start // 2`, `start // 4`, … for which `fn` has enough memory.
 
-    `fn(batch_size)` does once what is done with a batch later, such as a whole training step: with
-    an optimizer, the second step needs more than the first, so let it take two. Its result is
-    waited for and dropped. Running out of memory, with the error of any library or with ours,
-    halves the size; any other error is raised as it is. `start` is the largest size that is tried:
-    where it is a power of two, so is the answer.
+    `fn(batch_size)` runs one batch, such as a training step. With an optimizer, the second step
+    needs more memory than the first, so let it run two. Its result is synchronized and discarded.
+    If it runs out of memory, with the error of any library or of anydevice, the size is halved; any
+    other error is raised as it is. `start` is the largest size that is tried: if it is a power of
+    two, so is the result.
 
     >>> import numpy
     >>> def step(size):
@@ -39,18 +39,18 @@ def find_batch_size(
     >>> find_batch_size(step, start=16)
     8
 
-    The memory of a failed try is freed before the next one, and libraries give back what they keep
-    of it. For that, the local variables of the functions that the error came through are cleared.
+    The memory of a failed try is freed before the next one, and libraries release their cached
+    memory. For that, the local variables of the functions in the error's traceback are cleared.
     What `fn` has stored elsewhere stays: begin and end a training step with
     `optimizer.zero_grad(set_to_none=True)`, because a step that fails leaves its gradients on the
-    model. Then as much memory is in use afterwards as before.
+    model. Then memory use is the same afterwards as before.
 
     The answer is remembered for this function object, `start`, the device that `device()` chooses
     and the limit of `configure(memory=…)`, until the process ends: `fn` is not called again, unless
-    `again=True`. A lambda that is written into the call is a new function each time. Nothing is
-    kept for later processes, where the model may be larger, or the device less empty.
+    `again=True`. A lambda in the call is a new function each time. The answer is not saved for
+    later processes.
 
-    Raises `OutOfMemoryError` where not even `minimum` fits.
+    Raises `OutOfMemoryError` if not even `minimum` fits.
     """
     if not callable(fn):
         raise ConfigurationError(

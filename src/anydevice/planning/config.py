@@ -98,7 +98,7 @@ class ModelConfig(Record):
             return default
         names = ", ".join(NAMES[word])
         raise ConfigurationError(
-            f"{self.source} does not say the number of {_IN_WORDS[word]}: it has none of the keys "
+            f"{self.source} has no number of {_IN_WORDS[word]}: it has none of the keys "
             f"{names}; it may not be a language model's config, else add the key",
             self.source,
         )

@@ -1,4 +1,4 @@
-"""`cpu_fallback`: a function that falls back to the CPU where its device runs out of memory."""
+"""`cpu_fallback`: a function that falls back to the CPU if its device runs out of memory."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ _CPU = "cpu"
 
 
 def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
-    """The function, which falls back to the CPU where its device runs out of memory.
+    """Wrap a function so that it falls back to the CPU if its device runs out of memory.
 
     For the second try every array among the arguments is moved to the CPU, as `to_device` does, in
-    a `use_device("cpu")` block; the result stays on the CPU. Of a method, and of a model that is
-    called, the object's own arrays go along. Models and optimizers that are moved in place, such
-    as a `torch.nn.Module`, are back on their devices afterwards: a backward pass has to be part of
-    the function. Where they no longer fit, because they have gained gradients, all of them stay
-    on the CPU, with a warning. Arrays that the function has from elsewhere stay
-    where they are. The first time there is a warning with the reason.
+    a `use_device("cpu")` block; the result stays on the CPU. For a method or a model, the object's
+    own arrays are moved too. Models and optimizers that are moved in place, such as a
+    `torch.nn.Module`, are moved back afterwards: a backward pass has to be part of the function. If
+    they no longer fit, because they have gained gradients, all of them stay on the CPU, with a
+    warning. Global and captured arrays are not moved. The first fallback warns with the reason.
 
     >>> import numpy
     >>> @cpu_fallback
@@ -49,7 +48,7 @@ def cpu_fallback(fn: Callable[P, T]) -> Callable[P, T]:
 
     A coroutine function works too, a generator function does not. An error other than running out
     of memory is raised as it is, and so is any error of the second try, with a note of the first
-    one. Raises `OutOfMemoryError` where it is the CPU's memory that ran out.
+    one. Raises `OutOfMemoryError` if the CPU's memory ran out.
     """
     if not callable(fn):
         raise ConfigurationError(

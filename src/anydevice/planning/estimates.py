@@ -41,15 +41,15 @@ Any other is one operation with its input and its output. ("gelu_pytorch_tanh" i
 
 
 class MemoryEstimate(Record):
-    """Bytes, part by part, that one device must have free to run a model; `total` is their sum.
+    """The bytes that one device must have free to run a model, by part; `total` is their sum.
 
     `weights` are all parameters and buffers, tied ones once, and `kv_cache` a static cache for
-    `context` tokens of each of `batch` sequences; both are right to the byte where `exact` is true.
-    `activations` and `logits` are what lives beside them at the peak, which reading a prompt as
-    long as the context or writing one token more reaches. `overhead` is what the process takes
-    beside its tensors on an accelerator, and `overheads` are its parts: the driver's context, the
-    libraries' workspace, and what PyTorch's allocator rounds up or holds idle. `assumed` says, in
-    sentences, what was not known. `shape` is the model's shape that all this follows from.
+    `context` tokens of each of `batch` sequences; both are exact to the byte if `exact` is true.
+    `activations` and `logits` are those at the peak, while reading a full prompt or writing one
+    token. `overhead` is the memory of the process outside of its tensors on an accelerator, and
+    `overheads` are its parts: the driver's context, the libraries' workspace, and what PyTorch's
+    allocator rounds up or holds idle. `assumed` lists the assumptions. `shape` is the shape of the
+    model that the estimate is based on.
     """
 
     weights: int
@@ -82,7 +82,7 @@ class MemoryEstimate(Record):
         return self.total / 2**30
 
     def on_cpu(self) -> MemoryEstimate:
-        """The same without the overhead, which only an accelerator has."""
+        """The estimate without the overhead of an accelerator."""
         return replace(self, overhead=0, overheads=Overhead())
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def estimate_inference(
 
     `model` is the path of a `config.json`, of its folder or of safetensors files, the name of a
     model in the local Hugging Face cache, a config, a `torch.nn.Module` (on `meta`, too), a tree of
-    arrays, a `ModelShape`, or nothing, with the shape's numbers instead: `layers hidden
-    intermediate heads vocabulary`, and where they matter
-    `kv_heads head_size tied window experts experts_per_token expert_size architecture`.
+    arrays, a `ModelShape`, or `None`, with the dimensions as keywords: `layers hidden intermediate
+    heads vocabulary`, and optionally `kv_heads head_size tied window experts experts_per_token
+    expert_size architecture`.
 
     `context` tokens of each of `batch` sequences can be read and written. The weights are in
     `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype` (`None`: the same;
@@ -137,8 +137,8 @@ def estimate_inference(
     >>> 19 < estimate.total_gib < 21
     True
 
-    Raises `ConfigurationError` for what is not a model and for numbers that are not valid, and
-    `TransferError` for safetensors files that are not valid.
+    Raises `ConfigurationError` for an unknown model or invalid dimensions, and `TransferError` for
+    invalid safetensors files.
     """
     context, batch = integer("context", context), integer("batch", batch)
     shape = shape_of(model, dtype=dtype, **numbers)

@@ -51,8 +51,9 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
       in the local Hugging Face cache;
     - the path of safetensors files, of which only the headers are read;
     - a config as a mapping;
-    - nothing, with numbers instead: `layers hidden intermediate heads vocabulary`, and where they
-      matter `kv_heads head_size tied window experts experts_per_token expert_size architecture`;
+    - `None`, with the dimensions as keywords: `layers hidden intermediate heads vocabulary`, and
+      optionally `kv_heads head_size tied window experts experts_per_token expert_size
+      architecture`;
     - a `torch.nn.Module`, on any device and on `meta`, or any tree of arrays.
 
     >>> shape = shape_of(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8,
@@ -60,8 +61,8 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     >>> shape.parameters, shape.exact
     (7241732096, True)
 
-    Raises `ConfigurationError` for what is not a model, or has numbers that are missing or do not
-    go together, and `TransferError` for safetensors files that are not valid.
+    Raises `ConfigurationError` for an unknown model, or for missing or inconsistent dimensions, and
+    `TransferError` for invalid safetensors files.
     """
     name = None if dtype is None else as_dtype(dtype).name
     if name in QUANTIZED:
@@ -72,7 +73,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
         return shape_from_config(_from_numbers(numbers), name)
     if numbers:
         raise ConfigurationError(
-            f"a model is given, and {', '.join(sorted(numbers))} beside it: give one or the other"
+            f"give a model or its dimensions ({', '.join(sorted(numbers))}), not both"
         )
     if isinstance(model, ModelShape):
         return _in_dtype(model, name)
@@ -97,12 +98,12 @@ def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
     unknown = [word for word in numbers if word not in _KEYWORDS]
     if unknown:
         raise ConfigurationError(
-            f"{', '.join(unknown)}: a shape has no such number; it has {', '.join(_KEYWORDS)}"
+            f"{', '.join(unknown)}: unknown dimension; known are {', '.join(_KEYWORDS)}"
         )
     missing = [word for word in _NEEDED if numbers.get(word) is None]
     if missing:
         raise ConfigurationError(
-            f"a model is missing, or these numbers of its shape: {', '.join(missing)}"
+            f"give a model, or its dimensions: {', '.join(missing)} are missing"
         )
     # `None` is the same as not given, but a window of `None` says that there is none.
     values = {

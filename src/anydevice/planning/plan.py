@@ -124,13 +124,13 @@ def plan_inference(
     kv_dtype: object = None,
     **numbers: Any,
 ) -> Plan:
-    """Where a model would run with this context: on one device, on several, or after which change.
+    """Where a model would run with this context: on one device, on several, or with which change.
 
-    `model` and `numbers` are as in `estimate_inference`. `devices` are devices or their
-    names ("cuda" is every card of it); without them, all that are usable here. Free memory is
-    read now, and the limit of `configure(memory=…)` applies. One accelerator goes before
-    several, and several before the CPU, which takes the layers that do not fit on them.
-    Nothing is loaded and no array library is imported.
+    `model` and `numbers` are as in `estimate_inference`. `devices` are devices or their names
+    ("cuda" is every card of it); the default is all usable devices. Free memory is read now, and
+    the limit of `configure(memory=…)` applies. One accelerator is preferred to several, and several
+    to the CPU, which takes the layers that do not fit on them. Nothing is loaded and no array
+    library is imported.
 
     3 % of what a model needs on an accelerator has to be free beside it, because PyTorch's
     allocator may hold that much more idle than the estimate knows.
@@ -144,8 +144,8 @@ def plan_inference(
     >>> plan.fits, plan.device, [len(placement.layers) for placement in plan.placements]
     (True, None, [16, 16])
 
-    Raises `ConfigurationError` where the model cannot be read or a number is wrong, and
-    `DeviceNotFoundError` where a device that is named is not usable.
+    Raises `ConfigurationError` if the model cannot be read or a number is invalid, and
+    `DeviceNotFoundError` if a given device is not usable.
     """
     given = isinstance(model, ModelShape)
     shape = shape_of(model, dtype=dtype, **numbers)

@@ -33,10 +33,10 @@ _BLOCK = 256  # elements that share a scale in 8-bit optimizers
 
 
 class OptimizerMemory(Record):
-    """The state that an optimizer keeps: so many values for each parameter.
+    """The state of an optimizer: `values` numbers for each parameter.
 
-    `temporary` says that its step needs, for a moment, a copy of the size of all parameters, as
-    the libraries' default way of stepping many tensors at once does.
+    `temporary` means that its step briefly needs a copy of all parameters, as the libraries'
+    default way of updating many tensors at once does.
     """
 
     values: int
@@ -65,11 +65,11 @@ class TrainingEstimate(Record):
 
     Each part is what it comes to by itself: `parameters`, `gradients`, the `optimizer`'s state,
     `master` weights in 32 bits beside parameters of 16, all `activations` that are saved for the
-    backward pass (with the casts of weights that mixed precision makes), the `logits` of all
-    tokens with their gradients, and the process's `overhead`. `total` is the peak and not
-    their sum: gradients grow while activations go, and some moments have copies of their own.
-    `peak_at` names the moment at which it is reached. `exact` is about the parameters, `assumed`
-    says what was not known.
+    backward pass (with the casts of weights that mixed precision makes), the `logits` of all tokens
+    with their gradients, and the process's `overhead`. `total` is the peak and not their sum:
+    gradients grow while activations go, and some moments have copies of their own. `peak_at` names
+    the moment at which it is reached. `exact` is about the parameters, `assumed` lists the
+    assumptions.
     """
 
     parameters: int
@@ -135,20 +135,20 @@ def estimate_training(
     >>> 20 < estimate.total_gib < 22
     True
 
-    Raises `ConfigurationError` for what is not a model, for an unknown optimizer, and for options
-    that exclude each other.
+    Raises `ConfigurationError` for an unknown model or optimizer, and for options that exclude each
+    other.
     """
     context, batch = integer("context", context), integer("batch", batch)
     if optimizer not in OPTIMIZERS:
         raise ConfigurationError(
-            f"there is no optimizer {optimizer!r}; known are {', '.join(OPTIMIZERS)}", "optimizer="
+            f"unknown optimizer {optimizer!r}; known are {', '.join(OPTIMIZERS)}", "optimizer="
         )
     row = as_dtype(dtype)
     if row.kind != "float" or row.bits < 16:
         raise ConfigurationError(f"parameters cannot be trained in {row}", "dtype=")
     if mixed and row.name != "float32":
         raise ConfigurationError(
-            f"mixed=True keeps parameters in float32, not {row}; leave dtype, or take master=True",
+            f"mixed=True needs parameters in float32, not {row}; omit dtype, or use master=True",
             "mixed=",
         )
     if master and row.bits != 16:
