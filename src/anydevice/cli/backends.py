@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from io import StringIO
 
 from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
@@ -34,24 +33,23 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json(_as_data(report))
         return 0
-    _show_table(
-        "Backends",
-        ("", "backend", "vendor", "platforms", "BLAS", "run-time compiler", "best for"),
-        [_about(row, report[row.name]) for row in BACKENDS.values() if row.name in report],
-        output,
-    )
-    _show_table(
-        "What they require, and how well they are tested",
-        ("backend", "engines", "tier", "requires"),
-        [_requirements(row) for row in BACKENDS.values()],
-        output,
-    )
-    _show_table(
-        "Engines",
-        ("engine", "installed", "drives", "lacks"),
-        [_engine(row) for row in registry.rows().values()],
-        output,
-    )
+    backends, engines = list(BACKENDS.values()), list(registry.rows().values())
+    about = [_about(row, report[row.name]) for row in backends if row.name in report]
+    head = ("", "backend", "vendor", "platforms", "BLAS", "run-time compiler", "best for")
+    _show_table("Backends", head, about, output)
+    needs = [
+        (
+            row.name,
+            ", ".join(registry.engines_for(row.name)),
+            f"{row.tier}: {row.tier_note}",
+            row.requires,
+        )
+        for row in backends
+    ]
+    title = "What they require, and how well they are tested"
+    _show_table(title, ("backend", "engines", "tier", "requires"), needs, output)
+    drives = [_engine(row) for row in engines]
+    _show_table("Engines", ("engine", "installed", "drives", "lacks"), drives, output)
     output.say(output.paint("This CPU", "strong"), f"  {_cpu_in_words(report)}")
     for note in registry.notes():
         output.say("", f"note: {note}")
@@ -86,20 +84,8 @@ def _as_data(report: Report) -> dict[str, object]:
 
 def _about(row: Backend, finding: Finding) -> tuple[str, ...]:
     mark = USABLE if finding.usable else UNUSABLE if finding.present else ABSENT
-    return (
-        mark,
-        row.name,
-        row.vendor,
-        ", ".join(row.platforms),
-        row.blas,
-        row.runtime_compiler,
-        row.best_for,
-    )
-
-
-def _requirements(row: Backend) -> tuple[str, ...]:
-    engines = ", ".join(registry.engines_for(row.name))
-    return row.name, engines, f"{row.tier}: {row.tier_note}", row.requires
+    platforms = ", ".join(row.platforms)
+    return mark, row.name, row.vendor, platforms, row.blas, row.runtime_compiler, row.best_for
 
 
 def _engine(row: EngineRow) -> tuple[str, ...]:
@@ -117,46 +103,23 @@ def _cpu(report: Report) -> dict[str, Detail]:
 
 
 def _cpu_in_words(report: Report) -> str:
-    cpu = _cpu(report)
-    parts = (
-        cpu["name"],
-        f"SIMD level: {cpu['simd'] or 'unknown'}",
-        f"threads: {cpu['threads'] or 'unknown'}",
-        f"cores: {cpu['physical_cores']}" if cpu["physical_cores"] else None,
-    )
-    return "   ".join(str(part) for part in parts if part)
-
-
-def _show_stacked(
-    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output
-) -> None:
-    """The rows one below the other: the mark and the name, then a line for each other cell."""
-    output.say(output.paint(title, "strong"), "")
-    named = headings.index("backend") if "backend" in headings else 0
-    for row in rows:
-        name = output.paint(row[named], "strong")
-        output.say(" ".join((*row[:named], name)))
-        for heading, cell in zip(headings[named + 1 :], row[named + 1 :], strict=True):
-            for number, line in enumerate(cell.splitlines()):
-                words = line if number else f"{heading}: {line}"
-                output.say(*wrapped(words, output.width or _PIPED_WIDTH, "  ", "  "))
-        output.say("")
+    cpu = {name: value or "unknown" for name, value in _cpu(report).items()}
+    cores = f"   cores: {cpu['physical_cores']}" if cpu["physical_cores"] != "unknown" else ""
+    return f"{cpu['name']}   SIMD level: {cpu['simd']}   threads: {cpu['threads']}{cores}"
 
 
 def _show_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output
 ) -> None:
+    output.say(output.paint(title, "strong"))
     if output.width is not None and output.width < _NARROW:
-        _show_stacked(title, headings, rows, output)
+        _show_stacked(headings, rows, output)
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    # Into a text first: `say` then writes in ASCII what the stream cannot show.
-    page = StringIO()
     console = Console(
-        file=page,
         width=output.width or _PIPED_WIDTH,
         force_terminal=output.colour,
         color_system="standard" if output.colour else None,
@@ -170,6 +133,17 @@ def _show_table(
         table.add_column(heading, style=style, no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
-    output.say(output.paint(title, "strong"))
-    output.say(*(line.rstrip() for line in page.getvalue().splitlines()))
+    with console.capture() as page:  # `say` writes in ASCII what the stream cannot show
+        console.print(table)
+    output.say(*(line.rstrip() for line in page.get().splitlines()))
+
+
+def _show_stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output) -> None:
+    """The rows one below the other: the mark and the name, then a line for each other cell."""
+    named = 1 - bool(headings[0])
+    for row in rows:
+        output.say("", " ".join((*row[:named], output.paint(row[named], "strong"))))
+        for heading, cell in zip(headings[named + 1 :], row[named + 1 :], strict=True):
+            for line in f"{heading}: {cell}".splitlines():
+                output.say(*wrapped(line, output.width or _PIPED_WIDTH, "  ", "  "))
+    output.say("")
