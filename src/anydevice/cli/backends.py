@@ -9,7 +9,7 @@ from anydevice.cli.printing import Output
 from anydevice.core.backends import BACKENDS, Backend
 from anydevice.core.finding import Detail, Facts, Finding
 from anydevice.core.record import as_dict
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, wrapped
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, drawn, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
@@ -116,16 +116,8 @@ def _show_table(
         _show_stacked(headings, rows, output)
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(
-        width=output.width or _PIPED_WIDTH,
-        force_terminal=output.colour,
-        color_system="standard" if output.colour else None,
-        legacy_windows=False,
-        highlight=False,
-    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="dim")
     for heading in headings:
         whole = heading in ("", "backend", "engine", "vendor", "installed")
@@ -133,9 +125,7 @@ def _show_table(
         table.add_column(heading, style=style, no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    with console.capture() as page:  # `say` writes in ASCII what the stream cannot show
-        console.print(table)
-    output.say(*(line.rstrip() for line in page.get().splitlines()))
+    output.say(*drawn(table, output.width or _PIPED_WIDTH, colour=output.colour))
 
 
 def _show_stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], output: Output) -> None:

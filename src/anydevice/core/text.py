@@ -7,6 +7,12 @@ from collections.abc import Sequence
 
 from anydevice.errors import ConfigurationError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from rich.console import RenderableType
+
 USABLE, UNUSABLE, ABSENT = "✓", "✗", "–"
 """The marks before a device or backend: usable; here but not usable; not in this machine."""
 
@@ -172,19 +178,29 @@ def table(
     add      1 ms
     matmul  12 ms
     """
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    for number in range(len(head)):
+        shown.add_column(justify="right" if number in right else "left", no_wrap=True)
+    for row in (head, *rows):
+        shown.add_row(*row)
+    return drawn(shown)
+
+
+def drawn(renderable: RenderableType, columns: int = 10_000, *, colour: bool = False) -> list[str]:
+    """The lines of what rich renders, such as its tables, in so many columns."""
     from io import StringIO
 
     from rich.console import Console
-    from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, show_header=False)
-    for number in range(len(head)):
-        drawn.add_column(justify="right" if number in right else "left", no_wrap=True)
-    for row in (head, *rows):
-        drawn.add_row(*row)
-    console = Console(file=StringIO(), width=10_000, markup=False, highlight=False, emoji=False)
+    # The encoding of the file is not that of the output, so boxes stay as they are.
+    colours: Literal["standard"] | None = "standard" if colour else None
+    console = Console(
+        file=StringIO(), width=columns, color_system=colours, markup=False, emoji=False
+    )
     with console.capture() as captured:
-        console.print(drawn)
+        console.print(renderable, highlight=False)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
