@@ -234,7 +234,7 @@ def test_where_nothing_fits_no_smaller_batch_is_advised() -> None:
 def test_other_misuse_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="8 cannot be called; give it a function"):
         find_batch_size(8, Step(1))  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="minimum is 1 or more"):
+    with pytest.raises(ConfigurationError, match="minimum must be 1 or more"):
         find_batch_size(Step(1), 8, minimum=0)
-    with pytest.raises(ConfigurationError, match="start is 16 or more"):
+    with pytest.raises(ConfigurationError, match="start must be 16 or more"):
         find_batch_size(Step(1), 8, minimum=16)

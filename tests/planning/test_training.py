@@ -86,12 +86,12 @@ def test_experts_and_scores_in_memory_take_more() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"optimizer": "lion"}, "no optimizer 'lion'; known are sgd"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; known are sgd"),
         ({"dtype": "int8"}, "cannot be trained in int8"),
         ({"dtype": "float8_e4m3fn"}, "cannot be trained"),
-        ({"mixed": True, "dtype": "bfloat16"}, "keeps parameters in float32"),
+        ({"mixed": True, "dtype": "bfloat16"}, "needs parameters in float32"),
         ({"master": True}, "for parameters of 16 bits"),
-        ({"context": 0}, "context is 1 or more"),
+        ({"context": 0}, "context must be 1 or more"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], said: str) -> None:

@@ -180,7 +180,7 @@ def test_what_it_was_made_of() -> None:
 
 @pytest.mark.parametrize("depth", [0, -1, 1.0, True, "2", None])
 def test_a_depth_that_is_none(depth: Any) -> None:
-    with pytest.raises(ConfigurationError, match="depth must be an integer from 1 on"):
+    with pytest.raises(ConfigurationError, match="depth must be an integer of 1 or more"):
         prefetch([], "cpu", depth)
 
 

@@ -1,4 +1,4 @@
-"""Copies between the host and a device: staged where they are large, plain where they are small."""
+"""Copies between the host and a device; large ones are staged through pinned memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving trees of arrays to a device and back, and telling where they are."""
+"""`to_device`, `to_numpy` and `device_of`: trees of arrays are moved to a device and back."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def to_numpy(tree: Any) -> Any:
 
 
 def device_of(tree: Any) -> Device | None:
-    """The device of the arrays in `tree`; `None` where it holds none.
+    """The device of the arrays in `tree`; `None` if it has no arrays.
 
     >>> import anydevice, numpy
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
     (Device("cpu"), None)
 
-    Raises `DeviceMismatchError`, with two paths, where they are in several places, and where one
-    array is itself spread over several devices.
+    Raises `DeviceMismatchError`, with two paths, if they are on different devices, or an array is
+    sharded over several.
     """
     if is_array(tree):
         return _single(tree)

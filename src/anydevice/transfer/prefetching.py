@@ -1,4 +1,4 @@
-"""Batches placed ahead of the loop that uses them, by one thread an iteration.
+"""`prefetch`: batches moved ahead of the loop that uses them, by one thread per iteration.
 
 The loop and its thread share two queues and nothing else. One has a token for each further batch
 that may be pulled, and one at the end of the loop; the other has the batches. The thread does not
@@ -202,7 +202,7 @@ class _Pull(threading.Thread):
 
 
 def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Prefetch:
-    """The batches of `loader` on `device`, the next `depth` of them pulled and placed ahead.
+    """The batches of `loader` on `device`, with the next `depth` batches loaded and moved ahead.
 
     `loader` is anything that can be iterated: a list, a generator, a
     `torch.utils.data.DataLoader`. The loop gets its batches in order, as `to_device` gives them,
@@ -213,11 +213,11 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
     >>> [int(batch["x"].sum()) for batch in prefetch([{"x": numpy.ones(n)} for n in (1, 2)], "cpu")]
     [1, 2]
 
-    At most `depth` batches are ready or being made, beside the one that the loop has. An error of
-    the loader, or of placing, is raised in the loop, after the batches before it. A loop that stops
-    early ends the thread after its current batch; of a loader that can be iterated only once, the
-    batches that were pulled ahead are lost. Raises `DeviceNotFoundError` where the device is not
-    usable, and `ConfigurationError` where `loader` or `depth` are not valid.
+    At most `depth` batches are ready or in progress, in addition to the one that the loop has. An
+    error of the loader, or of moving, is raised in the loop after the batches before it. A loop
+    that stops early ends the thread after its current batch; if the loader can be iterated only
+    once, the batches that were loaded ahead are lost. Raises `DeviceNotFoundError` if the device is
+    not usable, and `ConfigurationError` for an invalid `loader` or `depth`.
     """
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise ConfigurationError(
@@ -226,8 +226,8 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
         )
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ConfigurationError(
-            f"prefetch: depth must be an integer from 1 on, not {depth!r}; it is how many "
-            f"batches are placed ahead, and 2 is usually enough"
+            f"prefetch: depth must be an integer of 1 or more, not {depth!r}; it is the number of "
+            f"batches that are loaded ahead, and 2 is usually enough"
         )
     target = device if isinstance(device, Device) and device.usable else choose_device(device)
     return Prefetch(loader, target, depth)

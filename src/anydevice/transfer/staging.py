@@ -175,7 +175,7 @@ class Ring:
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
 
     def upload_rows(self, rows: Sequence[Any], address: int) -> None:
-        """Copy NumPy arrays of one dtype and shape, one behind the other, to a device's address.
+        """Copy NumPy arrays of one dtype and shape, contiguously, to a device's address.
 
         They have at least one axis, and each fits into a buffer.
         """
@@ -223,7 +223,7 @@ class Ring:
 
 
 def _written(rows: Sequence[Any], size: int, file: int | None) -> bool:
-    """Pack arrays one behind the other by writing them to the file that the buffer maps.
+    """Pack arrays contiguously by writing them to the file that the buffer maps.
 
     That is one call for many arrays, during which other threads may run Python. `False` where
     there is no such file, or an array's bytes are not just what has to be copied.

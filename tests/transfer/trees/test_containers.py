@@ -338,5 +338,5 @@ def test_an_object_that_refers_to_its_owner_is_refused_by_name() -> None:
 
     root = Node([Node([one()])])
     root.children[0].parent = root
-    with pytest.raises(TransferError, match=r"^children\[0\].parent: this is the tree's own Node"):
+    with pytest.raises(TransferError, match=r"^children\[0\].parent: the tree contains .*\(Node"):
         flatten(root, is_array)

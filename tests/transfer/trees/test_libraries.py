@@ -87,7 +87,7 @@ def test_a_jax_tree_that_holds_itself_is_refused_by_name() -> None:
     )
     ring = Ring(jnp.ones(1), None)
     ring.bounds = (ring, None)
-    with pytest.raises(TransferError, match=r"^\[0\]: this is the tree's own Ring at the root"):
+    with pytest.raises(TransferError, match=r"^\[0\]: the tree contains .*\(Ring at the root"):
         flatten(ring, is_array)
 
 

@@ -192,7 +192,7 @@ def test_modules_that_hold_their_parent_are_refused_by_name() -> None:
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
     model.layers[0].add_module("parent", model)
-    with pytest.raises(TransferError, match=r"^layers\[0\]\.parent: this is the tree's own Module"):
+    with pytest.raises(TransferError, match=r"^layers\[0\]\.parent: the tree contains .*\(Module"):
         flatten(model, is_array)
 
 

@@ -267,19 +267,20 @@ def test_a_tree_that_holds_itself_is_refused_by_name() -> None:
     tree: dict[str, Any] = {"layers": [{"weight": one()}]}
     tree["layers"][0]["parent"] = tree
     with pytest.raises(
-        TransferError, match=r"^\['layers'\]\[0\]\['parent'\]: this is the tree's own dict at the r"
+        TransferError,
+        match=r"^\['layers'\]\[0\]\['parent'\]: the tree contains .*\(dict at the r",
     ) as caught:
         flatten(tree, is_array)
     assert caught.value.path == "['layers'][0]['parent']"
     tree["layers"][0]["parent"] = tree["layers"]
-    with pytest.raises(TransferError, match=r"the tree's own list at \['layers'\]"):
+    with pytest.raises(TransferError, match=r"\(list at \['layers'\]"):
         flatten(tree, is_array)
 
 
 def test_a_list_that_holds_only_itself_is_refused_too() -> None:
     tree: list[Any] = []
     tree.append(tree)
-    with pytest.raises(TransferError, match=r"^\[0\]: this is the tree's own list at the root"):
+    with pytest.raises(TransferError, match=r"^\[0\]: the tree contains .*\(list at the root"):
         flatten(tree, is_array)
 
 

@@ -238,11 +238,11 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "the same bytes twice": (content({"a": ONE, "b": ONE}, b"1"), "'b': its bytes overlap"),
     "a gap": (
         content({"a": ONE, "b": tensor("U8", [1], 2, 3)}, b"123"),
-        "'b': 1 bytes before it are no tensor's",
+        "'b': 1 bytes before it belong to no tensor",
     ),
     "a gap at the front": (content({"a": tensor("U8", [1], 1, 2)}, b"12"), "1 bytes before it"),
-    "bytes left over": (content({"a": ONE}, b"123"), "its last 2 bytes are no tensor's"),
-    "bytes and no tensor": (content({}, b"1"), "its last 1 bytes are no tensor's"),
+    "bytes left over": (content({"a": ONE}, b"123"), "its last 2 bytes belong to no tensor"),
+    "bytes and no tensor": (content({}, b"1"), "its last 1 bytes belong to no tensor"),
 }
 
 
@@ -356,7 +356,7 @@ def test_a_folder_with_one_file_stands_for_it(tmp_path: Path) -> None:
 def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
     for number in range(7):
         (tmp_path / f"{number}.safetensors").write_bytes(content({}))
-    with pytest.raises(TransferError, match=r"7 files .*0\.safetensors.*4\.safetensors, …\)"):
+    with pytest.raises(TransferError, match=r"7 candidate.*0\.safetensors.*4\.safetensors, …\)"):
         read_model(tmp_path)
 
 

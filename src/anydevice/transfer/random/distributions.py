@@ -81,14 +81,14 @@ def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
     """The transform to numbers of `dtype` from `low` up to but never `high`.
 
     Numbers that `dtype` cannot hold exactly are rounded down, so that as many lie below any of its
-    values as should, and rounding never arrives at `high`. Raises `ConfigurationError` where no
-    number lies between, or `dtype` does not reach so far.
+    values as should, and rounding never arrives at `high`. Raises `ConfigurationError` if no number
+    lies between, or a bound is outside of the range of `dtype`.
     """
     reach = _reach(dtype)
     if not (-reach <= low < high <= reach and math.isfinite(high - low)):
         raise ConfigurationError(
             f"uniform(low={low!r}, high={high!r}): low must be less than high, and both, and "
-            f"their difference, must be within what {dtype} reaches, which is {reach:.6g}"
+            f"their difference, must be in the range of {dtype}, ±{reach:.6g}"
         )
     first, last = _rounded_down(np.array([low, high]), dtype, Scratch())
     if float(first) < low:
@@ -97,8 +97,8 @@ def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
         last = np.nextafter(last, dtype.type(-np.inf))
     if first > last:
         raise ConfigurationError(
-            f"uniform(low={low!r}, high={high!r}): no {dtype} lies between; take them further "
-            f"apart, or a dtype with more bits"
+            f"uniform(low={low!r}, high={high!r}): no {dtype} lies between; move them further "
+            f"apart, or use a dtype with more bits"
         )
     plain = (low, high) == (0.0, 1.0) and dtype == np.float32  # all 24 bits fit: exact as it is
 
@@ -118,13 +118,13 @@ def normal(mean: float, std: float, dtype: np.dtype[Any]) -> Transform:
     """The transform to normal numbers, each the quantile of one uniform number.
 
     A 16-bit number is the float32 of the same words, rounded. Raises `ConfigurationError` for a
-    negative `std`, and where there would be numbers that `dtype` does not reach.
+    negative `std`, and if numbers would be outside of the range of `dtype`.
     """
     reach = _reach(dtype)
     if not (std >= 0 and abs(mean) + LARGEST_NORMAL * std <= reach):
         raise ConfigurationError(
             f"normal(mean={mean!r}, std={std!r}): std must be 0 or more, and the numbers must "
-            f"be within what {dtype} reaches, which is {reach:.6g}"
+            f"be in the range of {dtype}, ±{reach:.6g}"
         )
     double = words_each(dtype) == 2
 

@@ -152,7 +152,7 @@ class Random:
     def uniform(
         self, shape: Shape, low: float = 0.0, high: float = 1.0, dtype: Any = "float32"
     ) -> Any:
-        """Numbers from `low` up to but never `high`, each part of it equally likely.
+        """Uniform numbers from `low` up to, but not including, `high`.
 
         A float64 has 53 random bits, any other 24; a float16 or bfloat16 is the float32 of the
         same words rounded down, so it never becomes `high` either.
@@ -203,7 +203,7 @@ class Random:
         kind = _dtype(dtype, INTEGERS)
         length = _integer("n", n)
         if length > np.iinfo(kind).max + 1:
-            raise ConfigurationError(f"permutation({n}): {kind} does not reach so far; take int64")
+            raise ConfigurationError(f"permutation({n}): n is too large for {kind}; use int64")
         keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
         return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
 
@@ -284,9 +284,8 @@ class Random:
 def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Random:
     """Random numbers that depend on the seed alone: the same on every engine and every device.
 
-    `seed` is any integer from 0 on, or the `state` of a generator to go on from. The numbers
-    are placed on `device`, as its engine's arrays; without one, on the device that `device()`
-    would choose now.
+    `seed` is an integer of 0 or more, or the `state` of a generator to continue from. The numbers
+    are arrays of the device's engine on `device`; the default is `anydevice.device()`.
 
     >>> import anydevice
     >>> random = rng(7, anydevice.device("cpu", engine="numpy"))
@@ -299,8 +298,8 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     True
 
     All of them are the same bit for bit wherever NumPy computes in IEEE 754 arithmetic. Raises
-    `ConfigurationError` for what is not a seed, and `DeviceNotFoundError` where the device is not
-    usable. Drawing more numbers than fit into memory is an `OutOfMemoryError`.
+    `ConfigurationError` for an invalid seed, and `DeviceNotFoundError` if the device is not usable.
+    Drawing more numbers than fit into memory raises `OutOfMemoryError`.
     """
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)
@@ -356,7 +355,7 @@ def _integer(
         or (least is not None and number < least)
         or (below is not None and number >= below)
     ):
-        bounds = "" if least is None else f" from {least} on"
+        bounds = "" if least is None else f" of {least} or more"
         bounds += "" if below is None else f" and below {below}"
         raise ConfigurationError(f"{name} must be an integer{bounds}, not {value!r}")
     return number
@@ -384,6 +383,6 @@ def _dtype(dtype: Any, known: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
     name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
     if name not in known:
         raise ConfigurationError(
-            f"no such numbers of dtype {dtype!r}; take one of {', '.join(known)}"
+            f"numbers of dtype {dtype!r} cannot be drawn; use one of {', '.join(known)}"
         )
     return known[name]

@@ -120,9 +120,9 @@ def register_type(
     >>> anydevice.to_device(Points(numpy.zeros((2, 3)), "corners"), "cpu").label
     'corners'
 
-    A registered type goes before anydevice's own rules, so a known class can be treated in another
-    way too. Raises `ConfigurationError` for a built-in type, for arguments that are not a class
-    and functions, and for a class that is registered already with other functions.
+    A registered type overrides anydevice's own rules. Raises `ConfigurationError` for a built-in
+    type, for arguments that are not a class and functions, and for a class that is registered
+    already with other functions.
     """
     if not isinstance(cls, type):
         raise ConfigurationError(f"register_type takes a class, not {cls!r}")

@@ -340,8 +340,8 @@ def _cycle(value: Any, node: _Node, position: int) -> TransferError:
     name = type(value).__name__
     where = f"at {around.path}" if around.path else "at the root"
     return TransferError(
-        f"{path}: this is the tree's own {name} {where}, so the tree would have no end; take this "
-        f"reference out of it, or say what belongs to the tree with register_type",
+        f"{path}: the tree contains itself here ({name} {where}); remove this reference, or "
+        f"register the class with register_type",
         path,
     )
 

@@ -308,10 +308,10 @@ def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
         if entry.start < reached:
             raise _wrong(entry.name, f"its bytes overlap with those of {before}")
         if entry.start > reached:
-            raise _wrong(entry.name, f"{entry.start - reached} bytes before it are no tensor's")
+            raise _wrong(entry.name, f"{entry.start - reached} bytes before it belong to no tensor")
         reached, before = entry.stop, _short(entry.name)
     if reached != size:
-        raise TransferError(f"its last {size - reached} bytes are no tensor's; {_AGAIN}")
+        raise TransferError(f"its last {size - reached} bytes belong to no tensor; {_AGAIN}")
 
 
 def _read_index(path: Path) -> dict[str, Placed]:
@@ -381,7 +381,7 @@ def _source(path: Path) -> Path:
         return path / found[0]
     if found:
         raise TransferError(
-            f"{path} holds {len(found)} files that could be meant ({_listed(found)}) "
+            f"{path} has {len(found)} candidate files ({_listed(found)}) "
             f"and no {INDEX_NAME}; name one of them"
         )
     pickled = [name for name in names if Path(name).suffix.lower() in _PICKLED]
