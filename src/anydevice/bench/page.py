@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from math import log10
 
 from anydevice.bench.ceilings import ceiling_of
-from anydevice.bench.printing import HEAD, comparison_counts, measurement_cells
-from anydevice.bench.results import UNITS, Change, Comparison, MeasuredDevice, Measurement, Results
+from anydevice.bench.printing import (
+    CHANGES,
+    HEAD,
+    change_cells,
+    comparison_counts,
+    measurement_cells,
+)
+from anydevice.bench.results import UNITS, Comparison, MeasuredDevice, Measurement, Results
 from anydevice.core.text import format_rate, format_time, percent, times
-from anydevice.rendering.svg import Dot, Line, decades, dot_plot, legend, roofline
-
-_CHANGES = ("op", "case", "dtype", "where", "before", "now", "factor")
-
+from anydevice.rendering.svg import Dot, Line, decades, dot_plot, legend, powers, roofline
 
 STYLE = """
 :root { --ink: #1d2329; --soft: #5c6873; --paper: #ffffff; --panel: #f4f6f8; --line: #d8dee4;
@@ -112,7 +114,10 @@ def _compared(comparison: Comparison) -> str:
     parts += [f"<p>{escape(sentence)}</p>" for sentence in comparison.elsewhere]
     for title, changes in (("Slower", comparison.slower), ("Faster", comparison.faster)):
         if changes:
-            parts += [f"<h3>{title}</h3>", _table(_CHANGES, [_change(each) for each in changes])]
+            parts += [
+                f"<h3>{title}</h3>",
+                _table(CHANGES, [change_cells(each) for each in changes]),
+            ]
     parts += [
         f"<p>lost: {escape(_name(each))}: {escape(each.reason or '')}</p>"
         for each in comparison.lost
@@ -120,29 +125,26 @@ def _compared(comparison: Comparison) -> str:
     return "".join((*parts, f"<p>{escape(comparison_counts(comparison))}</p></section>"))
 
 
-def _change(each: Change) -> list[str]:
-    return [
-        each.new.op,
-        each.new.case,
-        each.new.dtype,
-        f"{each.new.engine} on {each.new.device}",
-        format_time(each.old.seconds),
-        format_time(each.new.seconds),
-        times(each.factor),
-    ]
-
-
 def _device(device: MeasuredDevice, results: Results, engines: Sequence[str]) -> str:
     there = [each for each in results.measurements if each.device == device.device]
     measured = [each for each in there if each.state == "measured"]
     driver = f" · driver {device.driver}" if device.driver else ""
     figures = "".join(_figures(device.device, measured, results, engines))
+    rows = [measurement_cells(each) for each in measured]
+    everything = _folded(f"All {len(rows)} figures", _table(HEAD, rows)) if rows else ""
+    lost = [
+        f"<li><b>{escape(each.state)}</b> {escape(_name(each))}: {escape(each.reason or '')}</li>"
+        for each in there
+        if each.state != "measured"
+    ]
+    count = f"{len(lost)} could not be measured"
+    missing = _folded(count, f"<ul>{''.join(lost)}</ul>") if lost else ""
     return (
         f"<section><h2>{escape(device.device)} <small>{escape(device.name)}</small></h2>"
         f"<p>{escape(device.libraries + driver)}</p>{_ceilings(device.device, results)}"
         f"{legend(list(device.engines), engines)}"
         f'<div class="figures">{figures}</div>'
-        f"{_all_figures(measured)}{_not_measured(there)}</section>"
+        f"{everything}{missing}</section>"
     )
 
 
@@ -168,31 +170,33 @@ def _figures(
     ]
     near = _lines(measured, lambda each: each.fraction, percent)
     if near:
+        title = "Fraction of the ceiling"
         most = min(max(dot.value for line in near for dot in line.dots), 1.5)
         ticks = [(part / 4, f"{25 * part} %") for part in range(5)]
-        plot = dot_plot(
-            near, engines, (0.0, max(1.0, most)), ticks, title=f"Fraction of the ceiling, {device}"
-        )
-        yield _figure(
-            "Fraction of the ceiling", "of the memory's or of the matmul's, as binds", plot
-        )
+        ends = (0.0, max(1.0, most))
+        plot = dot_plot(near, engines, ends, ticks, title=f"{title}, {device}")
+        yield _figure(title, "of the memory's or of the matmul's, as binds", plot)
     faster = _lines(measured, lambda each: each.speed_up, times)
     if faster:
+        title = "Speed-up over the CPU"
         ends = decades([dot.value for line in faster for dot in line.dots])
-        powers = range(round(log10(ends[0])), round(log10(ends[1])) + 1)
-        marks = [(10.0**power, f"{10.0**power:g} ×") for power in powers][:: 1 + len(powers) // 7]
-        title = f"Speed-up over the CPU, {device}"
-        plot = dot_plot(faster, engines, ends, marks, logarithmic=True, title=title)
-        yield _figure("Speed-up over the CPU", "right is faster; each line is ten times", plot)
+        marks = [(power, f"{power:g} ×") for power in powers(ends)]
+        name = f"{title}, {device}"
+        plot = dot_plot(faster, engines, ends, marks, logarithmic=True, title=name)
+        yield _figure(title, "right is faster; each line is ten times", plot)
+    rates = [(each, each.operations / each.seconds) for each in measured if each.operations]
     dots = [
-        (each.operations / each.moved, _dot(each, each.operations / each.seconds))
-        for each in measured
-        if each.operations and each.moved
+        (
+            each.operations / each.moved,
+            Dot(each.engine, rate, f"{_name(each)}: {format_rate(rate, 'FLOP/s')}"),
+        )
+        for each, rate in rates
+        if each.moved
     ]
     if dots and copying and roofs:
-        title = f"Roofline, {device}"
-        plot = roofline(dots, engines, copying.rate, roofs, _power, title=title)
-        yield _figure("Roofline", "operations a second; the line is the ceiling", plot)
+        title = "Roofline"
+        plot = roofline(dots, engines, copying.rate, roofs, _power, title=f"{title}, {device}")
+        yield _figure(title, "operations a second; the line is the ceiling", plot)
 
 
 def _lines(
@@ -216,10 +220,6 @@ def _lines(
     ]
 
 
-def _dot(each: Measurement, rate: float) -> Dot:
-    return Dot(each.engine, rate, f"{_name(each)}: {format_rate(rate, 'FLOP/s')}")
-
-
 def _name(each: Measurement) -> str:
     return f"{each.op}, {each.case}, {each.dtype}, {each.engine}"
 
@@ -234,13 +234,6 @@ def _figure(title: str, explanation: str, plot: str) -> str:
         f"<figure><figcaption><b>{escape(title)}</b> {escape(explanation)}</figcaption>"
         f"{plot}</figure>"
     )
-
-
-def _all_figures(measured: Sequence[Measurement]) -> str:
-    if not measured:
-        return ""
-    rows = _table(HEAD, [measurement_cells(each) for each in measured])
-    return f"<details><summary>All {len(measured)} figures</summary>{rows}</details>"
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -258,14 +251,5 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _not_measured(there: Sequence[Measurement]) -> str:
-    lost = [each for each in there if each.state != "measured"]
-    if not lost:
-        return ""
-    items = "".join(
-        f"<li><b>{escape(each.state)}</b> {escape(_name(each))}: {escape(each.reason or '')}</li>"
-        for each in lost
-    )
-    return (
-        f"<details><summary>{len(lost)} could not be measured</summary><ul>{items}</ul></details>"
-    )
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>{content}</details>"

@@ -8,6 +8,7 @@ from anydevice.bench.results import UNITS, Change, Comparison, Measurement, Resu
 from anydevice.core.text import format_rate, format_time, percent, table, times
 
 HEAD = ("op", "case", "dtype", "engine", "time", "spread", "rate", "of ceiling", "speed-up")
+CHANGES = ("op", "case", "dtype", "where", "before", "now", "factor")
 _TO_THE_LEFT = ("op", "case", "dtype", "engine")
 _LESS_NEEDED = ("spread", "case")
 """What a terminal that is too narrow goes without, in this order."""
@@ -98,7 +99,9 @@ def comparison_lines(comparison: Comparison, name: str) -> Iterator[str]:
     for sentence in comparison.elsewhere:
         yield f"  note: {sentence}"
     for title, changes in (("slower", comparison.slower), ("faster", comparison.faster)):
-        yield from _changes(title, changes)
+        rows = [(title, *change_cells(each)) for each in changes]
+        lines = table(("", *CHANGES), rows, [5, 6, 7]) if rows else ()
+        yield from (f"  {line}" for line in lines)
     for each in comparison.lost:
         yield f"  lost: {_named(each)}: {each.reason}"
     yield f"  {comparison_counts(comparison)}"
@@ -115,21 +118,8 @@ def comparison_counts(comparison: Comparison) -> str:
     return counts
 
 
-def _changes(title: str, changes: Sequence[Change]) -> Iterator[str]:
-    rows = [
-        [
-            title,
-            each.new.op,
-            each.new.case,
-            each.new.dtype,
-            each.new.device,
-            each.new.engine,
-            format_time(each.old.seconds),
-            "→",
-            format_time(each.new.seconds),
-            times(each.factor),
-        ]
-        for each in changes
-    ]
-    if rows:
-        yield from (f"  {line}" for line in table([""] * len(rows[0]), rows, [6, 8, 9])[1:])
+def change_cells(each: Change) -> list[str]:
+    """One change as the cells of a table."""
+    new, before, now = each.new, format_time(each.old.seconds), format_time(each.new.seconds)
+    where = f"{new.engine} on {new.device}"
+    return [new.op, new.case, new.dtype, where, before, now, times(each.factor)]

@@ -152,8 +152,8 @@ def roofline(
     across = decades([x for x, _ in dots] + [top_rate / bandwidth])
     upward = decades([dot.value for _, dot in dots] + [top_rate])
     x_axis, y_axis = Axis(*across, left, right, True), Axis(*upward, floor_at, top, True)
-    below = [(value, f"{value:g}") for value in _powers(across)]
-    beside = [(value, ticks(value)) for value in _powers(upward)]
+    below = [(value, f"{value:g}") for value in powers(across)]
+    beside = [(value, ticks(value)) for value in powers(upward)]
     parts = [
         _opened(height, title),
         *_upright(x_axis, below, top, floor_at, floor_at + 12),
@@ -180,7 +180,7 @@ def picture_of(curves: Sequence[Curve], said: str) -> str:
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
     logarithmic = low > 0 and high / low > 20
-    marks = _powers(decades([low, high])) if logarithmic else _even(low, high)
+    marks = powers(decades([low, high])) if logarithmic else _even(low, high)
     x_axis = Axis(first, last, left, width - right)
     y_axis = Axis(min(low, marks[0]), max(high, marks[-1]), height - bottom, top, logarithmic)
     parts = [
@@ -216,7 +216,7 @@ def page_of(curves: Sequence[Curve], said: str) -> str:
     )
 
 
-def _powers(ends: tuple[float, float]) -> list[float]:
+def powers(ends: tuple[float, float]) -> list[float]:
     """The powers of ten between two of them; only some where there are many."""
     low, high = round(log10(ends[0])), round(log10(ends[1]))
     step = max(1, ceil((high - low) / 6))
