@@ -6,7 +6,7 @@ from typing import Any
 
 from anydevice.bench.ceilings import WorkloadSizes
 from anydevice.bench.results import Ceiling, MeasuredDevice, Measurement, Results
-from anydevice.check.case import Benchmark, Call, Draw, Make, Row, call, per_element
+from anydevice.check.case import Call, Draw, Make, Row, call, per_element
 
 SIZES = WorkloadSizes((2**16,), 2**16, (16,))
 
@@ -20,8 +20,8 @@ def one(*shape: int, more: tuple[Any, ...] = ()) -> Make:
 
 
 def row(op: str, make: Make, dtypes: tuple[str, ...] = ("float32",), **how: Any) -> Row:
-    both = (Benchmark("small", "cpu", make), Benchmark("small", "gpu", make))
-    return Row(op, (), dtypes, benchmarks=both, **how)
+    small = {"small": make}
+    return Row(op, (), dtypes, gpu=small, cpu=small, **how)
 
 
 def written(draw: Draw) -> Call:

@@ -119,7 +119,7 @@ def test_sums_added_up_in_their_own_type_are_wrong() -> None:
     for dtype, kind in (("float16", np.dtype(np.float16)), ("bfloat16", np.dtype(BFLOAT16))):
         x = numbers.astype(kind)
         want = x.astype(np.float64).mean()
-        budget = budgets.of_mean(want, 1.0, x.astype(np.float64))
+        budget = budgets.of_reduction("mean")(want, 1.0, x.astype(np.float64))
         in_order = np.add.accumulate(x.astype(np.float32), dtype=np.float32)[-1] / len(x)
         assert judged(in_order, want, dtype, budget) is None
         short = np.add.accumulate(x, dtype=kind)[-1].astype(np.float64) / len(x)

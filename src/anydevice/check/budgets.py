@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anydevice.check import reference
-from anydevice.check.reference import frequencies, seen_keys
+from anydevice.check.reference import frequencies, halves, seen_keys
 
 Array = Any
 Budget = Callable[..., Any]
@@ -79,16 +79,13 @@ def of_magnitudes(op: str, length: Callable[..., int]) -> Budget:
     return budget
 
 
-def of_sum(want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False) -> Array:
-    added = reference.call("sum", np.abs(x), axis, keepdims)
-    return growth(x.size // max(1, np.size(want))) * added
+def of_reduction(op: str) -> Budget:
+    """The same for sums and means, whose length follows from the size of the result."""
 
+    def budget(want: Array, coarse: float, x: Array, **how: Any) -> Array:
+        return growth(x.size // max(1, np.size(want))) * reference.call(op, np.abs(x), **how)
 
-def of_mean(
-    want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False
-) -> Array:
-    averaged = reference.call("mean", np.abs(x), axis, keepdims)
-    return growth(x.size // max(1, np.size(want))) * averaged
+    return budget
 
 
 def of_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
@@ -111,12 +108,7 @@ def of_rmsnorm(want: Array, coarse: float, x: Array, weight: Array, eps: float =
 
 
 def of_layernorm(
-    want: Array,
-    coarse: float,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    eps: float = 1e-5,
+    want: Array, coarse: float, x: Array, weight: Any, bias: Any, eps: float = 1e-5
 ) -> Array:
     """Taking away the mean leaves the roundings of numbers as large as it."""
     middle = np.abs(x).mean(-1, keepdims=True)
@@ -126,29 +118,16 @@ def of_layernorm(
     return (16 + growth(x.shape[-1])) * normed + (0.0 if bias is None else 4 * np.abs(bias))
 
 
-def of_rope(
-    want: Array,
-    coarse: float,
-    x: Array,
-    positions: Array,
-    *,
-    theta: float = 10000.0,
-    interleaved: bool = False,
-    scaling: Any = None,
-) -> Array:
+def of_rope(want: Array, coarse: float, x: Array, positions: Array, **how: Any) -> Array:
     """Angles are float32: they are as coarse as the position is far."""
-    turn, factor = frequencies(x.shape[-1], theta, scaling)
+    turn, factor = frequencies(x.shape[-1], how.get("theta", 10000.0), how.get("scaling"))
     rows = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None]
-    angles = np.abs(rows) * turn
-    both = np.repeat(angles, 2, -1) if interleaved else np.concatenate([angles, angles], -1)
-    half = x.shape[-1] // 2
-    size = np.abs(x)
-    other = (
-        size.reshape(*x.shape[:-1], half, 2)[..., ::-1].reshape(x.shape)
-        if interleaved
-        else np.concatenate([size[..., half:], size[..., :half]], -1)
-    )
-    return factor * (size + other) * (16 + 8 * both)
+    size, angles = np.empty(x.shape), np.empty(x.shape)
+    first, second = halves(x.shape[-1], how.get("interleaved", False))
+    for half in (first, second):
+        size[..., half] = np.abs(x[..., first]) + np.abs(x[..., second])
+        angles[..., half] = np.abs(rows) * turn
+    return factor * size * (16 + 8 * angles)
 
 
 def of_attention(
@@ -158,30 +137,16 @@ def of_attention(
     k: Array,
     v: Array,
     *,
-    causal: bool = False,
     scale: float | None = None,
-    mask: Array | None = None,
-    window: int | None = None,
-    lengths: Array | None = None,
+    **visible: Any,
 ) -> Array:
     """Weights may be rounded to the dtype of the values before they are multiplied with them."""
     factor = abs(q.shape[-1] ** -0.5 if scale is None else scale)
     group = q.shape[1] // k.shape[1]
     keys = np.repeat(np.abs(k), group, 1)
-    seen = seen_keys(q, k, causal, mask, window, lengths)
     sizes = np.abs(q) @ keys.swapaxes(-1, -2) * factor
-    score = np.where(seen, sizes, 0).max(-1, keepdims=True, initial=0)
-    averaged = reference.call(
-        "attention",
-        q,
-        k,
-        np.abs(v),
-        causal=causal,
-        scale=scale,
-        mask=mask,
-        window=window,
-        lengths=lengths,
-    )
+    score = np.where(seen_keys(q, k, **visible), sizes, 0).max(-1, keepdims=True, initial=0)
+    averaged = reference.call("attention", q, k, np.abs(v), scale=scale, **visible)
     inside = coarse if coarse > 1 else 0.0
     return averaged * (growth(k.shape[2]) + 16 + growth(q.shape[-1]) * score + inside)
 
@@ -208,15 +173,10 @@ def of_update(want: Any, coarse: float, *arguments: Any, **options: Any) -> Any:
     pairs = zip(parameters, want[0], strict=True)
     moved = [8 * np.abs(old) + correction * (np.abs(new - old) + rate) for old, new in pairs]
     forces = [np.abs(g) + decay * np.abs(p) for p, g in zip(parameters, gradients, strict=True)]
-    kept = [
-        None if before is None else _of_state(before, after, forces, squared=place == 1)
-        for place, (before, after) in enumerate(zip(states, want[1:], strict=True))
-    ]
+    kept = []
+    for place, (before, after) in enumerate(zip(states, want[1:], strict=True)):
+        if before is not None:  # there are no velocities without momentum
+            squared = place == 1
+            three = zip(before, after, forces, strict=True)
+            kept.append([8 * (abs(a) + abs(b) + (c**2 if squared else c)) for a, b, c in three])
     return (moved, *kept)
-
-
-def _of_state(before: Any, after: Any, forces: list[Array], *, squared: bool) -> list[Array]:
-    return [
-        8 * (np.abs(old) + np.abs(new) + (force**2 if squared else force))
-        for old, new, force in zip(before, after, forces, strict=True)
-    ]

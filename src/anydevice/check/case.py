@@ -163,7 +163,7 @@ class Case(Record):
 
 
 class Benchmark(Record):
-    """A call that is worth timing: at the size of a 7B model on a "gpu", a smaller one on a "cpu".
+    """A call that is worth timing.
 
     Tokens are 16,384 where a model reads a text and 1 where it writes one.
     """
@@ -219,8 +219,9 @@ class Row(Record):
     `inside` is the dtype that is computed in, where that is not float64 for float64 and float32
     for all else. `comparable` brings results into a form in which they can be compared,
     where several are right. `gradient` draws small arguments for comparing gradients by all
-    floating-point ones. `moved` and `operations` count what a call needs at least: bytes to and
-    from memory, given those of the results, and floating-point operations.
+    floating-point ones. `gpu` and `cpu` draw the arguments of benchmarks, by name: at the size of
+    a 7B model on a GPU, smaller ones on a CPU. `moved` and `operations` count what a call needs at
+    least: bytes to and from memory, given those of the results, and floating-point operations.
     """
 
     op: str
@@ -231,9 +232,16 @@ class Row(Record):
     inside: str | None = None
     comparable: Callable[[Any, Call], Any] | None = None
     gradient: Make | None = None
-    benchmarks: tuple[Benchmark, ...] = ()
+    gpu: Mapping[str, Make] = NOTHING
+    cpu: Mapping[str, Make] = NOTHING
     moved: Callable[[Call, int], int] = all_bytes
     operations: Callable[[Call], int] = per_element(1)
+
+    @property
+    def benchmarks(self) -> tuple[Benchmark, ...]:
+        """The calls that are worth timing."""
+        on_gpu = (Benchmark(name, "gpu", make) for name, make in self.gpu.items())
+        return (*on_gpu, *(Benchmark(name, "cpu", make) for name, make in self.cpu.items()))
 
     def draw(self, case: Case | Benchmark, dtype: str, seed: int = 0) -> Call:
         """The arguments of a case, rounded to a dtype; the same for the same seed."""

@@ -19,19 +19,18 @@ leaves it out, a loss is NaN. Magnitudes go up to those whose squares float32 st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from anydevice.check import budgets
-from anydevice.check.budgets import Budget
 from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
     NUMBERS,
-    Benchmark,
     Call,
     Case,
     Draw,
@@ -61,7 +60,7 @@ def _along(*shape: int, kind: str = "normal", **options: Any) -> Make:
 
 def _with_nan(draw: Draw) -> Call:
     x = draw.normal(4, 7)
-    x[0, 3], x[1, 0], x[2, 6] = float("nan"), float("inf"), float("-inf")
+    x[0, 3], x[1, 0], x[2, 6] = np.nan, np.inf, -np.inf
     return call(x, axis=-1)
 
 
@@ -77,31 +76,27 @@ _REDUCED = (
     Case("nan and infinities", _with_nan, FLOATS),
     Case("elements that lie apart", _along(9, 33, axis=-1), strided=True),
 )
-_REDUCE_BENCHMARKS = (
-    Benchmark("16,384 rows of 4096", "gpu", _along(16384, HIDDEN, axis=-1)),
-    Benchmark("1,024 rows of 4096", "cpu", _along(1024, HIDDEN, axis=-1)),
+_ADDED = (
+    *_REDUCED,
+    Case("sums that grow", _along(2, 5003, axis=-1, kind="positive"), FLOATS),
+    Case("the last counts most", _along(3, 1001, axis=-1, kind="heavy"), FLOATS),
+    Case("large", _along(3, 33, axis=-1, kind="large"), FLOATS),
 )
 
 
-def _sums(op: str, budget: Budget, dtypes: tuple[str, ...]) -> Row:
-    more = (
-        Case("sums that grow", _along(2, 5003, axis=-1, kind="positive"), FLOATS),
-        Case("the last counts most", _along(3, 1001, axis=-1, kind="heavy"), FLOATS),
-        Case("large", _along(3, 33, axis=-1, kind="large"), FLOATS),
-    )
-    empty = (Case("nothing to add", _along(3, 0, axis=1)),) if op == "sum" else ()
+def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
     return Row(
         op,
-        (*_REDUCED, *more, *empty),
-        dtypes,
-        budget,
+        cases,
         gradient=_along(3, 5, axis=-1),
-        benchmarks=_REDUCE_BENCHMARKS,
+        gpu={"16,384 rows of 4096": _along(16384, HIDDEN, axis=-1)},
+        cpu={"1,024 rows of 4096": _along(1024, HIDDEN, axis=-1)},
+        **how,
     )
 
 
-def _extremes(op: str) -> Row:
-    return Row(op, _REDUCED, NUMBERS, gradient=_along(3, 5, axis=-1), benchmarks=_REDUCE_BENCHMARKS)
+def _of(shape: tuple[int, ...], *arguments: Any) -> Make:
+    return lambda draw: call(draw.normal(*shape), *arguments)
 
 
 def _ties(draw: Draw) -> Call:
@@ -122,20 +117,14 @@ _ARGMAX = Row(
     ),
     NUMBERS,
     gives=index,
-    benchmarks=(
-        Benchmark("16 rows of 32000", "gpu", _along(16, VOCABULARY)),
-        Benchmark("16 rows of 32000", "cpu", _along(16, VOCABULARY)),
-    ),
+    gpu={"16 rows of 32000": _along(16, VOCABULARY)},
+    cpu={"16 rows of 32000": _along(16, VOCABULARY)},
 )
-
-
-def _largest(*shape: int, k: int) -> Make:
-    return lambda draw: call(draw.normal(*shape), k)
 
 
 def _largest_with_nan(draw: Draw) -> Call:
     x = draw.normal(3, 9)
-    x[0, 4], x[1, 2], x[1, 5] = float("nan"), float("inf"), float("-inf")
+    x[0, 4], x[1, 2], x[1, 5] = np.nan, np.inf, -np.inf
     return call(x, 3)
 
 
@@ -149,28 +138,22 @@ def _values_at_indices(result: Any, made: Call) -> Any:
     return values, np.take_along_axis(x, inside, -1).astype(x.dtype), distinct, indices * 0
 
 
-def _top_k_types(dtype: str, made: Call) -> tuple[str, ...]:
-    return (dtype, dtype, "bool", "int32")
-
-
 _TOP_K = Row(
     "top_k",
     (
-        Case("50 of 32000", _largest(2, VOCABULARY, k=50)),
-        Case("all", _largest(3, 9, k=9)),
-        Case("one", _largest(2, 3, 77, k=1)),
-        Case("one row", _largest(17, k=5)),
+        Case("50 of 32000", _of((2, VOCABULARY), 50)),
+        Case("all", _of((3, 9), 9)),
+        Case("one", _of((2, 3, 77), 1)),
+        Case("one row", _of((17,), 5)),
         Case("equal ones", lambda draw: call(_ties(draw).arguments[0], 3)),
-        Case("no rows", _largest(0, 9, k=2)),
+        Case("no rows", _of((0, 9), 2)),
         Case("nan and infinities", _largest_with_nan, FLOATS),
     ),
     NUMBERS,
-    gives=_top_k_types,
+    gives=lambda dtype, made: (dtype, dtype, "bool", "int32"),
     comparable=_values_at_indices,
-    benchmarks=(
-        Benchmark("50 of 16 × 32000", "gpu", _largest(16, VOCABULARY, k=50)),
-        Benchmark("50 of 16 × 32000", "cpu", _largest(16, VOCABULARY, k=50)),
-    ),
+    gpu={"50 of 16 × 32000": _of((16, VOCABULARY), 50)},
+    cpu={"50 of 16 × 32000": _of((16, VOCABULARY), 50)},
 )
 
 
@@ -178,8 +161,8 @@ def _picked(rows: int, width: int, *ids: int) -> Make:
     return lambda draw: call(draw.normal(rows, width), draw.integers(0, rows, *ids))
 
 
-def _picked_outside(draw: Draw) -> Call:
-    return call(draw.normal(9, 5), np.array([0, 8, 9, -1, 100000], np.int32))
+def _at(shape: tuple[int, ...], places: Any, *axis: int) -> Make:
+    return lambda draw: call(draw.normal(*shape), np.array(places, np.int32), *axis)
 
 
 def _with_long_ids(draw: Draw) -> Call:
@@ -196,30 +179,21 @@ _EMBEDDING = Row(
     (
         Case("2 × 7 tokens", _picked(1000, 129, 2, 7)),
         Case("one token", _picked(17, 1, 1)),
-        Case("a single id", lambda draw: call(draw.normal(5, 3), np.array(3, np.int32))),
+        Case("a single id", _at((5, 3), 3)),
         Case("no tokens", _picked(5, 3, 0)),
         Case("ids of 64 bits", _with_long_ids),
-        Case("ids out of range", _picked_outside),
+        Case("ids out of range", _at((9, 5), [0, 8, 9, -1, 100000])),
     ),
-    gradient=lambda draw: call(draw.normal(4, 3), np.array([1, 3, 1], np.int32)),
-    benchmarks=(
-        Benchmark("16,384 tokens", "gpu", _picked(VOCABULARY, HIDDEN, 1, 16384)),
-        Benchmark("256 tokens", "cpu", _picked(VOCABULARY, 1024, 1, 256)),
-    ),
+    gradient=_at((4, 3), [1, 3, 1]),
+    gpu={"16,384 tokens": _picked(VOCABULARY, HIDDEN, 1, 16384)},
+    cpu={"256 tokens": _picked(VOCABULARY, 1024, 1, 256)},
     moved=_rows_twice,
     operations=lambda made: 0,
 )
 
 
 def _taken(shape: tuple[int, ...], axis: int, *ids: int) -> Make:
-    def make(draw: Draw) -> Call:
-        return call(draw.normal(*shape), draw.integers(0, shape[axis], *ids), axis)
-
-    return make
-
-
-def _taken_outside(draw: Draw) -> Call:
-    return call(draw.normal(3, 5), np.array([4, 5, -1, 0], np.int32), 1)
+    return lambda draw: call(draw.normal(*shape), draw.integers(0, shape[axis], *ids), axis)
 
 
 _TAKE = Row(
@@ -230,37 +204,27 @@ _TAKE = Row(
         Case("another axis", _taken((3, 33, 5), 1, 2, 4)),
         Case("from behind", _taken((3, 33), -1, 7)),
         Case("none", _taken((3, 33), 1, 0)),
-        Case("out of range", _taken_outside),
+        Case("out of range", _at((3, 5), [4, 5, -1, 0], 1)),
         Case("ids of 64 bits", _with_long_ids),
     ),
     EVERYTHING,
-    gradient=lambda draw: call(draw.normal(3, 4), np.array([2, 0, 2], np.int32), 1),
-    benchmarks=(
-        Benchmark("4,096 rows of 4096", "gpu", _taken((VOCABULARY, HIDDEN), 0, 4096)),
-        Benchmark("256 rows of 1024", "cpu", _taken((VOCABULARY, 1024), 0, 256)),
-    ),
+    gradient=_at((3, 4), [2, 0, 2], 1),
+    gpu={"4,096 rows of 4096": _taken((VOCABULARY, HIDDEN), 0, 4096)},
+    cpu={"256 rows of 1024": _taken((VOCABULARY, 1024), 0, 256)},
     moved=_rows_twice,
     operations=lambda made: 0,
 )
 
 
-def _of(shape: tuple[int, ...], *arguments: Any) -> Make:
-    return lambda draw: call(draw.normal(*shape), *arguments)
-
-
 def _shaped(op: str, gpu: Make, cpu: Make, gradient: Make, **cases: Make) -> Row:
+    named = (Case(name.replace("_", " "), make) for name, make in cases.items())
     return Row(
         op,
-        (
-            *(Case(name.replace("_", " "), make) for name, make in cases.items()),
-            Case("elements that lie apart", gradient, strided=True),
-        ),
+        (*named, Case("elements that lie apart", gradient, strided=True)),
         EVERYTHING,
         gradient=gradient,
-        benchmarks=(
-            Benchmark("4,096 × 4096", "gpu", gpu),
-            Benchmark("512 × 4096", "cpu", cpu),
-        ),
+        gpu={"4,096 × 4096": gpu},
+        cpu={"512 × 4096": cpu},
         operations=lambda made: 0,
     )
 
@@ -286,18 +250,21 @@ _ASTYPE = Row(
     EVERYTHING,
     gives=lambda dtype, made: (made.arguments[1],),
     gradient=_of((3, 5), "float32"),
-    benchmarks=(
-        Benchmark("16,384 rows of 4096 to float32", "gpu", _of((16384, HIDDEN), "float32")),
-        Benchmark("512 rows of 4096 to float32", "cpu", _of((512, HIDDEN), "float32")),
-    ),
+    gpu={"16,384 rows of 4096 to float32": _of((16384, HIDDEN), "float32")},
+    cpu={"512 rows of 4096 to float32": _of((512, HIDDEN), "float32")},
     operations=lambda made: 0,
 )
 
 MANIPULATION: tuple[Row, ...] = (
-    _sums("sum", budgets.of_sum, NUMBERS),
-    _sums("mean", budgets.of_mean, FLOATS),
-    _extremes("max"),
-    _extremes("min"),
+    _reduction(
+        "sum",
+        (*_ADDED, Case("nothing to add", _along(3, 0, axis=1))),
+        dtypes=NUMBERS,
+        budget=budgets.of_reduction("sum"),
+    ),
+    _reduction("mean", _ADDED, budget=budgets.of_reduction("mean")),
+    _reduction("max", dtypes=NUMBERS),
+    _reduction("min", dtypes=NUMBERS),
     _ARGMAX,
     _TOP_K,
     _EMBEDDING,
@@ -373,76 +340,69 @@ def _states(count: int, shapes: tuple[tuple[int, ...], ...] = _SHAPES, **options
 
 
 def _without_velocity(draw: Draw) -> Call:
-    made = _states(0, rate=0.1, decay=0.01)(draw)
-    return call(*made.arguments, None, **made.options)
+    return call(*_states(0)(draw).arguments, None, rate=0.1, decay=0.01)
 
 
-def _adam(step: int, *, fresh: bool = False, as_array: bool = False, **options: Any) -> Make:
+def _adam(
+    step: Any,
+    shapes: tuple[tuple[int, ...], ...] = _SHAPES,
+    *,
+    fresh: bool = False,
+    **options: Any,
+) -> Make:
     def make(draw: Draw) -> Call:
-        made = _states(2, rate=0.01, **options)(draw)
-        parameters, gradients, means, squares = made.arguments
+        parameters, gradients, *states = _states(2, shapes)(draw).arguments
         if fresh:
-            means, squares = ([array * 0 for array in state] for state in (means, squares))
-        at = np.array(step, np.int32) if as_array else step
-        return call(parameters, gradients, means, squares, at, **made.options)
+            states = [[array * 0 for array in state] for state in states]
+        return call(parameters, gradients, *states, step, rate=0.01, **options)
 
     return make
 
 
-def _adam_of(rows: int) -> Make:
-    def make(draw: Draw) -> Call:
-        made = _states(2, ((rows, 4096),), rate=0.01)(draw)
-        return call(*made.arguments, 7, **made.options)
-
-    return make
-
-
-def _benchmarks(gpu: Make, cpu: Make) -> tuple[Benchmark, ...]:
-    return (
-        Benchmark("4,096 × 4096", "gpu", gpu),
-        Benchmark("256 × 4096", "cpu", cpu),
+def _update(op: str, cases: tuple[Case, ...], timed: Callable[..., Make], operations: int) -> Row:
+    return Row(
+        op,
+        cases,
+        budget=budgets.of_update,
+        gpu={"4,096 × 4096": timed(((4096, 4096),))},
+        cpu={"256 × 4096": timed(((256, 4096),))},
+        operations=per_element(operations),
     )
 
 
+_FIVE = np.array(5, np.int32)
+
 UPDATES: tuple[Row, ...] = (
-    Row(
+    _update(
         "update_sgd",
         (
             Case("with momentum", _states(1, rate=0.1, momentum=0.9, decay=0.01)),
             Case("without velocities", _without_velocity),
             Case("Nesterov", _states(1, rate=0.1, momentum=0.9, nesterov=True)),
         ),
-        budget=budgets.of_update,
-        benchmarks=_benchmarks(
-            _states(1, ((4096, 4096),), rate=0.1, momentum=0.9),
-            _states(1, ((256, 4096),), rate=0.1, momentum=0.9),
-        ),
-        operations=per_element(4),
+        partial(_states, 1, rate=0.1, momentum=0.9),
+        operations=4,
     ),
-    Row(
+    _update(
         "update_adam",
         (
             Case("AdamW, step 7", _adam(7, decay=0.1)),
             Case("the first step", _adam(1, fresh=True)),
             Case("step 10,000", _adam(10000)),
             Case("Adam with decay", _adam(3, decay=0.1, decoupled=False)),
-            Case("the step as an array", _adam(5, as_array=True, beta1=0.8, beta2=0.95, eps=1e-6)),
+            Case("the step as an array", _adam(_FIVE, beta1=0.8, beta2=0.95, eps=1e-6)),
         ),
-        budget=budgets.of_update,
-        benchmarks=_benchmarks(_adam_of(4096), _adam_of(256)),
-        operations=per_element(12),
+        partial(_adam, 7),
+        operations=12,
     ),
-    Row(
+    _update(
         "update_lion",
         (
             Case("with decay", _states(1, rate=0.01, decay=0.1)),
             Case("without decay", _states(1, rate=0.01, beta1=0.95, beta2=0.98)),
         ),
-        budget=budgets.of_update,
-        benchmarks=_benchmarks(
-            _states(1, ((4096, 4096),), rate=0.01), _states(1, ((256, 4096),), rate=0.01)
-        ),
-        operations=per_element(6),
+        partial(_states, 1, rate=0.01),
+        operations=6,
     ),
 )
 
@@ -471,8 +431,8 @@ def select(
 ) -> tuple[list[Row], list[str] | None]:
     """The rows and dtypes that were asked for; all rows of the table where none are named.
 
-    Raises `ConfigurationError` for a name that nothing has, and with what there is, where no row
-    has any of the dtypes.
+    Raises `ConfigurationError` for an unknown name, and with what there is, where no row has any of
+    the dtypes.
 
     >>> rows, dtypes = select("argmax", "float32")
     >>> [row.op for row in rows], dtypes

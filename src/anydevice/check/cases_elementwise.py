@@ -7,6 +7,7 @@ op in one dtype, and in every dtype for one op of each kind (`thorough`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,16 @@ from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
     NUMBERS,
-    Benchmark,
     Call,
     Case,
     Draw,
+    Gives,
     Make,
     Row,
     call,
     condition,
     per_element,
+    same,
 )
 
 _SHORT = ("float32", "bfloat16", "float64")
@@ -36,10 +38,6 @@ _ONE_DTYPE = ("float32",)
 
 def _one(*shape: int, **how: float) -> Make:
     return lambda draw: call(draw.normal(*shape, **how))
-
-
-def _positive(*shape: int) -> Make:
-    return lambda draw: call(draw.uniform(0.01, 30, *shape))
 
 
 def _special(draw: Draw) -> Call:
@@ -54,10 +52,10 @@ _SHAPES = (
     ("empty", (0, 7)),
 )
 _FLUSHED = Case("denormals", lambda draw: call(draw.denormal(65)), _SHORT, denormal=True)
-_BENCHMARKS = (
-    Benchmark("16,384 rows of 4096", "gpu", _one(16384, 4096)),
-    Benchmark("512 rows of 4096", "cpu", _one(512, 4096)),
-)
+_ONE_TIMED: dict[str, Any] = {
+    "gpu": {"16,384 rows of 4096": _one(16384, 4096)},
+    "cpu": {"512 rows of 4096": _one(512, 4096)},
+}
 
 
 def _unary(
@@ -67,14 +65,15 @@ def _unary(
     dtypes: tuple[str, ...] = FLOATS,
     positive: bool = False,
     special: Make = _special,
-    spread: float = 4.0,
     smooth: bool = True,
-    gives: Any = None,
+    gives: Gives = same,
     operations: int = 1,
     thorough: bool = False,
 ) -> Row:
     def make(*shape: int) -> Make:
-        return _positive(*shape) if positive else _one(*shape, spread=spread)
+        if positive:
+            return lambda draw: call(draw.uniform(0.01, 30, *shape))
+        return _one(*shape, spread=4.0)
 
     odd = None if thorough else _ONE_DTYPE
     (plain, shape), *others = _SHAPES
@@ -87,36 +86,30 @@ def _unary(
         tuple(cases),
         dtypes,
         budget,
-        **({"gives": gives} if gives else {}),
+        gives,
         gradient=make(3, 5) if smooth else None,
-        benchmarks=_BENCHMARKS,
         operations=per_element(operations),
+        **_ONE_TIMED,
     )
 
 
 def _bounded(draw: Draw) -> Call:
-    return call(draw.listed([float("nan"), float("inf"), -float("inf"), 0.0, 1.0, -1.0, 3.0]))
+    return call(draw.listed([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 3.0]))
 
 
-def _two(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
-    return lambda draw: call(draw.normal(*a), draw.normal(*b))
+def _two(
+    a: tuple[int, ...], b: tuple[int, ...], kinds: tuple[str, str] = ("normal", "normal")
+) -> Make:
+    left, right = kinds
+    return lambda draw: call(getattr(draw, left)(*a), getattr(draw, right)(*b))
 
 
-def _nonzero(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
-    return lambda draw: call(draw.normal(*a), draw.positive(*b))
-
-
-def _every_pair(draw: Draw) -> Call:
-    special = draw.special()
-    return call(*_crossed(special, special))
-
-
-def _crossed(a: Any, b: Any) -> tuple[Any, Any]:
-    """Each of the first beside each of the second, one behind the other in memory.
+def _crossed(a: Any, b: Any) -> Call:
+    """All pairs of elements of the two, contiguous in memory.
 
     Repeating is checked for itself; here it would only make engines compile one more kernel.
     """
-    return np.repeat(a, len(b)), np.tile(b, len(a))
+    return call(np.repeat(a, len(b)), np.tile(b, len(a)))
 
 
 _PAIRS = (
@@ -127,10 +120,10 @@ _PAIRS = (
     ("no axis", (), ()),
     ("empty", (0, 7), (7,)),
 )
-_TWO_BENCHMARKS = (
-    Benchmark("16,384 rows of 4096", "gpu", _two((16384, 4096), (16384, 4096))),
-    Benchmark("512 rows of 4096", "cpu", _two((512, 4096), (512, 4096))),
-)
+_TWO_TIMED: dict[str, Any] = {
+    "gpu": {"16,384 rows of 4096": _two((16384, 4096), (16384, 4096))},
+    "cpu": {"512 rows of 4096": _two((512, 4096), (512, 4096))},
+}
 
 
 def _binary(
@@ -138,66 +131,55 @@ def _binary(
     budget: Budget = budgets.exact,
     *,
     dtypes: tuple[str, ...] = NUMBERS,
-    make: Any = _two,
-    special: Make = _every_pair,
+    kinds: tuple[str, str] = ("normal", "normal"),
+    special: Make = lambda draw: _crossed(draw.special(), draw.special()),
     denormal: bool = True,
     smooth: bool = True,
-    gives: Any = None,
+    gives: Gives = same,
     thorough: bool = False,
 ) -> Row:
+    make = partial(_two, kinds=kinds)
     odd = None if thorough else _ONE_DTYPE
     (plain, a, b), *others = _PAIRS
     cases = [Case(plain, make(a, b))]
     cases += [Case(name, make(a, b), odd) for name, a, b in others]
     cases.append(Case("elements that lie apart", make((9, 17), (9, 17)), odd, strided=True))
     cases.append(Case("a number on the right", lambda draw: call(draw.positive(5, 7), 3)))
-    cases.append(Case("a fraction on the right", _with_a_fraction, FLOATS))
+    # Exact in every dtype.
+    cases.append(
+        Case("a fraction on the right", lambda draw: call(draw.positive(5, 7), 0.375), FLOATS)
+    )
     cases.append(Case("nan, infinities and limits", special, FLOATS))
     if denormal:
-        cases.append(Case("denormals", _two_denormals, _SHORT, denormal=True))
+        both = _two((65,), (65,), ("denormal", "denormal"))
+        cases.append(Case("denormals", both, _SHORT, denormal=True))
     return Row(
         op,
         tuple(cases),
         dtypes,
         budget,
-        **({"gives": gives} if gives else {}),
+        gives,
         gradient=make((3, 5), (5,)) if smooth else None,
-        benchmarks=_TWO_BENCHMARKS,
+        **_TWO_TIMED,
     )
 
 
-def _two_denormals(draw: Draw) -> Call:
-    return call(draw.denormal(65), draw.denormal(65))
-
-
-def _with_a_fraction(draw: Draw) -> Call:
-    return call(draw.positive(5, 7), 0.375)  # exact in every type
-
-
-def _divide_special(draw: Draw) -> Call:
-    by = draw.listed([2.0, -3.0, float("inf"), float("nan"), 0.0])
-    return call(*_crossed(draw.special(), by))
-
-
-def _powers_of_positive(a: tuple[int, ...], b: tuple[int, ...]) -> Make:
-    return lambda draw: call(draw.positive(*a), draw.normal(*b))
+def _divided(draw: Draw) -> Call:
+    return _crossed(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0]))
 
 
 def _integer_powers(draw: Draw) -> Call:
     bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0])
-    return call(*_crossed(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0])))
+    return _crossed(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
 
 
 def _logical(op: str) -> Row:
     cases = tuple(Case(name, _two(a, b)) for name, a, b in _PAIRS)
-    return Row(op, cases, ("bool",), gives=condition, benchmarks=_TWO_BENCHMARKS)
+    return Row(op, cases, ("bool",), gives=condition, **_TWO_TIMED)
 
 
-def _where(condition_shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
-    def make(draw: Draw) -> Call:
-        return call(draw.chance(*condition_shape), draw.normal(*a), draw.normal(*b))
-
-    return make
+def _where(at: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
+    return lambda draw: call(draw.chance(*at), draw.normal(*a), draw.normal(*b))
 
 
 def _where_special(draw: Draw) -> Call:
@@ -217,12 +199,8 @@ _WHERE = Row(
     ),
     EVERYTHING,
     gradient=_where((3, 5), (3, 5), (5,)),
-    benchmarks=(
-        Benchmark(
-            "16,384 rows of 4096", "gpu", _where((16384, 4096), (16384, 4096), (16384, 4096))
-        ),
-        Benchmark("512 rows of 4096", "cpu", _where((512, 4096), (512, 4096), (512, 4096))),
-    ),
+    gpu={"16,384 rows of 4096": _where((16384, 4096), (16384, 4096), (16384, 4096))},
+    cpu={"512 rows of 4096": _where((512, 4096), (512, 4096), (512, 4096))},
 )
 
 
@@ -242,10 +220,8 @@ _GELU = Row(
     ),
     budget=budgets.of_gelu,
     gradient=_gelu(False, 3, 5),
-    benchmarks=(
-        Benchmark("16,384 rows of 14336", "gpu", _gelu(True, 16384, 14336)),
-        Benchmark("256 rows of 14336", "cpu", _gelu(True, 256, 14336)),
-    ),
+    gpu={"16,384 rows of 14336": _gelu(True, 16384, 14336)},
+    cpu={"256 rows of 14336": _gelu(True, 256, 14336)},
     operations=per_element(8),
 )
 
@@ -267,10 +243,8 @@ _SWIGLU = Row(
     ),
     budget=budgets.relative(32),
     gradient=_gated(3, 5),
-    benchmarks=(
-        Benchmark("16,384 rows of 14336", "gpu", _gated(16384, 14336)),
-        Benchmark("256 rows of 14336", "cpu", _gated(256, 14336)),
-    ),
+    gpu={"16,384 rows of 14336": _gated(16384, 14336)},
+    cpu={"256 rows of 14336": _gated(256, 14336)},
     operations=per_element(5),
 )
 
@@ -282,15 +256,15 @@ ELEMENTWISE: tuple[Row, ...] = (
         "divide",
         budgets.relative(6),
         dtypes=FLOATS,
-        make=_nonzero,
-        special=_divide_special,
+        kinds=("normal", "positive"),
+        special=_divided,
         denormal=False,
     ),
     _binary(
         "power",
         budgets.relative(64),
         dtypes=FLOATS,
-        make=_powers_of_positive,
+        kinds=("positive", "normal"),
         special=_integer_powers,
         denormal=False,
     ),
@@ -321,7 +295,7 @@ ELEMENTWISE: tuple[Row, ...] = (
         tuple(Case(name, _one(*shape)) for name, shape in _SHAPES),
         ("bool",),
         gives=condition,
-        benchmarks=_BENCHMARKS,
+        **_ONE_TIMED,
     ),
     _unary("relu", dtypes=NUMBERS),
     _unary("silu", budgets.relative(24), operations=5),

@@ -45,10 +45,6 @@ def call(op: str, *arguments: Any, **options: Any) -> Any:
 # One array
 
 
-def _rsqrt(x: Array) -> Array:
-    return 1 / np.sqrt(x)
-
-
 def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
@@ -64,26 +60,15 @@ def _gelu(x: Array, approximate: bool = False) -> Array:
     return 0.5 * x * (1 + _ERF(x / math.sqrt(2)))
 
 
-def _swiglu(gate: Array, up: Array) -> Array:
-    return _silu(gate) * up
-
-
 # Along axes
-
-
-def _axes(axis: Axis) -> int | tuple[int, ...] | None:
-    return axis if axis is None or isinstance(axis, int) else tuple(axis)
 
 
 def _along(function: Callable[..., Array]) -> Callable[..., Array]:
     def reduce(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        return function(x, axis=_axes(axis), keepdims=keepdims)
+        axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+        return function(x, axis=axes, keepdims=keepdims)
 
     return reduce
-
-
-def _argmax(x: Array, axis: int = -1) -> Array:
-    return np.argmax(x, axis)  # the first of equal ones, and NaN before all
 
 
 def _top_k(x: Array, k: int) -> tuple[Array, Array]:
@@ -217,6 +202,13 @@ def _yarn_factor(scaling: Mapping[str, Any]) -> float:
     return grown(1)
 
 
+def halves(size: int, interleaved: bool) -> tuple[slice, slice]:
+    """Where the first and the second element of each pair of a head are."""
+    if interleaved:
+        return slice(0, None, 2), slice(1, None, 2)
+    return slice(0, size // 2), slice(size // 2, None)
+
+
 def _rope(
     x: Array,
     positions: Array,
@@ -228,15 +220,7 @@ def _rope(
     turn, factor = frequencies(x.shape[-1], theta, scaling)
     angles = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None] * turn
     cosines, sines = np.cos(angles) * factor, np.sin(angles) * factor
-    half = x.shape[-1] // 2
-    first, second = (
-        (slice(0, None, 2), slice(1, None, 2))
-        if interleaved
-        else (
-            slice(0, half),
-            slice(half, None),
-        )
-    )
+    first, second = halves(x.shape[-1], interleaved)
     turned = np.empty_like(x)
     turned[..., first] = x[..., first] * cosines - x[..., second] * sines
     turned[..., second] = x[..., second] * cosines + x[..., first] * sines
@@ -249,10 +233,10 @@ def _rope(
 def seen_keys(
     q: Array,
     k: Array,
-    causal: bool,
-    mask: Array | None,
-    window: int | None,
-    lengths: Array | None,
+    causal: bool = False,
+    mask: Array | None = None,
+    window: int | None = None,
+    lengths: Array | None = None,
 ) -> Array:
     """Which key each query sees: bool, (batch, heads, queries, keys)."""
     batch, heads, queries, _ = q.shape
@@ -324,10 +308,6 @@ def _cross_entropy(logits: Array, targets: Array) -> Array:
     return np.asarray(-np.where(inside, picked, np.nan).mean())
 
 
-def _mean_squared_error(x: Array, y: Array) -> Array:
-    return np.asarray(((x - y) ** 2).mean())
-
-
 # Images
 
 
@@ -335,16 +315,15 @@ def _both(size: Pair) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _windows(x: Array, size: tuple[int, int], stride: tuple[int, int]) -> list[list[Array]]:
+def _windows(x: Array, size: Pair, stride: Pair) -> list[Array]:
     """For each place in a window, the elements of all windows there: (batch, channels, y, x)."""
-    tall = (x.shape[2] - size[0]) // stride[0] + 1
-    wide = (x.shape[3] - size[1]) // stride[1] + 1
+    (high, wide), (down, right) = _both(size), _both(stride)
+    rows = (x.shape[2] - high) // down + 1
+    columns = (x.shape[3] - wide) // right + 1
     return [
-        [
-            x[:, :, i : i + stride[0] * tall : stride[0], j : j + stride[1] * wide : stride[1]]
-            for j in range(size[1])
-        ]
-        for i in range(size[0])
+        x[:, :, i : i + down * rows : down, j : j + right * columns : right]
+        for i in range(high)
+        for j in range(wide)
     ]
 
 
@@ -353,24 +332,21 @@ def _conv2d(
 ) -> Array:
     down, right = _both(padding)
     padded = np.pad(x, ((0, 0), (0, 0), (down, down), (right, right)))
-    size = weight.shape[2:]
-    places = _windows(padded, size, _both(stride))
-    result = sum(
-        np.einsum("bchw,oc->bohw", places[i][j], weight[:, :, i, j])
-        for i in range(size[0])
-        for j in range(size[1])
-    )
+    places = _windows(padded, weight.shape[2:], stride)
+    weights = np.moveaxis(weight.reshape(*weight.shape[:2], -1), 2, 0)
+    pairs = zip(places, weights, strict=True)
+    result = sum(np.einsum("bchw,oc->bohw", place, weight) for place, weight in pairs)
     return result if bias is None else result + bias[:, None, None]
 
 
-def _max_pool2d(x: Array, size: Pair, stride: Pair | None = None) -> Array:
-    places = _windows(x, _both(size), _both(size if stride is None else stride))
-    return np.max([place for row in places for place in row], axis=0)
+def _pool(reduce: Callable[..., Array]) -> Callable[..., Array]:
+    def pooled(x: Array, size: Pair, stride: Pair | None = None) -> Array:
+        return reduce(_windows(x, size, size if stride is None else stride), axis=0)
+
+    return pooled
 
 
-def _avg_pool2d(x: Array, size: Pair, stride: Pair | None = None) -> Array:
-    places = _windows(x, _both(size), _both(size if stride is None else stride))
-    return np.mean([place for row in places for place in row], axis=0)
+# Optimizers
 
 
 def _sgd(
@@ -383,13 +359,12 @@ def _sgd(
     decay: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[list[Array], list[Array] | None]:
-    forces = [g + decay * p for p, g in zip(parameters, gradients, strict=True)]
-    if velocities is None:
-        moved = [p - rate * force for p, force in zip(parameters, forces, strict=True)]
-        return moved, None
-    faster = [momentum * v + force for v, force in zip(velocities, forces, strict=True)]
-    ahead = zip(forces, faster, strict=True)
-    steps = [force + momentum * v if nesterov else v for force, v in ahead]
+    steps = [g + decay * p for p, g in zip(parameters, gradients, strict=True)]
+    faster = None
+    if velocities is not None:
+        faster = [momentum * v + step for v, step in zip(velocities, steps, strict=True)]
+        ahead = [step + momentum * v for step, v in zip(steps, faster, strict=True)]
+        steps = ahead if nesterov else faster
     return [p - rate * step for p, step in zip(parameters, steps, strict=True)], faster
 
 
@@ -438,53 +413,32 @@ def _lion(
     return moved, new_means
 
 
+_SAME_IN_NUMPY = """
+    add subtract multiply divide power maximum minimum equal less less_equal logical_and
+    logical_or where negative abs sign floor exp log sqrt sin cos tanh isnan logical_not
+    reshape broadcast_to matmul
+"""
+
 REFERENCES: Mapping[str, Callable[..., Any]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "power": np.power,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "equal": np.equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "where": np.where,
-    "negative": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "floor": np.floor,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "rsqrt": _rsqrt,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tanh": np.tanh,
+    **{name: getattr(np, name) for name in _SAME_IN_NUMPY.split()},
+    "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": _sigmoid,
     "erf": _ERF,
-    "isnan": np.isnan,
-    "logical_not": np.logical_not,
     "relu": lambda x: np.maximum(x, 0),
     "silu": _silu,
     "gelu": _gelu,
-    "swiglu": _swiglu,
+    "swiglu": lambda gate, up: _silu(gate) * up,
     "sum": _along(np.sum),
     "mean": _along(np.mean),
     "max": _along(np.max),
     "min": _along(np.min),
-    "argmax": _argmax,
+    "argmax": lambda x, axis=-1: np.argmax(x, axis),  # the first of equal ones; NaN before all
     "top_k": _top_k,
     "take": _take,
-    "reshape": np.reshape,
     "permute": np.transpose,
     "concat": lambda arrays, axis=0: np.concatenate(arrays, axis),
     "part": _part,
-    "broadcast_to": np.broadcast_to,
     "astype": _astype,
-    "matmul": np.matmul,
     "linear": _linear,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
@@ -495,10 +449,10 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "cache_write": _cache_write,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
-    "mean_squared_error": _mean_squared_error,
+    "mean_squared_error": lambda x, y: np.asarray(((x - y) ** 2).mean()),
     "conv2d": _conv2d,
-    "max_pool2d": _max_pool2d,
-    "avg_pool2d": _avg_pool2d,
+    "max_pool2d": _pool(np.max),
+    "avg_pool2d": _pool(np.mean),
     "update_sgd": _sgd,
     "update_adam": _adam,
     "update_lion": _lion,
