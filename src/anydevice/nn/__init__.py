@@ -69,49 +69,27 @@ if TYPE_CHECKING:
     from anydevice.training.history import History as History
 
 _MODULES = {
-    "nn.convolution": ("AvgPool2d", "Conv2d", "MaxPool2d"),
-    "nn.initializers": ("Constant", "Initializer", "Normal", "Scaled", "Uniform"),
-    "nn.layer": ("Layer", "Run"),
-    "nn.layers": (
-        "Activation",
-        "Chain",
-        "Dense",
-        "Dropout",
-        "Embedding",
-        "Flatten",
-        "LayerNorm",
-        "PositionEmbedding",
-        "RMSNorm",
-        "TiedEmbedding",
-    ),
-    "nn.losses": ("binary_cross_entropy", "cross_entropy", "folded", "mean_squared_error"),
-    "nn.model": ("Model", "build"),
-    "nn.optimizers": (
-        "Adam",
-        "AdamW",
-        "ConstantRate",
-        "CosineRate",
-        "Lion",
-        "Optimizer",
-        "SGD",
-        "Schedule",
-        "SteppedRate",
-        "WarmUp",
-        "clipped",
-        "global_norm",
-    ),
-    "nn.random_choice": ("folded_seed",),
-    "nn._recompute": ("recompute",),
-    "nn.transformer": ("Attention", "GatedMLP", "TransformerBlock"),
-    "saving.models": ("load", "register_layer", "save"),
-    "training._train": ("Trained", "train"),
-    "training.batches": ("Batches",),
-    "training.callbacks": ("Callback", "Moment"),
-    "training.history": ("History",),
+    "nn.convolution": "AvgPool2d Conv2d MaxPool2d",
+    "nn.initializers": "Constant Initializer Normal Scaled Uniform",
+    "nn.layer": "Layer Run",
+    "nn.layers": "Activation Chain Dense Dropout Embedding "
+    "Flatten LayerNorm PositionEmbedding RMSNorm TiedEmbedding",
+    "nn.losses": "binary_cross_entropy cross_entropy folded mean_squared_error",
+    "nn.model": "Model build",
+    "nn.optimizers": "Adam AdamW ConstantRate CosineRate Lion Optimizer "
+    "SGD Schedule SteppedRate WarmUp clipped global_norm",
+    "nn.random_choice": "folded_seed",
+    "nn._recompute": "recompute",
+    "nn.transformer": "Attention GatedMLP TransformerBlock",
+    "saving.models": "load register_layer save",
+    "training._train": "Trained train",
+    "training.batches": "Batches",
+    "training.callbacks": "Callback Moment",
+    "training.history": "History",
 }
 """The public names by module. Training and saving are layers above, reached by the same package."""
 
-_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_PUBLIC)
 

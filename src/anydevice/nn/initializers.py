@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Settings, check_booleans, check_numbers, is_number, setting_error
+from anydevice.nn.layer import (
+    Settings,
+    Shape,
+    check_booleans,
+    check_numbers,
+    is_number,
+    setting_error,
+)
 from anydevice.transfer.moving import to_device
 
 if TYPE_CHECKING:
@@ -24,9 +31,7 @@ class Initializer(Settings):
     `settings_fit` can check its fields.
     """
 
-    def __call__(
-        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
-    ) -> Array:
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         """An array of this shape."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
@@ -45,9 +50,7 @@ class Constant(Initializer):
         if not is_number(self.value):
             raise setting_error(self, "value", "a number", self.value)
 
-    def __call__(
-        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
-    ) -> Array:
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         return to_device(np.full(shape, self.value, np.float32), generator.device)
 
 
@@ -59,9 +62,7 @@ class Normal(Initializer):
     def settings_fit(self) -> None:
         check_numbers(self, deviation=self.deviation)
 
-    def __call__(
-        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
-    ) -> Array:
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         return generator.normal(shape, std=self.deviation)
 
 
@@ -73,9 +74,7 @@ class Uniform(Initializer):
     def settings_fit(self) -> None:
         check_numbers(self, limit=self.limit)
 
-    def __call__(
-        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
-    ) -> Array:
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         return generator.uniform(shape, -self.limit, self.limit)
 
 
@@ -95,9 +94,7 @@ class Scaled(Initializer):
         if self.by not in ("inputs", "outputs", "both"):
             raise setting_error(self, "by", "one of inputs, outputs, both", self.by)
 
-    def __call__(
-        self, generator: Random, shape: tuple[int, ...], inputs: int, outputs: int
-    ) -> Array:
+    def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
         counts = {"inputs": inputs, "outputs": outputs, "both": (inputs + outputs) / 2}
         deviation = math.sqrt(self.gain / counts[self.by])
         make = Uniform(deviation * math.sqrt(3)) if self.uniform else Normal(deviation)

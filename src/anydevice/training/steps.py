@@ -343,7 +343,7 @@ class FusedStepper(Stepper):
         }
         self._whole = self.compiled(self._whole_step, *_CONSUMED)
         self._first = self.compiled(self._gradients, "counts")
-        self._more = self.compiled(self._further_gradients, "total", "counts")
+        self._more = self.compiled(self._gradients, "total", "counts")
         self._check_weights = self.compiled(_nonfinite_tree)
         self._updates: dict[float, Callable[..., Any]] = {}
         self._last_rate: tuple[float, Array] = (0.0, self._number(0, np.float32))
@@ -359,11 +359,10 @@ class FusedStepper(Stepper):
         return self._waited(value)
 
     def add(self, x: Any, y: Any) -> Array:
-        rest = (self._counts, self._scale, x, y, self._seed)
-        if self._total is None:
-            self._total, self._counts, value = self._first(self.parameters, *rest)
-        else:
-            self._total, self._counts, value = self._more(self.parameters, self._total, *rest)
+        gradients = self._first if self._total is None else self._more
+        self._total, self._counts, value = gradients(
+            self.parameters, self._total, self._counts, self._scale, x, y, self._seed
+        )
         self.batches += 1
         self._added += 1
         return self._waited(value)
@@ -417,11 +416,11 @@ class FusedStepper(Stepper):
         seed: Array,
         rate: Array,
     ) -> Any:
-        total, counts, value = self._gradients(parameters, counts, scale, x, y, seed)
+        total, counts, value = self._gradients(parameters, None, counts, scale, x, y, seed)
         return *self._updated(parameters, state, counts, scale, total, rate, 1.0), value
 
     def _gradients(
-        self, parameters: Tree, counts: dict[str, Array], scale: Any, x: Any, y: Any, seed: Array
+        self, parameters: Tree, total: Tree, counts: Any, scale: Any, x: Any, y: Any, seed: Array
     ) -> Any:
         batch = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
@@ -430,20 +429,9 @@ class FusedStepper(Stepper):
         if factor is not None:
             value = ops.divide(value, factor)
         failed = ops.maximum(counts["failed"], self._failure(value, scale))
+        if total is not None:
+            gradients = _added(total, gradients)
         return gradients, {**counts, "batches": batch, "failed": failed}, value
-
-    def _further_gradients(
-        self,
-        parameters: Tree,
-        total: Tree,
-        counts: dict[str, Array],
-        scale: Any,
-        x: Any,
-        y: Any,
-        seed: Array,
-    ) -> Any:
-        new, counts, value = self._gradients(parameters, counts, scale, x, y, seed)
-        return _added(total, new), counts, value
 
     def _updated(
         self,
