@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import anydevice
@@ -58,19 +58,23 @@ def text(
     column = max(6, *(len(name) for name in names)) + 2 + len(_GAP)
     lines = [paint(_title(report), "dim"), ""]
     for finding in report:
-        for _, alike in groupby(_entries(finding, report), key=_trouble):
+        for _, alike in groupby(_entries(finding, report), key=_troubles):
             entries = list(alike)
             for entry in entries:
                 lines += _head(entry, column, paint, width)
-            lines += _trouble_lines(entries, column, paint, width)
+            # The reason that these devices share, once, below the last of them.
+            for line, style in _troubles(entries[-1], len(entries)):
+                room = None if style == "fix" else width
+                lines += _broken(line, column, room, paint, style)
         if finding.present:
             for note in finding.notes:
                 lines += _broken(f"note: {note}", column, width, paint, "dim")
     absent = [finding.backend for finding in report if not finding.present]
     if absent:
         lines.append(paint(f"{ABSENT} {', '.join(absent)}", "dim"))
-    ending = _ending(report, choice)
-    lines += ["", *(part for line in ending for part in _broken(line, 0, width, plain, "dim"))]
+    lines.append("")
+    for line in _ending(report, choice):
+        lines += _broken(line, 0, width, plain, "dim")
     return "\n".join(lines)
 
 
@@ -82,7 +86,7 @@ def html(report: Report) -> str:
     for finding in report:
         entries = list(_entries(finding, report)) or [_Entry(ABSENT, finding.backend)]
         for entry in entries:
-            why = [line.strip() for line, _ in _troubles(entry.stopped)]
+            why = [line.strip() for line, _ in _troubles(entry)]
             if not finding.present:
                 why = [f"not in this machine: {finding.reason}" if finding.reason else ""]
             cells = (entry.mark, entry.name, " · ".join(entry.facts))
@@ -104,7 +108,8 @@ def describe(device: Device, report: Report) -> tuple[str, ...]:
     assert standing is not None
     parts = [_what(device, standing.facts), memory_in_words(standing.facts)]
     if standing.usable:
-        parts.append(", ".join(_short_version(engine) for engine in standing.engines))
+        versions = {name: _short(registry.version_of(name) or "") for name in standing.engines}
+        parts.append(", ".join(f"{name} {version}".rstrip() for name, version in versions.items()))
     elif standing.facts.driver_version and standing.stage != "driver":
         parts.append(f"driver {standing.facts.driver_version} answers")
     tier = report[device.backend].tier
@@ -132,14 +137,10 @@ def memory_in_words(facts: Facts) -> str:
 
 
 def _title(report: Report) -> str:
-    return " · ".join(
-        (
-            f"anydevice {'.'.join(anydevice.__version__.split('.')[:2])}",
-            _SYSTEMS.get(sys.platform, sys.platform),
-            f"Python {sys.version_info[0]}.{sys.version_info[1]}",
-            f"{report.seconds * 1000:.0f} ms",
-        )
-    )
+    system = _SYSTEMS.get(sys.platform, sys.platform)
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    version = f"anydevice {_short(anydevice.__version__)}"
+    return f"{version} · {system} · {python} · {report.seconds * 1000:.0f} ms"
 
 
 def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
@@ -170,9 +171,8 @@ def _what(device: Device, facts: Facts) -> str:
     return facts.name
 
 
-def _short_version(engine: str) -> str:
-    version = registry.version_of(engine)
-    return f"{engine} {'.'.join(version.split('.')[:2])}" if version else engine
+def _short(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _head(entry: _Entry, column: int, paint: Paint, width: int | None) -> list[str]:
@@ -189,31 +189,15 @@ def _head(entry: _Entry, column: int, paint: Paint, width: int | None) -> list[s
     return [first, *(" " * column + row for row in rows[1:])]
 
 
-def _trouble_lines(
-    alike: Sequence[_Entry], column: int, paint: Paint, width: int | None
-) -> Iterator[str]:
-    """The reason that these devices share, once, below the last of them."""
-    for line, style in _troubles(alike[0].stopped, len(alike)):
-        if style == "fix":
-            yield " " * column + paint(line, style)
-        else:
-            yield from _broken(line, column, width, paint, style)
-
-
-def _trouble(entry: _Entry) -> tuple[object, ...] | None:
+def _troubles(entry: _Entry, count: int = 1) -> list[tuple[str, str]]:
+    """The lines below what is not usable, with their styles: stage, reasons, and what fixes it."""
     stopped = entry.stopped
-    return (stopped.stage, stopped.reasons, stopped.fix) if stopped else None
-
-
-def _troubles(stopped: Standing | Finding | None, count: int = 1) -> Iterator[tuple[str, str]]:
-    """The lines below what is not usable: stage, reasons, and what fixes it."""
     if stopped is None:
-        return
-    yield f"stopped at: {stopped.stage}{f' (each of these {count})' if count > 1 else ''}", "bad"
-    for reason in stopped.reasons:
-        yield f"  {reason}", "dim"
-    if stopped.fix:
-        yield f"fix: {stopped.fix}", "fix"
+        return []
+    each = f" (each of these {count})" if count > 1 else ""
+    fix = [(f"fix: {stopped.fix}", "fix")] if stopped.fix else []
+    reasons = [(f"  {reason}", "dim") for reason in stopped.reasons]
+    return [(f"stopped at: {stopped.stage}{each}", "bad"), *reasons, *fix]
 
 
 def _broken(line: str, column: int, width: int | None, paint: Paint, style: str) -> list[str]:
@@ -235,7 +219,8 @@ def _ending(report: Report, choice: Choice | None) -> list[str]:
     lines += [f"{wish}. See: anydevice config --why" for wish in unmet_wishes(choice)]
     waiting = _waiting(report, choice)
     if waiting is not None and waiting.standing is not None:
-        card = _card_name(waiting.backend, waiting.standing.facts.name)
+        maker = BACKENDS[waiting.backend].vendor if waiting.backend in BACKENDS else ""
+        card = waiting.standing.facts.name.removeprefix(f"{maker} ")
         near = waiting.standing.stage == "library"
         how = f"One command away from the {card}" if near else f"To get the {card}, fix it as above"
         lines.append(f"{how}. Then: anydevice doctor")
@@ -253,9 +238,3 @@ def _waiting(report: Report, choice: Choice) -> Device | None:
     if choice.device is None or choice.device.backend != "cpu" or not was_automatic(choice):
         return None
     return next((d for d in report.devices if d.standing and d.standing.fix), None)
-
-
-def _card_name(backend: str, name: str) -> str:
-    """A card as people call it, without its maker."""
-    maker = BACKENDS[backend].vendor if backend in BACKENDS else ""
-    return name.removeprefix(f"{maker} ")
