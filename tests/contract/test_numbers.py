@@ -71,9 +71,7 @@ def test_a_number_may_stand_on_either_side(
 
 
 @each(number=[0.5, np.float64(0.5), np.float32(0.5)])
-def test_a_fraction_beside_integers_is_refused(
-    engine: Engine, device: Device, number: Any
-) -> None:
+def test_a_fraction_beside_integers_is_refused(engine: Engine, device: Device, number: Any) -> None:
     x = engine.place(np.arange(3, dtype=np.int32), device)
     with pytest.raises(ConfigurationError, match=r"^add: 0\.5 is no integer, but a is int32"):
         ops.add(x, number)

@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "lengths is": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),
     "integers in lengths": ({"lengths": np.ones((2,))}, "array of float64"),
     "window": ({"window": 3}, "needs causal=True"),
-    "from 1 on": ({"window": 0, "causal": True}, "it is 0"),
+    "1 or more": ({"window": 0, "causal": True}, "it is 0"),
     "of two axes is (batch, keys), here (2, 5), but it is (3, 5)": (
         {"mask": np.ones((3, 5), bool)},
         r"\(queries, keys\) as mask\[None, None\]$",

@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "axes": (lambda: ops.conv2d(IMAGE[0], FILTERS), r"x is \(3, 4, 5\)"),
     "filters": (lambda: ops.conv2d(IMAGE, FILTERS, np.ones(3)), r"bias is \(filters,\)"),
     "large": (lambda: ops.conv2d(IMAGE, np.ones((1, 3, 5, 5))), "not larger than x"),
-    "stride": (lambda: ops.conv2d(IMAGE, FILTERS, stride=0), "stride is an integer from 1 on"),
+    "stride": (lambda: ops.conv2d(IMAGE, FILTERS, stride=0), "stride is an integer of 1 or more"),
     "padding": (lambda: ops.conv2d(IMAGE, FILTERS, padding=(1, -1)), r"but it is \(1, -1\)"),
     "three": (lambda: ops.max_pool2d(IMAGE, (1, 2, 3)), "size is an integer"),  # type: ignore[arg-type]
     "window": (

@@ -1,4 +1,4 @@
-"""Attention: each query takes a weighted mean of the values whose keys it may see."""
+"""Scaled dot-product attention, with causal, window, length and boolean masks."""
 
 from __future__ import annotations
 
@@ -36,25 +36,26 @@ def attention(
     window: int | None = None,
     lengths: Array | None = None,
 ) -> Array:
-    """`softmax(scale × q · kᵀ) · v` over the keys that each query may see.
+    """`softmax(scale × q · kᵀ) · v` over the keys that each query attends to.
 
     q is (batch, heads, queries, size), k and v (batch, kv heads, keys, size); the result has the
     shape and dtype of q. `heads` is a multiple of `kv heads`, and query head h uses key head
-    h // (heads // kv heads). `scale` is size ** -0.5 where not given. Products add up in float32,
-    and the softmax is float32, or float64 for such arrays.
+    h // (heads // kv heads). The default `scale` is size ** -0.5. Products are accumulated in
+    float32, and the softmax is float32, or float64 for float64 arrays.
 
-    A query may see all keys, unless one of these says otherwise; one that sees none gives zeros:
+    A query attends to all keys, unless one of these excludes them; a query that attends to no key
+    gives zeros:
 
     - `lengths` (batch,), integers on the device: only the first `lengths[b]` keys are valid,
-      as in a cache that is not full yet. The others must be there but do not matter, as long as
-      they are finite. A length below 0 counts as 0, and one beyond the keys as all of them.
-    - `causal`: the last query stands at the last valid key, and each query sees the keys up to its
-      own. Query i sees key j if j <= valid - queries + i.
-    - `window`, with `causal`: it sees only so many keys, its own included; one that is wider than
-      the keys are many is as none.
-    - `mask`, booleans, true where a key may be seen: (batch, keys), or of three or four axes
-      whatever broadcasts to (batch, heads, queries, keys). Two axes are never (queries, keys); give
-      such a mask as `mask[None, None]`.
+      as in a cache that is not full yet. The other keys are ignored, but must be finite. A length
+      below 0 counts as 0, and one beyond the keys as all of them.
+    - `causal`: the last query is aligned with the last valid key, and each query attends to the
+      keys up to its own. Query i attends to key j if j <= valid - queries + i.
+    - `window`, with `causal`: the number of keys that a query attends to, its own included; a
+      window larger than the number of keys has no effect.
+    - `mask`, booleans, true where a query attends to a key: (batch, keys), or three or four axes
+      that broadcast to (batch, heads, queries, keys). Two axes are never (queries, keys); give such
+      a mask as `mask[None, None]`.
 
     >>> import numpy
     >>> q, k = numpy.zeros((1, 1, 2, 4)), numpy.zeros((1, 1, 2, 4))
@@ -100,7 +101,7 @@ def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
         rule = f"scale is a finite number, but it is {in_words(scale)}"
         raise wrong("attention", f"{rule}; multiply q by what is only known on the device")
     if window is not None and (type(window) is not int or window < 1 or not causal):
-        rule = "window is an integer from 1 on and needs causal=True"
+        rule = "window is an integer of 1 or more and needs causal=True"
         raise wrong("attention", f"{rule}, but it is {in_words(window)} and causal is {causal}")
 
 

@@ -1,4 +1,4 @@
-"""Convolution as one product of matrices, and pooling, over images."""
+"""2-d convolution, as one matrix product, and pooling."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def conv2d(
     stride: int | Pair = 1,
     padding: int | Pair = 0,
 ) -> Array:
-    """The sums of products of each window of an image with each filter, of the dtype of x.
+    """The 2-d convolution of images with filters, in the dtype of x.
 
     x is (batch, channels, height, width), weight (filters, channels, kernel height, kernel width),
-    bias (filters,) or `None`; `padding` zeros are put on each side. The result is
+    bias (filters,) or `None`; `padding` zeros are added on each side. The result is
     (batch, filters, out height, out width), where out = (size + 2 padding - kernel) // stride + 1.
-    The filters are not turned round.
+    This is a cross-correlation: filters are not flipped.
 
     >>> import numpy
     >>> conv2d(numpy.ones((1, 2, 4, 4)), numpy.ones((3, 2, 3, 3)), padding=1)[0, 0].tolist()[0]
@@ -74,11 +74,11 @@ def conv2d(
 
 
 def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
-    """The largest of each window of an image; NaN wins.
+    """The largest element of each window of an image; NaN propagates.
 
-    x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart,
-    which is `size` where not given. The result is (batch, channels, out height, out width), where
-    out = (input - size) // stride + 1: what is left over at the end is not looked at.
+    x is (batch, channels, height, width); the windows are `size` high and wide and `stride` apart;
+    the default stride is `size`. The result is (batch, channels, out height, out width), where
+    out = (input - size) // stride + 1: a remainder at the end is ignored.
 
     >>> import numpy
     >>> max_pool2d(numpy.arange(16.0).reshape(1, 1, 4, 4), 2).tolist()

@@ -1,9 +1,9 @@
 """Ops on single elements: of one array, of two, or of an array and a number; NaN stays NaN.
 
 Two arrays are of one library and one dtype, and their shapes broadcast. That they must be of one
-library holds in compiled functions too, for NumPy constants. A number beside an array takes over
-the array's dtype, whichever of them comes first, and is refused where that dtype cannot hold it: a
-fraction beside integers, -1 beside uint8. A NumPy scalar is a number like any other.
+library holds in compiled functions too, for NumPy constants. A number takes the dtype of the array,
+on either side, and raises an error if that dtype cannot hold it: a fraction beside integers, -1
+beside uint8. A NumPy scalar is a number like any other.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def divide(a: Array, b: Array) -> Array:
 def power(a: Array, b: Array) -> Array:
     """`a` to the power of b, of the broadcast shape and their dtype.
 
-    Integers have no negative powers: a negative number b is refused beside them, and in an array
-    it gives what the library makes of it.
+    Integers have no negative powers: a negative number b raises an error with them, and in an array
+    the result depends on the library.
 
     >>> import numpy
     >>> power(numpy.array([1.0, 2.0, 3.0]), 2).tolist()
@@ -105,7 +105,7 @@ def power(a: Array, b: Array) -> Array:
 
 @compiled
 def maximum(a: Array, b: Array) -> Array:
-    """The larger of a and b, of the broadcast shape; NaN wins.
+    """The larger of a and b, of the broadcast shape; NaN propagates.
 
     >>> import numpy
     >>> maximum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
@@ -117,7 +117,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 @compiled
 def minimum(a: Array, b: Array) -> Array:
-    """The smaller of a and b, of the broadcast shape; NaN wins.
+    """The smaller of a and b, of the broadcast shape; NaN propagates.
 
     >>> import numpy
     >>> minimum(numpy.array([-1.0, 2.0, numpy.nan]), 0).tolist()
@@ -191,7 +191,7 @@ def logical_or(a: Array, b: Array) -> Array:
 def where(condition: Array, a: Array, b: Array) -> Array:
     """`a` where the condition is true, b elsewhere; all three shapes broadcast.
 
-    One of a and b may be a number, which takes over the dtype of the other.
+    One of a and b may be a number, which takes the dtype of the other.
 
     >>> import numpy
     >>> where(numpy.array([True, False]), numpy.array([1.0, 2.0]), 0).tolist()
@@ -402,10 +402,10 @@ def silu(x: Array) -> Array:
 
 
 def gelu(x: Array, approximate: bool = False) -> Array:
-    """`x` times the share of the normal distribution below x, of the same shape and dtype.
+    """`x` times the normal distribution function of x, of the same shape and dtype.
 
-    `approximate` takes the usual formula with a hyperbolic tangent, which is off by less than
-    0.0005; models that were trained with it want it.
+    `approximate` uses the usual formula with a hyperbolic tangent, with an error below 0.0005; use
+    it for models that were trained with it.
 
     >>> import numpy
     >>> gelu(numpy.array([0.0, 1.0])).round(4).tolist()

@@ -1,4 +1,4 @@
-"""Ops that rearrange, convert, read and write elements, and compute nothing."""
+"""Ops that rearrange, convert, read and write elements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anydevice.ops.dispatch import Array, explain, own_version, primitives, run2
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
-    """The elements in C order in another shape, in which one size may be -1: what is left.
+    """The elements in C order in another shape; one size may be -1 and is inferred.
 
     >>> import numpy
     >>> reshape(numpy.arange(6), (2, -1)).tolist()
@@ -61,7 +61,7 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
 
 
 def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
-    """Arrays one behind the other along an axis that they have; elsewhere their sizes are one.
+    """Concatenate arrays along an existing axis; all other sizes must be equal.
 
     >>> import numpy
     >>> concat([numpy.ones((2, 1)), numpy.zeros((2, 2))], axis=1).tolist()
@@ -134,10 +134,10 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
 
 
 def astype(x: Array, dtype: str | DType | object) -> Array:
-    """The same numbers in another dtype; x itself where it has that dtype.
+    """The same numbers in another dtype; x itself if it has that dtype.
 
     `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
-    rounded to the nearest; as integers they lose what is behind the point.
+    rounded to the nearest; conversion to integers truncates.
 
     >>> import numpy
     >>> astype(numpy.array([1.5, 2.5]), "int32").tolist()
@@ -168,9 +168,9 @@ def embedding(weight: Array, ids: Array) -> Array:
 
 
 def take(x: Array, indices: Array, axis: int = 0) -> Array:
-    """The slices of x at these places of an axis: the shape of `indices` stands in its place.
+    """The slices of x at these indices; the axis is replaced by the shape of `indices`.
 
-    An index that is negative or too large gives NaN, or 0 where x is not floating-point.
+    An index that is negative or too large gives NaN, or 0 if x is not floating-point.
 
     >>> import numpy
     >>> take(numpy.array([5, 6, 7]), numpy.array([2, 0, 3])).tolist()
@@ -216,7 +216,7 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
 
 
 def _in_order(axes: Sequence[int], count: int) -> bool:
-    """Whether these are all so many axes, counted from the front, in any order."""
+    """Whether these are all `count` axes, counted from the front, in any order."""
     found = 0
     for axis in axes:
         if type(axis) is not int or not 0 <= axis < count:
@@ -226,7 +226,7 @@ def _in_order(axes: Sequence[int], count: int) -> bool:
 
 
 def _from_the_front(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes counted from the front; refused where they are not each axis of x once."""
+    """The axes counted from the front; raises an error unless they are each axis of x once."""
     if not isinstance(axes, (tuple, list)):
         raise wrong("permute", f"axes are a tuple of integers, but here {in_words(axes)}")
     order = tuple([axis_of("permute", x, axis) for axis in axes])
@@ -253,7 +253,7 @@ def _refuse_unlike(first: Array, other: Array, at: int) -> None:
 
 
 def _refuse_misfit(x: Array, shape: Shape) -> None:
-    """Refuse a shape that x does not have, unless one size in it is -1 and the others fit."""
+    """Raise an error unless x fits the shape with one size of -1 inferred."""
     rest = -prod(shape)
     one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
     if not one_left or prod(x.shape) % rest:

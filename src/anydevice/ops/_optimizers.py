@@ -1,9 +1,9 @@
-"""The steps of optimizers, over lists of arrays: pure functions that return new lists.
+"""Optimizer steps over lists of arrays: pure functions that return new lists.
 
 They compute in float64 for parameters of that dtype, in float32 for all others. Every result has
 the dtype of what it replaces, so that the means of 16-bit parameters may be kept in float32. A
-rate, and the count of steps, may be a number or an array without axes, so that compiled code is not
-compiled anew when it changes.
+rate, and the count of steps, may be a number or a 0-d array, so that compiled code is not compiled
+again when it changes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def update_sgd(
     decay: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[list[Array], list[Array] | None]:
-    """One step down the gradients, with momentum: the new parameters and velocities.
+    """One step of SGD with momentum: the new parameters and velocities.
 
-    The velocities begin as zeros, or are `None` throughout where there is no momentum. `decay` is
-    added to the gradients as a multiple of the parameters.
+    The velocities begin as zeros, or are always `None` without momentum. `decay` is added to the
+    gradients as a multiple of the parameters.
 
     >>> import numpy
     >>> update_sgd([numpy.array([1.0])], [numpy.array([2.0])], None, rate=0.25)
@@ -105,7 +105,7 @@ def update_lion(
     beta2: float = 0.99,
     decay: float = 0.0,
 ) -> tuple[list[Array], list[Array]]:
-    """One step of Lion, which goes by signs: the new parameters and means of the gradients.
+    """One step of Lion, which is sign-based: the new parameters and means of the gradients.
 
     The means begin as zeros. `decay` shrinks the parameters themselves.
 

@@ -1,4 +1,4 @@
-"""Ops that take many elements to few: sums, means, the largest and where they are."""
+"""Reductions: sums, means, the largest and smallest elements and their indices."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The largest along one or several axes, or of all; NaN wins.
+    """The largest along one or several axes, or of all; NaN propagates.
 
-    Raises `ConfigurationError` where an axis has no elements.
+    Raises `ConfigurationError` if an axis has no elements.
 
     >>> import numpy
     >>> max(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
@@ -80,9 +80,9 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
-    """The smallest along one or several axes, or of all; NaN wins.
+    """The smallest along one or several axes, or of all; NaN propagates.
 
-    Raises `ConfigurationError` where an axis has no elements.
+    Raises `ConfigurationError` if an axis has no elements.
 
     >>> import numpy
     >>> min(numpy.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
@@ -104,7 +104,7 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
 
 
 def argmax(x: Array, axis: int = -1) -> Array:
-    """Where the largest along an axis is, the first of equal ones, as int32 without that axis.
+    """The index of the largest along an axis, the first of equal ones, as int32 without that axis.
 
     NaN counts as the largest.
 
@@ -118,7 +118,7 @@ def argmax(x: Array, axis: int = -1) -> Array:
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """The k largest along the last axis, largest first, and where they are, as int32.
+    """The k largest along the last axis, largest first, and their indices as int32.
 
     Both have the shape of x with k in place of the last axis. NaN counts as the largest.
 

@@ -1,4 +1,4 @@
-"""Positions as rotations."""
+"""Rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ def rope(
     interleaved: bool = False,
     scaling: Scaling | None = None,
 ) -> Array:
-    """The array with each pair of elements turned by an angle that grows with its position.
+    """The array with each pair of elements rotated by an angle that grows with its position.
 
-    x is (batch, heads, tokens, size) with an even size, and positions, integers, is (tokens,)
-    or (batch, tokens); the result has the shape and dtype of x. Pair n turns by
-    theta ** (-2 n / size) a step. A pair is elements n and n + size / 2 or, `interleaved`, elements
-    2 n and 2 n + 1. Angles, cosine and sine are float32.
+    x is (batch, heads, tokens, size) with an even size, and positions, integers, is (tokens,) or
+    (batch, tokens); the result has the shape and dtype of x. Pair n is rotated by
+    theta ** (-2 n / size) per position. A pair is elements n and n + size / 2 or, `interleaved`,
+    elements 2 n and 2 n + 1. Angles, cosine and sine are float32.
 
     `scaling` stretches positions for a longer context, spelled as in Hugging Face's
     `rope_parameters`: a mapping whose `rope_type` is default, linear, llama3 or yarn, with its
-    numbers. Raises `ConfigurationError` where it is of another kind, or lacks one of them, or where
-    one is not what it must be.
+    numbers. Raises `ConfigurationError` for an unknown type, and for missing or invalid values.
 
     >>> import numpy
     >>> rope(numpy.ones((1, 1, 2, 2)), numpy.array([0, 1])).round(3).tolist()

@@ -221,7 +221,7 @@ def pair_of(op: str, name: str, value: int | tuple[int, int], least: int) -> tup
     one = python_number(value)
     both = tuple(map(python_number, one)) if isinstance(one, tuple | list) else (one, one)
     if len(both) != 2 or any(type(each) is not int or each < least for each in both):
-        raise wrong(op, f"{name} is an integer from {least} on, or two, but it is {value!r}")
+        raise wrong(op, f"{name} is an integer of {least} or more, or two, but it is {value!r}")
     return both
 
 
