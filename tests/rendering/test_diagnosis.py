@@ -207,8 +207,6 @@ def test_slow_first_calls_are_said_together() -> None:
     assert "warm up" in said.advice
 
 
-
-
 def _given_codes() -> set[str]:
     """Every code that the sources give to a reason, an absent part or an error."""
     found: set[str] = set()
