@@ -30,20 +30,18 @@ def known_dtype(spec: object) -> DType:
     try:
         return as_dtype(spec)
     except ConfigurationError as error:
-        raise Absent(
-            f"{spec} is not a dtype that can be moved",
-            instead=f"convert the array to one of {', '.join(DTYPES)}",
-            code="no_dtype",
-        ).error() from error
+        instead = f"convert the array to one of {', '.join(DTYPES)}"
+        raise no_dtype(f"{spec} is not a dtype that can be moved", instead) from error
+
+
+def no_dtype(what: str, instead: str) -> UnsupportedError:
+    """The error for a dtype that a library cannot store or compute with."""
+    return Absent(what, instead, code="no_dtype").error()
 
 
 def lacking(library: str, dtype: DType) -> UnsupportedError:
     """The error for a dtype that a library does not have at all."""
-    return Absent(
-        f"{library} has no {dtype}",
-        instead="convert the array, or use another engine",
-        code="no_dtype",
-    ).error()
+    return no_dtype(f"{library} has no {dtype}", "convert the array, or use another engine")
 
 
 def plain(x: Array) -> Array:
@@ -86,41 +84,33 @@ def narrowed(
     if x.dtype.kind in "iu":
         return _narrowed_integers(x, small, why=why, remedy=remedy, narrow=narrow)
     if not narrow:
-        raise Absent(
+        raise no_dtype(
             f"{why}, so this {wide} array would be rounded to {small}",
-            instead=f"{remedy}, or pass narrow=True to have it rounded",
-            code="no_dtype",
-        ).error()
+            f"{remedy}, or pass narrow=True to have it rounded",
+        )
     try:
         with np.errstate(over="raise", under="ignore", invalid="ignore"):
             return x.astype(small)
     except FloatingPointError as error:
-        raise Absent(
+        raise no_dtype(
             f"{why}, and this {wide} array holds numbers that are too large for {small}",
-            instead=f"{remedy}; narrow=True rounds, but never to infinity",
-            code="no_dtype",
-        ).error() from error
+            f"{remedy}; narrow=True rounds, but never to infinity",
+        ) from error
 
 
 def _narrowed_integers(x: Array, small: str, *, why: str, remedy: str, narrow: bool) -> Array:
     limits = np.iinfo(small)
     if x.size and (x.min() < limits.min or x.max() > limits.max):
-        raise Absent(
+        raise no_dtype(
             f"{why}, and this {x.dtype.name} array holds numbers that do not fit {small}",
-            instead=f"{remedy}; narrow=True rounds floats, but changes no integer",
-            code="no_dtype",
-        ).error()
-    if not narrow:
-        _warn_once(f"{why}: {x.dtype.name} arrays whose numbers fit become {small}; {remedy}")
-    return x.astype(small)
-
-
-def _warn_once(text: str) -> None:
+            f"{remedy}; narrow=True rounds floats, but changes no integer",
+        )
     global _warned
-    if not _warned:
+    if not narrow and not _warned:
         _warned = True
-        said = f"{text}, or pass narrow=True (this is said once)"
-        warn(said)
+        fitting = f"{x.dtype.name} arrays whose numbers fit become {small}"
+        warn(f"{why}: {fitting}; {remedy}, or pass narrow=True (this is said once)")
+    return x.astype(small)
 
 
 def forget_warning() -> None:

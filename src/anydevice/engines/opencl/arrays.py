@@ -10,9 +10,9 @@ import pyopencl.array as cl_array
 
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
-from anydevice.core.engine import Absent, Engine, Storage
+from anydevice.core.engine import Engine, Storage
 from anydevice.engines.base import BaseEngine
-from anydevice.engines.host import plain
+from anydevice.engines.host import no_dtype, plain
 from anydevice.engines.opencl.buffers import pool, queue_of_context, queue_of_device
 
 _MULTIPLIED = ("float16", "bfloat16", "float32", "float64")
@@ -79,11 +79,8 @@ class OpenclEngine(BaseEngine):
 
     def matmul(self, a: Any, b: Any) -> Any:
         if str(a.dtype) not in _MULTIPLIED or a.dtype != b.dtype:
-            raise Absent(
-                f"OpenCL multiplies no {a.dtype} by {b.dtype}",
-                instead="convert both matrices to float32",
-                code="no_dtype",
-            ).error()
+            what = f"OpenCL multiplies no {a.dtype} by {b.dtype}"
+            raise no_dtype(what, "convert both matrices to float32")
         return super().matmul(a, b)
 
     def finish(self, arrays: Any) -> None:

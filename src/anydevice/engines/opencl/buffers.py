@@ -296,8 +296,7 @@ def broadcast_shape(*shapes: Ints) -> Ints:
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first
-    together: Ints = np.broadcast_shapes(*shapes)
-    return together
+    return np.broadcast_shapes(*shapes)
 
 
 def plain_strides(shape: Sequence[int]) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import pyopencl.array as cl_array
 
 from anydevice.core.dtypes import DType
-from anydevice.core.engine import Absent
 from anydevice.core.primitives import Primitives, Shape
+from anydevice.engines.host import no_dtype
 from anydevice.engines.host import plain as plain_host
 from anydevice.engines.opencl import buffers
 from anydevice.engines.opencl.kernels import indexing, products, reductions
@@ -63,11 +64,8 @@ def same_dtype(operation: str, *arrays: Any) -> DType:
     first = arrays[0].dtype
     for x in arrays:
         if x.dtype != first:
-            raise Absent(
-                f"OpenCL computes no {operation} of {first} and {x.dtype}",
-                instead="convert one of the arrays to the dtype of the other",
-                code="no_dtype",
-            ).error()
+            what = f"OpenCL computes no {operation} of {first} and {x.dtype}"
+            raise no_dtype(what, "convert one of the arrays to the dtype of the other")
     return dtype_of(arrays[0])
 
 
@@ -190,15 +188,9 @@ class OpenclPrimitives:
         out = buffers.new(shape, dtype, context)
         return run("pr[ir] = c != 0 ? a : b;", readings, out, bits, extras=extras)
 
-    def sum(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-        return reductions.reduce("sum", x, axis, keepdims)
-
-    def max(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-        return reductions.reduce("max", x, axis, keepdims)
-
-    def min(self, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-        return reductions.reduce("min", x, axis, keepdims)
-
+    sum = staticmethod(partial(reductions.reduce, "sum"))
+    max = staticmethod(partial(reductions.reduce, "max"))
+    min = staticmethod(partial(reductions.reduce, "min"))
     argmax = staticmethod(reductions.argmax)
     top_k = staticmethod(reductions.top_k)
 

@@ -35,15 +35,9 @@ class Variant(Record):
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    scale: float | None,
-    mask: Any,
-    window: int | None,
-    lengths: Any,
-) -> Any:
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+) -> Any:  # fmt: skip
     """The values, weighted by the softmax of the scores; zeros for a query that sees no key.
 
     `NotImplemented` for integers, several dtypes, and heads of more than 512 numbers.
@@ -100,7 +94,7 @@ def _run(
         not any(place % 8 for place in places), is_wide(far),
     )  # fmt: skip
     arrays = [x for x in (q, k, v, lengths, mask) if x is not None]
-    _start(variant, out, keys, arguments, buffers.events_of(*arrays))
+    _start(variant, out, keys, arguments, arrays)
 
 
 def _mask_strides(mask: Any, shape: Ints) -> Ints:
@@ -110,30 +104,29 @@ def _mask_strides(mask: Any, shape: Ints) -> Ints:
     return buffers.broadcast_strides(mask, shape)
 
 
-def _start(variant: Variant, out: Any, keys: int, arguments: list[Any], events: Any) -> None:
+def _start(variant: Variant, out: Any, keys: int, arguments: list[Any], reads: list[Any]) -> None:
     """Start the kernel that suits the device and the number of queries."""
-    context, queue = out.context, buffers.queue_of_context(out.context)
-    about, (batch, heads, queries, size) = programs.limits(context), out.shape
+    context, (batch, heads, queries, size) = out.context, out.shape
+    about = programs.limits(context)
     rows = batch * heads * queries
     if not about.is_cpu and queries > _FEW_QUERIES and _tiles_fit(variant, about):
         kernel = _tile_kernel(context, variant)
         if kernel is not None:
-            groups = batch * heads * -(-queries // _TILE)
-            kernel(queue, groups, *arguments, wait_for=events)
+            kernel(batch * heads * -(-queries // _TILE), *arguments, reads=reads)
             return
     if about.is_cpu or about.work_group < 16:
-        item_kernel = _item_kernel(context, variant)
-        item_kernel.over(queue, rows, rows, *arguments, wait_for=events)
+        by_item = _kernel(context, variant, "attention_by_item")
+        by_item.over(rows, rows, *arguments, reads=reads)
         return
     wanted = -(-4 * about.processors // rows)
     segments = max(1, min(wanted, keys // _KEYS_OF_SEGMENT, 64))
     kept = DTYPES[accumulator_of(variant.number).name]
     shares = buffers.new((rows * segments, size + 2) if segments > 1 else (1,), kept, context)
-    by_query = _query_kernel(context, variant)
-    by_query(queue, rows * segments, segments, shares.base_data, *arguments, wait_for=events)
+    by_query = _kernel(context, variant, "attention_by_query")
+    by_query(rows * segments, segments, shares.base_data, *arguments, reads=reads)
     if segments > 1:
-        join = _join_kernel(context, variant)
-        join.over(queue, out.size, out.size, segments, shares.base_data, out.base_data)
+        join = _kernel(context, variant, "join_segments")
+        join.over(out.size, out.size, segments, shares.base_data, out.base_data)
 
 
 def _tiles_fit(variant: Variant, about: programs.Limits) -> bool:
@@ -164,25 +157,15 @@ def _defines(variant: Variant) -> tuple[dict[str, object], Any, list[Any]]:
     return defines, index, scalars
 
 
-@lru_cache(maxsize=256)
-def _item_kernel(context: Any, variant: Variant) -> programs.Kernel:
+@lru_cache(maxsize=512)
+def _kernel(context: Any, variant: Variant, name: str) -> programs.Kernel:
     defines, index, scalars = _defines(variant)
-    arguments = [index, *scalars]
-    return programs.kernel(context, "attention.cl", "attention_by_item", defines, arguments, 1)
-
-
-@lru_cache(maxsize=256)
-def _query_kernel(context: Any, variant: Variant) -> programs.Kernel:
-    defines, index, scalars = _defines(variant)
-    arguments = [index, None, *scalars]
-    return programs.kernel(context, "attention.cl", "attention_by_query", defines, arguments, 128)
-
-
-@lru_cache(maxsize=256)
-def _join_kernel(context: Any, variant: Variant) -> programs.Kernel:
-    defines, index, _ = _defines(variant)
-    arguments = [index, index, None, None]
-    return programs.kernel(context, "attention.cl", "join_segments", defines, arguments, 128)
+    arguments, group = {
+        "attention_by_item": ([index, *scalars], 1),
+        "attention_by_query": ([index, None, *scalars], 128),
+        "join_segments": ([index, index, None, None], 128),
+    }[name]
+    return programs.kernel(context, "attention.cl", name, defines, arguments, group)
 
 
 @lru_cache(maxsize=256)

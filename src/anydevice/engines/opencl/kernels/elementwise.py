@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from anydevice.core.dtypes import DType
-from anydevice.core.engine import Absent
 from anydevice.core.record import Record
+from anydevice.engines.host import no_dtype
 from anydevice.engines.opencl import buffers
 from anydevice.engines.opencl.buffers import Ints
 from anydevice.engines.opencl.kernels import programs
@@ -38,6 +38,18 @@ class Walk(Record):
     offsets_text: str
     sizes: Ints
     strides: Ints
+
+    @property
+    def arguments(self) -> Ints:
+        return self.sizes + self.strides
+
+    def defines(self, prefix: str) -> dict[str, object]:
+        """The definitions of the pieces of text in kernels: SIZES, STRIDES and OFFSETS."""
+        return {
+            f"{prefix}SIZES": self.sizes_text,
+            f"{prefix}STRIDES": self.strides_text,
+            f"{prefix}OFFSETS": self.offsets_text,
+        }
 
 
 @lru_cache(maxsize=4096)
@@ -88,11 +100,8 @@ def index_types(wide: bool) -> tuple[dict[str, object], Any]:
 
 def extent(start: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """One past the last element that a walk comes to."""
-    return (
-        start
-        + sum((size - 1) * max(step, 0) for size, step in zip(shape, strides, strict=True))
-        + 1
-    )
+    steps = ((size - 1) * max(step, 0) for size, step in zip(shape, strides, strict=True))
+    return start + sum(steps) + 1
 
 
 # What each operation is in OpenCL C: `a` and `b` are the operands, `NUMBER` is their type. One that
@@ -159,11 +168,8 @@ def expression(operation: str, number: Number) -> str:
     own = FLOATING if number.floating else INTEGER
     text = BOOLEAN.get(operation) or own.get(operation)
     if text is None:
-        raise Absent(
-            f"OpenCL has no {operation} of {number.name}",
-            instead="convert the array to float32",
-            code="no_dtype",
-        ).error()
+        what = f"OpenCL has no {operation} of {number.name}"
+        raise no_dtype(what, "convert the array to float32")
     return text
 
 
@@ -219,34 +225,24 @@ def run(
     far = max(far, count, *(value for _, kind, value in extras if kind is None), 0)
     numbers = (number, *(each.number for each in readings.values()))
     more = tuple((name, kind) for name, kind, _ in extras)
-    context = out.context
     names = ("r", *readings)
     route = walk(sizes, steps, names)
     texts = (route.sizes_text, route.strides_text, route.offsets_text)
-    key = (context, body, names, numbers, more, *texts)
-    kernel = _kernel(*key, is_wide(far))
+    kernel = _kernel(out.context, body, names, numbers, more, *texts, is_wide(far))
     arguments: list[Any] = [count, *route.sizes]
     for x, start in zip(arrays, starts, strict=True):
         arguments += (x.base_data, start)
     arguments += (*route.strides, *(value for _, _, value in extras))
-    kernel.over(
-        buffers.queue_of_context(context), count, *arguments, wait_for=buffers.events_of(*arrays)
-    )
+    kernel.over(count, *arguments, reads=arrays)
     return out
 
 
 @lru_cache(maxsize=4096)
 def _kernel(
-    context: Any,
-    body: str,
-    names: tuple[str, ...],
-    numbers: tuple[Number, ...],
+    context: Any, body: str, names: tuple[str, ...], numbers: tuple[Number, ...],
     extras: tuple[tuple[str, Number | None], ...],
-    sizes_text: str,
-    strides_text: str,
-    offsets_text: str,
-    wide: bool,
-) -> programs.Kernel:
+    sizes_text: str, strides_text: str, offsets_text: str, wide: bool,
+) -> programs.Kernel:  # fmt: skip
     types, index = index_types(wide)
     defines: dict[str, object] = {**types, **numbers[0].defines()}
     operands, scalars, read, places = "", [], "", offsets_text
@@ -257,7 +253,6 @@ def _kernel(
         places += f" const size_t i{name} = start_{name} + item_at_{name};"
         if name != "r":
             read += f"const {number.number} {name} = load_{number.name}(p{name}, i{name}); "
-    more = [(name, index if kind is None else kind.scalar) for name, kind in extras]
     operands += strides_text
     for name, kind in extras:
         operands += f", const {'INDEX' if kind is None else kind.number} {name}"
@@ -265,7 +260,8 @@ def _kernel(
     defines |= {"READ": read, "BODY": body, "INTEGER_POWERS": int("integer_power" in body)}
     sizes = [index] * (1 + sizes_text.count(","))
     steps = [index] * strides_text.count(",")
-    scalars = [*sizes, *scalars, *steps, *(kind for _, kind in more)]
+    more = [index if kind is None else kind.scalar for _, kind in extras]
+    scalars = [*sizes, *scalars, *steps, *more]
     return programs.kernel(context, "elementwise.cl", "elementwise", defines, scalars, _GROUP)
 
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anydevice.core.engine import Absent
+from anydevice.engines.host import no_dtype
 from anydevice.engines.opencl import buffers
 from anydevice.engines.opencl.buffers import Ints
 from anydevice.engines.opencl.kernels.elementwise import Reading, copy, plain, run
-from anydevice.engines.opencl.kernels.programs import (
-    Number,
-    bits_of,
-    dtype_of,
-    number_of,
-    scalar_bits,
-)
+from anydevice.engines.opencl.kernels.programs import bits_of, dtype_of, number_of, scalar_bits
 from anydevice.engines.opencl.kernels.reductions import axes_of
 
 _TAKE = "const long at = (long)b; pr[ir] = at >= 0 && at < size ? pa[ia + at * step] : none;"
@@ -61,24 +55,17 @@ def _taken(x: Any, indices: Any, axis: int, shape: Ints, from_x: Ints, from_indi
     none = scalar_bits(float("nan") if dtype.kind in ("float", "complex") else 0, dtype)
     if not x.size:
         return run("pr[ir] = none;", {}, out, bits, extras=[("none", bits, none)])
-    readings = {
-        "a": Reading(x, bits, from_x),
-        "b": Reading(indices, _integer(indices), from_indices),
-    }
+    readings = {"a": Reading(x, bits, from_x), "b": _reading_of_indices(indices, from_indices)}
     step, size = buffers.strides_of(x)[axis], x.shape[axis]
     extras = [("step", None, step), ("size", None, size), ("none", bits, none)]
     return run(_TAKE, readings, out, bits, extras=extras)
 
 
-def _integer(indices: Any) -> Number:
+def _reading_of_indices(indices: Any, strides: Ints) -> Reading:
     dtype = dtype_of(indices)
     if dtype.kind not in ("int", "uint"):
-        raise Absent(
-            f"{dtype} is no dtype for indices",
-            instead="convert the indices to int32",
-            code="no_dtype",
-        ).error()
-    return number_of(dtype, indices.context)
+        raise no_dtype(f"{dtype} is no dtype for indices", "convert the indices to int32")
+    return Reading(indices, number_of(dtype, indices.context), strides)
 
 
 def write(x: Any, new: Any, positions: Any) -> Any:
@@ -95,11 +82,8 @@ def write(x: Any, new: Any, positions: Any) -> Any:
             f"{x.shape}"
         )
     if x.dtype != new.dtype:
-        raise Absent(
-            f"{new.dtype} cannot be written into an array of {x.dtype}",
-            instead="convert the new rows first",
-            code="no_dtype",
-        ).error()
+        what = f"{new.dtype} cannot be written into an array of {x.dtype}"
+        raise no_dtype(what, "convert the new rows first")
     dtype, bits = dtype_of(x), bits_of(dtype_of(x))
     target = x if buffers.may_be_written(x) else copy(x, buffers.new(x.shape, dtype, x.context))
     if not new.size or not x.size:
@@ -108,7 +92,7 @@ def write(x: Any, new: Any, positions: Any) -> Any:
     at_batch, at_token = buffers.strides_of(positions)
     readings = {
         "a": Reading(new, bits, buffers.strides_of(new)),
-        "b": Reading(positions, _integer(positions), (at_batch, 0, at_token, 0)),
+        "b": _reading_of_indices(positions, (at_batch, 0, at_token, 0)),
     }
     return run(
         _WRITE, readings, target, bits,

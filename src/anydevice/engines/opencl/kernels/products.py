@@ -164,18 +164,6 @@ def _fitting(product: Product, about: programs.Limits) -> list[Tiles]:
     return possible[-1:]
 
 
-def _events(product: Product) -> Any:
-    return buffers.events_of(product.a, product.b)
-
-
-def _stack_defines(route: Walk) -> dict[str, object]:
-    return {
-        "BATCH_SIZES": route.sizes_text,
-        "BATCH_STRIDES": route.strides_text,
-        "BATCH_OFFSETS": route.offsets_text,
-    }
-
-
 def _tiled(product: Product, tiles: Tiles) -> bool:
     """Compute it in tiles; false where the device does not take such large groups."""
     rows, columns, inner = product.rows, product.columns, product.inner
@@ -189,30 +177,24 @@ def _tiled(product: Product, tiles: Tiles) -> bool:
         return False
     groups = -(-rows // tiles.rows) * -(-columns // tiles.columns) * product.count
     kernel(
-        buffers.queue_of_context(product.a.context), groups, rows, columns, inner,
+        groups, rows, columns, inner,
         product.a.base_data, buffers.offset_of(product.a), *product.a_steps,
         product.b.base_data, buffers.offset_of(product.b), *product.b_steps,
-        product.out.base_data, *route.sizes, *route.strides, wait_for=_events(product),
+        product.out.base_data, *route.arguments, reads=[product.a, product.b],
     )  # fmt: skip
     return True
 
 
 @lru_cache(maxsize=256)
 def _tile_kernel(
-    context: Any,
-    number: Number,
-    tiles: Tiles,
-    route: Walk,
-    edges: bool,
-    a_by_k: bool,
-    b_by_k: bool,
-    wide: bool,
-) -> programs.Kernel | None:
+    context: Any, number: Number, tiles: Tiles, route: Walk,
+    edges: bool, a_by_k: bool, b_by_k: bool, wide: bool,
+) -> programs.Kernel | None:  # fmt: skip
     types, index = index_types(wide)
-    defines = {**types, **number.defines(), **tiles.defines(), **_stack_defines(route)}
+    defines = {**types, **number.defines(), **tiles.defines(), **route.defines("BATCH_")}
     defines |= {"EDGES": int(edges), "A_BY_K": int(a_by_k), "B_BY_K": int(b_by_k)}
-    walks = [index] * len((*route.sizes, *route.strides))
     operand = [None, index, index, index]
+    walks = [index] * len(route.arguments)
     scalars = [index, index, index, *operand, *operand, None, *walks]
     return programs.exact_kernel(
         context, "matmul_tiles.cl", "matmul", defines, scalars, tiles.group
@@ -229,10 +211,7 @@ def _panels(product: Product) -> None:
     wide = is_wide(a.size, b.size, product.out.size)
     kernel = _panel_kernel(context, number, high, wide)
     items = -(-rows // (high * _RUN)) * -(-columns // 16) * product.count
-    kernel(
-        buffers.queue_of_context(context), items, rows, columns, inner,
-        a.base_data, b.base_data, product.out.base_data,
-    )  # fmt: skip
+    kernel(items, rows, columns, inner, a.base_data, b.base_data, product.out.base_data)
 
 
 @lru_cache(maxsize=64)
@@ -254,9 +233,8 @@ def _packed(product: Product, x: Any, stack: Ints, steps: Ints, across: int, wid
     wide = product.wide or is_wide(packed.size)
     kernel = _pack_kernel(context, number, route, width, wide)
     kernel.over(
-        buffers.queue_of_context(context), count, count, panels, across, inner,
-        x.base_data, buffers.offset_of(x), *steps, packed.base_data, *route.sizes, *route.strides,
-        wait_for=buffers.events_of(x),
+        count, count, panels, across, inner,
+        x.base_data, buffers.offset_of(x), *steps, packed.base_data, *route.arguments, reads=[x],
     )  # fmt: skip
     return packed
 
@@ -266,9 +244,9 @@ def _pack_kernel(
     context: Any, number: Number, route: Walk, width: int, wide: bool
 ) -> programs.Kernel:
     types, index = index_types(wide)
-    defines = {**types, **number.defines(), **_stack_defines(route)}
+    defines = {**types, **number.defines(), **route.defines("BATCH_")}
     defines |= {"WIDTH": width, "PANEL_ROWS": 1, "RUN": 1}
-    walks = [index] * len((*route.sizes, *route.strides))
+    walks = [index] * len(route.arguments)
     scalars = [index, index, index, index, None, index, index, index, None, *walks]
     return programs.kernel(context, "matmul_panels.cl", "pack", defines, scalars, 64)
 
@@ -291,10 +269,10 @@ def _few_rows(product: Product, about: programs.Limits) -> None:
     )  # fmt: skip
     across = 1 if along_k else min(kernel.group, _most_across(context))
     kernel(
-        buffers.queue_of_context(context), product.count * -(-columns // across), columns, inner,
+        product.count * -(-columns // across), columns, inner,
         product.a.base_data, starts[0], a_row, product.b.base_data, starts[1],
-        b_column if along_k else b_k, product.out.base_data, *route.sizes, *route.strides,
-        wait_for=_events(product),
+        b_column if along_k else b_k, product.out.base_data, *route.arguments,
+        reads=[product.a, product.b],
     )  # fmt: skip
 
 
@@ -305,19 +283,13 @@ def _most_across(context: Any) -> int:
 
 @lru_cache(maxsize=256)
 def _few_rows_kernel(
-    context: Any,
-    number: Number,
-    route: Walk,
-    rows: int,
-    along_k: bool,
-    aligned: bool,
-    lanes: int,
-    wide: bool,
-) -> programs.Kernel:
+    context: Any, number: Number, route: Walk,
+    rows: int, along_k: bool, aligned: bool, lanes: int, wide: bool,
+) -> programs.Kernel:  # fmt: skip
     types, index = index_types(wide)
-    defines = {**types, **number.defines(), **_stack_defines(route)}
+    defines = {**types, **number.defines(), **route.defines("BATCH_")}
     defines |= {"ROWS": rows, "ALIGNED": int(aligned), "MOST_ACROSS": _most_across(context)}
-    walks = [index] * len((*route.sizes, *route.strides))
+    walks = [index] * len(route.arguments)
     scalars = [index, index, None, index, index, None, index, index, None, *walks]
     name = "along_k" if along_k else "along_columns"
     return programs.kernel(context, "matmul_few_rows.cl", name, defines, scalars, lanes)

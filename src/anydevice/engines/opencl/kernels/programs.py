@@ -18,9 +18,9 @@ import numpy as np
 import pyopencl as cl
 
 from anydevice.core.dtypes import DTYPES, DType
-from anydevice.core.engine import Absent
 from anydevice.core.record import Record
-from anydevice.engines.host import known_dtype
+from anydevice.engines.host import known_dtype, no_dtype
+from anydevice.engines.opencl import buffers
 
 
 class Assumed(Record):
@@ -65,21 +65,21 @@ def limits(context: Any) -> Limits:
 class Kernel:
     """A kernel of a built program, ready to be started with groups of `group` work items."""
 
-    def __init__(self, kernel: Any, scalars: Sequence[Any], group: int) -> None:
+    def __init__(self, kernel: Any, context: Any, scalars: Sequence[Any], group: int) -> None:
         kernel.set_scalar_arg_dtypes(list(scalars))
-        self._kernel = kernel
+        self._kernel, self._queue = kernel, buffers.queue_of_context(context)
         self._lock = threading.Lock()  # the arguments of a kernel are set one after the other
         self.group = group
 
-    def __call__(self, queue: Any, groups: int, *arguments: Any, wait_for: Any = None) -> None:
-        """Start it and return at once; an array counts as its buffer."""
-        group = self.group
+    def __call__(self, groups: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
+        """Start it and return at once; the device waits for work on the arrays that it reads."""
+        size, events = self.group, buffers.events_of(*reads)
         with self._lock:
-            self._kernel(queue, (groups * group,), (group,), *arguments, wait_for=wait_for)
+            self._kernel(self._queue, (groups * size,), (size,), *arguments, wait_for=events)
 
-    def over(self, queue: Any, items: int, *arguments: Any, wait_for: Any = None) -> None:
+    def over(self, items: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
         """Start at least this many items; the kernel itself leaves the surplus ones out."""
-        self(queue, -(-items // self.group), *arguments, wait_for=wait_for)
+        self(-(-items // self.group), *arguments, reads=reads)
 
 
 def kernel(
@@ -120,7 +120,7 @@ def exact_kernel(
     most = cl.kernel_work_group_info.WORK_GROUP_SIZE
     if group > max(1, built.get_work_group_info(most, context.devices[0])):
         return None
-    return Kernel(built, scalars, group)
+    return Kernel(built, context, scalars, group)
 
 
 @cache
@@ -194,18 +194,10 @@ def number_of(dtype: DType, context: Any) -> Number:
     """
     number = _NUMBERS.get(dtype.name)
     if number is None:
-        raise Absent(
-            f"OpenCL computes with no {dtype}",
-            instead="convert the array before it is placed",
-            code="no_dtype",
-        ).error()
+        raise no_dtype(f"OpenCL computes with no {dtype}", "convert the array before it is placed")
     if number.number == "double" and not limits(context).has_doubles:
         name = context.devices[0].name.strip()
-        raise Absent(
-            f"the OpenCL device {name} has no float64",
-            instead="convert the array to float32",
-            code="no_dtype",
-        ).error()
+        raise no_dtype(f"the OpenCL device {name} has no float64", "convert the array to float32")
     return number
 
 
@@ -217,11 +209,7 @@ def accumulator_of(number: Number) -> Number:
 def bits_of(dtype: DType) -> Number:
     """The integers to copy elements as, whatever they are."""
     if dtype.itemsize not in _BITS:
-        raise Absent(
-            f"OpenCL rearranges no {dtype}",
-            instead="convert the array before it is placed",
-            code="no_dtype",
-        ).error()
+        raise no_dtype(f"OpenCL rearranges no {dtype}", "convert the array before it is placed")
     return _NUMBERS[_BITS[dtype.itemsize]]
 
 

@@ -54,7 +54,7 @@ def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
     return found
 
 
-def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool) -> Any:
+def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
     """The `sum`, `max` or `min` along axes.
 
     Raises `ValueError` for the largest or smallest of nothing.
@@ -107,43 +107,29 @@ def _run(
     units = outputs * segments
     arguments = (units, segments, count, chunk, x.base_data, start, result.base_data)
     sizes = (*routes[0].sizes, *routes[1].sizes, *routes[0].strides, *routes[1].strides)
-    queue, events = buffers.queue_of_context(x.context), buffers.events_of(x)
-    launch = kernel if together else kernel.over
-    launch(queue, units, *arguments, *sizes, wait_for=events)
+    (kernel if together else kernel.over)(units, *arguments, *sizes, reads=[x])
     if segments > 1:
         _run(kind, result, (outputs,), (segments,), (segments,), (1,), stored, out)
 
 
 @lru_cache(maxsize=1024)
 def _kernel(
-    kind: str,
-    context: Any,
-    number: Number,
-    stored: Number,
-    kept: Ints,
-    strides: Ints,
-    gone: Ints,
-    steps: Ints,
-    together: bool,
-    wide: bool,
-) -> tuple[programs.Kernel, tuple[Walk, Walk]]:
+    kind: str, context: Any, number: Number, stored: Number,
+    kept: Ints, strides: Ints, gone: Ints, steps: Ints, together: bool, wide: bool,
+) -> tuple[programs.Kernel, tuple[Walk, Walk]]:  # fmt: skip
     types, index = index_types(wide)
     outer, inner = walk(kept, (strides,), ("x",), "output"), walk(gone, (steps,), ("x",), "term")
     defines: dict[str, object] = {
         **types,
         **number.defines(),
         **stored.defines("RESULT_"),
+        **outer.defines("KEPT_"),
+        **inner.defines("RUN_"),
         "COOPERATE": int(together),
         "JOIN_TWO(a, b)": _JOINED[kind],
         "NEUTRAL": _neutral(kind, number),
-        "KEPT_SIZES": outer.sizes_text,
-        "KEPT_STRIDES": outer.strides_text,
-        "KEPT_OFFSETS": outer.offsets_text,
-        "RUN_SIZES": inner.sizes_text,
-        "RUN_STRIDES": inner.strides_text,
-        "RUN_OFFSETS": inner.offsets_text,
     }
-    walks = sum(len((*route.sizes, *route.strides)) for route in (outer, inner))
+    walks = len(outer.arguments + inner.arguments)
     scalars = [*[index] * 4, None, index, None, *[index] * walks]
     group = _LANES if together else 64
     return programs.kernel(context, "reduce.cl", "reduce", defines, scalars, group), (outer, inner)
@@ -181,23 +167,17 @@ def argmax(x: Any, axis: int) -> Any:
     far = extent(start, (*shape, count), (*strides, step))
     route = walk(shape, (strides,), ("x",), "output")
     kernel = _argmax(x.context, number, route, is_wide(far))
-    queue, events = buffers.queue_of_context(x.context), buffers.events_of(x)
     arguments = (out.size, count, step, x.base_data, start, out.base_data)
-    kernel.over(queue, out.size, *arguments, *route.sizes, *route.strides, wait_for=events)
+    kernel.over(out.size, *arguments, *route.arguments, reads=[x])
     return out
 
 
 @lru_cache(maxsize=256)
 def _argmax(context: Any, number: Number, route: Walk, wide: bool) -> programs.Kernel:
     types, index = index_types(wide)
-    walks = [index] * len((*route.sizes, *route.strides))
-    defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
-    defines |= {
-        "KEPT_SIZES": route.sizes_text,
-        "KEPT_STRIDES": route.strides_text,
-        "KEPT_OFFSETS": route.offsets_text,
-    }
-    scalars = [index, index, index, None, index, None, *walks]
+    defines = {**types, **number.defines(), **route.defines("KEPT_")}
+    defines |= {"FLOATING": int(number.floating)}
+    scalars = [index, index, index, None, index, None, *[index] * len(route.arguments)]
     return programs.kernel(context, "largest.cl", "argmax", defines, scalars, 64)
 
 
@@ -224,10 +204,7 @@ def _top(x: Any, k: int, number: Number, values: Any, places: Any) -> None:
     lanes = 16 if about.is_cpu else min(_LANES, 2 ** max(5, (count - 1).bit_length()))
     kernel = _top_kernel(x.context, number, lanes, values is not None, wide)
     results = (places.base_data if values is None else values.base_data, places.base_data)
-    kernel(
-        buffers.queue_of_context(x.context), x.size // count, count, k,
-        x.base_data, start, *results, wait_for=buffers.events_of(x),
-    )  # fmt: skip
+    kernel(x.size // count, count, k, x.base_data, start, *results, reads=[x])
 
 
 @lru_cache(maxsize=256)

@@ -57,8 +57,7 @@ def _rows(name: str, x: Any, factors: list[Any] | None = None, eps: float | None
         source = x if each is None else plain(each)
         arguments += (source.base_data, buffers.offset_of(source))
     arguments += [] if eps is None else [eps]
-    events = buffers.events_of(x, *given)
-    kernel(buffers.queue_of_context(x.context), x.size // columns, *arguments, wait_for=events)
+    kernel(x.size // columns, *arguments, reads=[x, *given])
     return out
 
 
@@ -105,19 +104,18 @@ def rope(
     integer = number_of(dtype_of(positions), x.context)
     kernel = _rope_kernel(x.context, number, integer, interleaved, wide)
     kernel.over(
-        buffers.queue_of_context(x.context), x.size // 2, x.size // 2, heads, tokens, size // 2,
+        x.size // 2, x.size // 2, heads, tokens, size // 2,
         x.base_data, start, *steps, positions.base_data, place_start,
         *(place if positions.ndim == 2 else (0, *place)),
         _frequencies(x.context, size, float(theta), factor).base_data, out.base_data,
-        wait_for=buffers.events_of(x, positions),
+        reads=[x, positions],
     )  # fmt: skip
     return out
 
 
 def _factor(scaling: Mapping[str, Any] | None) -> float | None:
     """The factor that divides all frequencies; `None` where they are scaled in another way."""
-    if scaling is None:
-        return 1.0
+    scaling = scaling or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return 1.0

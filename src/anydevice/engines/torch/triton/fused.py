@@ -171,8 +171,7 @@ for _name, _backward, _keep in (
 
 def _run(name: str, as_operator: bool, *arguments: Any) -> torch.Tensor:
     """Through PyTorch's operator where a gradient or its compiler is to see it, or directly."""
-    result: torch.Tensor = (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
-    return result
+    return (_OPERATORS[name] if as_operator else _kernel(name))(*arguments)
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
