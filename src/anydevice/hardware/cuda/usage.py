@@ -60,8 +60,7 @@ def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
 def _answer(facts: Facts) -> dict[str, Any] | None:
     if facts.details.get("source") != "nvml" or facts.uuid is None:
         return None
-    answer: dict[str, Any] | None = _answers().get(facts.uuid)
-    return answer
+    return _answers().get(facts.uuid)
 
 
 def _answers() -> dict[str, Any]:
