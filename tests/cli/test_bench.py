@@ -124,8 +124,8 @@ def test_where_nothing_was_measured_the_exit_code_is_1(anydevice: Anydevice) -> 
     [
         (("--op", "bogus"), 1, "there is no op 'bogus'"),
         (("--engine", "bogus"), 1, "there is no engine 'bogus'"),
-        (("--limit", "0"), 2, "is not a time in seconds above 0"),
-        (("--limit", "soon"), 2, "is not a time in seconds above 0"),
+        (("--limit", "0"), 2, "is not a number of seconds above 0"),
+        (("--limit", "soon"), 2, "is not a number of seconds above 0"),
         (("file.json",), 1, "write --json file.json"),
         (("--compare", "nothing.json"), 1, "nothing.json cannot be read"),
     ],

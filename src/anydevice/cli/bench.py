@@ -14,7 +14,7 @@ from anydevice.bench.page import page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines
-from anydevice.cli.options import add_filters, progress_on
+from anydevice.cli.options import add_filters, progress_on, seconds
 from anydevice.cli.printing import Output, complain
 from anydevice.discovery._discover import discover
 from anydevice.errors import ConfigurationError
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=_limit,
+        type=seconds,
         metavar="SECONDS",
         help=f"for one op on one engine ({LIMIT:g}; {QUICK_LIMIT:g} if quick)",
     )
@@ -138,13 +138,3 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text, "utf-8")
     except OSError as error:
         raise _cannot_be_written(path, error) from error
-
-
-def _limit(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
-    return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from anydevice.cli.printing import Output, error_in_json
+from anydevice.cli.printing import Output, error_in_json, problem_of
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Standing
@@ -13,7 +13,6 @@ from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_size
 from anydevice.discovery._discover import discover
 from anydevice.discovery.report import Report
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError
 from anydevice.settings.config import current
 
 EXAMPLE = "anydevice devices --json"
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the list; with a settings file that is wrong, the list and then the error."""
-    problem = _problem_of_settings()
+    problem = problem_of(current)
     report = discover()
     if arguments.json:
         output.json(report.to_dict() | error_in_json(problem))
@@ -36,14 +35,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         _show(report, output)
         output.complain(problem)
     return 1 if problem else 0
-
-
-def _problem_of_settings() -> ConfigurationError | None:
-    try:
-        current()
-    except ConfigurationError as error:
-        return error
-    return None
 
 
 def _show(report: Report, output: Output) -> None:
@@ -68,11 +59,7 @@ def _show(report: Report, output: Output) -> None:
 
 
 def _show_one(
-    mark: str,
-    name: str,
-    title: str,
-    rows: Iterable[tuple[str, str]],
-    output: Output,
+    mark: str, name: str, title: str, rows: Iterable[tuple[str, str]], output: Output
 ) -> None:
     style = "good" if mark == USABLE else "bad"
     output.say(f"{output.paint(mark, style)} {output.paint(name, 'strong')}   {title}")
@@ -86,7 +73,8 @@ def _show_one(
 def _pairs(device: Device, standing: Standing, finding: Finding) -> Iterator[tuple[str, str]]:
     facts = standing.facts
     yield "kind", device.kind
-    yield "tier", _tier(finding)
+    tested = BACKENDS[finding.backend].tier_note if finding.backend in BACKENDS else "from a probe"
+    yield "tier", f"{finding.tier} ({tested})"
     yield "engines", ", ".join(map(registry.with_version, standing.engines))
     for refusal in standing.refusals if standing.usable else ():
         yield f"not by {refusal.engine}", refusal.reason.text
@@ -99,11 +87,6 @@ def _pairs(device: Device, standing: Standing, finding: Finding) -> Iterator[tup
     for name, value in facts.details.items():
         if value is not None:
             yield name.replace("_", " "), _written(value)
-
-
-def _tier(finding: Finding) -> str:
-    note = BACKENDS[finding.backend].tier_note if finding.backend in BACKENDS else "from a probe"
-    return f"{finding.tier} ({note})"
 
 
 def _memory(facts: Facts) -> str:

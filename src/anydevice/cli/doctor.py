@@ -7,15 +7,14 @@ import os
 from collections.abc import Sequence
 
 from anydevice.choose.scope import why
-from anydevice.cli.options import progress_on
-from anydevice.cli.printing import Output, error_in_json
+from anydevice.cli.options import progress_on, seconds
+from anydevice.cli.printing import Output, error_in_json, problem_of
 from anydevice.core.finding import Verdict
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_time, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.discovery.check import check
 from anydevice.discovery.examination import Conclusion, Examination, conclude, prepare
 from anydevice.engines import registry
-from anydevice.errors import AnyDeviceError
 from anydevice.rendering.diagnosis import Explanation
 
 EXAMPLE = "anydevice doctor cuda:0 --engine torch"
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", help="only this array library, such as torch")
     parser.add_argument(
         "--limit",
-        type=_limit,
+        type=seconds,
         default=120.0,
         metavar="SECONDS",
         help="how long one computation may take (120)",
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     Settings that no device can be chosen with are wrong too.
     """
     examined = prepare(discover(), arguments.devices, arguments.engine)
-    problem = _problem_of_settings()
+    problem = problem_of(why)
     if arguments.json:
         verdicts = [
             check(device, engine, limit=arguments.limit) for device, engine in examined.pairs
@@ -53,24 +52,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         conclusion = _show(examined, arguments.limit, output)
         output.complain(problem)
     return 0 if conclusion.healthy and not problem else 1
-
-
-def _problem_of_settings() -> AnyDeviceError | None:
-    try:
-        why()
-    except AnyDeviceError as error:
-        return error
-    return None
-
-
-def _limit(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
 
 
 def _show(examined: Examination, limit: float, output: Output) -> Conclusion:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf, nan
 
 from anydevice.cli.printing import Output
 from anydevice.core.progress import ProgressBar
@@ -45,11 +46,24 @@ def _names(text: str) -> list[str]:
     return found
 
 
+def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
+    """The number of seconds in the text, above 0 and within these limits.
+
+    >>> seconds("0.5")
+    0.5
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not (low <= number <= high and 0 < number < inf):
+        limits = f"from {low:g} to {high:g}" if low else "above 0"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {limits}")
+    return number
+
+
 @contextmanager
 def progress_on(output: Output, *, silent: bool = False) -> Iterator[Tell | None]:
     """A progress bar on a terminal; `None` when piped, or where it is not wanted."""
-    if output.width is None or silent:
-        yield None
-        return
     with ProgressBar(output.stream, colour=output.colour) as bar:
-        yield bar.tell
+        yield None if output.width is None or silent else bar.tell

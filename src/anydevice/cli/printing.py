@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from anydevice.core.progress import columns_of
 from anydevice.core.record import Record
+from anydevice.errors import AnyDeviceError
 
 _COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "fix": "36"}
 
@@ -35,7 +37,14 @@ class Output(Record):
 
     def showable(self, line: str) -> str:
         """The line in what the stream can encode."""
-        return _showable(line, self.stream)
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        try:
+            line.encode(encoding)
+        except UnicodeEncodeError:
+            return line.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
+        except LookupError:  # an encoding that Python does not know
+            return line.translate(_IN_ASCII).encode("ascii", "replace").decode("ascii")
+        return line
 
     def json(self, value: object) -> None:
         """Print a value as JSON, in ASCII alone, so that it is valid on every stream."""
@@ -77,6 +86,15 @@ def error_in_json(problem: Exception | None) -> dict[str, object]:
     return {"error": str(problem), "code": getattr(problem, "code", "bad_usage")}
 
 
+def problem_of(call: Callable[[], object]) -> AnyDeviceError | None:
+    """The error of a call, where there is one."""
+    try:
+        call()
+    except AnyDeviceError as error:
+        return error
+    return None
+
+
 def complain(problem: Exception | str, environment: Mapping[str, str] = os.environ) -> None:
     """Print what went wrong on standard error."""
     errors = output_on(sys.stderr, environment)
@@ -102,20 +120,4 @@ def _wants_colour(terminal: bool, environment: Mapping[str, str], system: str) -
 
 def _width(stream: TextIO, environment: Mapping[str, str]) -> int:
     asked = environment.get("COLUMNS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
-def _showable(line: str, stream: TextIO) -> str:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        line.encode(encoding)
-    except UnicodeEncodeError:
-        return line.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
-    except LookupError:  # an encoding that Python does not know
-        return line.translate(_IN_ASCII).encode("ascii", "replace").decode("ascii")
-    return line
+    return int(asked) if asked.isdigit() and int(asked) > 0 else columns_of(stream)

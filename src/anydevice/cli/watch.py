@@ -6,34 +6,28 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 
 from rich.cells import cell_len
 
-from anydevice.cli.options import add_filters
+from anydevice.cli.options import add_filters, seconds
 from anydevice.cli.printing import Output
-from anydevice.cli.terminal import Screen, TerminalEvents, shows_live_views
+from anydevice.cli.terminal import Event, Screen, TerminalEvents, shows_live_views
 from anydevice.cli.usage import Card, DeviceUsage, cards_among, usage_of
 from anydevice.core.text import bar, format_part, format_size, percent
 from anydevice.hardware.readers import DeviceProcess, Readings
-from anydevice.memory.stats import Pressure
 
 EXAMPLE = "anydevice watch --device cuda --interval 0.25"
 
 _LIVE, _PIPED = 0.5, 1.0
-_SHORTEST, _LONGEST = 0.05, 3600.0
 _WIDTH = 80
 
 Piece = tuple[str, str | None]
 """Text, and the style to paint it in."""
 
-_STYLES: dict[Pressure | None, str | None] = {
-    "low": "good",
-    "medium": "fix",
-    "high": "bad",
-    "critical": "bad",
-    None: None,
-}
+_STYLES = {"low": "good", "medium": "fix", "high": "bad", "critical": "bad"}
 _GAP = "  "
 _MOST_PROCESSES = 8
 _WIDTH_WITH_LOADS = 60
@@ -45,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
-        type=_interval,
+        type=partial(seconds, low=0.05, high=3600.0),
         help=f"from one look to the next ({_LIVE:g}; {_PIPED:g} when piped)",
     )
     parser.add_argument("--once", action="store_true", help="look once and end")
@@ -68,18 +62,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         _show(cards, output, arguments.interval or _LIVE)
     return 0
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _SHORTEST <= seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from {_SHORTEST:g} to {_LONGEST:g}"
-        )
-    return seconds
 
 
 def _usages(cards: Sequence[Card]) -> list[DeviceUsage]:
@@ -105,29 +87,22 @@ def _show(cards: Sequence[Card], output: Output, interval: float) -> None:
     screen = Screen(output)
     quits = "q quits" if screen.keys is not None else "Ctrl-C quits"
     words = f"every {interval:g} s  {quits}"
-    try:
-        with TerminalEvents(screen.keys, screen=True) as events, screen:
-            while True:
+    event: Event = "time"
+    # A terminal that is closed while it is drawn on is the same as being asked to leave.
+    with suppress(OSError), TerminalEvents(screen.keys, screen=True) as events, screen:
+        while event != "quit":
+            if event == "time":
                 next_time = time.monotonic() + interval
                 usages = _usages(cards)
-                _draw(usages, screen, output, words)
-                while (event := events.wait_until(next_time)) != "time":
-                    if event == "quit":
-                        return
-                    if event == "suspend":
-                        screen.suspend()
-                    screen.forget()
-                    _draw(usages, screen, output, words)
-    except OSError:
-        # The terminal was closed while it was drawn on: the same as being asked to leave.
-        return
-
-
-def _draw(usages: Sequence[DeviceUsage], screen: Screen, output: Output, words: str) -> None:
-    columns, rows = screen.size
-    head = f"anydevice watch  {datetime.now():%H:%M:%S}  {words}"[:columns]
-    picture = frame(usages, output, width=columns, height=max(0, rows - 2))
-    screen.draw([output.paint(head, "dim"), "", *picture][:rows])
+            else:
+                if event == "suspend":
+                    screen.suspend()
+                screen.forget()
+            columns, rows = screen.size
+            head = f"anydevice watch  {datetime.now():%H:%M:%S}  {words}"[:columns]
+            picture = frame(usages, output, width=columns, height=max(0, rows - 2))
+            screen.draw([output.paint(head, "dim"), "", *picture][:rows])
+            event = events.wait_until(next_time)
 
 
 def _sample(usages: Sequence[DeviceUsage]) -> dict[str, object]:
@@ -186,7 +161,7 @@ def _block(each: DeviceUsage, width: int) -> Iterator[list[Piece]]:
         count = len(each.processes)
         title.append(("1 process" if count == 1 else f"{count} processes", "dim"))
     yield _fitting(title, width)
-    style = _STYLES[each.pressure]
+    style = _STYLES.get(each.pressure or "")
     yield _measured("memory", each.share_of(each.taken), style, _memory(each), width)
     readings = _readings(each.readings, label="")
     if readings:

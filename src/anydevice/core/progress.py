@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -63,3 +64,11 @@ class ProgressBar:
             self._bar.add_task(doing, completed=done, total=total)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=doing)
+
+
+def columns_of(stream: TextIO) -> int:
+    """The width of a terminal; 80 where it does not know."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from anydevice.core.progress import ProgressBar
+from anydevice.core.progress import ProgressBar, columns_of
 from anydevice.core.text import clock
 
 _NARROW = 100
@@ -32,7 +32,7 @@ class TrainingProgress:
         self._doing, self._ending = "starting", ""
         terminal = sys.stderr is not None and sys.stderr.isatty()
         self._shown = terminal if wanted is None else wanted
-        self._columns = _columns() if self._shown else 80
+        self._columns = columns_of(sys.stderr) if self._shown else 80
         self._width = 24 if self._columns >= _NARROW else 10
         stream = sys.stderr if self._shown else None
         self._bar = ProgressBar(stream, colour=terminal, width=self._width)
@@ -116,10 +116,3 @@ def fitted(words: list[tuple[str, int]], room: int) -> str:
     while sum(len(text) + 2 for text, _ in kept) - 2 > room and len(kept) > 1:
         kept.remove(max(kept, key=lambda word: word[1]))
     return "  ".join(text for text, _ in kept)
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
