@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from anydevice.core.record import Record
-from anydevice.hardware.linux import (
-    as_cpu_set,
-    as_number,
-    exists,
-    read_number,
-    read_table,
-    read_text,
-)
+from anydevice.hardware import linux
 
 Controller = Literal["memory", "cpu", "cpuset"]
 
@@ -93,18 +86,18 @@ def _memory_limits(trees: _Trees) -> list[MemoryLimit]:
         if version == 2:
             limits += _memory_of_v2(folder)
         # Without it, what a group uses is not charged to its parent.
-        elif position == 0 or read_number(folder / "memory.use_hierarchy") != 0:
+        elif position == 0 or linux.read_number(folder / "memory.use_hierarchy") != 0:
             limits += _memory_of_v1(folder, own=position == 0)
     return limits
 
 
 def _memory_of_v2(folder: Path) -> Iterator[MemoryLimit]:
-    found = {name: read_number(folder / name) for name in ("memory.max", "memory.high")}
+    found = {name: linux.read_number(folder / name) for name in ("memory.max", "memory.high")}
     if not any(found.values()):
         return
-    table = read_table(folder / "memory.stat")
+    table = linux.read_table(folder / "memory.stat")
     reclaimable = _sum(table, "inactive_file", "active_file", "slab_reclaimable")
-    used = read_number(folder / "memory.current")
+    used = linux.read_number(folder / "memory.current")
     for name, limit in found.items():
         # A zero in memory.high asks for reclaim once; it does not mean that nothing may be used.
         if limit is not None and 0 < limit < _UNLIMITED:
@@ -112,17 +105,17 @@ def _memory_of_v2(folder: Path) -> Iterator[MemoryLimit]:
 
 
 def _memory_of_v1(folder: Path, *, own: bool) -> Iterator[MemoryLimit]:
-    limit = read_number(folder / "memory.limit_in_bytes")
+    limit = linux.read_number(folder / "memory.limit_in_bytes")
     limited = limit is not None and 0 < limit < _UNLIMITED
     if not (limited or own):
         return
-    table = read_table(folder / "memory.stat")
+    table = linux.read_table(folder / "memory.stat")
     # The names with "total_" include the groups below, as the usage does.
     reclaimable = _sum(table, "total_inactive_file", "total_active_file") or _sum(
         table, "inactive_file", "active_file"
     )
     if limit is not None and limited:
-        used = read_number(folder / "memory.usage_in_bytes")
+        used = linux.read_number(folder / "memory.usage_in_bytes")
         source = str(folder / "memory.limit_in_bytes")
         yield MemoryLimit(limit, _left(limit, used, reclaimable), source)
     above = table.get("hierarchical_memory_limit")
@@ -143,12 +136,12 @@ def _left(limit: int, used: int | None, reclaimable: int) -> int | None:
 
 def _quota(folder: Path, version: int) -> float | None:
     if version == 2:
-        words = (read_text(folder / "cpu.max") or "").split()
-        quota = as_number(words[0]) if words else None
-        period = as_number(words[1]) if len(words) > 1 else 100_000
+        words = (linux.read_text(folder / "cpu.max") or "").split()
+        quota = linux.as_number(words[0]) if words else None
+        period = linux.as_number(words[1]) if len(words) > 1 else 100_000
     else:
-        quota = read_number(folder / "cpu.cfs_quota_us")
-        period = read_number(folder / "cpu.cfs_period_us")
+        quota = linux.read_number(folder / "cpu.cfs_quota_us")
+        period = linux.read_number(folder / "cpu.cfs_period_us")
     if quota is None or period is None or quota <= 0 or period <= 0:
         return None
     return quota / period
@@ -158,7 +151,7 @@ def _processors(trees: _Trees) -> frozenset[int] | None:
     # The effective set of a group is already cut to those of its parents.
     for folder, version in trees.levels("cpuset"):
         name = "cpuset.cpus.effective" if version == 2 else "cpuset.effective_cpus"
-        allowed = as_cpu_set(read_text(folder / name))
+        allowed = linux.as_cpu_set(linux.read_text(folder / name))
         if allowed is not None:
             return allowed
     return None
@@ -184,7 +177,7 @@ class _Mount(Record):
         parts = [part for part in below.split("/") if part]
         for depth in range(len(parts), -1, -1):
             folder = self.folder.joinpath(*parts[:depth])
-            if exists(folder):
+            if linux.exists(folder):
                 yield folder
 
 
@@ -216,7 +209,7 @@ class _Trees(Record):
 
 def _own_groups(root: Path) -> dict[str, str]:
     groups: dict[str, str] = {}
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (linux.read_text(root / "proc/self/cgroup") or "").splitlines():
         _, first, rest = line.partition(":")
         names, second, group = rest.partition(":")
         if first and second and group.startswith("/"):
@@ -227,7 +220,7 @@ def _own_groups(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
-    text = read_text(root / "proc/self/mountinfo")
+    text = linux.read_text(root / "proc/self/mountinfo")
     if text is None:
         yield from _usual_mounts(root)
     for line in (text or "").splitlines():
@@ -245,10 +238,10 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 def _usual_mounts(root: Path) -> Iterator[_Mount]:
     folder = root / "sys/fs/cgroup"
-    if exists(folder / "cgroup.controllers"):
+    if linux.exists(folder / "cgroup.controllers"):
         yield _Mount(2, frozenset(), "/", folder)
     for name in ("memory", "cpu", "cpuset"):
-        if exists(folder / name):
+        if linux.exists(folder / name):
             yield _Mount(1, frozenset({name}), "/", folder / name)
 
 

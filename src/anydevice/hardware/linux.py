@@ -42,6 +42,33 @@ def read_text(path: Path | str, *, most: int | None = None) -> str | None:
     return (content or b"").decode("utf-8", "replace")
 
 
+def read_line(path: Path | str) -> str:
+    """The file's text without the blanks around it; empty if it cannot be read."""
+    return (read_text(path) or "").strip()
+
+
+def names_in(folder: Path | str) -> list[str]:
+    """The names of a folder's entries; none where it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def numbers_in(folder: Path | str) -> list[int]:
+    """Those of a folder's entries whose names are numbers, in their order."""
+    return sorted(int(name) for name in names_in(folder) if name.isdecimal())
+
+
+def psutil() -> Any:
+    """The module psutil, which knows systems without `/proc`; `None` where it is missing."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return psutil
+
+
 def read_number(path: Path | str) -> int | None:
     """The integer that a file holds; `None` if it holds anything else ("max", nothing, …)."""
     return as_number(read_text(path))
@@ -149,11 +176,8 @@ def cards(vendor: int, root: Path = Path("/")) -> tuple[str, ...]:
     processing accelerator; a card's audio function does not. Empty where the machine has no such
     card, and where the system has no `sys/bus/pci/devices` under `root`.
     """
-    try:
-        entries = list((root / DEVICES).iterdir())
-    except OSError:
-        return ()
-    return tuple(sorted(entry.name for entry in entries if _is_card(entry, vendor)))
+    folder = root / DEVICES
+    return tuple(sorted(name for name in names_in(folder) if _is_card(folder / name, vendor)))
 
 
 def _is_card(entry: Path, vendor: int) -> bool:
@@ -193,11 +217,8 @@ def normal_address(written: str) -> str:
 
 def monitors(folder: Path) -> list[Path]:
     """The folders of sensors in a folder, in the order of their numbers; none where it has none."""
-    try:
-        found = [entry for entry in folder.iterdir() if entry.name.startswith("hwmon")]
-    except OSError:
-        return []
-    return sorted(found, key=lambda entry: (len(entry.name), entry.name))
+    found = [name for name in names_in(folder) if name.startswith("hwmon")]
+    return [folder / name for name in sorted(found, key=lambda name: (len(name), name))]
 
 
 def scaled(path: Path, divisor: float) -> float | None:
@@ -212,8 +233,7 @@ def temperature(sensors: Path, labels: Sequence[str] = ()) -> float | None:
     for number in range(1, 9):
         degrees = scaled(sensors / f"temp{number}_input", 1000)
         if degrees is not None:
-            label = (read_text(sensors / f"temp{number}_label") or "").strip()
-            found.setdefault(label, degrees)
+            found.setdefault(read_line(sensors / f"temp{number}_label"), degrees)
     named = (found[label] for label in labels if label in found)
     return next(named, next(iter(found.values()), None))
 
@@ -233,8 +253,7 @@ def name_of(
     if not exists(folder) or (opens and _has_open(folder, opens) is False):
         return ELSEWHERE if in_container(root, os.environ) else f"pid {pid}"
     words = (read_text(folder / "cmdline", most=_LONGEST_COMMAND) or "").split("\0")
-    told = (read_text(folder / "comm") or "").strip()
-    return command_name(words) or told or f"pid {pid}"
+    return command_name(words) or read_line(folder / "comm") or f"pid {pid}"
 
 
 def command_name(words: list[str]) -> str:
@@ -279,9 +298,8 @@ def _leads_to(link: Path) -> str:
 
 def _name_by_psutil(pid: int) -> str:
     try:
-        import psutil
-
-        return command_name(psutil.Process(pid).cmdline()) or str(psutil.Process(pid).name())
+        process = psutil().Process(pid)
+        return command_name(process.cmdline()) or str(process.name())
     except Exception:  # gone, hidden, or no psutil: errors of its own, and those of the system
         return f"pid {pid}"
 
@@ -305,11 +323,10 @@ def own_memory(
 
 
 def _by_psutil(system: str) -> tuple[int | None, int | None]:
-    try:
-        import psutil
-    except ImportError:
+    processes = psutil()
+    if processes is None:
         return None, None
-    told: Any = psutil.Process().memory_info()
+    told: Any = processes.Process().memory_info()
     if system == "win32":
         return told.rss, getattr(told, "peak_wset", None)
     import resource

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from anydevice.core.finding import Detail, Facts, MemoryKind, Seen, Sighting
 from anydevice.core.record import Record
 from anydevice.core.text import format_size
-from anydevice.hardware import cgroup
+from anydevice.hardware import cgroup, linux
 from anydevice.hardware.cpu.facts import (
     SYSCTL_NAMES,
     Processor,
@@ -43,33 +44,24 @@ class Host:
 
     def run(self, command: Sequence[str], limit: float) -> str | None:
         """The output of a command; `None` where it does not start or takes longer than `limit`."""
-        import subprocess
+        from anydevice.hardware.macos import running_until
 
-        try:
-            # sysctl ends with 1 where one name is unknown, and still answers to the others.
-            ended = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return ended.stdout.decode("utf-8", "replace")
+        return running_until(time.monotonic() + limit)(command)
 
     def memory(self) -> tuple[int, int] | None:
         """Physical memory and what of it is available, in bytes."""
-        psutil = _psutil()
-        if psutil is None:
-            return None
-        told = psutil.virtual_memory()
-        return int(told.total), int(told.available)
+        psutil = linux.psutil()
+        told = psutil and psutil.virtual_memory()
+        return (int(told.total), int(told.available)) if told else None
 
     def core_counts(self) -> tuple[int | None, int | None]:
         """Physical and logical cores."""
-        psutil = _psutil()
+        psutil = linux.psutil()
         return (psutil.cpu_count(logical=False) if psutil else None), os.cpu_count()
 
     def allowed(self) -> int | None:
         """How many processors this process may run on; `None` where the system has no such mask."""
-        process = getattr(_psutil(), "Process", None)
+        process = getattr(linux.psutil(), "Process", None)
         affinity = getattr(process(), "cpu_affinity", None) if process else None
         return len(affinity()) if affinity else None
 
@@ -94,14 +86,6 @@ class Host:
 
         libraries: Any = getattr(ctypes, "windll", None)
         return libraries is not None and bool(libraries.kernel32.IsProcessorFeaturePresent(number))
-
-
-def _psutil() -> Any:
-    try:
-        import psutil
-    except ImportError:
-        return None
-    return psutil
 
 
 class _Share(Record):
@@ -160,7 +144,9 @@ def _look(limit: float, root: Path, system: str, host: Host) -> Sighting:
         processor = read_linux(root, machine)
         share = _share_on_linux(root, processor)
     elif system == "darwin":
-        values = _ask_sysctl(host, limit)
+        from anydevice.hardware.macos import read_system
+
+        values = read_system(host.run(["/usr/sbin/sysctl", *SYSCTL_NAMES], limit))
         processor = read_macos(values, machine)
         share = _share_elsewhere(host, processor, as_number(values.get("hw.memsize")))
         # By name, because a program translated by Rosetta believes that it runs on an Intel CPU.
@@ -263,12 +249,6 @@ def _share_elsewhere(host: Host, processor: Processor, total: int | None) -> _Sh
         free=_least(told[1], total) if told else None,
         notes=notes,
     )
-
-
-def _ask_sysctl(host: Host, limit: float) -> dict[str, str]:
-    text = host.run(["/usr/sbin/sysctl", *SYSCTL_NAMES], limit) or ""
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 
 def _available(meminfo: dict[str, int]) -> int | None:

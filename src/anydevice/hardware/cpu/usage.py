@@ -8,26 +8,17 @@ none, a short one is waited for.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from anydevice.core.finding import Facts
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
+from anydevice.hardware import linux
 from anydevice.hardware.cpu.facts import online_processors
 from anydevice.hardware.cpu.reader import free_memory as free_memory
-from anydevice.hardware.linux import (
-    as_number,
-    command_name,
-    monitors,
-    name_of,
-    read_number,
-    read_text,
-    scaled,
-    temperature,
-)
 from anydevice.hardware.readers import DeviceProcess, Readings
 
 _ROOT = Path("/")
@@ -51,7 +42,7 @@ def readings(
     if not system.startswith("linux"):
         return Readings(load=_load_by_psutil(), free_memory=free)
     load, power = (meter or _meter).read()
-    limits = [scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
+    limits = [linux.scaled(p / "constraint_0_power_limit_uw", 1e6) for p in _packages(root)]
     known = [limit for limit in limits if limit]
     return Readings(
         load=load,
@@ -64,11 +55,7 @@ def readings(
 
 
 def processes(
-    index: int,
-    facts: Facts,
-    *,
-    system: str = sys.platform,
-    meter: ProcessMeter | None = None,
+    index: int, facts: Facts, *, system: str = sys.platform, meter: ProcessMeter | None = None
 ) -> tuple[DeviceProcess, ...]:
     """The processes that hold most of the machine's memory, with their share of all processors."""
     del index, facts
@@ -112,16 +99,15 @@ class Meter:
             return self._load, self._power
 
     def _moment(self) -> _Moment:
-        words = (read_text(self._root / "proc/stat", most=4096) or "").partition("\n")[0].split()
+        text = linux.read_text(self._root / "proc/stat", most=4096) or ""
+        words = text.partition("\n")[0].split()
         # user nice system idle iowait irq softirq steal; guests are counted in user already.
         ticks = [int(word) for word in words[1:9] if word.isdecimal()]
         idle = sum(ticks[3:5])
         return _Moment(time.monotonic(), sum(ticks) - idle, sum(ticks), self._energy())
 
     def _energy(self) -> dict[str, int]:
-        counters = {
-            package.name: read_number(package / "energy_uj") for package in _packages(self._root)
-        }
+        counters = {p.name: linux.read_number(p / "energy_uj") for p in _packages(self._root)}
         return {name: count for name, count in counters.items() if count is not None}
 
     def _watts(self, before: _Moment, now: _Moment) -> float | None:
@@ -131,7 +117,7 @@ class Meter:
         for package in _packages(self._root):
             used = now.energy.get(package.name, 0) - before.energy.get(package.name, 0)
             if used < 0:  # the counter has started again
-                used += read_number(package / "max_energy_range_uj") or 0
+                used += linux.read_number(package / "max_energy_range_uj") or 0
             total += max(0, used)
         return total / 1e6 / (now.at - before.at)
 
@@ -151,7 +137,8 @@ class ProcessMeter:
     def read(self) -> tuple[DeviceProcess, ...]:
         """The processes that hold most, the largest first; load is `None` when first seen."""
         page = os.sysconf("SC_PAGE_SIZE")
-        sizes = {pid: size * page for pid in self._all() if (size := self._pages(pid))}
+        pids = linux.numbers_in(self._root / "proc")
+        sizes = {pid: size * page for pid in pids if (size := self._pages(pid))}
         largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST]
         with self._lock.native:
             seen: dict[tuple[int, int], tuple[float, int]] = {}
@@ -159,23 +146,17 @@ class ProcessMeter:
             self._before = seen
         return tuple(
             DeviceProcess(
-                pid, name_of(pid, root=self._root, system="linux"), sizes[pid], loads[pid]
+                pid, linux.name_of(pid, root=self._root, system="linux"), sizes[pid], loads[pid]
             )
             for pid in largest
         )
 
-    def _all(self) -> list[int]:
-        try:
-            return [int(name) for name in os.listdir(self._root / "proc") if name.isdecimal()]
-        except OSError:
-            return []
-
     def _pages(self, pid: int) -> int | None:
-        words = (read_text(self._root / "proc" / str(pid) / "statm") or "").split()
-        return as_number(words[1]) if len(words) > 1 else None
+        words = (linux.read_text(self._root / "proc" / str(pid) / "statm") or "").split()
+        return linux.as_number(words[1]) if len(words) > 1 else None
 
     def _load(self, pid: int, seen: dict[tuple[int, int], tuple[float, int]]) -> float | None:
-        text = read_text(self._root / "proc" / str(pid) / "stat") or ""
+        text = linux.read_text(self._root / "proc" / str(pid) / "stat") or ""
         # The name, in brackets, may hold spaces and brackets; the numbers come after the last one.
         words = text.rpartition(")")[2].split()
         if len(words) < 20:
@@ -194,15 +175,14 @@ class ProcessMeter:
 
 def _processes_by_psutil() -> tuple[DeviceProcess, ...]:
     """The largest processes where there is no `/proc`; those of other users may be missing."""
-    try:
-        import psutil
-    except ImportError:
+    psutil = linux.psutil()
+    if psutil is None:
         return ()
     found = []
     for process in psutil.process_iter(["pid", "name", "cmdline", "memory_info"]):
         told = process.info
         if told["memory_info"] is not None:
-            name = command_name(told["cmdline"] or []) or told["name"] or f"pid {told['pid']}"
+            name = linux.command_name(told["cmdline"] or []) or told["name"] or f"pid {told['pid']}"
             found.append(DeviceProcess(told["pid"], name, told["memory_info"].rss))
     return tuple(sorted(found, key=lambda process: -(process.memory or 0))[:_MOST])
 
@@ -213,37 +193,29 @@ _process_meter = ProcessMeter()
 
 def _packages(root: Path) -> list[Path]:
     """The counters of energy, one a processor package; those of parts of a package are left out."""
-    try:
-        entries = list((root / "sys/class/powercap").iterdir())
-    except OSError:
-        return []
-    found = [e for e in entries if e.name.startswith("intel-rapl:") and e.name.count(":") == 1]
-    told = {e: (read_text(e / "name") or "").strip() for e in sorted(found)}
+    folder = root / "sys/class/powercap"
+    names = sorted(n for n in linux.names_in(folder) if re.fullmatch(r"intel-rapl:[^:]*", n))
     # The whole system is counted beside its packages where a maker connected it.
-    return [e for e, name in told.items() if name.startswith("package")]
+    return [folder / n for n in names if linux.read_line(folder / n / "name").startswith("package")]
 
 
 def _temperature(root: Path) -> float | None:
-    for sensors in monitors(root / "sys/class/hwmon"):
-        if (read_text(sensors / "name") or "").strip() in _ABOUT_CPUS:
-            return temperature(sensors, _PACKAGE)
+    for sensors in linux.monitors(root / "sys/class/hwmon"):
+        if linux.read_line(sensors / "name") in _ABOUT_CPUS:
+            return linux.temperature(sensors, _PACKAGE)
     zones = sorted((root / "sys/class/thermal").glob("thermal_zone*"))
-    types = {(read_text(zone / "type") or "").strip(): zone for zone in zones}
+    types = {linux.read_line(zone / "type"): zone for zone in zones}
     named = next((types[name] for name in _ZONES if name in types), None)
-    return None if named is None else scaled(named / "temp", 1000)
+    return None if named is None else linux.scaled(named / "temp", 1000)
 
 
 def _clock(root: Path) -> float | None:
     """MHz of the fastest processor now."""
     policies = (root / "sys/devices/system/cpu/cpufreq").glob("policy*")
-    clocks = [read_number(policy / "scaling_cur_freq") for policy in policies]
+    clocks = [linux.read_number(policy / "scaling_cur_freq") for policy in policies]
     return max((clock / 1000 for clock in clocks if clock), default=None)
 
 
 def _load_by_psutil() -> float | None:
-    try:
-        import psutil
-    except ImportError:
-        return None
-    told: Any = psutil.cpu_percent(interval=_SHORT)
-    return float(told) / 100
+    psutil = linux.psutil()
+    return None if psutil is None else float(psutil.cpu_percent(interval=_SHORT)) / 100

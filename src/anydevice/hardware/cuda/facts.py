@@ -70,10 +70,7 @@ def nvml_libraries(around: Surroundings, environment: Mapping[str, str]) -> list
     if around.system == "win32":
         windows = environment.get("WINDIR", r"C:\Windows")
         programs = environment.get("ProgramFiles", r"C:\Program Files")
-        return [
-            rf"{windows}\System32\nvml.dll",
-            rf"{programs}\NVIDIA Corporation\NVSMI\nvml.dll",
-        ]
+        return [rf"{windows}\System32\nvml.dll", rf"{programs}\NVIDIA Corporation\NVSMI\nvml.dll"]
     return _linux_libraries("libnvidia-ml.so.1", around)
 
 
@@ -83,20 +80,13 @@ def driver_libraries(around: Surroundings) -> list[str]:
 
 
 def _linux_libraries(name: str, around: Surroundings) -> list[str]:
-    folders = []
-    if around.wsl:
-        folders.append(_WSL_LIBRARIES)
-    if around.tegra:
-        folders.append(_TEGRA_LIBRARIES)
-    return [name, *(f"{folder}/{name}" for folder in folders)]
+    folders = ((around.wsl, _WSL_LIBRARIES), (around.tegra, _TEGRA_LIBRARIES))
+    return [name, *(f"{folder}/{name}" for there, folder in folders if there)]
 
 
 def _nodes(root: Path) -> tuple[str, ...]:
-    try:
-        names = [entry.name for entry in (root / "dev").iterdir()]
-    except OSError:
-        return ()
     ours = re.compile(r"nvidia\d+|nvidiactl|nvidia-uvm|nvhost-gpu|nvgpu|nvmap|dxg")
+    names = linux.names_in(root / "dev")
     return tuple(sorted(f"/dev/{name}" for name in names if ours.fullmatch(name)))
 
 

@@ -34,9 +34,7 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
         answer["problem"] = "nvidia-ml-py is not installed"
     elif library is not None:
         # Only now: reading nvidia-ml-py takes longer than starting this process.
-        nvml = _bindings(arguments["pynvml"])
-        nvml.nvmlLib = library
-        answer = {"library": name, **_read(nvml, tell)}
+        answer = {"library": name, **_read(_bindings(arguments["pynvml"], library), tell)}
     tell("loading the CUDA driver")
     answer["driver_library"], _, answer["driver_problem"] = open_first(
         arguments["driver_libraries"]
@@ -44,8 +42,8 @@ def ask(tell: Callable[[str], None], arguments: dict[str, Any]) -> Answer:
     return answer
 
 
-def _bindings(file: str) -> Any:
-    """The module of nvidia-ml-py that lies in this file."""
+def _bindings(file: str, library: Any) -> Any:
+    """The module of nvidia-ml-py that lies in this file, for an opened NVML."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("nvml_bindings", file)
@@ -55,6 +53,7 @@ def _bindings(file: str) -> Any:
     # It looks itself up in sys.modules while it loads.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    module.nvmlLib = library  # type: ignore[attr-defined]
     return module
 
 
@@ -112,40 +111,38 @@ def _card(nvml: Any, index: int) -> Answer:
         "compute_mode": _if_told(nvml, nvml.nvmlDeviceGetComputeMode, handle),
         "cuda_cores": _if_told(nvml, nvml.nvmlDeviceGetNumGpuCores, handle),
         "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
-        "instances": _instances(nvml, handle) if mig and mig[0] else [],
+        "instances": [_instance(nvml, part) for part in _instances(nvml, handle)],
         **_memory(nvml, handle),
     }
 
 
-def _instances(nvml: Any, card: Any) -> list[Answer]:
-    instances = []
-    for index in range(_if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) or 0):
-        handle = _if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, card, index)
-        if handle is None:
-            continue
-        attributes = _if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
-        instances.append(
-            {
-                "uuid": _if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
-                "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
-                "gpu_instance": _if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
-                "compute_instance": _if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
-                "multiprocessors": attributes and attributes.multiprocessorCount,
-                **_memory(nvml, handle),
-            }
-        )
-    return instances
+def _instances(nvml: Any, card: Any) -> list[Any]:
+    """The handles of a card's MIG instances; none where MIG mode is off."""
+    mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, card)
+    most = _if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, card) if mig and mig[0] else 0
+    by_index = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    found = (_if_told(nvml, by_index, card, index) for index in range(most or 0))
+    return [handle for handle in found if handle is not None]
+
+
+def _instance(nvml: Any, handle: Any) -> Answer:
+    attributes = _if_told(nvml, nvml.nvmlDeviceGetAttributes, handle)
+    return {
+        "uuid": _if_told(nvml, nvml.nvmlDeviceGetUUID, handle),
+        "name": _if_told(nvml, nvml.nvmlDeviceGetName, handle),
+        "gpu_instance": _if_told(nvml, nvml.nvmlDeviceGetGpuInstanceId, handle),
+        "compute_instance": _if_told(nvml, nvml.nvmlDeviceGetComputeInstanceId, handle),
+        "multiprocessors": attributes and attributes.multiprocessorCount,
+        **_memory(nvml, handle),
+    }
 
 
 def _memory(nvml: Any, handle: Any) -> Answer:
     """Bytes of a card or instance: `total`, `free` and `reserved`, null where NVML does not say."""
     told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    if told is not None:
-        return {"total": told.total, "free": told.free, "reserved": told.reserved}
-    told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    if told is not None:
-        return {"total": told.total, "free": told.free, "reserved": None}
-    return {"total": None, "free": None, "reserved": None}
+    if told is None:
+        told = _if_told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return {name: getattr(told, name, None) for name in ("total", "free", "reserved")}
 
 
 def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -169,8 +166,7 @@ def serve(
     _, library, problem = open_first(arguments["libraries"])
     if library is None or arguments["pynvml"] is None:
         raise OSError(problem or "there is no NVML, or nvidia-ml-py is not installed")
-    nvml = _bindings(arguments["pynvml"])
-    nvml.nvmlLib = library
+    nvml = _bindings(arguments["pynvml"], library)
     tell("nvmlInit")
     _initialise(nvml)
 
@@ -188,25 +184,18 @@ def serve(
 
 def _card_now(nvml: Any, handle: Any) -> dict[str, Answer]:
     """The card and its instances; heat and power are those of the whole card in each."""
+    heat = (nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     whole = {
-        "temperature": _if_told(
-            nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
-        ),
+        "temperature": _if_told(nvml, *heat),
         "power": _if_told(nvml, nvml.nvmlDeviceGetPowerUsage, handle),
         "power_limit": _if_told(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle),
         "fan": _if_told(nvml, nvml.nvmlDeviceGetFanSpeed, handle),
         "clock": _if_told(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
     }
-    parts = [handle]
-    mig = _if_told(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    if mig and mig[0]:
-        for index in range(_if_told(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-            part = _if_told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            parts += [] if part is None else [part]
-    read = {
-        _if_told(nvml, nvml.nvmlDeviceGetUUID, part): _part(nvml, part) | whole for part in parts
-    }
-    return {uuid: answer for uuid, answer in read.items() if uuid}
+    parts = [handle, *_instances(nvml, handle)]
+    uuids = [_if_told(nvml, nvml.nvmlDeviceGetUUID, part) for part in parts]
+    named = zip(uuids, parts, strict=True)
+    return {uuid: _part(nvml, part) | whole for uuid, part in named if uuid}
 
 
 def _part(nvml: Any, handle: Any) -> Answer:

@@ -20,31 +20,18 @@ if TYPE_CHECKING:
 _ALL_TYPES = 0xFFFFFFFF
 _NOTHING_FOUND = (-1, -1001)
 
-_PLATFORM_NAME = 0x0902
-_PLATFORM_VENDOR = 0x0903
+_PLATFORM_NAME, _PLATFORM_VENDOR = 0x0902, 0x0903
 
-_TYPE = 0x1000
-_VENDOR_ID = 0x1001
-_COMPUTE_UNITS = 0x1002
-_WORK_GROUP_SIZE = 0x1004
-_GLOBAL_MEMORY = 0x101F
-_NAME = 0x102B
-_VENDOR = 0x102C
-_DRIVER_VERSION = 0x102D
-_VERSION = 0x102F
-_EXTENSIONS = 0x1030
-_DOUBLE_CONFIG = 0x1032
-_HOST_UNIFIED_MEMORY = 0x1035
-_UUID_KHR = 0x106A
-_CAPABILITY_MAJOR_NV = 0x4000
-_CAPABILITY_MINOR_NV = 0x4001
-_BUS_NV = 0x4008
-_SLOT_NV = 0x4009
-_DOMAIN_NV = 0x400A
-_TOPOLOGY_AMD = 0x4037
-_BOARD_NAME_AMD = 0x4038
-_FREE_MEMORY_AMD = 0x4039
-_PCI_KHR = 0x410F
+# What is answered as it is, by the number of the question.
+_TEXTS = {"name": 0x102B, "vendor": 0x102C, "driver": 0x102D, "version": 0x102F}
+_NUMBERS = {"type": 0x1000, "vendor_id": 0x1001, "memory": 0x101F}
+_NUMBERS |= {"compute_units": 0x1002, "work_group": 0x1004}
+
+_EXTENSIONS, _DOUBLE_CONFIG, _HOST_UNIFIED_MEMORY = 0x1030, 0x1032, 0x1035
+_UUID_KHR, _PCI_KHR = 0x106A, 0x410F
+_CAPABILITY_NV = (0x4000, 0x4001)
+_BUS_NV, _SLOT_NV, _DOMAIN_NV = 0x4008, 0x4009, 0x400A
+_TOPOLOGY_AMD, _BOARD_NAME_AMD, _FREE_MEMORY_AMD = 0x4037, 0x4038, 0x4039
 
 
 def ask(tell: Tell, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -79,16 +66,9 @@ def _platform(library: Any, handle: int, tell: Tell) -> dict[str, Any]:
 def _device(info: Info) -> dict[str, Any]:
     extensions = _text(info(_EXTENSIONS)).split()
     return {
-        "name": _text(info(_NAME)),
-        "vendor": _text(info(_VENDOR)),
-        "vendor_id": _number(info(_VENDOR_ID)),
-        "type": _number(info(_TYPE)),
-        "version": _text(info(_VERSION)),
-        "driver": _text(info(_DRIVER_VERSION)),
-        "memory": _number(info(_GLOBAL_MEMORY)),
+        **{name: _text(info(question)) for name, question in _TEXTS.items()},
+        **{name: _number(info(question)) for name, question in _NUMBERS.items()},
         "unified": bool(_number(info(_HOST_UNIFIED_MEMORY))),
-        "compute_units": _number(info(_COMPUTE_UNITS)),
-        "work_group": _number(info(_WORK_GROUP_SIZE)),
         "half": "cl_khr_fp16" in extensions,
         "double": "cl_khr_fp64" in extensions or bool(_number(info(_DOUBLE_CONFIG))),
         "uuid": info(_UUID_KHR)[:16].hex() if "cl_khr_device_uuid" in extensions else "",
@@ -117,9 +97,7 @@ def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
 def _from_vendor(info: Info, extensions: list[str]) -> dict[str, Any]:
     """Facts from the vendor's own extension, where the device has it."""
     if "cl_nv_device_attribute_query" in extensions:
-        return {
-            "capability": [_number(info(n)) for n in (_CAPABILITY_MAJOR_NV, _CAPABILITY_MINOR_NV)]
-        }
+        return {"capability": [_number(info(question)) for question in _CAPABILITY_NV]}
     if "cl_amd_device_attribute_query" in extensions:
         # An array in KiB: all that is free, then the largest piece of it.
         free = _number(info(_FREE_MEMORY_AMD)[: ctypes.sizeof(ctypes.c_size_t)])

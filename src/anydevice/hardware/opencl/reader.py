@@ -12,17 +12,8 @@ from pathlib import Path
 
 from anydevice.core.finding import Sighting
 from anydevice.hardware.driver_process.parent import Outcome, Question, start
-from anydevice.hardware.opencl.facts import (
-    FRAMEWORK,
-    Driver,
-    Loader,
-    OpenCLMachine,
-    alone,
-    find_loaders,
-    pyopencl_folder,
-    registered_drivers,
-    this_machine,
-)
+from anydevice.hardware.opencl import facts
+from anydevice.hardware.opencl.facts import Driver, Loader, OpenCLMachine
 
 _FIRST_SHARE = 0.6
 _WORTH_ASKING = 0.1
@@ -40,8 +31,8 @@ def look(limit: float) -> Sighting:
 
 def begin() -> Callable[[float], Sighting]:
     """Put the question, and return what waits for the answer at most so many seconds."""
-    machine = this_machine()
-    loaders = find_loaders(machine, pyopencl_folder())
+    machine = facts.this_machine()
+    loaders = facts.find_loaders(machine, facts.pyopencl_folder())
     asked = _start(loaders[0], loaders[0].environment(machine)) if loaders else None
     return lambda limit: look_through(loaders, machine, limit, asked)
 
@@ -85,9 +76,9 @@ def _whole_hundredths(limit: float) -> float:
 
 def _separable_drivers(loader: Loader, machine: OpenCLMachine) -> tuple[Driver, ...]:
     # Windows lists its drivers in the registry, and Apple's framework has none to take apart.
-    if machine.system == "win32" or loader.path.startswith(FRAMEWORK):
+    if machine.system == "win32" or loader.path.startswith(facts.FRAMEWORK):
         return ()
-    return registered_drivers(loader, machine)
+    return facts.registered_drivers(loader, machine)
 
 
 def _ask_each(
@@ -99,7 +90,7 @@ def _ask_each(
 
     def ask_one(driver: Driver, folder: Path) -> Outcome:
         folder.mkdir()
-        return _ask(loader, alone(driver, machine, folder), end - time.monotonic())
+        return _ask(loader, facts.alone(driver, machine, folder), end - time.monotonic())
 
     if end - time.monotonic() < _WORTH_ASKING:
         return ()

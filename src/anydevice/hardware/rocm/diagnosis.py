@@ -12,21 +12,8 @@ from anydevice.core.record import Record, replace
 from anydevice.hardware import linux
 from anydevice.hardware.driver_process.parent import ask
 from anydevice.hardware.linux import exists
-from anydevice.hardware.rocm.facts import (
-    Gpu,
-    Topology,
-    amdsmi_folder,
-    caution,
-    driver_version,
-    folders,
-    gfx_name,
-    last_resort_name,
-    memory_of,
-    product_name,
-    rocm_version,
-    too_old,
-    topology,
-)
+from anydevice.hardware.rocm import facts
+from anydevice.hardware.rocm.facts import Gpu, Topology
 from anydevice.hardware.rocm.visible import visible
 
 OLDEST_ROCM = "5.0"
@@ -82,22 +69,25 @@ def look_within(limit: float, machine: AmdMachine) -> Sighting:
 
 
 def _look(machine: AmdMachine, deadline: float) -> Sighting:
-    root, environment, cards = machine.root, machine.environment, machine.cards
+    root, environment = machine.root, machine.environment
     if not exists(root / "dev/kfd"):
-        return _no_compute_driver(cards, root, environment)
-    seen = topology(root)
+        return _no_compute_driver(machine)
+    seen = facts.topology(root)
     if not seen.gpus:
-        return _no_gpu_in_topology(cards, seen.withheld, root, environment)
+        return _no_gpu_in_topology(machine, seen.withheld)
     left = visible([gpu.uuid for gpu in seen.gpus], environment)
     if left.reason is not None:
         return Sighting("rocm", present=True, stage="device", reason=left.reason)
     shown = [seen.gpus[position] for position in left.positions]
-    version = rocm_version(root, environment)
+    version = facts.rocm_version(root, environment)
     devices, notes = _devices(shown, version, machine, deadline)
     notes = [*left.notes, *_notes(seen, shown, version, environment), *notes]
     sighting = Sighting("rocm", present=True, devices=tuple(devices), notes=tuple(notes))
     reason = _why_none(sighting, version, machine)
-    return sighting if reason is None else _stopped_with_devices(sighting, reason)
+    if reason is None:
+        return sighting
+    unusable = (each if each.reason else replace(each, reason=reason) for each in sighting.devices)
+    return replace(sighting, devices=tuple(unusable), stage="driver", reason=reason)
 
 
 def _why_none(sighting: Sighting, version: str | None, machine: AmdMachine) -> Reason | None:
@@ -106,33 +96,20 @@ def _why_none(sighting: Sighting, version: str | None, machine: AmdMachine) -> R
         return Reason("driver_too_old", text, "sudo amdgpu-install --usecase=rocm")
     if not machine.accessible(machine.root / "dev/kfd"):
         return _no_permission("/dev/kfd", machine)
-    closed = [
-        device.reason
-        for device in sighting.devices
-        if device.reason and device.reason.code in ("no_permission", "not_in_container")
-    ]
-    if closed and len(closed) == len(sighting.devices):
-        return closed[0]
-    return None
-
-
-def _stopped_with_devices(sighting: Sighting, reason: Reason) -> Sighting:
-    devices = tuple(
-        device if device.reason else replace(device, reason=reason) for device in sighting.devices
-    )
-    return replace(sighting, devices=devices, stage="driver", reason=reason)
+    reasons = [device.reason for device in sighting.devices]
+    closed = all(each and each.code in ("no_permission", "not_in_container") for each in reasons)
+    return reasons[0] if closed else None
 
 
 def _no_permission(file: str, machine: AmdMachine) -> Reason:
-    fix = _give_access(machine.root, machine.environment)
-    return Reason("no_permission", f"no permission to open {file}", fix)
+    return Reason("no_permission", f"no permission to open {file}", _give_access(machine))
 
 
 def _devices(
     gpus: list[Gpu], version: str | None, machine: AmdMachine, deadline: float
 ) -> tuple[list[Seen], list[str]]:
-    names = [product_name(gpu, machine.root) for gpu in gpus]
-    driver = driver_version(machine.root)
+    names = [facts.product_name(gpu, machine.root) for gpu in gpus]
+    driver = facts.driver_version(machine.root)
     told: dict[str, dict[str, str]] = {}
     notes: list[str] = []
     if driver is None or None in names:
@@ -140,13 +117,13 @@ def _devices(
     override = _override(machine.environment)
     devices = []
     for index, (gpu, name) in enumerate(zip(gpus, names, strict=True)):
-        memory = memory_of(gpu, machine.root)
+        memory = facts.memory_of(gpu, machine.root)
         also = told.get(gpu.pci_address, {})
         details: dict[str, Detail] = {**memory.details}
         if override is not None:
             details["architecture_override"] = override
-        facts = Facts(
-            name=name or also.get("name") or last_resort_name(gpu),
+        known = Facts(
+            name=name or also.get("name") or facts.last_resort_name(gpu),
             uuid=gpu.uuid,
             pci_address=gpu.pci_address,
             memory_kind=memory.kind,
@@ -158,12 +135,12 @@ def _devices(
             runtime_version=version,
             details=details,
         )
-        devices.append(Seen(index, "gpu", facts, _unfit(gpu, machine)))
+        devices.append(Seen(index, "gpu", known, _unfit(gpu, machine)))
     return devices, notes
 
 
 def _unfit(gpu: Gpu, machine: AmdMachine) -> Reason | None:
-    old = too_old(gpu.architecture)
+    old = facts.too_old(gpu.architecture)
     if old is not None:
         return Reason("card_too_old", old)
     if gpu.render_minor is None:
@@ -190,9 +167,9 @@ def _notes(
         effect = _override(environment)
         what = f"the runtime takes every GPU for {effect}" if effect else "this is no version"
         notes.append(f"HSA_OVERRIDE_GFX_VERSION={written}: {what}")
-    young = [gpu.architecture for gpu in shown if not too_old(gpu.architecture)]
-    cautions = [caution(architecture) for architecture in dict.fromkeys(young)]
-    return notes + [caution for caution in cautions if caution is not None]
+    young = [gpu.architecture for gpu in shown if not facts.too_old(gpu.architecture)]
+    cautions = [facts.caution(architecture) for architecture in dict.fromkeys(young)]
+    return notes + [text for text in cautions if text is not None]
 
 
 def _override(environment: Mapping[str, str]) -> str | None:
@@ -200,13 +177,13 @@ def _override(environment: Mapping[str, str]) -> str | None:
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 2 for part in parts):
         return None
     major, minor, stepping = (int(part) for part in parts)
-    return gfx_name(major * 10000 + minor * 100 + stepping)
+    return facts.gfx_name(major * 10000 + minor * 100 + stepping)
 
 
 def _ask_amdsmi(
     machine: AmdMachine, deadline: float
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
-    folder = amdsmi_folder(machine.root, machine.environment)
+    folder = facts.amdsmi_folder(machine.root, machine.environment)
     limit = (deadline - time.monotonic()) * _SHARE_OF_CHILD
     if folder is None or limit <= 0:
         return {}, []
@@ -223,17 +200,16 @@ def _stopped(
     return Sighting("rocm", present=present, stage=stage, reason=Reason(code, text, fix))
 
 
-def _no_compute_driver(
-    cards: tuple[str, ...], root: Path, environment: Mapping[str, str]
-) -> Sighting:
+def _no_compute_driver(machine: AmdMachine) -> Sighting:
     """There is no /dev/kfd: which of the possible causes it is."""
-    if not cards:
-        return _under_wsl(root, environment)
-    which = _named(cards)
-    if linux.in_container(root, environment):
+    root = machine.root
+    if not machine.cards:
+        return _under_wsl(machine)
+    which = _named(machine.cards)
+    if linux.in_container(root, machine.environment):
         text = f"{which} is in the machine, but this container has no /dev/kfd"
         return _stopped("not_in_container", text, _PASS_DEVICES)
-    holder = linux.bound_driver(cards[0], root)
+    holder = linux.bound_driver(machine.cards[0], root)
     if holder not in (None, "amdgpu"):
         text = f"{which} is held by the driver {holder}, not by amdgpu"
         return _stopped("driver_not_loaded", text)
@@ -246,29 +222,28 @@ def _no_compute_driver(
     return _stopped("driver_not_loaded", text, _install_driver(root))
 
 
-def _no_gpu_in_topology(
-    cards: tuple[str, ...], withheld: int, root: Path, environment: Mapping[str, str]
-) -> Sighting:
+def _no_gpu_in_topology(machine: AmdMachine, withheld: int) -> Sighting:
     """There is a /dev/kfd, but its topology shows this process no GPU."""
     if withheld:
         nodes = "1 node" if withheld == 1 else f"{withheld} nodes"
         text = f"no permission to read {nodes} of the GPU topology"
-        return _stopped("no_permission", text, _give_access(root, environment))
-    if not cards:
+        return _stopped("no_permission", text, _give_access(machine))
+    if not machine.cards:
         text = "/dev/kfd is there, but no AMD GPU is on the PCI bus"
         return _stopped("no_hardware", text, present=False)
-    text = f"{_named(cards)} is on the PCI bus, but the compute driver did not take it"
+    text = f"{_named(machine.cards)} is on the PCI bus, but the compute driver did not take it"
     return _stopped("no_device", text, "sudo dmesg | grep -i -e amdgpu -e kfd", stage="device")
 
 
-def _give_access(root: Path, environment: Mapping[str, str]) -> str:
+def _give_access(machine: AmdMachine) -> str:
     """How to let this process open the device files that are closed to it."""
-    return _PASS_DEVICES if linux.in_container(root, environment) else _JOIN_GROUPS
+    inside = linux.in_container(machine.root, machine.environment)
+    return _PASS_DEVICES if inside else _JOIN_GROUPS
 
 
-def _under_wsl(root: Path, environment: Mapping[str, str]) -> Sighting:
-    bridge = any(exists(folder / "lib/librocdxg.so") for folder in folders(root, environment))
-    if not bridge:
+def _under_wsl(machine: AmdMachine) -> Sighting:
+    folders = facts.folders(machine.root, machine.environment)
+    if not any(exists(folder / "lib/librocdxg.so") for folder in folders):
         text = "under WSL an AMD GPU needs ROCm's bridge to Windows, librocdxg; it is not installed"
         return _stopped("driver_missing", text, present=False)
     text = (

@@ -25,7 +25,7 @@ from typing import Literal
 
 from anydevice.core.finding import Detail, MemoryKind, version_numbers
 from anydevice.core.record import Record, replace
-from anydevice.hardware.linux import DEVICES, exists, read_number, read_table, read_text
+from anydevice.hardware import linux
 
 Support = Literal["supported", "experimental"]
 
@@ -149,24 +149,17 @@ def topology(root: Path = Path("/")) -> Topology:
     """The topology of this machine, without GPUs where there is none. Never raises."""
     found: list[Gpu] = []
     withheld = 0
-    for folder in _node_folders(root / NODES):
-        if read_text(folder / "properties") is None:
+    for number in linux.numbers_in(root / NODES):
+        folder = root / NODES / str(number)
+        if linux.read_text(folder / "properties") is None:
             withheld += 1
             continue
-        properties = read_table(folder / "properties")
+        properties = linux.read_table(folder / "properties")
         if properties.get("simd_count", 0) > 0:
             found.append(_gpu(folder, properties, root))
     parts = Counter(gpu.pci_address for gpu in found)
     gpus = tuple(replace(gpu, partitions=parts[gpu.pci_address]) for gpu in found)
     return Topology(gpus, withheld)
-
-
-def _node_folders(nodes: Path) -> list[Path]:
-    try:
-        folders = [entry for entry in nodes.iterdir() if entry.name.isdecimal()]
-    except OSError:
-        return []
-    return sorted(folders, key=lambda folder: int(folder.name))
 
 
 def _gpu(folder: Path, properties: dict[str, int], root: Path) -> Gpu:
@@ -185,10 +178,7 @@ def _gpu(folder: Path, properties: dict[str, int], root: Path) -> Gpu:
 
 
 def _pool(banks: Path) -> int | None:
-    try:
-        tables = [read_table(bank / "properties") for bank in banks.iterdir()]
-    except OSError:
-        return None
+    tables = [linux.read_table(banks / name / "properties") for name in linux.names_in(banks)]
     sizes = [t.get("size_in_bytes", 0) for t in tables if t.get("heap_type") in _FRAME_BUFFERS]
     return sum(sizes) or None
 
@@ -219,7 +209,7 @@ def pci_address(location: int, domain: int) -> str:
 
 def _address_on_bus(properties: dict[str, int], root: Path) -> str:
     address = pci_address(properties.get("location_id", 0), properties.get("domain", 0))
-    if exists(root / DEVICES / address):
+    if linux.exists(root / linux.DEVICES / address):
         return address
     # A divided card counts its partitions in the function, though all of them are function 0.
     return f"{address[:-1]}0"
@@ -242,7 +232,7 @@ def folders(root: Path, environment: Mapping[str, str]) -> list[Path]:
 def rocm_version(root: Path, environment: Mapping[str, str]) -> str | None:
     """The version of the installed ROCm, such as "6.2.4"; `None` where none is installed."""
     for folder in folders(root, environment):
-        match = _VERSION.search(read_text(folder / ".info/version") or "")
+        match = _VERSION.search(linux.read_text(folder / ".info/version") or "")
         if match:
             return match[0]
     return None
@@ -250,18 +240,15 @@ def rocm_version(root: Path, environment: Mapping[str, str]) -> str | None:
 
 def driver_version(root: Path) -> str | None:
     """The version of amdgpu where AMD's own packages brought it, else that of the Linux kernel."""
-    for file in ("sys/module/amdgpu/version", "proc/sys/kernel/osrelease"):
-        text = (read_text(root / file) or "").strip()
-        if text:
-            return text
-    return None
+    own = linux.read_line(root / "sys/module/amdgpu/version")
+    return own or linux.read_line(root / "proc/sys/kernel/osrelease") or None
 
 
 def product_name(gpu: Gpu, root: Path) -> str | None:
     """The card's own name, or the one in libdrm's table."""
-    device = root / DEVICES / gpu.pci_address
-    own = (read_text(device / "product_name") or "").strip()
-    return own or _name_in_table(gpu, (read_text(device / "revision") or "").strip(), root)
+    device = root / linux.DEVICES / gpu.pci_address
+    own = linux.read_line(device / "product_name")
+    return own or _name_in_table(gpu, linux.read_line(device / "revision"), root)
 
 
 def last_resort_name(gpu: Gpu) -> str:
@@ -272,7 +259,7 @@ def last_resort_name(gpu: Gpu) -> str:
 def _name_in_table(gpu: Gpu, revision: str, root: Path) -> str | None:
     wanted = (f"{gpu.device_id:04x}", revision.lower().removeprefix("0x").zfill(2))
     for file in _NAME_TABLES:
-        for line in (read_text(root / file) or "").splitlines():
+        for line in (linux.read_text(root / file) or "").splitlines():
             columns = [column.strip() for column in line.split(",", 2)]
             if len(columns) == 3 and (columns[0].lower(), columns[1].lower()) == wanted:
                 return columns[2]
@@ -284,7 +271,7 @@ def amdsmi_folder(root: Path, environment: Mapping[str, str]) -> Path | None:
     places = [folder / "share/amd_smi" for folder in folders(root, environment)]
     if root == Path("/"):
         places += [Path(entry) for entry in sys.path if entry]
-    return next((place for place in places if exists(place / "amdsmi/__init__.py")), None)
+    return next((place for place in places if linux.exists(place / "amdsmi/__init__.py")), None)
 
 
 Pool = Literal["carve-out", "gtt", "carve-out and gtt", "system memory"]
@@ -315,16 +302,12 @@ class Counters(Record):
 
 def counters(pci_address: str, root: Path = Path("/")) -> Counters:
     """Read them anew; what cannot be read is `None`."""
-    device = root / DEVICES / pci_address
-    system = read_table(root / "proc/meminfo")
-    return Counters(
-        vram=read_number(device / "mem_info_vram_total"),
-        vram_used=read_number(device / "mem_info_vram_used"),
-        gtt=read_number(device / "mem_info_gtt_total"),
-        gtt_used=read_number(device / "mem_info_gtt_used"),
-        system=system.get("MemTotal"),
-        available=system.get("MemAvailable"),
-    )
+    device = root / linux.DEVICES / pci_address
+    system = linux.read_table(root / "proc/meminfo")
+    own = ("vram_total", "vram_used", "gtt_total", "gtt_used")
+    vram, vram_used, gtt, gtt_used = (linux.read_number(device / f"mem_info_{n}") for n in own)
+    total, available = system.get("MemTotal"), system.get("MemAvailable")
+    return Counters(vram, vram_used, gtt, gtt_used, total, available)
 
 
 def memory_of(gpu: Gpu, root: Path = Path("/")) -> GpuMemory:
@@ -347,20 +330,17 @@ def _is_integrated(gpu: Gpu, now: Counters) -> bool:
 
 
 def _of_a_card(gpu: Gpu, now: Counters) -> GpuMemory:
-    if gpu.partitions == 1:
-        total = now.vram or gpu.pool
-        return GpuMemory("dedicated", total, total, free_of_card(total, now), {})
-    share = None if now.vram is None else now.vram // gpu.partitions
-    total = gpu.pool or share
-    details: dict[str, Detail] = {"partitions": gpu.partitions}
+    details: dict[str, Detail] = {}
+    total = now.vram or gpu.pool
+    if gpu.partitions > 1:
+        total = gpu.pool or (now.vram and now.vram // gpu.partitions)
+        details["partitions"] = gpu.partitions
     return GpuMemory("dedicated", total, total, free_of_card(total, now), details)
 
 
 def free_of_card(total: int | None, now: Counters) -> int | None:
     """Free bytes of a card, or of a partition of it that holds `total`."""
-    if now.vram is None or now.vram_used is None or total is None:
-        return None
-    return min(total, max(0, now.vram - now.vram_used))
+    return None if total is None else _smaller(_left(now.vram, now.vram_used), total)
 
 
 def _with_carve_out(gpu: Gpu, now: Counters) -> GpuMemory:
@@ -385,12 +365,8 @@ def _shared(
     total: int | None, offered: int | None, now: Counters, pool: Pool, carve_out: int | None
 ) -> GpuMemory:
     usable = total if total is None or offered is None else min(total, offered)
-    details: dict[str, Detail] = {
-        "integrated": True,
-        "carve_out": carve_out,
-        "gtt": now.gtt,
-        "pool": pool,
-    }
+    details: dict[str, Detail] = {"integrated": True, "carve_out": carve_out}
+    details |= {"gtt": now.gtt, "pool": pool}
     return GpuMemory("unified", total, usable, free_of_shared(usable, pool, now), details)
 
 
@@ -406,7 +382,7 @@ def free_of_shared(usable: int | None, pool: Detail, now: Counters) -> int | Non
         left = _smaller(_left(usable, (now.vram_used or 0) + (now.gtt_used or 0)), now.available)
     else:
         left = None if carve_out is None or mapped is None else carve_out + mapped
-    return None if left is None else _smaller(left, usable)
+    return _smaller(left, usable)
 
 
 def _left(size: int | None, used: int | None) -> int | None:
@@ -414,5 +390,4 @@ def _left(size: int | None, used: int | None) -> int | None:
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:
-    known = [size for size in (one, other) if size is not None]
-    return None if one is None else min(known)
+    return one if one is None or other is None else min(one, other)

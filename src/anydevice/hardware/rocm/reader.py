@@ -35,8 +35,7 @@ def look(
     """
     if not platform.startswith("linux"):
         system = {"win32": "Windows", "darwin": "macOS"}.get(platform, platform)
-        text = f"ROCm needs Linux; this is {system}"
-        return _absent(Reason("wrong_system", text))
+        return _absent(Reason("wrong_system", f"ROCm needs Linux; this is {system}"))
     cards = linux.cards(linux.AMD, root)
     if not cards and not any(exists(root / trace) for trace in _TRACES):
         return _absent(Reason("no_hardware", "no AMD GPU on the PCI bus"))

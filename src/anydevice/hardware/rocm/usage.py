@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from anydevice.core.finding import Facts
-from anydevice.hardware.linux import (
-    DEVICES,
-    monitors,
-    name_of,
-    read_number,
-    read_text,
-    scaled,
-    temperature,
-)
+from anydevice.hardware import linux
 from anydevice.hardware.readers import DeviceProcess, Readings
 from anydevice.hardware.rocm.facts import NODES, topology
 from anydevice.hardware.rocm.reader import free_memory as free_memory
@@ -27,23 +20,23 @@ def readings(index: int, facts: Facts, *, root: Path = _ROOT) -> Readings:
     """The readings of the GPU at this PCI address; a part of a divided card shows those of all."""
     if facts.pci_address is None:
         return Readings()
-    device = root / DEVICES / facts.pci_address
+    device = root / linux.DEVICES / facts.pci_address
     free = free_memory(index, facts, root=root)
-    if (read_text(device / "power/runtime_status") or "").strip() == "suspended":
+    if linux.read_line(device / "power/runtime_status") == "suspended":
         # Asking its sensors would wake it.
         return Readings(load=0.0, free_memory=free)
-    sensors = next(iter(monitors(device / "hwmon")), device / "hwmon")
-    power = scaled(sensors / "power1_average", 1e6)
-    fan, full = read_number(sensors / "pwm1"), read_number(sensors / "pwm1_max") or 255
+    sensors = next(iter(linux.monitors(device / "hwmon")), device / "hwmon")
+    power = linux.scaled(sensors / "power1_average", 1e6)
+    fan, full = linux.read_number(sensors / "pwm1"), linux.read_number(sensors / "pwm1_max") or 255
     return Readings(
-        load=scaled(device / "gpu_busy_percent", 100),
-        memory_load=scaled(device / "mem_busy_percent", 100),
+        load=linux.scaled(device / "gpu_busy_percent", 100),
+        memory_load=linux.scaled(device / "mem_busy_percent", 100),
         free_memory=free,
-        temperature=temperature(sensors, _SENSORS),
-        power=scaled(sensors / "power1_input", 1e6) if power is None else power,
-        power_limit=scaled(sensors / "power1_cap", 1e6),
+        temperature=linux.temperature(sensors, _SENSORS),
+        power=linux.scaled(sensors / "power1_input", 1e6) if power is None else power,
+        power_limit=linux.scaled(sensors / "power1_cap", 1e6),
         fan=None if fan is None else fan / full,
-        clock=scaled(sensors / "freq1_input", 1e6),
+        clock=linux.scaled(sensors / "freq1_input", 1e6),
     )
 
 
@@ -54,22 +47,14 @@ def processes(index: int, facts: Facts, *, root: Path = _ROOT) -> tuple[DevicePr
         f"vram_{number}"
         for gpu in topology(root).gpus
         if gpu.pci_address == facts.pci_address and gpu.uuid in (None, facts.uuid)
-        if (number := read_number(root / NODES / str(gpu.node) / "gpu_id"))
+        if (number := linux.read_number(root / NODES / str(gpu.node) / "gpu_id"))
     }
     held: dict[int, int] = {}
-    for folder in _folders(root / _PROCESSES):
-        sizes = [read_number(folder / name) for name in sorted(names)]
+    for pid in linux.numbers_in(root / _PROCESSES):
+        sizes = [linux.read_number(root / _PROCESSES / str(pid) / name) for name in sorted(names)]
         known = [size for size in sizes if size is not None]
         if known:
-            held[int(folder.name)] = sum(known)
-    return tuple(
-        DeviceProcess(pid, name_of(pid, opens=("/dev/kfd",), root=root, system="linux"), held[pid])
-        for pid in sorted(held, key=lambda pid: -held[pid])
-    )
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return [entry for entry in folder.iterdir() if entry.name.isdecimal()]
-    except OSError:
-        return []
+            held[pid] = sum(known)
+    name = partial(linux.name_of, opens=("/dev/kfd",), root=root, system="linux")
+    largest = sorted(held, key=lambda pid: -held[pid])
+    return tuple(DeviceProcess(pid, name(pid), held[pid]) for pid in largest)

@@ -16,53 +16,40 @@ from pathlib import Path
 
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, Stage
 from anydevice.core.record import Record
-from anydevice.hardware.linux import exists, read_text
+from anydevice.hardware.linux import DEVICES, exists, names_in, read_line, read_text
 
 _GOOGLE = "0x1ae0"
 _MEMORY_SOURCE = "by generation"
 
 
 class _Generation(Record):
-    """A kind of chip: memory is that of one device, in GiB; `None` where it is not public."""
+    """A kind of chip: memory is that of one device, in GiB; `None` where it is not public.
+
+    `pci` is the number of its PCI device, `types` are the parts of TPU_ACCELERATOR_TYPE before the
+    count: "v5litepod-8", "v4-8", "tpu7x-4".
+    """
 
     name: str
     devices_per_chip: int
     memory: int | None
     vfio: bool
+    pci: str
+    types: tuple[str, ...]
 
 
-_V2 = _Generation("v2", 2, 8, vfio=False)
-_V3 = _Generation("v3", 2, 16, vfio=False)
-_V4 = _Generation("v4", 1, 32, vfio=False)
-_V5E = _Generation("v5e", 1, 16, vfio=True)
-_V5P = _Generation("v5p", 1, 95, vfio=True)
-_V6E = _Generation("v6e", 1, 32, vfio=True)
-_V7X = _Generation("7x", 2, 96, vfio=True)
-_UNNAMED = _Generation("of a generation without a public name", 1, None, vfio=False)
+_V2 = _Generation("v2", 2, 8, False, "0x0027", ("v2",))
+_V3 = _Generation("v3", 2, 16, False, "0x0027", ("v3",))  # the subsystem tells it from v2
+_V4 = _Generation("v4", 1, 32, False, "0x005e", ("v4",))
+_V5E = _Generation("v5e", 1, 16, True, "0x0063", ("v5litepod", "v5lite", "v5e"))
+_V5P = _Generation("v5p", 1, 95, True, "0x0062", ("v5p",))
+_V6E = _Generation("v6e", 1, 32, True, "0x006f", ("v6e",))
+_V7X = _Generation("7x", 2, 96, True, "0x0076", ("tpu7x",))
+_UNNAMED = _Generation("of a generation without a public name", 1, None, False, "0x0056", ())
 
-_BY_PCI_DEVICE = {
-    "0x0056": _UNNAMED,
-    "0x005e": _V4,
-    "0x0062": _V5P,
-    "0x0063": _V5E,
-    "0x006f": _V6E,
-    "0x0076": _V7X,
-}
-_V2_AND_V3 = "0x0027"
+_GENERATIONS = (_V2, _V3, _V4, _V5E, _V5P, _V6E, _V7X, _UNNAMED)
+_BY_PCI_DEVICE = {each.pci: each for each in _GENERATIONS}
+_BY_TYPE = {name: each for each in _GENERATIONS for name in each.types}
 _SUBSYSTEM_OF_V2 = "0x004e"
-
-# The part of TPU_ACCELERATOR_TYPE before the count: "v5litepod-8", "v4-8", "tpu7x-4".
-_BY_TYPE = {
-    "v2": _V2,
-    "v3": _V3,
-    "v4": _V4,
-    "v5litepod": _V5E,
-    "v5lite": _V5E,
-    "v5e": _V5E,
-    "v5p": _V5P,
-    "v6e": _V6E,
-    "tpu7x": _V7X,
-}
 
 
 class _Chip(Record):
@@ -113,11 +100,7 @@ def look(
 
 
 def _stopped(
-    reason: Reason,
-    *,
-    present: bool = True,
-    stage: Stage = "driver",
-    notes: tuple[str, ...] = (),
+    reason: Reason, *, present: bool = True, stage: Stage = "driver", notes: tuple[str, ...] = ()
 ) -> Sighting:
     return Sighting("tpu", present=present, stage=stage, reason=reason, notes=notes)
 
@@ -164,14 +147,9 @@ def _facts(chip: _Chip, number: int, core: int) -> Facts:
 
 
 def _chips_on_pci(root: Path) -> list[_Chip]:
-    folder = root / "sys/bus/pci/devices"
-    try:
-        addresses = sorted(os.listdir(folder))
-    except OSError:
-        return []
     chips: list[_Chip] = []
-    for address in addresses:
-        device = folder / address
+    for address in sorted(names_in(root / DEVICES)):
+        device = root / DEVICES / address
         generation = _generation(device)
         if generation is not None:
             names = _node_names(device, generation, len(chips))
@@ -183,10 +161,9 @@ def _chips_on_pci(root: Path) -> list[_Chip]:
 def _generation(device: Path) -> _Generation | None:
     if _word(device / "vendor") != _GOOGLE:
         return None
-    number = _word(device / "device")
-    if number == _V2_AND_V3:
-        return _V2 if _word(device / "subsystem_device") == _SUBSYSTEM_OF_V2 else _V3
-    return _BY_PCI_DEVICE.get(number)
+    found = _BY_PCI_DEVICE.get(_word(device / "device"))
+    second = found is _V3 and _word(device / "subsystem_device") == _SUBSYSTEM_OF_V2
+    return _V2 if second else found
 
 
 def _node_names(device: Path, generation: _Generation, position: int) -> list[str]:
@@ -209,11 +186,8 @@ def _chips_by_type(root: Path, environment: Mapping[str, str]) -> list[_Chip]:
     if generation is None:
         return []
     folder, prefix = ("dev/vfio", "") if generation.vfio else ("dev", "accel")
-    try:
-        names = os.listdir(root / folder)
-    except OSError:
-        return []
-    numbers = sorted(int(m[1]) for n in names if (m := re.fullmatch(prefix + r"(\d{1,6})", n)))
+    found = (re.fullmatch(prefix + r"(\d{1,6})", name) for name in names_in(root / folder))
+    numbers = sorted(int(match[1]) for match in found if match)
     nodes = [f"/{folder}/{prefix}{number}" for number in numbers]
     return [_Chip(generation, None, _if_there(root, node), node) for node in nodes]
 
@@ -306,4 +280,4 @@ def _if_there(root: Path, node: str) -> Path | None:
 
 
 def _word(file: Path) -> str:
-    return (read_text(file) or "").strip().lower()
+    return read_line(file).lower()
