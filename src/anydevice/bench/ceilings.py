@@ -1,4 +1,4 @@
-"""The ceilings of a device: the most bytes and operations a second that anything reached there.
+"""The measured peak bandwidth and compute rate of a device.
 
 They are measured, not taken from a data sheet, as the best of several workloads, sizes and engines:
 what an op can be held against on this machine, today. An op that is measured later and does more

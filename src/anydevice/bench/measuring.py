@@ -1,4 +1,4 @@
-"""Time every op that has a benchmark, on every device and engine, and keep the times."""
+"""Measures every op that has a benchmark, on every device and engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results as one page: plots and tables, with nothing from outside, for any screen."""
+"""Benchmark results as one self-contained HTML page of plots and tables."""
 
 from __future__ import annotations
 

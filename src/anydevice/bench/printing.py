@@ -1,4 +1,4 @@
-"""The results as lines of text, for a terminal or a pipe."""
+"""Benchmark results as lines of text, for a terminal or a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of benchmarks: ceilings, measurements, where they were taken, and two runs compared."""
+"""Benchmark results: ceilings, measurements, their machine, and the comparison of two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a call takes: warmed up, waited for, repeated, and given with its spread.
+"""Timing of calls: warmed up, synchronized and repeated, with their spread.
 
 The arguments of an op are placed several times over and taken in turn, so that caches do not help.
 """

@@ -1,4 +1,4 @@
-"""How far an op may be off: what its computing adds to the one rounding of its result.
+"""Error budgets: the error that an op may add to the rounding of its result.
 
 Each function gives, for every element of the result, an error in units of the dtype that is
 computed in: float64 for float64, float32 for all else. It is the magnitude of what was added up,

@@ -1,4 +1,4 @@
-"""The table of cases: for every op, what it is checked with, judged by and timed with.
+"""The table of cases: how every op is checked, judged and timed.
 
 `anydevice verify`, `anydevice bench` and the tests all read it; an op without a row fails the
 suite. A row (`check/case.py`) has

@@ -1,4 +1,4 @@
-"""Is a result right? One rule for every op, dtype and engine.
+"""Compares a result with the reference: one rule for every op, dtype and engine.
 
 A result may differ from the float64 reference by the sum of
 

@@ -1,4 +1,4 @@
-"""A decoder as Llama has it, written in ops alone: one model that runs the same on every engine.
+"""A Llama-style decoder written in ops: one model that runs the same on every engine.
 
 Parameters are a plain tree of dicts and lists of arrays, placed like any other data. With a cache,
 positions and lengths are arrays on the device, so one compiled function serves every token.

@@ -1,4 +1,4 @@
-"""Engines on devices: everything of this machine on which ops are verified or timed."""
+"""The pairs of device and engine on which ops are verified and timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One case of one op, ready to be run anywhere: its arguments and what must come out.
+"""One case of one op with its arguments and expected result, ready to run on any engine.
 
 The reference is computed once and compared with every engine's result. Gradients are compared with
 central differences of the reference: the number that is differentiated is a sum of an op's first

@@ -1,4 +1,4 @@
-"""Memory limits: how much of a device this process may take, and how each library is held to it.
+"""Memory limits: the part of a device that this process may use, set in each library.
 
 Nothing is limited unless `configure(memory=…)` or a settings file asks for it; this module follows
 that setting. An imported library is limited at once, any other when anydevice first loads it. JAX

@@ -1,4 +1,4 @@
-"""What `anydevice bench --save` measured here, kept by device, driver and library version."""
+"""Measurements saved by `anydevice bench --save`, by device, driver and library version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`anydevice bench`: the ceilings of this machine, and how near to them every op comes."""
+"""`anydevice bench`: the peak rates of this machine, and how close every op comes to them."""
 
 from __future__ import annotations
 

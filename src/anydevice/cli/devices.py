@@ -1,4 +1,4 @@
-"""`anydevice devices`: every device with all that is known of it."""
+"""`anydevice devices`: every device with its properties."""
 
 from __future__ import annotations
 

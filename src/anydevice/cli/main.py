@@ -1,4 +1,4 @@
-"""The command line: parse, let one command run, and turn whatever happens into an exit code.
+"""The command line: parses the arguments, runs one command, and returns its exit code.
 
 Exit codes: 0 all is well, 1 something is not (it is said on standard error), 2 the command was
 written wrongly, 130 interrupted, 141 nobody reads the output any more.

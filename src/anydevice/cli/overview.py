@@ -1,4 +1,4 @@
-"""`anydevice` alone: what is here, what is usable, what would be chosen, and why."""
+"""`anydevice` without a command: the devices, which of them are usable, and which is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a command prints: JSON, colour only where it is wanted, marks that the stream can show."""
+"""The output of commands: JSON, colours, and marks that the stream can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`anydevice verify`: compute every op here in every way, and show which results are right."""
+"""`anydevice verify`: compares every op on every device, engine and dtype with a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of an engine, which wraps an array library, and how it says what it lacks."""
+"""The protocol of engines, which wrap array libraries, and `Absent` for unsupported features."""
 
 from __future__ import annotations
 

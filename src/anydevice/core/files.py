@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, whatever happens meanwhile."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 

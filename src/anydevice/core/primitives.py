@@ -1,4 +1,4 @@
-"""The operations that every engine must have: what all other ops are written in.
+"""The primitive operations that every engine implements; all other ops are written in them.
 
 They are named as in the array API standard where it has them. They work the same everywhere:
 

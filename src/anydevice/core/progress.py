@@ -1,4 +1,4 @@
-"""The progress bar of everything that takes long."""
+"""The progress bar of long operations."""
 
 from __future__ import annotations
 

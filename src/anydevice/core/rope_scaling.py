@@ -1,4 +1,4 @@
-"""The frequencies of rotary positions, and how a longer context changes them.
+"""Frequencies of rotary position embeddings, and their scaling for longer contexts.
 
 Computed on the host with Python's own numbers: they are few, and must be exact, because a position
 multiplies their error.

@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them: sizes, times, rates, percent, bars, lines and tables."""
+"""Formatted numbers and text: sizes, times, rates, percent, bars, lines and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library stage: which installed engine can drive which device, and what past checks say."""
+"""Which installed engine can drive which device, with the verdicts of past checks."""
 
 from __future__ import annotations
 

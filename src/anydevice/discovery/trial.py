@@ -1,4 +1,4 @@
-"""The child's side of a check: place two matrices, multiply them, read the answer back.
+"""The child's side of a check: multiplies two matrices on the device and reads the result.
 
 Loaded by `hardware/driver_process/entry.py` in a child process. The numbers are small
 integers, so the answer is exact in every precision that a device may multiply in, and is

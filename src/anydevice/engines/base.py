@@ -1,4 +1,4 @@
-"""What the engines share: the base of their classes, and what several of their files need.
+"""The base class of engines, and helpers that several of their files share.
 
 An engine is a folder. `arrays.py` has its class, a `BaseEngine`; what it computes with lies beside
 it in `primitives.py`, `fused.py`, `memory.py`, `autodiff.py` and `compiler.py`. Each file has one

@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver that staged copies need, in the context every library shares.
+"""The CUDA driver calls that staged copies need, in the context that all libraries share.
 
 PyTorch, JAX and CuPy all use the device's primary context, so memory that one of them allocated
 can be filled by a copy that is started here. Nothing is loaded before the first copy.

@@ -1,4 +1,4 @@
-"""Host arrays on their way to a device: made plain, narrowed where asked, or refused."""
+"""Host arrays before a copy: made contiguous, narrowed if asked, or rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine behind an array, and the place where a device's data lies."""
+"""The engine of an array, and the device that its data is on."""
 
 from __future__ import annotations
 

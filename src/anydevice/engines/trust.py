@@ -1,4 +1,4 @@
-"""Which kernels of our own may be used: those that gave the right answers here.
+"""Which of anydevice's own kernels may be used: those that passed the check on this device.
 
 The table is kept in memory only. Whoever has checked a kernel on a device, or has read that it was
 checked, says so with `trust` or `replace`; the engines ask with `is_trusted` before each use.

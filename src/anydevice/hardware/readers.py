@@ -1,4 +1,4 @@
-"""The one way into the backends' folders: looking at devices, and what each does at this moment.
+"""The readers of all backends: their devices, and the usage of each device now.
 
 A backend's files load when it is first asked: loading them takes longer than most of them look,
 and can be done while a driver is being asked.

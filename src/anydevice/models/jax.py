@@ -1,4 +1,4 @@
-"""Modules of JAX: those of Flax NNX, and those of Equinox, which are trees themselves."""
+"""Adapters of JAX modules: Flax NNX, and Equinox, whose modules are trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of MLX."""
+"""The adapter of MLX modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own models, and functions over arrays."""
+"""Adapters of `nn.Model` and of plain functions over arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that bring the numbers along an axis to one scale."""
+"""Softmax, log-softmax and the norms."""
 
 from __future__ import annotations
 

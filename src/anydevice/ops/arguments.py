@@ -1,4 +1,4 @@
-"""Arguments of ops: what they must be, and the errors that say what is wrong with them.
+"""Checks of the arguments of ops, and their error messages.
 
 A NumPy scalar is taken for a Python number. 16-bit floating-point numbers are computed with as
 `float32` and rounded once, at the end.

@@ -1,4 +1,4 @@
-"""Which of our own kernels ops may use here, kept across processes.
+"""Which of anydevice's own kernels ops may use on this machine, saved across processes.
 
 A kernel is used only where `engines/trust.py` has it. What is kept is keyed by device, driver and
 library version, as verdicts of checks are, and by the kernels' own text: whatever changes, the

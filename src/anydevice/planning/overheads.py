@@ -1,4 +1,4 @@
-"""The memory that a process takes beside its tensors: context, workspaces, and idle blocks.
+"""The memory of a process outside of its tensors: context, workspaces, and idle blocks.
 
 Measured on an NVIDIA H200 with PyTorch 2.11 for CUDA 13.0; other devices take less. An estimate
 that is to say whether a model fits errs on this side. The CPU takes none of it.

@@ -1,4 +1,4 @@
-"""Plans: whether a model fits, what lies where, and what would fit if it does not."""
+"""Plans: whether a model fits, which device holds which layers, and what would fit otherwise."""
 
 from __future__ import annotations
 

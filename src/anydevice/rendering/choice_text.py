@@ -1,4 +1,4 @@
-"""A choice in words: why this device, and which wishes could not be met."""
+"""Explains a choice: why this device, and which preferences could not be met."""
 
 from __future__ import annotations
 

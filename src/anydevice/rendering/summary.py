@@ -1,4 +1,4 @@
-"""A report as people read it: lines for a terminal, a table for a notebook."""
+"""A report as text for a terminal, and as a table for a notebook."""
 
 from __future__ import annotations
 

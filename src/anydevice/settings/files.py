@@ -1,4 +1,4 @@
-"""The files of anydevice: where they are, and whether one has changed since it was read."""
+"""The paths of anydevice's files, and whether one has changed since it was read."""
 
 from __future__ import annotations
 

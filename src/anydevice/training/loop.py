@@ -1,6 +1,6 @@
 """The training loop: batches, steps, validation, and reading the losses now and then.
 
-Losses are read from the device only now and then; in between, steps start one behind the other. The
+Losses are read from the device only now and then; in between, steps start without waiting. The
 batches since the last reading are kept, so that the one that failed can be run again to find the
 layer.
 """

@@ -1,4 +1,4 @@
-"""Arrays that share memory: which of a tree's arrays do, and how they share it again elsewhere.
+"""Arrays that share memory: which ones of a tree do, and how they share it after a move.
 
 Two views that overlap are moved as the one block of memory that both lie in, and become two views
 of the copy. Views that do not overlap cannot tell whether they still lie beside each other, so

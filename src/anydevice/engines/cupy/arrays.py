@@ -1,4 +1,4 @@
-"""CuPy: CUDA, or ROCm where it was built for that."""
+"""The CuPy engine: CUDA, or ROCm in a build for ROCm."""
 
 from __future__ import annotations
 

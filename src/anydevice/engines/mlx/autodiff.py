@@ -1,4 +1,4 @@
-"""Gradients by MLX."""
+"""Gradients on MLX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled functions by MLX."""
+"""MLX's compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of MLX: one for all of its devices, with what it keeps for later arrays."""
+"""MLX's memory: one pool for all of its devices, with its cache."""
 
 from __future__ import annotations
 

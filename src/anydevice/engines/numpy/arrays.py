@@ -1,4 +1,4 @@
-"""NumPy: the host's memory, always there."""
+"""The NumPy engine: arrays in host memory, always available."""
 
 from __future__ import annotations
 

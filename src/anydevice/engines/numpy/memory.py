@@ -1,4 +1,4 @@
-"""Memory of NumPy: the operating system's, which nobody counts for it."""
+"""NumPy's memory, which comes from the operating system and is not counted."""
 
 from __future__ import annotations
 

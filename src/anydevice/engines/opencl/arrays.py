@@ -1,4 +1,4 @@
-"""OpenCL through PyOpenCL: every device of every platform, numbered as the drivers list them."""
+"""The OpenCL engine, through PyOpenCL: every device of every platform, in the drivers' order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apple GPUs as macOS itself tells of them; no framework and no array library is loaded."""
+"""Apple GPUs as macOS reports them; no framework and no array library is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The free memory of Apple's GPUs now: macOS tells their load to the superuser alone."""
+"""The free memory of Apple's GPUs now; macOS shows their load only to the superuser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an OpenCL loader's answer to devices, or to a reason and the command that fixes it.
+"""Turns the answer of an OpenCL loader into devices, or into a reason and its fix.
 
 Pure, so that recorded answers can test it.
 """

@@ -1,4 +1,4 @@
-"""Random words made into numbers, by operations that IEEE 754 fixes to the last bit.
+"""Distributions: random words converted to numbers, exact to the last bit on every machine.
 
 Only `+ - * /`, square roots, shifts and conversions are used, one at a time: no logarithm or
 cosine of a mathematical library, which differs from one processor to the next. So the numbers are

@@ -1,4 +1,4 @@
-"""The rule of each type: the table of containers, and the types that users register.
+"""The table of rules for containers, and the types that users register.
 
 Looked up in this order: registered types; types that are never containers; classes of libraries,
 by name along the method resolution order, so that no library is imported; containers of the

@@ -1,4 +1,4 @@
-"""Trees of users: the arrays in any object, as a list, and the way back to the same object.
+"""Trees: the arrays in any object as a list, and the object rebuilt from them.
 
 `flatten` walks a tree once, with a stack of its own, so that only memory bounds its depth. Every
 array and every container is visited once, however often it occurs: what was shared is shared

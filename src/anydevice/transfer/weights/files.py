@@ -1,4 +1,4 @@
-"""A file that is read by position, by several threads, and that must not change meanwhile."""
+"""A file that several threads read by position, and that must not change meanwhile."""
 
 from __future__ import annotations
 

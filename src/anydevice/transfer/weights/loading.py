@@ -1,4 +1,4 @@
-"""Weights from safetensors files straight onto a device, without a second copy of them all."""
+"""Loads weights from safetensors files straight onto a device, without a second full copy."""
 
 from __future__ import annotations
 
