@@ -93,7 +93,7 @@ def _memory(facts: Facts) -> str:
     if facts.total_memory is None:
         return ""
     words = f"{format_size(facts.total_memory)} {facts.memory_kind}"
-    if facts.usable_memory is not None and facts.usable_memory != facts.total_memory:
+    if facts.usable_memory not in (None, facts.total_memory):
         words += f", {format_size(facts.usable_memory)} usable"
     if facts.free_memory is not None:
         words += f", {format_size(facts.free_memory)} free"
@@ -102,8 +102,7 @@ def _memory(facts: Facts) -> str:
 
 def _driver(backend: str, facts: Facts) -> str:
     runtime = f"{_RUNTIMES.get(backend, 'runtime')} {facts.runtime_version}"
-    parts = (facts.driver_version, runtime if facts.runtime_version else None)
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, (facts.driver_version, facts.runtime_version and runtime)))
 
 
 def _written(value: object) -> str:

@@ -71,12 +71,15 @@ def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Ou
     `NO_COLOR` turns colours off, `FORCE_COLOR` on, even when piped; without either they are for
     terminals that are not dumb.
     """
-    terminal = _is_terminal(stream)
-    return Output(
-        stream,
-        colour=_wants_colour(terminal, environment, sys.platform),
-        width=_width(stream, environment) if terminal else None,
-    )
+    try:
+        terminal = stream.isatty()
+    except ValueError:  # it is closed
+        terminal = False
+    asked = environment.get("COLUMNS", "")
+    colour = _wants_colour(terminal, environment, sys.platform)
+    if not terminal:
+        return Output(stream, colour)
+    return Output(stream, colour, (asked.isdigit() and int(asked)) or columns_of(stream))
 
 
 def error_in_json(problem: Exception | None) -> dict[str, object]:
@@ -101,13 +104,6 @@ def complain(problem: Exception | str, environment: Mapping[str, str] = os.envir
     errors.say(f"{errors.paint('anydevice:', 'bad')} {problem}")
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except ValueError:  # it is closed
-        return False
-
-
 def _wants_colour(terminal: bool, environment: Mapping[str, str], system: str) -> bool:
     if environment.get("NO_COLOR"):
         return False
@@ -116,8 +112,3 @@ def _wants_colour(terminal: bool, environment: Mapping[str, str], system: str) -
     if not terminal or environment.get("TERM") == "dumb":
         return False
     return system != "win32" or any(name in environment for name in _COLOURFUL_WINDOWS)
-
-
-def _width(stream: TextIO, environment: Mapping[str, str]) -> int:
-    asked = environment.get("COLUMNS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else columns_of(stream)

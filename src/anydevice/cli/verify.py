@@ -82,7 +82,9 @@ def show(verdicts: Verdicts, output: Output, *, folded: bool = False) -> None:
 
 
 def _show_matrix(title: str, cells: Sequence[Cell], output: Output, *, folded: bool) -> None:
-    states = {(cell.op, cell.device, cell.engine, cell.dtype): cell.state for cell in cells}
+    states = {
+        (cell.op, cell.device, cell.engine, cell.dtype): _MARKS[cell.state][0] for cell in cells
+    }
     ops = _lines_of(cells, folded=folded)
     columns = []
     for device, engine in dict.fromkeys((cell.device, cell.engine) for cell in cells):
@@ -90,8 +92,7 @@ def _show_matrix(title: str, cells: Sequence[Cell], output: Output, *, folded: b
             each for each in _SHORT if any(key[1:] == (device, engine, each) for key in states)
         ]
         marks = (
-            (_mark(states.get((op, device, engine, each))) for each in dtypes)
-            for op in ops.values()
+            (states.get((op, device, engine, each), "") for each in dtypes) for op in ops.values()
         )
         heads = f"{engine} on {device}", _in_columns(_SHORT[each] for each in dtypes)
         columns.append([*heads, *map(_in_columns, marks)])
@@ -114,12 +115,11 @@ def _lines_of(cells: Sequence[Cell], *, folded: bool) -> dict[str, str]:
     alike: dict[object, list[str]] = {}
     for op, its in marks.items():
         alike.setdefault(op if op in wrong else tuple(sorted(its)), []).append(op)
-    return {_together(ops): ops[0] for ops in alike.values()}
-
-
-def _together(ops: Sequence[str]) -> str:
-    """The first op by name and how many more there are: no two lines have the same name."""
-    return ops[0] if len(ops) == 1 else f"{ops[0]} and {len(ops) - 1} more"
+    # The first op by name and how many more there are: no two lines have the same name.
+    return {
+        first if not others else f"{first} and {len(others)} more": first
+        for first, *others in alike.values()
+    }
 
 
 def _that_fit(
@@ -138,10 +138,6 @@ def _that_fit(
 
 def _in_columns(words: Iterable[str]) -> str:
     return "".join(word.ljust(5) for word in words).rstrip()
-
-
-def _mark(state: str | None) -> str:
-    return _MARKS[state][0] if state else ""
 
 
 def _painted(line: str, output: Output) -> str:

@@ -56,10 +56,7 @@ def format_size(size: int | None) -> str:
     >>> format_size(12 * 2**30), format_size(1536), format_size(None)
     ('12.0 GiB', '1.5 KiB', 'unknown')
     """
-    if size is None:
-        return "unknown"
-    unit, factor = _unit(size)
-    return f"{_amount(size, factor)} {unit}"
+    return "unknown" if size is None else " ".join(_in_unit_of(size, size))
 
 
 def format_part(part: int, whole: int) -> str:
@@ -68,8 +65,7 @@ def format_part(part: int, whole: int) -> str:
     >>> format_part(3 * 2**29, 8 * 2**30)
     '1.5/8.0 GiB'
     """
-    unit, factor = _unit(whole)
-    return f"{_amount(part, factor)}/{_amount(whole, factor)} {unit}"
+    return f"{_in_unit_of(whole, part)[0]}/{format_size(whole)}"
 
 
 def format_time(seconds: float) -> str:
@@ -204,12 +200,9 @@ def drawn(renderable: RenderableType, columns: int = 10_000, *, colour: bool = F
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def _unit(size: int) -> tuple[str, int]:
-    return next(((unit, each) for unit, each in _BINARY.items() if size >= each), ("B", 1))
-
-
-def _amount(size: int, factor: int) -> str:
-    return f"{size / factor:.{0 if factor == 1 else 1}f}"
+def _in_unit_of(whole: int, size: int) -> tuple[str, str]:
+    unit, factor = next(((unit, each) for unit, each in _BINARY.items() if whole >= each), ("B", 1))
+    return f"{size / factor:.{0 if factor == 1 else 1}f}", unit
 
 
 def _three_digits(number: float) -> str:
