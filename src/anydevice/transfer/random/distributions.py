@@ -81,7 +81,7 @@ def uniform(low: float, high: float, dtype: np.dtype[Any]) -> Transform:
     """The transform to numbers of `dtype` from `low` up to but never `high`.
 
     Numbers that `dtype` cannot hold exactly are rounded down, so that as many lie below any of its
-    values as should, and rounding never arrives at `high`. Raises `ConfigurationError` if no number
+    values as should, and rounding never arrives at `high`. Raises `ConfigurationError` if nothing
     lies between, or a bound is outside of the range of `dtype`.
     """
     reach = _reach(dtype)
