@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 
 from anydevice.core.backends import BACKENDS
+from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.hooks import load as load_by_name
 from anydevice.core.record import NOTHING, Record
@@ -45,6 +46,12 @@ class EngineRow(Record):
     kernel_backends: tuple[str, ...] = ()
 
 
+def _lacks(**parts: tuple[str, str]) -> dict[str, Absent]:
+    """By dtype or part of an engine: what is absent, and what to do instead."""
+    codes = {part: "no_dtype" if part in DTYPES else f"no_{part}" for part in parts}
+    return {part: Absent(*texts, code=codes[part]) for part, texts in parts.items()}
+
+
 _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-7-0", "cupy-rocm-5-0", "cupy")
 
 BUILT_IN: dict[str, EngineRow] = {
@@ -57,17 +64,11 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.numpy.arrays:ENGINE",
             libraries=("numpy",),
             backends=("cpu",),
-            lacks={
-                "autodiff": Absent(
-                    "NumPy has no autodiff", "train on torch, jax or mlx", code="no_autodiff"
-                ),
-                "compiler": Absent(
-                    "NumPy has no compiler", "compile on torch, jax or mlx", code="no_compiler"
-                ),
-                "collectives": Absent(
-                    "NumPy knows one device", "use torch or jax for several", code="no_collectives"
-                ),
-            },
+            lacks=_lacks(
+                autodiff=("NumPy has no autodiff", "train on torch, jax or mlx"),
+                compiler=("NumPy has no compiler", "compile on torch, jax or mlx"),
+                collectives=("NumPy knows one device", "use torch or jax for several"),
+            ),
         ),
         EngineRow(
             name="torch",
@@ -78,11 +79,7 @@ BUILT_IN: dict[str, EngineRow] = {
             backends=("cuda", "rocm", "metal", "cpu"),
             kernels="anydevice.engines.torch.triton.fused",
             kernel_backends=("cuda", "rocm"),
-            lacks={
-                "float64": Absent(
-                    "PyTorch has no float64 on Metal", "use float32, or the CPU", code="no_dtype"
-                ),
-            },
+            lacks=_lacks(float64=("PyTorch has no float64 on Metal", "use float32, or the CPU")),
         ),
         EngineRow(
             name="jax",
@@ -91,13 +88,12 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.jax.arrays:ENGINE",
             libraries=("jax",),
             backends=("cuda", "rocm", "tpu", "cpu"),
-            lacks={
-                "float64": Absent(
+            lacks=_lacks(
+                float64=(
                     "JAX has no 64-bit numbers unless told so",
                     "call configure(x64=True) first, or write x64 = true in anydevice.toml",
-                    code="no_dtype",
-                ),
-            },
+                )
+            ),
         ),
         EngineRow(
             name="mlx",
@@ -106,15 +102,11 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.mlx.arrays:ENGINE",
             libraries=("mlx",),
             backends=("metal", "cpu"),
-            lacks={
-                "float64": Absent(
-                    "MLX has no float64 on a GPU", "use float32, or the CPU", code="no_dtype"
-                ),
-                "complex128": Absent("MLX has no complex128", "use complex64", code="no_dtype"),
-                "collectives": Absent(
-                    "MLX knows one GPU", "use torch or jax for several", code="no_collectives"
-                ),
-            },
+            lacks=_lacks(
+                float64=("MLX has no float64 on a GPU", "use float32, or the CPU"),
+                complex128=("MLX has no complex128", "use complex64"),
+                collectives=("MLX knows one GPU", "use torch or jax for several"),
+            ),
         ),
         EngineRow(
             name="cupy",
@@ -123,19 +115,11 @@ BUILT_IN: dict[str, EngineRow] = {
             target="anydevice.engines.cupy.arrays:ENGINE",
             libraries=_CUPY,
             backends=("cuda", "rocm"),
-            lacks={
-                "autodiff": Absent(
-                    "CuPy has no autodiff", "train on torch or jax", code="no_autodiff"
-                ),
-                "compiler": Absent(
-                    "CuPy compiles no models", "compile on torch or jax", code="no_compiler"
-                ),
-                "bfloat16": Absent(
-                    "CuPy before 14 has no bfloat16",
-                    "install a newer one, or use float16",
-                    code="no_dtype",
-                ),
-            },
+            lacks=_lacks(
+                autodiff=("CuPy has no autodiff", "train on torch or jax"),
+                compiler=("CuPy compiles no models", "compile on torch or jax"),
+                bfloat16=("CuPy before 14 has no bfloat16", "install a newer one, or use float16"),
+            ),
         ),
         EngineRow(
             name="opencl",
@@ -146,17 +130,11 @@ BUILT_IN: dict[str, EngineRow] = {
             backends=("opencl",),
             kernels="anydevice.engines.opencl.fused",
             kernel_backends=("opencl",),
-            lacks={
-                "autodiff": Absent(
-                    "OpenCL has no autodiff", "train on torch or jax", code="no_autodiff"
-                ),
-                "compiler": Absent(
-                    "OpenCL compiles no models", "compile on torch or jax", code="no_compiler"
-                ),
-                "collectives": Absent(
-                    "OpenCL devices share nothing", "use torch or jax", code="no_collectives"
-                ),
-            },
+            lacks=_lacks(
+                autodiff=("OpenCL has no autodiff", "train on torch or jax"),
+                compiler=("OpenCL compiles no models", "compile on torch or jax"),
+                collectives=("OpenCL devices share nothing", "use torch or jax"),
+            ),
         ),
     )
 }

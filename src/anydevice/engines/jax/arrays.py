@@ -20,8 +20,11 @@ from anydevice.engines.host import NARROWER, known_dtype, lacking, narrowed, pla
 
 _BACKENDS = ("cuda", "rocm", "tpu", "cpu")
 _WITH_POINTERS = ("cuda", "rocm", "cpu")
-_NO_64_BITS = "JAX's 64-bit numbers are off"
-_REMEDY = "call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml"
+NO_64_BITS = Absent(
+    "JAX's 64-bit numbers are off",
+    instead="call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml",
+    code="no_dtype",
+)
 _TRACED = Absent("a traced array has no numbers yet", instead="read it outside of the function")
 _ELSEWHERE = Absent("parts of this array are on other hosts", instead="gather it first")
 _WORTH_ASKING = 2**30
@@ -73,14 +76,15 @@ class JaxEngine(BaseEngine):
         """An array of its own; JAX writes zeros into it, which is waited for."""
         target = self.native(device)
         if dtype.name in _lacking():
-            raise Absent(_NO_64_BITS, instead=_REMEDY, code="no_dtype").error()
+            raise NO_64_BITS.error()
         _refuse_unknown(dtype, target)
         _refuse_impossible(prod(shape) * dtype.itemsize, target)
         return _maker(shape, dtype.name, target)().block_until_ready()
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
         target = self.native(device)
-        host = narrowed(x, _lacking(), why=_NO_64_BITS, remedy=_REMEDY, narrow=narrow)
+        why, remedy = NO_64_BITS.what, NO_64_BITS.instead
+        host = narrowed(x, _lacking(), why=why, remedy=remedy, narrow=narrow)
         # On the CPU, JAX may keep using the memory it is given; elsewhere, it reads it later.
         host = private(host) if target.platform == "cpu" else plain(host)
         _refuse_unknown(known_dtype(host.dtype), target)
@@ -99,7 +103,7 @@ class JaxEngine(BaseEngine):
         """The array's memory as JAX; on the CPU, only where it begins at a multiple of 64 bytes."""
         try:
             if known_dtype(x.dtype).name in _lacking():  # JAX would narrow it without a word
-                raise BufferError(_NO_64_BITS)
+                raise BufferError(NO_64_BITS.what)
             return jax.dlpack.from_dlpack(x, copy=False)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise self.not_adopted(error) from error

@@ -52,11 +52,6 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 @compiled()
-def _relu(x: Any) -> Any:
-    return jax.nn.relu(x)
-
-
-@compiled()
 def _silu(x: Any) -> Any:
     return jax.nn.silu(wide(x)).astype(x.dtype)
 
@@ -128,15 +123,9 @@ def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
 
 
 def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    scale: float | None,
-    mask: Any,
-    window: int | None,
-    lengths: Any,
-) -> Any:
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+) -> Any:  # fmt: skip
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not 0 < scores <= _LARGEST_SCORES:
         return NotImplemented
@@ -147,15 +136,9 @@ def _attention(
 
 @compiled(5, 6, 7)
 def _attended(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    lengths: Any,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-) -> Any:
+    q: Any, k: Any, v: Any, mask: Any, lengths: Any,
+    causal: bool, scale: float | None, window: int | None,
+) -> Any:  # fmt: skip
     """The heads of one key head are rows of one product, so that no key is copied."""
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -181,8 +164,11 @@ def _seen(
 ) -> Any:
     """Which keys a query may see, with axes that broadcast to the scores; `None` for all."""
     queries, key = q.shape[2], jnp.arange(keys)
-    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1, 1)
-    seen = None if lengths is None else key < valid
+    valid, seen = keys, None
+    if lengths is not None:
+        narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
+        valid = jnp.clip(narrow, 0, keys).astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
+        seen = key < valid
     if causal:
         own = jnp.arange(queries)[:, None] + (valid - queries)
         before = key <= own
@@ -196,21 +182,6 @@ def _seen(
     split = (1, 1) if mask.shape[1] == 1 else (kv_heads, mask.shape[1] // kv_heads)
     mask = mask.reshape(mask.shape[0], *split, *mask.shape[2:])
     return mask if seen is None else mask & seen
-
-
-def _within(lengths: Any, keys: int) -> Any:
-    narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
-    return jnp.clip(narrow, 0, keys).astype(jnp.int32)
-
-
-@compiled(1)
-def _argmax(x: Any, axis: int) -> Any:
-    return PRIMITIVES.argmax(x, axis)
-
-
-@compiled()
-def _embedding(weight: Any, ids: Any) -> Any:
-    return PRIMITIVES.take(weight, ids, 0)
 
 
 @compiled()
@@ -228,13 +199,9 @@ def _mean_squared_error(x: Any, y: Any) -> Any:
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     kind = x.dtype
     x, weight = wide(x), wide(weight)  # XLA and cuDNN round numbers of 16 bits on the way
-    result = jax.lax.conv_general_dilated(
-        x,
-        weight,
-        stride,
-        [(size, size) for size in padding],
-        precision=jax.lax.Precision.HIGHEST,
-    )
+    around = [(size, size) for size in padding]
+    highest = jax.lax.Precision.HIGHEST
+    result = jax.lax.conv_general_dilated(x, weight, stride, around, precision=highest)
     if bias is None:
         return result.astype(kind)
     return (wide(result) + wide(bias)[:, None, None]).astype(kind)
@@ -327,16 +294,11 @@ def _in_full(like: Any) -> Callable[[Any], Any]:
     return lambda x: jnp.asarray(x).astype(kind)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
+@compiled(4, 5, 6)
 def _sgd(
-    parameters: Any,
-    gradients: Any,
-    velocities: Any,
-    rate: Any,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> Any:
+    parameters: Any, gradients: Any, velocities: Any,
+    rate: Any, momentum: float, decay: float, nesterov: bool,
+) -> Any:  # fmt: skip
     moved, kept = [], []
     for at, parameter in enumerate(parameters):
         full = _in_full(parameter)
@@ -350,20 +312,11 @@ def _sgd(
     return moved, None if velocities is None else kept
 
 
-@partial(jax.jit, static_argnums=(6, 7, 8, 9, 10), inline=True)
+@compiled(6, 7, 8, 9, 10)
 def _adam(
-    parameters: Any,
-    gradients: Any,
-    means: Any,
-    squares: Any,
-    step: Any,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    decoupled: bool,
-) -> Any:
+    parameters: Any, gradients: Any, means: Any, squares: Any, step: Any,
+    rate: Any, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
+) -> Any:  # fmt: skip
     moved, new_means, new_squares = [], [], []
     for at, parameter in enumerate(parameters):
         full = _in_full(parameter)
@@ -379,16 +332,11 @@ def _adam(
     return moved, new_means, new_squares
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
+@compiled(4, 5, 6)
 def _lion(
-    parameters: Any,
-    gradients: Any,
-    means: Any,
-    rate: Any,
-    beta1: float,
-    beta2: float,
-    decay: float,
-) -> Any:
+    parameters: Any, gradients: Any, means: Any,
+    rate: Any, beta1: float, beta2: float, decay: float,
+) -> Any:  # fmt: skip
     moved, kept = [], []
     for at, parameter in enumerate(parameters):
         full = _in_full(parameter)
@@ -407,19 +355,19 @@ def _grown(beta: float, count: Any) -> Any:
 FUSED: Mapping[str, Function] = {
     "linear": _linear,
     "any op": lambda op, numbers: compiled(*numbers)(op),
-    "relu": _relu,
+    "relu": compiled()(jax.nn.relu),
     "silu": _silu,
     "gelu": _gelu,
     "swiglu": _swiglu,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "mean": _mean,
-    "argmax": _argmax,
+    "argmax": compiled(1)(PRIMITIVES.argmax),
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
     "rope": _rope,
     "attention": _attention,
-    "embedding": _embedding,
+    "embedding": compiled()(lambda weight, ids: PRIMITIVES.take(weight, ids, 0)),
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,
     "conv2d": _conv2d,

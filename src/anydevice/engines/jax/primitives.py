@@ -11,18 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from anydevice.core.dtypes import DType
-from anydevice.core.engine import Absent
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import NARROWER, known_dtype, lacking
+from anydevice.engines.jax.arrays import NO_64_BITS
 
 Axes = int | tuple[int, ...]
 _BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 _NUMBERS = (bool, int, float)
-_NO_64_BITS = Absent(
-    "JAX's 64-bit numbers are off",
-    instead="call anydevice.configure(x64=True) first, or write x64 = true in anydevice.toml",
-    code="no_dtype",
-)
 
 
 def _one_program(function: Callable[..., Any], static: Sequence[int] = ()) -> Callable[..., Any]:
@@ -200,7 +195,7 @@ class JaxPrimitives:
 def _theirs(dtype: DType) -> Any:
     """NumPy's dtype for the row; JAX would narrow 64 bits with no more than a warning."""
     if dtype.name in NARROWER and not jax.config.jax_enable_x64:
-        raise _NO_64_BITS.error()
+        raise NO_64_BITS.error()
     if dtype.packed and dtype.kind == "float":
         raise lacking("JAX", dtype)  # releases that know it take the whole process down
     return dtype.numpy()

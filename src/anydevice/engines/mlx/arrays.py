@@ -30,11 +30,12 @@ from anydevice.hardware.cpu import reader
 
 _LACKS = BUILT_IN["mlx"].lacks
 _TYPES = {"metal": mx.gpu, "cpu": mx.cpu}
-_OURS = {
+NATIVE = {
     row: getattr(mx, "bool_" if row.name == "bool" else row.name)
     for row in DTYPES.values()
     if row.name == "bool" or isinstance(getattr(mx, row.name, None), mx.Dtype)
 }
+"""The dtypes of MLX by ours."""
 _ONLY_CPU = ("float64",)
 _limit: int | None = None
 _guideline: int | None = None
@@ -78,10 +79,10 @@ class MlxEngine(BaseEngine):
         target = self.native(device)
         if dtype.name in _missing(device):
             raise _LACKS[dtype.name].error()
-        if dtype not in _OURS:
+        if dtype not in NATIVE:
             raise lacking("MLX", dtype)
         refuse_beyond_limit(prod(shape) * dtype.itemsize)
-        made = mx.zeros(shape, _OURS[dtype], stream=target)
+        made = mx.zeros(shape, NATIVE[dtype], stream=target)
         mx.eval(made)
         return made
 
@@ -93,14 +94,14 @@ class MlxEngine(BaseEngine):
         remedy = "keep it on the CPU" if wide in _ONLY_CPU else "use torch, or jax with x64"
         host = narrowed(x, lacks, why=why, remedy=remedy, narrow=narrow)
         row = known_dtype(host.dtype)
-        if row not in _OURS:
+        if row not in NATIVE:
             raise lacking("MLX", row)
         refuse_beyond_limit(host.nbytes)
         host = plain(host)  # MLX refuses negative strides
         if row.module == "numpy":
-            made = mx.array(host, dtype=_OURS[row])
+            made = mx.array(host, dtype=NATIVE[row])
         else:  # MLX reads no dtype that NumPy itself does not have
-            made = mx.array(host.view(f"uint{row.bits}")).view(_OURS[row])
+            made = mx.array(host.view(f"uint{row.bits}")).view(NATIVE[row])
         mx.eval(made)
         return made
 
@@ -108,7 +109,7 @@ class MlxEngine(BaseEngine):
         row = self.dtype_of(x)
         if row.module == "numpy":
             return np.array(x)
-        return np.array(x.view(_OURS[DTYPES[f"uint{row.bits}"]])).view(row.numpy())
+        return np.array(x.view(NATIVE[DTYPES[f"uint{row.bits}"]])).view(row.numpy())
 
     def export(self, x: Any) -> Any:
         mx.eval(x)

@@ -14,17 +14,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import known_dtype, lacking
+from anydevice.engines.mlx.arrays import NATIVE
 
 Axes = int | tuple[int, ...]
 
-_OURS = {
-    row: getattr(mx, "bool_" if row.name == "bool" else row.name)
-    for row in DTYPES.values()
-    if row.name == "bool" or isinstance(getattr(mx, row.name, None), mx.Dtype)
-}
 _FLOATING = frozenset({mx.float16, mx.bfloat16, mx.float32, mx.float64})
 _HALF = frozenset({mx.float16, mx.bfloat16})
 _AS_INDEX = frozenset({mx.int32, mx.int64})
@@ -260,7 +256,7 @@ def _slope_of_cos(x: Any, change: Any, _: Any) -> Any:
 
 def _native(dtype: DType) -> Any:
     try:
-        return _OURS[dtype]
+        return NATIVE[dtype]
     except KeyError:
         raise lacking("MLX", dtype) from None
 

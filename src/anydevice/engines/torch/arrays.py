@@ -32,12 +32,13 @@ _FINISH: dict[str, Callable[[torch.device], None]] = {
 }
 _MISSING = {"metal": ("float64", "complex128")}
 
-_OURS: dict[DType, torch.dtype] = {
+NATIVE: dict[DType, torch.dtype] = {
     row: getattr(torch, row.name)
     for row in DTYPES.values()
     if not row.packed and isinstance(getattr(torch, row.name, None), torch.dtype)
 }
-_THEIRS = {theirs: row for row, theirs in _OURS.items()}
+KNOWN = {theirs: row for row, theirs in NATIVE.items()}
+"""The dtypes of PyTorch by ours, and ours by those of PyTorch."""
 _BY_NUMPY = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     torch.float16,
     torch.float32,
@@ -87,7 +88,7 @@ class TorchEngine(BaseEngine):
         return _places(x.device)
 
     def dtype_of(self, x: Any) -> DType:
-        return _THEIRS.get(x.dtype) or known_dtype(x.dtype)
+        return KNOWN.get(x.dtype) or known_dtype(x.dtype)
 
     def storage(self, x: Any) -> Storage | None:
         if not self._has_memory(x):
@@ -111,17 +112,17 @@ class TorchEngine(BaseEngine):
         self, x: Any, dtype: DType, offset: int, strides: tuple[int, ...], shape: tuple[int, ...]
     ) -> Any:
         steps = tuple(step // dtype.itemsize for step in strides)
-        made = torch.empty(0, dtype=_OURS[dtype], device=x.device)
+        made = torch.empty(0, dtype=NATIVE[dtype], device=x.device)
         return made.set_(x.untyped_storage(), offset // dtype.itemsize, shape, steps)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
         target = self.native(device)
-        if dtype not in _OURS:
+        if dtype not in NATIVE:
             raise lacking("PyTorch", dtype)
         try:
             if target.type == "cuda":
-                return _unused(shape, _OURS[dtype], target)
-            return torch.empty(shape, dtype=_OURS[dtype], device=target)
+                return _unused(shape, NATIVE[dtype], target)
+            return torch.empty(shape, dtype=NATIVE[dtype], device=target)
         except TypeError as error:  # Metal has fewer dtypes than the CPU
             raise lacking(f"PyTorch on {device}", dtype) from error
 
@@ -134,7 +135,7 @@ class TorchEngine(BaseEngine):
             remedy="keep it on the CPU",
             narrow=narrow,
         )
-        theirs = _OURS.get(known_dtype(host.dtype))
+        theirs = NATIVE.get(known_dtype(host.dtype))
         if theirs is None:
             raise lacking("PyTorch", known_dtype(host.dtype))
         # The CPU tensor keeps the memory, so that it must be its own; PyTorch warns of memory
@@ -152,7 +153,7 @@ class TorchEngine(BaseEngine):
 
     def to_host(self, x: Any) -> Any:
         row = self.dtype_of(x)
-        if x.layout != torch.strided or self.is_traced(x) or row not in _OURS:
+        if x.layout != torch.strided or self.is_traced(x) or row not in NATIVE:
             raise Absent(
                 f"a tensor of {x.dtype} with {x.layout} on {x.device} cannot be read as it is",
                 instead="make it a plain one first, with to_dense() or dequantize()",

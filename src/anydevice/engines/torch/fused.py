@@ -109,10 +109,8 @@ _straight_rmsnorm = _checked_rmsnorm()
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
-    if x.dtype != weight.dtype:  # PyTorch would warn that it is slow
-        return NotImplemented
-    if _FOR_GPUS and x.is_cuda:
-        # There, one infinite element makes a whole row NaN.
+    # PyTorch warns of two dtypes; on a GPU, one infinite element makes a whole row NaN.
+    if x.dtype != weight.dtype or (_FOR_GPUS and x.is_cuda):
         return NotImplemented
     if _straight_rmsnorm is None or not x.is_cpu or torch.compiler.is_compiling():
         return torch.rms_norm(x, weight.shape, weight, eps)
@@ -164,15 +162,9 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    scale: float | None,
-    mask: Any,
-    window: int | None,
-    lengths: Any,
-) -> Any:
+    q: Any, k: Any, v: Any,
+    causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+) -> Any:  # fmt: skip
     """The op of that name; `NotImplemented` where there is nothing to attend to or to compute."""
     asked, held = q.shape, k.shape
     if 0 in asked or 0 in held:
@@ -223,8 +215,10 @@ def _seen(
     """Which keys a query may see: four axes, of which the first two may be 1."""
     queries = q.shape[2]
     key = torch.arange(keys, device=q.device)
-    valid = keys if lengths is None else _within(lengths, keys).reshape(-1, 1, 1, 1)
-    seen = (key < valid) if lengths is not None else torch.ones_like(key, dtype=torch.bool)
+    valid, seen = keys, torch.ones_like(key, dtype=torch.bool)
+    if lengths is not None:
+        valid = lengths.to(torch.int64).clamp(0, keys).reshape(-1, 1, 1, 1)
+        seen = key < valid
     if causal:
         own = torch.arange(queries, device=q.device)[:, None] + (valid - queries)
         seen = seen & (key <= own)
@@ -236,10 +230,6 @@ def _seen(
     return seen.reshape(shape).expand(shape[0], shape[1], queries, keys)
 
 
-def _within(lengths: Any, keys: int) -> Any:
-    return lengths.to(torch.int64).clamp(0, keys)
-
-
 def _preferred(q: Any) -> AbstractContextManager[Any]:
     """The order of PyTorch's kernels for this card; for one query, PyTorch's own order."""
     if not q.is_cuda or q.shape[2] == 1:
@@ -247,21 +237,13 @@ def _preferred(q: Any) -> AbstractContextManager[Any]:
     order = _orders.get(q.device)
     if order is None:
         order = _orders[q.device] = PREFER.get(torch.cuda.get_device_capability(q.device), ())
-    scope: AbstractContextManager[Any] = (
-        sdpa_kernel(list(order), set_priority=True) if order else nullcontext()
-    )
-    return scope
+    return sdpa_kernel(list(order), set_priority=True) if order else nullcontext()
 
 
 def update_sgd(
-    parameters: Arrays,
-    gradients: Arrays,
-    velocities: Arrays | None,
-    rate: float,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> Any:
+    parameters: Arrays, gradients: Arrays, velocities: Arrays | None,
+    rate: float, momentum: float, decay: float, nesterov: bool,
+) -> Any:  # fmt: skip
     """The op of that name, for float tensors of one dtype that no gradient passes through."""
     lists = [parameters, gradients] if velocities is None else [parameters, gradients, velocities]
     idle = velocities is not None and not momentum  # PyTorch would not keep the velocities
@@ -271,57 +253,28 @@ def update_sgd(
         return NotImplemented
     moved, *kept = (_copies(arrays) for arrays in (parameters, *lists[2:]))
     torch._fused_sgd_(
-        moved,
-        _laid_out_like(moved, gradients),
-        kept[0] if kept else [],
-        weight_decay=decay,
-        momentum=momentum if kept else 0.0,
-        lr=rate,
-        dampening=0.0,
-        nesterov=nesterov,
-        maximize=False,
-        is_first_step=False,
-        found_inf=under_way.skip,
-    )
+        moved, _laid_out_like(moved, gradients), kept[0] if kept else [],
+        lr=rate, momentum=momentum if kept else 0.0, dampening=0.0, weight_decay=decay,
+        nesterov=nesterov, maximize=False, is_first_step=False, found_inf=under_way.skip,
+    )  # fmt: skip
     return moved, kept[0] if kept else None
 
 
 def update_adam(
-    parameters: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    squares: Arrays,
-    step: Any,
-    rate: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    decoupled: bool,
-) -> Any:
+    parameters: Arrays, gradients: Arrays, means: Arrays, squares: Arrays, step: Any,
+    rate: float, beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
+) -> Any:  # fmt: skip
     """The op of that name, for float tensors of one dtype that no gradient passes through."""
     if not _alike([parameters, gradients, means, squares]) or isinstance(rate, torch.Tensor):
         return NotImplemented
-    device = parameters[0].device
-    count = torch.as_tensor(step, dtype=torch.float32, device=device)
+    count = torch.as_tensor(step, dtype=torch.float32, device=parameters[0].device)
     moved, new_means, new_squares = _copies(parameters), _copies(means), _copies(squares)
     update = torch._fused_adamw_ if decoupled else torch._fused_adam_
     update(
-        moved,
-        _laid_out_like(moved, gradients),
-        new_means,
-        new_squares,
-        [],
-        [count] * len(moved),
-        lr=rate,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-        found_inf=under_way.skip,
-    )
+        moved, _laid_out_like(moved, gradients), new_means, new_squares, [], [count] * len(moved),
+        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps,
+        amsgrad=False, maximize=False, found_inf=under_way.skip,
+    )  # fmt: skip
     return moved, new_means, new_squares
 
 
@@ -413,12 +366,8 @@ def _kernel_first(kernel: Function, own: Function | None) -> Function:
     return either
 
 
-def _all_versions() -> Mapping[str, Function]:
-    if not _FOR_GPUS:
-        return _OWN
+FUSED: Mapping[str, Function] = _OWN
+if _FOR_GPUS:
     from anydevice.engines.torch.triton.fused import KERNELS
 
-    return kernels_first(_OWN, KERNELS)
-
-
-FUSED: Mapping[str, Function] = _all_versions()
+    FUSED = kernels_first(_OWN, KERNELS)

@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.dtypes import DType
 from anydevice.core.primitives import Primitives, Shape
 from anydevice.engines.host import known_dtype, lacking
+from anydevice.engines.torch.arrays import KNOWN, NATIVE
 
 Axes = int | tuple[int, ...]
 
 # By name and not by row: names are constants to the compiler.
-_THEIRS: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name, row in DTYPES.items()
-    if not row.packed and isinstance(getattr(torch, name, None), torch.dtype)
-}
-_OURS = {theirs: DTYPES[name] for name, theirs in _THEIRS.items()}
+_THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
 
 
 def _two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -66,7 +62,7 @@ class TorchPrimitives:
     # Types and shapes
 
     def dtype(self, x: Any) -> DType:
-        row = _OURS.get(x.dtype)
+        row = KNOWN.get(x.dtype)
         return known_dtype(x.dtype) if row is None else row
 
     def astype(self, x: Any, dtype: DType) -> Any:
