@@ -110,11 +110,5 @@ def _show_explanations(title: str, explanations: Sequence[Explanation], output: 
     for explanation in explanations:
         output.say("", f"  {output.paint(explanation.subject, 'strong')}: {explanation.cause}")
         for sentence in (*explanation.evidence, explanation.meaning):
-            output.say(*_broken(sentence, output.width))
+            output.say(*wrapped(sentence, max(40, output.width or 10_000), "    "))
         output.say(f"    {output.paint('→ ' + explanation.advice, 'fix')}")
-
-
-def _broken(sentence: str, width: int | None) -> list[str]:
-    if width is None or len(sentence) + 4 <= width:
-        return [f"    {sentence}"]
-    return wrapped(sentence, max(40, width), "    ")

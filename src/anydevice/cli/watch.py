@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -183,11 +183,9 @@ def _measured(
 def _fitting(words: Sequence[Piece], width: int) -> list[Piece]:
     """As many of the texts as fit, with gaps between them, and at least the first."""
     pieces: list[Piece] = []
-    used = 0
     for text, style in words:
         gap = _GAP if pieces else ""
-        used += cell_len(gap + text)
-        if pieces and used > width:
+        if pieces and sum(cell_len(each) for each, _ in pieces) + cell_len(gap + text) > width:
             break
         pieces += [(gap, None), (text, style)]
     return pieces
@@ -218,15 +216,15 @@ def _memory(each: DeviceUsage) -> list[Piece]:
 
 def _readings(read: Readings, label: str = "load ") -> list[Piece]:
     limit = "" if read.power_limit is None else f" of {read.power_limit:.0f}"
-    texts: tuple[tuple[float | None, Callable[[float], str]], ...] = (
-        (read.load, lambda load: f"{label}{percent(load)}"),
-        (read.temperature, lambda degrees: f"{degrees:.0f} °C"),
-        (read.power, lambda watts: f"{watts:.0f}{limit} W"),
-        (read.clock, lambda clock: f"{clock:.0f} MHz"),
-        (read.fan, lambda fan: f"fan {percent(fan)}"),
-        (read.memory_load, lambda load: f"memory traffic {percent(load)}"),
+    texts = (
+        None if read.load is None else f"{label}{percent(read.load)}",
+        None if read.temperature is None else f"{read.temperature:.0f} °C",
+        None if read.power is None else f"{read.power:.0f}{limit} W",
+        None if read.clock is None else f"{read.clock:.0f} MHz",
+        None if read.fan is None else f"fan {percent(read.fan)}",
+        None if read.memory_load is None else f"memory traffic {percent(read.memory_load)}",
     )
-    return [(text(value), None) for value, text in texts if value is not None]
+    return [(text, None) for text in texts if text]
 
 
 def _painted(pieces: list[Piece], width: int, output: Output) -> str:

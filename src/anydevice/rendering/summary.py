@@ -159,16 +159,15 @@ def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
 
 
 def _what(device: Device, facts: Facts) -> str:
-    if facts.compute_capability:
-        return f"{facts.name}, sm {facts.compute_capability}"
-    if device.backend == "opencl" and device.kind == "cpu":
-        return f"{facts.name}, a CPU"
+    more = None if device.kind == "cpu" else facts.architecture
     cores = facts.details.get("physical_cores")
-    if device.kind == "cpu" and cores:
-        return f"{facts.name}, {cores} core{'' if cores == 1 else 's'}"
-    if facts.architecture and device.kind != "cpu":
-        return f"{facts.name}, {facts.architecture}"
-    return facts.name
+    if facts.compute_capability:
+        more = f"sm {facts.compute_capability}"
+    elif device.backend == "opencl" and device.kind == "cpu":
+        more = "a CPU"
+    elif device.kind == "cpu" and cores:
+        more = f"{cores} core{'' if cores == 1 else 's'}"
+    return f"{facts.name}, {more}" if more else facts.name
 
 
 def _short(version: str) -> str:

@@ -80,10 +80,9 @@ class TrainingProgress:
         self._first_tell = self._first_tell or (now, examples, done)
         began, passed, first = self._first_tell
         seconds = now - began
-        words = [(f"epoch {epoch}/{self._epochs}", 0)]
+        words = [(f"epoch {epoch}/{self._epochs}", 0), (f"rate {rate:.3g}", 4)]
         if loss is not None:
-            words.append((f"loss {loss:.4g}", 1))
-        words.append((f"rate {rate:.3g}", 4))
+            words.insert(1, (f"loss {loss:.4g}", 1))
         if seconds > 0 and examples > passed:
             words.append((f"{(examples - passed) / seconds:,.0f} examples/s", 3))
         if self._length and done - first >= _STEPS_BEFORE_FORECAST:
