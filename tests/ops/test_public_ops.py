@@ -100,13 +100,13 @@ def test_an_op_has_types_and_options_by_name(name: str) -> None:
     assert any(each.kind is each.KEYWORD_ONLY for each in given) == (name in KEYWORD_ONLY)
 
 
-def test_the_list_is_complete_and_in_order() -> None:
+def test_the_list_is_complete() -> None:
     public = [
         name
         for name, value in vars(ops).items()
         if inspect.isfunction(value) and not name.startswith("_")
     ]
-    assert sorted(public) == ops.__all__
+    assert sorted(public) == sorted(ops.__all__)
 
 
 def test_no_module_has_the_name_of_an_op() -> None:

@@ -127,20 +127,21 @@ def workloads(runner: Runner, dtypes: Sequence[str], sizes: WorkloadSizes) -> It
     for size in sizes.memory:
         shown, count = format_size(size), size // 4
         if runner.engine in _WRITTEN_IN_PLACE:
-            yield Workload("copy", f"copy of {shown}", 2 * size, _copied(count))
+            yield Workload("copy", f"copy of {shown}", 2 * size, _applied(count, _copy, 2))
         yield Workload("copy", f"negative of {shown}", 2 * size, _applied(count, ops.negative))
         yield Workload("copy", f"add of {shown}", 3 * size, _applied(count, ops.add, 2))
         yield Workload("read", f"sum of {shown}", size, _applied(count, ops.sum))
         yield Workload("read", f"max of {shown}", size, _applied(count, ops.max))
-        yield Workload("read", f"matrix–vector of {shown}", size, _row_times_matrix(count))
+        vector = partial(_row_times_matrix, count)
+        yield Workload("read", f"matrix–vector of {shown}", size, vector)
     for dtype in dtypes:
         for edge in sizes.edges:
-            work = 2 * edge**3
-            yield Workload("matmul", f"matmul of {edge}³", work, _square(edge, dtype), dtype)
+            product = partial(_square, edge, dtype)
+            yield Workload("matmul", f"matmul of {edge}³", 2 * edge**3, product, dtype)
     if runner.device.kind != "cpu" and sizes.bus:
-        shown = format_size(sizes.bus)
-        yield Workload("to device", f"to_device of {shown}", sizes.bus, _sent(sizes.bus))
-        yield Workload("to host", f"to_numpy of {shown}", sizes.bus, _fetched(sizes.bus))
+        shown, size = format_size(sizes.bus), sizes.bus
+        yield Workload("to device", f"to_device of {shown}", size, partial(_sent, size))
+        yield Workload("to host", f"to_numpy of {shown}", size, partial(_fetched, size))
 
 
 def _rate(runner: Runner, load: Workload, limit: float) -> float:
@@ -161,52 +162,34 @@ def _placed(runner: Runner, count: int) -> Any:
     return runner.load().place(np.ones(count, np.float32), runner.place)
 
 
-def _copied(count: int) -> Make:
-    def make(runner: Runner) -> Callable[[], Any]:
-        source, target = _placed(runner, count), _placed(runner, count)
-
-        def call() -> Any:
-            target[...] = source
-            return target
-
-        return call
-
-    return make
+def _copy(target: Any, source: Any) -> Any:
+    target[...] = source
+    return target
 
 
 def _applied(count: int, op: Callable[..., Any], arrays: int = 1) -> Make:
-    def make(runner: Runner) -> Callable[[], Any]:
-        return partial(op, *(_placed(runner, count) for _ in range(arrays)))
-
-    return make
+    return lambda runner: partial(op, *(_placed(runner, count) for _ in range(arrays)))
 
 
-def _row_times_matrix(count: int) -> Make:
-    def make(runner: Runner) -> Callable[[], Any]:
-        width = min(4096, count)
-        weight = ops.reshape(_placed(runner, count // width * width), (count // width, width))
-        return partial(ops.linear, ops.reshape(_placed(runner, width), (1, width)), weight)
-
-    return make
+def _row_times_matrix(count: int, runner: Runner) -> Callable[[], Any]:
+    width = min(4096, count)
+    weight = ops.reshape(_placed(runner, count // width * width), (count // width, width))
+    return partial(ops.linear, ops.reshape(_placed(runner, width), (1, width)), weight)
 
 
-def _square(edge: int, dtype: str) -> Make:
-    def make(runner: Runner) -> Callable[[], Any]:
-        drawn = np.random.default_rng(0).standard_normal((2, edge, edge), np.float32)
-        rounded = (x.astype(DTYPES[dtype].numpy()) for x in drawn)
-        return partial(ops.matmul, *(runner.load().place(x, runner.place) for x in rounded))
-
-    return make
+def _square(edge: int, dtype: str, runner: Runner) -> Callable[[], Any]:
+    drawn = np.random.default_rng(0).standard_normal((2, edge, edge), np.float32)
+    rounded = (x.astype(DTYPES[dtype].numpy()) for x in drawn)
+    return partial(ops.matmul, *(runner.load().place(x, runner.place) for x in rounded))
 
 
-def _sent(size: int) -> Make:
-    return lambda runner: partial(
-        to_device, np.ones(size, np.uint8), runner.device.served_by(runner.engine)
-    )
+def _sent(size: int, runner: Runner) -> Callable[[], Any]:
+    device = runner.device.served_by(runner.engine)
+    return partial(to_device, np.ones(size, np.uint8), device)
 
 
-def _fetched(size: int) -> Make:
-    return lambda runner: partial(to_numpy, _sent(size)(runner)())
+def _fetched(size: int, runner: Runner) -> Callable[[], Any]:
+    return partial(to_numpy, _sent(size, runner)())
 
 
 def ceiling_of(
@@ -260,29 +243,13 @@ def memory_ceiling(
 
 
 def _bounded(measurement: Measurement, ceilings: Sequence[Ceiling], results: int) -> Measurement:
-    if measurement.state != "measured" or not measurement.seconds:
+    """The measurement with the ceiling that it came nearest to, which is the one that binds it."""
+    reached = [(rate / c.rate, c) for c, rate in _reached(measurement, ceilings, results) if rate]
+    if not reached:
         return measurement
-    least = _least_times(measurement, ceilings, results)
-    if not least:
-        return measurement
-    bound = max(least, key=lambda each: least[each])
-    return replace(measurement, bound=bound, fraction=least[bound] / measurement.seconds)
-
-
-def _least_times(
-    measurement: Measurement, ceilings: Sequence[Ceiling], results: int
-) -> dict[Bound, float]:
-    """The seconds that a call would take at each ceiling."""
-    least: dict[Bound, float] = {}
-    moved, operations = measurement.moved, measurement.operations
-    memory = memory_ceiling(measurement, ceilings, results)
-    compute = ceiling_of(ceilings, measurement.device, "matmul", measurement.dtype)
-    if memory and moved:
-        least["memory"] = moved / memory.rate
-    # A view computes nothing either.
-    if compute and operations and moved:
-        least["compute"] = operations / compute.rate
-    return least
+    fraction, nearest = max(reached, key=lambda each: each[0])
+    bound: Bound = "compute" if nearest.what == "matmul" else "memory"
+    return replace(measurement, bound=bound, fraction=fraction)
 
 
 def _compared(measurement: Measurement, on_cpu: Sequence[Measurement]) -> Measurement:
@@ -343,9 +310,9 @@ def _highest(
     for each, results in zip(measurements, written, strict=True):
         for ceiling, rate in _reached(each, ceilings, results):
             if rate > best[_key(ceiling)].rate:
-                kernel = f"{each.op}, {each.case}"
-                better = replace(ceiling, rate=rate, engine=each.engine, kernel=kernel)
-                best[_key(ceiling)] = better
+                best[_key(ceiling)] = replace(
+                    ceiling, rate=rate, engine=each.engine, kernel=f"{each.op}, {each.case}"
+                )
     return tuple(best.values())
 
 

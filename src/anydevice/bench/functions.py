@@ -10,7 +10,7 @@ from typing import Any
 from anydevice.bench.timing import Timing, seconds_of, time_calls
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
-from anydevice.core.record import NOTHING, Record, as_dict, replace
+from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.text import format_time, percent, table, times
 from anydevice.discovery._discover import devices as usable_devices
 from anydevice.engines import registry
@@ -218,9 +218,7 @@ def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTimi
     except Exception as error:  # whatever the function raises there is its result there
         reason = in_a_line(error, place_of(device))
         return DeviceTiming(str(device), device.engine, reason=reason)
-    figures = as_dict(timing)
-    del figures["calls"], figures["fastest"]
-    return DeviceTiming(str(device), device.engine, **figures)
+    return DeviceTiming(str(device), device.engine, **timing.figures)
 
 
 def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
@@ -270,17 +268,11 @@ def _cells(row: DeviceTiming) -> tuple[str, ...]:
     place = (row.device, row.engine or "–")
     if row.seconds is None:
         return (*place, "–", "–", "–", "–")
-    return (
-        *place,
-        format_time(row.seconds),
-        "–"
-        if row.spread is None
-        else "noisy"
-        if row.spread > NOISY
-        else f"± {percent(row.spread)}",
-        format_time(row.first or 0.0),
-        times(row.speed_up) if row.speed_up else "–",
-    )
+    spread = "–" if row.spread is None else f"± {percent(row.spread)}"
+    if row.spread is not None and row.spread > NOISY:
+        spread = "noisy"
+    speed_up = times(row.speed_up) if row.speed_up else "–"
+    return (*place, format_time(row.seconds), spread, format_time(row.first or 0.0), speed_up)
 
 
 def _with_copies(tree: Any, *, of: Any) -> Any:

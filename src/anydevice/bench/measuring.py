@@ -154,17 +154,8 @@ def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measureme
         return Measurement(*where, "unsupported", str(error)), 0
     except Exception as error:  # an engine fails in any way it likes: that is a result
         return Measurement(*where, "failed", in_a_line(error, runner.place)), 0
-    timing = timed.timing
-    measurement = Measurement(
-        *where,
-        seconds=timing.seconds,
-        low=timing.low,
-        high=timing.high,
-        first=timing.first,
-        samples=timing.samples,
-        moved=timed.moved,
-        operations=timed.operations,
-    )
+    figures = timed.timing.figures
+    measurement = Measurement(*where, moved=timed.moved, operations=timed.operations, **figures)
     return measurement, timed.written
 
 

@@ -41,6 +41,8 @@ MOST_SETS = 64
 MOST_RESULTS = {"cpu": 2**29, "gpu": 2**32}
 """Bytes of results that are held at a time: calls are waited for together, as many as fit."""
 
+_KEPT = ("seconds", "low", "high", "first", "samples")
+
 CONSUMING = frozenset({"cache_write"})
 """Ops whose first argument must not be used again: their result takes its place."""
 
@@ -60,6 +62,11 @@ class Timing(Record):
     samples: int
     calls: int
     fastest: float
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The fields that results keep, by name."""
+        return {name: getattr(self, name) for name in _KEPT}
 
 
 def seconds_of(limit: Any) -> float:
@@ -153,29 +160,34 @@ def time_op(row: Row, made: Call, runner: Runner, *, limit: float) -> TimedOp:
     consuming = row.op in CONSUMING
     size = sum(int(array.nbytes) for array in made.arrays())
     count = max(1, min(MOST_SETS, COLD[size_of(device)] // max(size, 1)))
-    sets = [
-        _Arguments(mapped(made, lambda x: place(x, engine, runner.place))) for _ in range(count)
-    ]
+    placed = (mapped(made, lambda x: place(x, engine, runner.place)) for _ in range(count))
+    sets = [(list(each.arguments), each.options) for each in placed]
     op = getattr(ops, row.op)
 
     def call(number: int) -> Any:
-        arguments = sets[number % count]
-        result = op(*arguments.by_position, **arguments.by_name)
+        by_position, by_name = sets[number % count]
+        result = op(*by_position, **by_name)
         if consuming:
-            arguments.by_position[0] = result
+            by_position[0] = result
         return result
+
+    def arrays(number: int) -> list[Any]:
+        by_position, by_name = sets[number]
+        return [x for x in leaves([*by_position, *by_name.values()]) if engine.owns(x)]
 
     def finish(results: Any) -> None:
         engine.finish(list(leaves(results)))
 
     with runner.scope():
-        finish([arguments.arrays(engine) for arguments in sets])
+        finish([arrays(number) for number in range(count)])
         began = time.perf_counter()
         result = call(0)
         finish(result)
         first = time.perf_counter() - began
-        written = sum(_bytes(array, engine) for array in leaves(result))
-        viewed = not consuming and _is_view(result, sets[0].arrays(engine), engine)
+        written = sum(
+            int(np.prod(array.shape)) * engine.dtype_of(array).itemsize for array in leaves(result)
+        )
+        viewed = not consuming and _is_view(result, arrays(0), engine)
         del result
         most = 1 if consuming else _most_calls(device, written)
         timing = time_calls(call, finish, limit=limit, most_calls=most, first=first)
@@ -188,22 +200,6 @@ def _most_calls(device: Device, written: int) -> int:
     free, most = device.facts.free_memory, MOST_RESULTS[size_of(device)]
     room = most if free is None else min(most, free // 4)
     return max(1, min(MOST_CALLS, room // max(written, 1)))
-
-
-class _Arguments:
-    """The arguments of one call, on the device; those by position can be replaced."""
-
-    def __init__(self, made: Call) -> None:
-        self.by_position = list(made.arguments)
-        self.by_name = dict(made.options)
-
-    def arrays(self, engine: Engine) -> list[Any]:
-        values = leaves([*self.by_position, *self.by_name.values()])
-        return [each for each in values if engine.owns(each)]
-
-
-def _bytes(array: Any, engine: Engine) -> int:
-    return int(np.prod(array.shape)) * engine.dtype_of(array).itemsize
 
 
 def _is_view(result: Any, arguments: list[Any], engine: Engine) -> bool:

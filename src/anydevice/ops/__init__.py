@@ -66,71 +66,19 @@ from anydevice.ops._optimizers import update_adam, update_lion, update_sgd
 from anydevice.ops._reduce import argmax, max, mean, min, sum, top_k
 from anydevice.ops._rope import rope
 
-__all__ = [
-    "abs",
-    "add",
-    "argmax",
-    "astype",
-    "attention",
-    "avg_pool2d",
-    "broadcast_to",
-    "cache_write",
-    "concat",
-    "conv2d",
-    "cos",
-    "cross_entropy",
-    "divide",
-    "embedding",
-    "equal",
-    "erf",
-    "exp",
-    "floor",
-    "gelu",
-    "isnan",
-    "layernorm",
-    "less",
-    "less_equal",
-    "linear",
-    "log",
-    "log_softmax",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "matmul",
-    "max",
-    "max_pool2d",
-    "maximum",
-    "mean",
-    "mean_squared_error",
-    "min",
-    "minimum",
-    "multiply",
-    "negative",
-    "part",
-    "permute",
-    "power",
-    "relu",
-    "reshape",
-    "rmsnorm",
-    "rope",
-    "rsqrt",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "softmax",
-    "sqrt",
-    "subtract",
-    "sum",
-    "swiglu",
-    "take",
-    "tanh",
-    "top_k",
-    "update_adam",
-    "update_lion",
-    "update_sgd",
-    "where",
-]
+# Element by element
+__all__ = ["abs", "add", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "isnan", "less"]
+__all__ += ["less_equal", "log", "logical_and", "logical_not", "logical_or", "maximum", "minimum"]
+__all__ += ["multiply", "negative", "power", "relu", "rsqrt", "sigmoid", "sign", "silu", "sin"]
+__all__ += ["sqrt", "subtract", "swiglu", "tanh", "where"]
+# Along axes, and from place to place
+__all__ += ["argmax", "log_softmax", "max", "mean", "min", "softmax", "sum", "top_k"]
+__all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "part", "permute"]
+__all__ += ["reshape", "take"]
+# Layers, losses and the steps of optimizers
+__all__ += ["attention", "avg_pool2d", "conv2d", "layernorm", "linear", "matmul", "max_pool2d"]
+__all__ += ["rmsnorm", "rope"]
+__all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -123,18 +123,13 @@ def _refuse_mask(q: Array, k: Array, mask: Array) -> None:
     shape, keys = tuple(mask.shape), k.shape[2]
     wanted = (batch, heads, queries, keys)
     if len(shape) == 2:
-        fits = shape[0] in (1, batch) and shape[1] in (1, keys)
-    else:
-        fits = len(shape) <= 4 and all(
-            size in (1, full) for size, full in zip(shape[::-1], wanted[::-1], strict=False)
-        )
-    if not fits:
-        if len(shape) == 2:
-            raise wrong(
-                "attention",
-                f"a mask of two axes is (batch, keys), here ({batch}, {keys}), but it is {shape}; "
-                "give one that is (queries, keys) as mask[None, None]",
-            )
+        if shape[0] not in (1, batch) or shape[1] not in (1, keys):
+            rule = f"a mask of two axes is (batch, keys), here ({batch}, {keys}), but it is {shape}"
+            hint = "give one that is (queries, keys) as mask[None, None]"
+            raise wrong("attention", f"{rule}; {hint}")
+        return
+    pairs = zip(shape[::-1], wanted[::-1], strict=False)
+    if len(shape) > 4 or any(size not in (1, full) for size, full in pairs):
         rule = f"mask broadcasts to (batch, heads, queries, keys), here {wanted}"
         raise wrong_shapes("attention", rule, mask=mask)
 

@@ -41,17 +41,12 @@ def conv2d(
     """
     dtype = getattr(x, "dtype", None)
     own = version_for_dtype(x, dtype, "conv2d", _conv2d)
-    alike = type(weight) is type(x) and weight.dtype == dtype
-    if not alike:
+    if type(weight) is not type(x) or weight.dtype != dtype:
         require_one_dtype("conv2d", x=x, weight=weight)
     image, filters = x.shape, weight.shape
     if len(image) != 4 or len(filters) != 4 or image[1] != filters[1]:
-        raise wrong_shapes(
-            "conv2d",
-            "x is (batch, channels, height, width) and weight (filters, channels, height, width)",
-            x=x,
-            weight=weight,
-        )
+        rule = "x is (batch, channels, height, width) and weight (filters, channels, height, width)"
+        raise wrong_shapes("conv2d", rule, x=x, weight=weight)
     if bias is not None:
         require_one_dtype("conv2d", x=x, bias=bias)
         if bias.shape != filters[:1]:

@@ -22,12 +22,8 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     require_integers("cross_entropy", "targets", targets, logits, "logits")
     shape = tuple(logits.shape)
     if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
-        raise wrong_shapes(
-            "cross_entropy",
-            "logits is (…, classes) and targets (…)",
-            logits=logits,
-            targets=targets,
-        )
+        rule = "logits is (…, classes) and targets (…)"
+        raise wrong_shapes("cross_entropy", rule, logits=logits, targets=targets)
     return run2(own, _cross_entropy, logits, targets)
 
 

@@ -77,8 +77,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     kind, dtype, shape = type(first), first.dtype, first.shape
     at = axis if type(axis) is int and 0 <= axis < len(shape) else axis_of("concat", first, axis)
     for other in arrays[1:]:
-        alike = type(other) is kind and other.dtype == dtype
-        if not alike:
+        if type(other) is not kind or other.dtype != dtype:
             require_one_dtype("concat", first=first, another=other)
         if other.shape != shape:
             _refuse_unlike(first, other, at)
@@ -202,16 +201,11 @@ def cache_write(cache: Array, new: Array, positions: Array) -> Array:
     require_integers("cache_write", "positions", positions, cache, "cache")
     kept, given = tuple(cache.shape), tuple(new.shape)
     if len(kept) != 4 or len(given) != 4 or kept[:2] != given[:2] or kept[3] != given[3]:
-        raise wrong_shapes(
-            "cache_write",
-            "cache is (batch, heads, keys, size) and new (batch, heads, tokens, size)",
-            cache=cache,
-            new=new,
-        )
+        rule = "cache is (batch, heads, keys, size) and new (batch, heads, tokens, size)"
+        raise wrong_shapes("cache_write", rule, cache=cache, new=new)
     if tuple(positions.shape) not in ((given[2],), (given[0], given[2])):
-        raise wrong_shapes(
-            "cache_write", "positions is (tokens,) or (batch, tokens)", new=new, positions=positions
-        )
+        rule = "positions is (tokens,) or (batch, tokens)"
+        raise wrong_shapes("cache_write", rule, new=new, positions=positions)
     return run3(own, _cache_write, cache, new, positions)
 
 

@@ -54,9 +54,7 @@ def update_sgd(
     if not _alike("update_sgd", parameters, gradients=gradients, **others):
         return [], None if velocities is None else []
     given = parameters, gradients, velocities, rate, momentum, decay, nesterov
-    own = own_version(parameters[0], "update_sgd", _update_sgd)
-    new: tuple[list[Array], list[Array] | None] = run(own, _update_sgd, *given)
-    return new
+    return run(own_version(parameters[0], "update_sgd", _update_sgd), _update_sgd, *given)
 
 
 def update_adam(
@@ -90,9 +88,7 @@ def update_adam(
     if not _alike("update_adam", parameters, gradients=gradients, means=means, squares=squares):
         return [], [], []
     given = parameters, gradients, means, squares, step, rate, beta1, beta2, eps, decay, decoupled
-    own = own_version(parameters[0], "update_adam", _update_adam)
-    new: tuple[list[Array], list[Array], list[Array]] = run(own, _update_adam, *given)
-    return new
+    return run(own_version(parameters[0], "update_adam", _update_adam), _update_adam, *given)
 
 
 def update_lion(
@@ -120,9 +116,7 @@ def update_lion(
     if not _alike("update_lion", parameters, gradients=gradients, means=means):
         return [], []
     given = parameters, gradients, means, rate, beta1, beta2, decay
-    own = own_version(parameters[0], "update_lion", _update_lion)
-    new: tuple[list[Array], list[Array]] = run(own, _update_lion, *given)
-    return new
+    return run(own_version(parameters[0], "update_lion", _update_lion), _update_lion, *given)
 
 
 def _rate(op: str, rate: Any) -> Any:
@@ -164,11 +158,12 @@ def _alike(op: str, parameters: Arrays, **lists: Arrays) -> bool:
 
 
 class _Wide:
-    """Numbers and arrays in the type in which one parameter's update is computed."""
+    """One parameter, and all that its update takes, in the dtype in which that is computed."""
 
     def __init__(self, parameter: Array) -> None:
         self.xp: Primitives = primitives(parameter)
         self.dtype = wide(self.xp.dtype(parameter))
+        self.given, self.parameter = parameter, self.of(parameter)
 
     def of(self, x: Array) -> Array:
         return x if type(x) in NUMBERS else self.xp.astype(x, self.dtype)
@@ -176,19 +171,22 @@ class _Wide:
     def back(self, x: Array, like: Array) -> Array:
         return self.xp.astype(x, self.xp.dtype(like))
 
+    def decayed(self, gradient: Array, decay: float) -> Array:
+        """The gradient, and the decay as a part of it."""
+        xp, gradient = self.xp, self.of(gradient)
+        return xp.add(gradient, xp.multiply(self.parameter, decay)) if decay else gradient
+
     def blend(self, mean: Array, new: Array, share: float) -> Array:
         """`share` of the old mean and the rest of the new."""
-        xp = self.xp
-        return xp.add(xp.multiply(mean, share), xp.multiply(new, 1 - share))
+        return self.xp.add(self.xp.multiply(mean, share), self.xp.multiply(new, 1 - share))
 
-    def shrunk(self, parameter: Array, rate: Array, decay: float) -> Array:
-        if not decay:
-            return parameter
-        xp = self.xp
-        return xp.subtract(parameter, xp.multiply(parameter, self.times(rate, decay)))
-
-    def times(self, rate: Array, number: float) -> Array:
-        return rate * number if type(rate) in NUMBERS else self.xp.multiply(rate, number)
+    def moved(self, change: Array, rate: Array, decay: float = 0.0) -> Array:
+        """The parameter, first made smaller by the decay, after a change at this rate."""
+        xp, p, rate = self.xp, self.parameter, self.of(rate)
+        if decay:
+            shrinking = rate * decay if type(rate) in NUMBERS else xp.multiply(rate, decay)
+            p = xp.subtract(p, xp.multiply(p, shrinking))
+        return self.back(xp.subtract(p, xp.multiply(change, rate)), self.given)
 
     def grown(self, share: float, step: Array) -> Array:
         """1 - share ** step without the loss of digits that the formula has near 0."""
@@ -216,14 +214,12 @@ def _update_sgd(
     moved, kept = [], []
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)
-        xp, p, step = wider.xp, wider.of(parameter), wider.of(gradients[at])
-        if decay:
-            step = xp.add(step, xp.multiply(p, decay))
+        xp, step = wider.xp, wider.decayed(gradients[at], decay)
         if velocities is not None:
             velocity = xp.add(xp.multiply(wider.of(velocities[at]), momentum), step)
             kept.append(wider.back(velocity, velocities[at]))
             step = xp.add(step, xp.multiply(velocity, momentum)) if nesterov else velocity
-        moved.append(wider.back(xp.subtract(p, xp.multiply(step, wider.of(rate))), parameter))
+        moved.append(wider.moved(step, rate))
     return moved, None if velocities is None else kept
 
 
@@ -248,16 +244,13 @@ def _update_adam(
             root = wider.root(wider.grown(beta2, step))
             grown[wider.dtype.name] = wider.grown(beta1, step), root
         first, second = grown[wider.dtype.name]
-        xp, p, gradient = wider.xp, wider.of(parameter), wider.of(gradients[at])
-        pace = wider.of(rate)
-        if decay and not decoupled:
-            gradient = xp.add(gradient, xp.multiply(p, decay))
+        xp = wider.xp
+        gradient = wider.decayed(gradients[at], 0.0 if decoupled else decay)
         mean = wider.blend(wider.of(means[at]), gradient, beta1)
         square = wider.blend(wider.of(squares[at]), xp.multiply(gradient, gradient), beta2)
         spread = xp.add(xp.divide(xp.sqrt(square), second), eps)
         change = xp.divide(xp.divide(mean, first), spread)
-        p = wider.shrunk(p, pace, decay if decoupled else 0.0)
-        moved.append(wider.back(xp.subtract(p, xp.multiply(change, pace)), parameter))
+        moved.append(wider.moved(change, rate, decay if decoupled else 0.0))
         new_means.append(wider.back(mean, means[at]))
         new_squares.append(wider.back(square, squares[at]))
     return moved, new_means, new_squares
@@ -275,10 +268,8 @@ def _update_lion(
     moved, kept = [], []
     for at, parameter in enumerate(parameters):
         wider = _Wide(parameter)
-        xp, p, gradient = wider.xp, wider.of(parameter), wider.of(gradients[at])
-        mean, pace = wider.of(means[at]), wider.of(rate)
-        change = xp.sign(wider.blend(mean, gradient, beta1))
-        p = wider.shrunk(p, pace, decay)
-        moved.append(wider.back(xp.subtract(p, xp.multiply(change, pace)), parameter))
+        gradient, mean = wider.of(gradients[at]), wider.of(means[at])
+        change = wider.xp.sign(wider.blend(mean, gradient, beta1))
+        moved.append(wider.moved(change, rate, decay))
         kept.append(wider.back(wider.blend(mean, gradient, beta2), means[at]))
     return moved, kept

@@ -132,8 +132,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     k = integer("top_k", "k", k)
     if not 1 <= k <= x.shape[last]:
         raise wrong_shapes("top_k", f"k, which is {k}, is from 1 to the size of the last axis", x=x)
-    largest: tuple[Array, Array] = run2(own, _top_k, x, k)
-    return largest
+    return run2(own, _top_k, x, k)
 
 
 def _filled_axis(op: str, x: Array, axis: int) -> int:

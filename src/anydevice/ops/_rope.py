@@ -56,9 +56,8 @@ def rope(
     if len(shape) != 4 or shape[3] % 2:
         raise wrong_shapes("rope", "x is (batch, heads, tokens, size) with an even size", x=x)
     if tuple(positions.shape) not in (shape[2:3], (shape[0], shape[2])):
-        raise wrong_shapes(
-            "rope", "positions is (tokens,) or (batch, tokens)", x=x, positions=positions
-        )
+        rule = "positions is (tokens,) or (batch, tokens)"
+        raise wrong_shapes("rope", rule, x=x, positions=positions)
     theta, interleaved = python_number(theta), python_number(interleaved)
     if not is_finite(theta) or theta <= 0:
         raise wrong("rope", f"theta is a number above 0, but it is {in_words(theta)}")

@@ -20,6 +20,7 @@ Array = Any
 """An array of any library that has an engine."""
 
 Op = TypeVar("Op", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 _EnginesByDtype = dict[type, dict[Any, str]]
 
@@ -144,13 +145,13 @@ def version_for_mixed_dtypes(
     return definition if getattr(own, "of_one_dtype", False) else own
 
 
-def run(own: Callable[..., Any], definition: Callable[..., Any], *arguments: Any) -> Any:
+def run(own: Callable[..., Any], definition: Callable[..., Result], *arguments: Any) -> Result:
     """Call an engine's version of an op, or the definition where it gives `NotImplemented`.
 
     Where its library runs out of memory, that is an `OutOfMemoryError`.
     """
     try:
-        result = own(*arguments)
+        result: Any = own(*arguments)
         return definition(*arguments) if result is NotImplemented else result
     except Exception as error:
         explain(error, *arguments)
@@ -161,10 +162,10 @@ def run(own: Callable[..., Any], definition: Callable[..., Any], *arguments: Any
 # (bench/calling_ops.py).
 
 
-def run2(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any) -> Any:
+def run2(own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: Any) -> Result:
     """The same as `run` for two arguments."""
     try:
-        result = own(a, b)
+        result: Any = own(a, b)
         return definition(a, b) if result is NotImplemented else result
     except Exception as error:
         explain(error, a, b)
