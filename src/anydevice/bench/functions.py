@@ -169,7 +169,7 @@ def benchmark(
 
 
 def _home(part: Any) -> Device | None:
-    """Where something is; `None` where that is nowhere, or not one place."""
+    """Where something is; `None` if that is nowhere, or not one place."""
     try:
         return device_of(part)
     except DeviceMismatchError:

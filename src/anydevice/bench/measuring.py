@@ -64,7 +64,7 @@ def bench(
     table of cases and the sizes of the ceilings. Whatever an engine raises is in the results.
 
     Raises `ConfigurationError` for an unknown name, a limit that is not a time above 0, or where
-    nothing is left to measure, and `DeviceNotFoundError` where this machine lacks what was asked
+    nothing is left to measure, and `DeviceNotFoundError` if this machine lacks what was asked
     for.
     """
     began, made = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")

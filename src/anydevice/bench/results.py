@@ -59,7 +59,7 @@ class Measurement(Record):
     """One op in one case and dtype, on one device, through one engine.
 
     `seconds` is the median, `low` and `high` are the quartiles, `first` is the first call. `moved`
-    counts the bytes that must pass to and from memory, 0 where the result is a view, `operations`
+    counts the bytes that must pass to and from memory, 0 if the result is a view, `operations`
     the floating operations. `bound` says which of the two takes longer at the device's ceilings,
     and `fraction` how near the op came to that ceiling. `speed_up` is over `over`, a CPU. Where it
     could not be measured, `reason` says why.
@@ -91,7 +91,7 @@ class Measurement(Record):
 
     @property
     def rate(self) -> float | None:
-        """Operations a second where computing binds, else bytes a second; `None` where neither."""
+        """Operations a second where computing binds, else bytes a second; `None` if neither."""
         work = self.operations if self.bound == "compute" else self.moved
         return work / self.seconds if work and self.seconds else None
 
@@ -146,7 +146,7 @@ class Results(Record):
 
 
 def from_dict(data: Any) -> Results:
-    """Results from plain data; raises `ValueError` where it is something else."""
+    """Results from plain data; raises `ValueError` if it is something else."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"it has no {FORMAT!r} under 'format'")
     try:
@@ -175,7 +175,7 @@ def _is_number(value: object) -> bool:
 def read_results(path: str) -> Results:
     """The results that `anydevice bench --json FILE` wrote.
 
-    Raises `ConfigurationError` where there is no such file or it is something else.
+    Raises `ConfigurationError` if there is no such file or it is something else.
     """
     try:
         return from_dict(json.loads(Path(path).read_text("utf-8")))

@@ -415,7 +415,7 @@ TABLE: Mapping[str, Row] = {
 def row_of(op: str) -> Row:
     """The row of an op.
 
-    Raises `ConfigurationError` where there is none: with the name that was meant, or all of them.
+    Raises `ConfigurationError` if there is none: with the name that was meant, or all of them.
     """
     if op not in TABLE:
         meant = get_close_matches(op, TABLE, 1)

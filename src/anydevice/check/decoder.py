@@ -147,7 +147,7 @@ def forward(
     how many keys are valid with them, up to the last position where it is not given. A cache that
     was given must not be used afterwards.
 
-    Raises `ConfigurationError` where there is a cache and no positions.
+    Raises `ConfigurationError` if there is a cache and no positions.
     """
     if positions is None:
         if cache is not None:

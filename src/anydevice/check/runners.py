@@ -51,7 +51,7 @@ def find_runners(
 ) -> list[Runner]:
     """Every engine on every device of this machine, or those that are named.
 
-    Raises `ConfigurationError` for an unknown name, and `DeviceNotFoundError` where this machine
+    Raises `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine
     lacks what was named.
     """
     pairs = pairs_among(discover(), [str(device) for device in devices], engines)

@@ -124,7 +124,7 @@ def prepare_gradient(row: Row, dtype: str, seed: int = 0) -> GradientTrial:
 def run_gradient(trial: GradientTrial, engine: Engine, device: Device) -> str | Difference | None:
     """Let an engine differentiate: what is wrong with its gradients, if anything.
 
-    Raises `UnsupportedError` where it has none, and whatever else the engine raises.
+    Raises `UnsupportedError` if it has none, and whatever else the engine raises.
     """
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):

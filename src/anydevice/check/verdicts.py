@@ -109,7 +109,7 @@ class Verdicts(Record):
 class Kept(Record):
     """The kernels of our own that are trusted now, and those that were found wrong.
 
-    `problem` says why they could not be kept for later processes; `None` where all is well.
+    `problem` says why they could not be kept for later processes; `None` if all is well.
     """
 
     trusted: tuple[Entry, ...]

@@ -80,7 +80,7 @@ def set_limit(config: Config | None) -> list[str]:
 
 
 def limit_of(device: Device, config: Config) -> int | None:
-    """The most bytes of a device that the settings allow; `None` where there is no limit.
+    """The most bytes of a device that the settings allow; `None` if there is no limit.
 
     A fraction is one of the memory that this process could ever get there, and no limit where that
     is unknown. An amount is never more than that memory.

@@ -33,7 +33,7 @@ def measured_engines(devices: Iterable[Device]) -> tuple[Measured, ...]:
 
 
 def measured_engine(device: Device) -> str | None:
-    """The engine that was fastest on a device; `None` where fewer than two were measured."""
+    """The engine that was fastest on a device; `None` if fewer than two were measured."""
     return next((measured.engine for measured in measured_engines((device,))), None)
 
 

@@ -24,7 +24,7 @@ _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 
 
 class Output(Record):
-    """A stream with what it can show. `width` is the terminal's, `None` where there is none."""
+    """A stream with what it can show. `width` is the terminal's, `None` if there is none."""
 
     stream: TextIO
     colour: bool = False

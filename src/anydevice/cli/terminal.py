@@ -119,7 +119,7 @@ class Screen:
         self._shown: list[str] = []
         self._settings: list[Any] | None = None
         self.keys = _terminal_of_keys()
-        """Where single keys are read from; `None` where they cannot be."""
+        """Where single keys are read from; `None` if they cannot be."""
 
     def __enter__(self) -> Self:
         self._output.stream.flush()

@@ -200,7 +200,7 @@ def Dense(inputs: int, outputs: int, *, bias: bool = True) -> nn.Model:  # noqa:
 def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int = 0) -> nn.Model:
     """A model of these layers on the current backend; `@axiom begin … end` in Julia.
 
-    All parameters are initialized anew. `input_shape` is the shape of one example, where the first
+    All parameters are initialized again. `input_shape` is the shape of one example, where the first
     layer does not define it.
 
     >>> with anydevice.use_device("cpu"):

@@ -182,9 +182,9 @@ def loaded(device: str | Device | type[AbstractLuxDevice]) -> bool:
 
 
 def get_device(x: Any) -> Device | None:
-    """The device of the arrays in `x`, or `None` where it has none.
+    """The device of the arrays in `x`, or `None` if it has none.
 
-    Raises `DeviceMismatchError` where they are on different devices.
+    Raises `DeviceMismatchError` if they are on different devices.
     """
     found = anydevice.device_of(x)
     if found == LuxCPUDevice():

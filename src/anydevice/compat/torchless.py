@@ -60,11 +60,11 @@ class ReadyBackend(Record):
         return _label(self.device.backend)
 
     def to_device_1d(self, vector: Any) -> Any:
-        """Move a vector here; raises `TransferError` where it has not one dimension."""
+        """Move a vector here; raises `TransferError` if it has not one dimension."""
         return self._here(_of_dimensions(1, vector))[0]
 
     def to_device_2d(self, matrix: Any) -> Any:
-        """Move a matrix here; raises `TransferError` where it has not two dimensions."""
+        """Move a matrix here; raises `TransferError` if it has not two dimensions."""
         return self._here(_of_dimensions(2, matrix))[0]
 
     def load_weights(self, path: str | os.PathLike[str], dtype: object = None) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class UnifiedTensor:
 
     @property
     def device(self) -> Device | None:
-        """Its device, or `None` where it has no array."""
+        """Its device, or `None` if it has no array."""
         return anydevice.device_of(self.data)
 
     def to_device(self, backend: ReadyBackend | Device | str) -> UnifiedTensor:
@@ -125,7 +125,7 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Read
     usable one of CUDA, ROCm, Metal, OpenCL and CPU. It warns with the reason where it passes over
     what was asked for, or falls back to the CPU although accelerators are here.
 
-    Raises `DeviceNotFoundError` where a backend that is asked for by name is not usable.
+    Raises `DeviceNotFoundError` if a backend that is asked for by name is not usable.
     """
     return _init(preference, 0)
 

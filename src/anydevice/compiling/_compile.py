@@ -158,7 +158,7 @@ class Compiled:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output of the model for these inputs, which are moved to its device first.
 
-        Raises `ConfigurationError` where the model does not take them, and `OutOfMemoryError` where
+        Raises `ConfigurationError` if the model does not take them, and `OutOfMemoryError` if
         the device runs out of memory.
         """
         if self._detector is not None:

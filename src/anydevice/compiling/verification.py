@@ -69,7 +69,7 @@ class Original(Record):
 class Candidate(Record):
     """A compiled model to be verified.
 
-    `run` calls it, `compiler` compiles a function the way it was compiled; `None` where it runs as
+    `run` calls it, `compiler` compiles a function the way it was compiled; `None` if it runs as
     written.
     """
 
@@ -106,7 +106,7 @@ class Reference(Record):
 
 
 def check_functions(properties: Any) -> None:
-    """Raise `ConfigurationError` where these are not several functions."""
+    """Raise `ConfigurationError` if these are not several functions."""
     if not isinstance(properties, Collection) or not all(map(callable, properties)):
         raise ConfigurationError(
             "properties are functions of the output in a list, as in properties=[is_finite]",
@@ -196,7 +196,7 @@ def digest_of(x: Array) -> str:
 
 
 def _check_weights(weights: Mapping[str, Array], moved: Mapping[str, str]) -> None:
-    """Raise `VerificationError` where a weight that is read back is not the one that was moved."""
+    """Raise `VerificationError` if a weight that is read back is not the one that was moved."""
     for path, x in weights.items():
         host = host_array(x)
         if digest_of(host) != moved[path]:
@@ -326,7 +326,7 @@ def _reference_run(
 
 
 def _check_repeats(first: Sequence[Part], second: Sequence[Part]) -> None:
-    """Raise `ConfigurationError` where two runs of one model differ."""
+    """Raise `ConfigurationError` if two runs of one model differ."""
     for one, other in zip(first, second, strict=False):
         if not (one.is_like(other) and all(map(_agree, one.arrays, other.arrays))):
             raise ConfigurationError(

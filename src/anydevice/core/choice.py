@@ -103,7 +103,7 @@ class Step(Record):
 
 
 class Choice(Record):
-    """The device, or `None` where a binding wish could not be met, and how it came about."""
+    """The device, or `None` if a binding wish could not be met, and how it came about."""
 
     device: Device | None
     steps: tuple[Step, ...]

@@ -18,7 +18,7 @@ class DType(Record):
     """One dtype.
 
     `module` is the library that defines its NumPy scalar type, `numpy` or `ml_dtypes`; `code` is
-    its name in a safetensors file, `None` where the format has none.
+    its name in a safetensors file, `None` if the format has none.
 
     >>> DTYPES["bfloat16"].itemsize, DTYPES["bfloat16"].code, DTYPES["bfloat16"].kind
     (2, 'BF16', 'float')
@@ -43,7 +43,7 @@ class DType(Record):
     def numpy(self) -> Any:
         """The `numpy.dtype` of this dtype.
 
-        Raises `UnsupportedError` where the installed ml_dtypes is too old to have it.
+        Raises `UnsupportedError` if the installed ml_dtypes is too old to have it.
 
         >>> DTYPES["bfloat16"].numpy().itemsize
         2
@@ -121,7 +121,7 @@ _SAID_ELSEWHERE = {
 def as_dtype(spec: object) -> DType:
     """The row of a name, or of any library's own dtype.
 
-    Raises `ConfigurationError` where there is none, with the name that was meant, or all names.
+    Raises `ConfigurationError` if there is none, with the name that was meant, or all names.
 
     >>> import numpy
     >>> as_dtype("float16").bits, as_dtype(numpy.float32).name, as_dtype(numpy.dtype("<i2")).name

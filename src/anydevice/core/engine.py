@@ -99,14 +99,14 @@ class MemoryUse(Record):
 class Memory(Protocol):
     """The memory of one library: its figures, its limit, and giving back what is not in use.
 
-    Methods that take a device raise `DeviceNotFoundError` where the library does not see it.
+    Methods that take a device raise `DeviceNotFoundError` if the library does not see it.
     """
 
     def use(self, device: Device) -> MemoryUse | None:
-        """The memory that the library holds there now; `None` where it does not count."""
+        """The memory that the library holds there now; `None` if it does not count."""
 
     def reset_peak(self, device: Device) -> None:
-        """Begin to look for the peak anew, where the library has one."""
+        """Begin to look for the peak again, where the library has one."""
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
         """Let the library hold at most so many bytes there from now on; `None` lifts the limit.
@@ -170,7 +170,7 @@ class Engine(Protocol):
 
     @property
     def dlpack(self) -> Absent | None:
-        """Why `adopt` does not work; `None` where it does."""
+        """Why `adopt` does not work; `None` if it does."""
 
     def devices(self) -> Sequence[Device]:
         """Every device that this library itself sees now. Never raises."""
@@ -191,12 +191,12 @@ class Engine(Protocol):
         """The dtype of the array."""
 
     def storage(self, x: Any) -> Storage | None:
-        """The memory it lies in; `None` where the library cannot say, or it has no elements."""
+        """The memory it lies in; `None` if the library cannot say, or it has no elements."""
 
     def address(self, x: Any) -> int | None:
         """The pointer to the first element, in the memory of the array's device.
 
-        `None` where the elements do not follow each other in C order and native byte order, or
+        `None` if the elements do not follow each other in C order and native byte order, or
         the library gives out no pointers.
         """
 
@@ -205,7 +205,7 @@ class Engine(Protocol):
     ) -> Any:
         """Another array in the memory of `x`; `offset` and `strides` are bytes, as in `Storage`.
 
-        Raises `UnsupportedError` where the library has no views.
+        Raises `UnsupportedError` if the library has no views.
         """
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
@@ -231,7 +231,7 @@ class Engine(Protocol):
         """The memory of another library's array as one of this library, without a copy.
 
         `x` has `__dlpack__` and lies on a device that this library sees. Both see what either
-        writes. Raises `UnsupportedError` where it cannot be had without a copy.
+        writes. Raises `UnsupportedError` if it cannot be had without a copy.
         """
 
     def export(self, x: Any) -> Any:

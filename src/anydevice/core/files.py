@@ -26,7 +26,7 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
     that is killed meanwhile leaves the old file as it was, and at most a hidden file beside it. A
     file that is replaced keeps its permissions. Of a symbolic link, the target is replaced.
 
-    Raises `TransferError` where the file cannot be written.
+    Raises `TransferError` if the file cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def writing(path: Path) -> Iterator[Callable[[str], None]]:
     Only one thread of one process is in it, for each folder. Where the folder cannot be locked
     (Windows, NFS) the block runs all the same, and of two writers the later one wins. The file is
     written as by `write_whole`; what a killed writer left is replaced by the next one. Raises
-    `OSError` where the file cannot be written.
+    `OSError` if the file cannot be written.
     """
     target = _target(path)
     if os.name != "posix":

@@ -2,7 +2,7 @@
 
 A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
 held would stay held for ever. The fork does not wait, so what such a lock protects must be valid,
-or made anew, after any single step of its holder.
+or made again, after any single step of its holder.
 """
 
 from __future__ import annotations

@@ -172,5 +172,5 @@ class Compiler(Protocol):
     def keep(self, folder: str) -> str | None:
         """Keep compiled code across processes in a folder, unless the user has named another.
 
-        Returns the folder that is used; `None` where the library keeps nothing.
+        Returns the folder that is used; `None` if the library keeps nothing.
         """

@@ -56,7 +56,7 @@ def thaw(frozen: Frozen) -> Scaling | None:
 def frequencies(size: int, theta: float, scaling: Scaling | None) -> tuple[list[float], float]:
     """The angle of each pair of elements for one step, and the factor of cosine and sine.
 
-    Raises `ConfigurationError` where the scaling is of no kind that is known, or lacks a number, or
+    Raises `ConfigurationError` if the scaling is of no kind that is known, or lacks a number, or
     has one that makes no sense.
 
     >>> frequencies(4, 10000.0, None)

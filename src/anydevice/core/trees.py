@@ -41,7 +41,7 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
 
 
 def first_leaf(tree: Tree) -> Any:
-    """The first of `leaves`; `None` where there are none.
+    """The first of `leaves`; `None` if there are none.
 
     >>> first_leaf([{}, {"b": 1, "a": 2}])
     2
@@ -105,7 +105,7 @@ def _rebuilt(tree: Tree, values: Iterator[Any]) -> Tree:
 def difference(tree: Tree, other: Tree, path: str = "") -> str | None:
     """The first difference of two trees of arrays in keys, lengths or shapes, as a sentence.
 
-    `None` where there is none. Lists and tuples count as the same; dtypes are not compared.
+    `None` if there is none. Lists and tuples count as the same; dtypes are not compared.
 
     >>> import numpy
     >>> difference([{"a": numpy.ones(2)}], [{"a": numpy.ones(3)}])

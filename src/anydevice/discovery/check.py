@@ -27,8 +27,8 @@ _TRIAL = str(Path(__file__).with_name("trial"))
 def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Verdict:
     """Run the trial on `device` through `engine` and keep the verdict.
 
-    Raises `DeviceNotFoundError` where there is no such device or no library that could drive it,
-    and `UnsupportedError` where this engine cannot.
+    Raises `DeviceNotFoundError` if there is no such device or no library that could drive it,
+    and `UnsupportedError` if this engine cannot.
     """
     standing = device.standing
     if standing is None or standing.stage not in (None, "compute"):
@@ -46,18 +46,15 @@ def check(device: Device, engine: str | None = None, limit: float = 120.0) -> Ve
         raise Absent(what, instead, refused.code if refused else "not_driven").error()
     place = str(place_of(device.served_by(chosen)))
     began = time.perf_counter()
-    outcome = ask_child(
-        _TRIAL,
-        {"path": _search_path(), "engine": chosen, "device": place},
-        limit=limit,
-        environment=_environment(),
-        site=True,
-    )
+    path = [entry or os.getcwd() for entry in sys.path]
+    question = {"path": path, "engine": chosen, "device": place}
+    # Three quarters of a card for one small product would disturb whoever else is on it.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    outcome = ask_child(_TRIAL, question, limit=limit, environment=environment, site=True)
     verdict = _judge(device, chosen, place, outcome, time.perf_counter() - began)
     if _worth_keeping(verdict, limit) and place == str(device):  # what is elsewhere is a fake
-        problem = keep_verdict(
-            key_of(device.backend, device.index, standing.facts, chosen), verdict
-        )
+        key = key_of(device.backend, device.index, standing.facts, chosen)
+        problem = keep_verdict(key, verdict)
         if problem:
             warn(problem)
         discovery.forget_report()
@@ -73,20 +70,10 @@ def engines_to_check(device: Device) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*standing.engines, *condemned)))
 
 
-def _search_path() -> list[str]:
-    return [entry or os.getcwd() for entry in sys.path]
-
-
-def _environment() -> dict[str, str]:
-    # Three quarters of a card for one small product would disturb whoever else is on it.
-    return {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
 def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:
     if outcome.how != "answered":
-        code: str = outcome.how
-        if code == "failed":
-            code = code_of_message(outcome.error or "")
+        failed = outcome.how == "failed"
+        code = code_of_message(outcome.error or "") if failed else outcome.how
         reason = Reason(code, outcome.sentence)
         return Verdict(str(device), engine, False, reason, round(seconds, 3))
     answer = outcome.answer

@@ -71,7 +71,7 @@ def prepare(report: Report, names: Sequence[str] = (), engine: str | None = None
     """The checks to run: only the named devices, only with one engine, where so asked.
 
     The further CPU devices that JAX shows are the same cores, and are checked only by name. Raises
-    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` where this machine lacks
+    `ConfigurationError` for an unknown name, and `DeviceNotFoundError` if this machine lacks
     what was named or the engine drives none of it.
     """
     wanted = [name.strip().lower() for name in names]
@@ -158,9 +158,8 @@ def _narrowed(report: Report, names: Sequence[str]) -> Report:
         if not seen and not any(f.present for f in concerned):
             reasons = report[name].reasons if name in report else ()
             because = "".join(f": {reason}" for reason in reasons[:1])
-            raise DeviceNotFoundError(
-                f"this machine has no {name}{because}", report.findings, reasons
-            )
+            message = f"this machine has no {name}{because}"
+            raise DeviceNotFoundError(message, report.findings, reasons)
     return replace(report, findings=tuple(kept))
 
 

@@ -194,7 +194,7 @@ class UncountedMemory:
 
 
 def amount_asked(message: str) -> int | None:
-    """The bytes that a library's message says it was asked for; `None` where it names none.
+    """The bytes that a library's message says it was asked for; `None` if it names none.
 
     >>> amount_asked("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
     21474836480

@@ -62,7 +62,7 @@ class CudaDriver:
         return address
 
     def file_of(self, address: int) -> int | None:
-        """The descriptor of the file that this pinned memory maps; `None` where it maps none."""
+        """The descriptor of the file that this pinned memory maps; `None` if it maps none."""
         known = self._files.get(address)
         return known[0] if known else None
 

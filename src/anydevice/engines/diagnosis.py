@@ -26,7 +26,7 @@ OLDEST_CAPABILITY = {
 
 
 def refusal(build: Build, backend: str, facts: Facts) -> Refusal | None:
-    """Why `build` cannot drive a device of `backend` with these facts; `None` where it can.
+    """Why `build` cannot drive a device of `backend` with these facts; `None` if it can.
 
     The fix is the command that makes this same library drive it, if there is one.
     """

@@ -47,7 +47,7 @@ def lacking(library: str, dtype: DType) -> UnsupportedError:
 def plain(x: Array) -> Array:
     """The same numbers in C order, native byte order and aligned: `x` itself where it is so.
 
-    Raises `UnsupportedError` where it has a mask, or a dtype that no device has.
+    Raises `UnsupportedError` if it has a mask, or a dtype that no device has.
     """
     _refuse_what_is_lost(x)
     if x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative:

@@ -58,7 +58,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 def package_folder(name: str) -> Path | None:
-    """The folder of a top-level package, or `None` where no such package can be imported.
+    """The folder of a top-level package, or `None` if no such package can be imported.
 
     A folder without code of its own (left behind by an uninstallation, or a project's folder of
     that name) is not a package.
@@ -163,7 +163,7 @@ _REACH = 1024
 
 
 class TorchVersion(Record):
-    """The contents of `torch/version.py`; `None` where a build leaves a backend out."""
+    """The contents of `torch/version.py`; `None` if a build leaves a backend out."""
 
     version: str
     cuda: str | None
@@ -171,7 +171,7 @@ class TorchVersion(Record):
 
 
 def read_version(folder: Path) -> TorchVersion | None:
-    """The version file of the PyTorch in `folder`; `None` where it has none that can be read."""
+    """The version file of the PyTorch in `folder`; `None` if it has none that can be read."""
     try:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -224,7 +224,7 @@ def _text(value: object) -> str | None:
 
 
 class Build(Record):
-    """One array library as it is installed here; `version` is `None` where it is not.
+    """One array library as it is installed here; `version` is `None` if it is not.
 
     `runtimes` has an entry for every accelerator that this build can drive, with the version of
     the vendor's runtime it was made for ("" where its files do not say). `broken` is the reason

@@ -32,7 +32,7 @@ class Variables:
         return bool(self._put)
 
     def before(self, name: str) -> str | None:
-        """The value that a variable would have without this setting; `None` where it has none."""
+        """The value that a variable would have without this setting; `None` if it has none."""
         now = os.environ.get(name)
         ours = name in self._put and now == self._put[name]
         return self._before[name] if ours else now

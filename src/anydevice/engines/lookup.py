@@ -14,7 +14,7 @@ _owners: dict[type, Engine | None] = {}
 
 
 def owner_of(x: Any) -> Engine | None:
-    """The engine whose array `x` is; `None` where it is not an array of any imported library."""
+    """The engine whose array `x` is; `None` if it is not an array of any imported library."""
     kind = type(x)
     if kind.__module__ == "builtins":
         return None
@@ -39,7 +39,7 @@ def place_of(device: Device) -> Device:
 def native(device: Device, engine: str) -> Any:
     """The library's own object for a device: `torch.device("cuda", 1)`, a `jax.Device`, …
 
-    Raises `DeviceNotFoundError` where the library does not see the device.
+    Raises `DeviceNotFoundError` if the library does not see the device.
     """
     return registry.load(engine).native(place_of(device))
 

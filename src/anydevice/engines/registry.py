@@ -163,7 +163,7 @@ def engines_for(backend: str) -> tuple[str, ...]:
 
 
 def installed(name: str) -> Build:
-    """The installed build of an engine's library; its `version` is `None` where there is none."""
+    """The installed build of an engine's library; its `version` is `None` if there is none."""
     row = row_of(name)
     return read_build(row.name, row.module, row.libraries, row.backends)
 

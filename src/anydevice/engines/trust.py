@@ -77,7 +77,7 @@ def trial(entries: Iterable[Entry]) -> Iterator[None]:
 
 
 def _is_tried(row: str) -> bool | None:
-    """Whether the calling thread tries it; `None` where it tries nothing."""
+    """Whether the calling thread tries it; `None` if it tries nothing."""
     rows = _trials.get(get_ident())
     return None if rows is None else row in rows
 

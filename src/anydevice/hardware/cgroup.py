@@ -32,7 +32,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 class MemoryLimit(Record):
     """A limit on memory, in bytes, and the file that sets it.
 
-    `free` is what is left of it now, page cache that can be given back included; `None` where the
+    `free` is what is left of it now, page cache that can be given back included; `None` if the
     group does not show what it uses.
     """
 
@@ -42,7 +42,7 @@ class MemoryLimit(Record):
 
 
 class CgroupLimits(Record):
-    """The limits of all control groups of this process; `None` where they set none.
+    """The limits of all control groups of this process; `None` if they set none.
 
     `memory` is the tightest limit, `memory_free` the least that any group has left. `cores` is the
     processor time as a number of cores, 1.5 for a quota of 150 ms in every 100 ms. `processors` are
@@ -72,7 +72,7 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that the groups leave now; `None` where none of them limits it."""
+    """Bytes of memory that the groups leave now; `None` if none of them limits it."""
     return _least_free(_memory_limits(_Trees.read(root)))
 
 

@@ -61,7 +61,7 @@ def numbers_in(folder: Path | str) -> list[int]:
 
 
 def psutil() -> Any:
-    """The module psutil, which knows systems without `/proc`; `None` where it is missing."""
+    """The module psutil, which knows systems without `/proc`; `None` if it is missing."""
     try:
         import psutil
     except ImportError:
@@ -139,7 +139,7 @@ def in_container(root: Path, environment: Mapping[str, str]) -> bool:
 
 
 def distribution(root: Path) -> tuple[str, ...]:
-    """The names of this Linux, its own first and then those it is like; empty where it has none.
+    """The names of this Linux, its own first and then those it is like; empty if it has none.
 
     They are in small letters, and every SUSE is "suse".
     """
@@ -161,7 +161,7 @@ def uses_apt(names: Iterable[str]) -> bool:
 
 
 def fitting(commands: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """The command for the first of these names that has one; `None` where none does.
+    """The command for the first of these names that has one; `None` if none does.
 
     >>> fitting({"debian": "sudo apt install clinfo"}, ["mint", "ubuntu", "debian"])
     'sudo apt install clinfo'
@@ -222,7 +222,7 @@ def monitors(folder: Path) -> list[Path]:
 
 
 def scaled(path: Path, divisor: float) -> float | None:
-    """The number in a file, divided; `None` where there is none."""
+    """The number in a file, divided; `None` if there is none."""
     number = read_number(path)
     return None if number is None else number / divisor
 
@@ -281,7 +281,7 @@ def command_name(words: list[str]) -> str:
 
 
 def _has_open(folder: Path, beginnings: tuple[str, ...]) -> bool | None:
-    """Whether the process has such a file open; `None` where that is hidden from this user."""
+    """Whether the process has such a file open; `None` if that is hidden from this user."""
     try:
         descriptors = list((folder / "fd").iterdir())
     except OSError:
@@ -307,7 +307,7 @@ def _name_by_psutil(pid: int) -> str:
 def own_memory(
     root: Path = Path("/"), *, system: str = sys.platform
 ) -> tuple[int | None, int | None]:
-    """Resident bytes of this process, now and at most; `None` where the system does not tell.
+    """Resident bytes of this process, now and at most; `None` if the system does not tell.
 
     >>> now, peak = own_memory()
     >>> 0 < now <= peak

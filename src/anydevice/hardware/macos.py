@@ -14,7 +14,7 @@ from anydevice.core.record import Record
 from anydevice.hardware.linux import as_number
 
 Run = Callable[[Sequence[str]], str | None]
-"""Runs a command and gives what it printed, or `None` where it could not be run in time."""
+"""Runs a command and gives what it printed, or `None` if it could not be run in time."""
 
 SYSTEM = (
     "/usr/sbin/sysctl",

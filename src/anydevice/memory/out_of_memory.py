@@ -46,7 +46,7 @@ _MOST_PROCESSES = 4
 class RanOut(Record):
     """An out-of-memory error and the engine whose library raised it.
 
-    `engine` is `None` where it was Python itself, or nobody knows.
+    `engine` is `None` if it was Python itself, or nobody knows.
     """
 
     error: BaseException
@@ -54,7 +54,7 @@ class RanOut(Record):
 
 
 def ran_out(error: BaseException) -> RanOut | None:
-    """The out-of-memory error that this is, or was raised from; `None` where it is another error.
+    """The out-of-memory error that this is, or was raised from; `None` if it is another error.
 
     A group counts only where each of its errors does: no other error may be hidden.
 
@@ -88,7 +88,7 @@ def _ran_out(error: BaseException | None, above: frozenset[int]) -> RanOut | Non
 def explained(
     error: BaseException, device: Device | None = None, *, what: str = "", smaller: bool = True
 ) -> OutOfMemoryError | None:
-    """Our error for a library's out-of-memory error; `None` where it is not one.
+    """Our error for a library's out-of-memory error; `None` if it is not one.
 
     It says what was asked for and where, what is free there, who else uses the device and what to
     try. The library's error is its cause. `device` is where the library was told to work, if that

@@ -33,9 +33,9 @@ Change = Callable[[Array], Array]
 class ModelAdapter(ABC):
     """One model with its weights on one device.
 
-    `kind` is the class of the model as text; `library` the engine it is written for, `None` where
+    `kind` is the class of the model as text; `library` the engine it is written for, `None` if
     it runs on all. `notes` go into the report. `detector` sees later changes of the module; `None`
-    where there can be none.
+    if there can be none.
     """
 
     kind: str
@@ -75,12 +75,12 @@ class ModelAdapter(ABC):
         return False
 
     def verified_detector(self) -> ChangeDetector | None:
-        """Sees changes of the model that is verified now; `None` where there can be none."""
+        """Sees changes of the model that is verified now; `None` if there can be none."""
         return self.detector
 
     @property
     def device(self) -> Device | None:
-        """The device of its weights; `None` where it has none, or can go anywhere."""
+        """The device of its weights; `None` if it has none, or can go anywhere."""
         return None
 
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ class ModelAdapter(ABC):
     def check_inputs(  # noqa: B027 - most models take any inputs
         self, inputs: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
-        """Raise `ConfigurationError` where the model does not take these inputs."""
+        """Raise `ConfigurationError` if the model does not take these inputs."""
 
     def input_names(self) -> frozenset[str]:
         """The names that its inputs can be passed by."""
@@ -117,12 +117,12 @@ class ModelAdapter(ABC):
     def with_parts(self, arguments: Arguments, *inputs: Any, **named: Any) -> list[Any] | None:
         """The outputs of all parts, and at the end the output; compilers can trace this too.
 
-        `None` where compiled code cannot give them.
+        `None` if compiled code cannot give them.
         """
         return None
 
     def check_verifiable(self) -> None:  # noqa: B027 - most models can be verified
-        """Raise `ConfigurationError` where two runs of the model need not agree."""
+        """Raise `ConfigurationError` if two runs of the model need not agree."""
 
     def has_coarse_products(self, device: Device) -> bool:
         """Whether float32 products are computed on a device with fewer digits (TF32)."""

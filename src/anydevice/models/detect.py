@@ -86,7 +86,7 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
     is, and so does a module on an accelerator; all else goes where `anydevice.device()` says.
     Where no engine is asked for, one that compiles comes before one that does not.
 
-    Raises `DeviceNotFoundError` where the device is not usable, or not by that library.
+    Raises `DeviceNotFoundError` if the device is not usable, or not by that library.
     """
     if adapter.library is not None:
         return _of_library(adapter, adapter.library, device)
@@ -96,7 +96,7 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 def training_device(adapter: ModelAdapter, device: Device | str | None) -> Device:
     """The device and an engine with gradients: the one that is asked for, or the first that can.
 
-    Raises `UnsupportedError` where the engine that was asked for has none, or none there can.
+    Raises `UnsupportedError` if the engine that was asked for has none, or none there can.
     """
     chosen = _of_any_library(adapter, device, "autodiff")
     if chosen.engine is not None and not _has(chosen.engine, "autodiff"):

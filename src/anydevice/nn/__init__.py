@@ -145,7 +145,7 @@ class _NoSuchNameError(AttributeError):
 
 
 def _hint(name: str, names: list[str]) -> str:
-    """The end of a sentence that suggests one of `names`; empty where none is close.
+    """The end of a sentence that suggests one of `names`; empty if none is close.
 
     >>> _hint("Linear", ["Dense"]), _hint("Conv2D", ["Conv2d"]), _hint("Quux", ["Dense"])
     ('; did you mean nn.Dense?', '; did you mean nn.Conv2d?', '')

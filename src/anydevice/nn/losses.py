@@ -146,7 +146,7 @@ def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
 
 
 def remark_on(layer: Layer, loss: Loss) -> str | None:
-    """A warning about the last activation of a model and a loss; `None` where there is none.
+    """A warning about the last activation of a model and a loss; `None` if there is none.
 
     It names an activation that `folded` leaves out, or that may be applied twice: by the model, and
     by a loss of the user's.
@@ -196,7 +196,7 @@ def _name_of(loss: Loss) -> str:
 
 
 def _without(layer: Layer, name: str) -> Layer | None:
-    """The layer without the activation at its end; `None` where it does not end with it."""
+    """The layer without the activation at its end; `None` if it does not end with it."""
     if isinstance(layer, Activation):
         return _IDENTITY if layer.name == name else None
     if isinstance(layer, Dense | Conv2d):

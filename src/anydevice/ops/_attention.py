@@ -215,7 +215,7 @@ def _seen(
     window: int | None,
     lengths: Array | None,
 ) -> Array | None:
-    """Which keys a block of queries may see, of five axes; `None` where that is all of them."""
+    """Which keys a block of queries may see, of five axes; `None` if that is all of them."""
     queries, (start, stop) = q.shape[2], block
     if mask is not None and mask.shape[3] != 1 and stop - start < queries:
         mask = xp.part(mask, 3, start, stop)

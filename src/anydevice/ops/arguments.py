@@ -94,7 +94,7 @@ def python_number(x: Any) -> Any:
 
 
 def _scalar_kind(kind: type) -> str | None:
-    """The kind of number that NumPy scalars of this type are; `None` where it is another type."""
+    """The kind of number that NumPy scalars of this type are; `None` if it is another type."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not issubclass(kind, numpy.generic):
         return None
@@ -150,7 +150,7 @@ def number_or_array(op: str, name: str, value: Any, kinds: tuple[str, ...]) -> A
     """A Python number, or an array without axes whose dtype is of one of the kinds.
 
     Whether a number is finite is not looked at: code that is compiled for any rate would be
-    compiled anew for each.
+    compiled again for each.
     """
     number = python_number(value)
     if type(number) in (int, float):
@@ -299,7 +299,7 @@ def operands(op: str, a: Array, b: Array) -> Operands:
     """Two arrays that go together, or an array and a number, with the primitives for them.
 
     Numbers come back as Python's, which take over the dtype of the array. Raises
-    `ConfigurationError` where the libraries or dtypes differ, where the shapes do not broadcast,
+    `ConfigurationError` if the libraries or dtypes differ, where the shapes do not broadcast,
     and where the dtype cannot hold the number.
     """
     kind = type(b)

@@ -183,7 +183,7 @@ def run3(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any
 
 
 def explain(error: Exception, *arguments: Any) -> None:
-    """Raise `OutOfMemoryError` where that is what a library's error means; else return.
+    """Raise `OutOfMemoryError` if that is what a library's error means; else return.
 
     The arguments are those of the call that failed; its first array says on which device.
     """
@@ -299,7 +299,7 @@ _WRAPPERS = {
 
 
 def forget() -> None:
-    """Empty the tables: every type is looked up anew."""
+    """Empty the tables: every type is looked up again."""
     _engines.clear()
     _primitives.clear()
     _fused.clear()

@@ -2,7 +2,7 @@
 
 A kernel is used only where `engines/trust.py` has it. What is kept is keyed by device, driver and
 library version, as verdicts of checks are, and by the kernels' own text: whatever changes, the
-kernel is verified anew before it is used again.
+kernel is verified again before it is used again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_trusted() -> tuple[Entry, ...]:
 def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
     """Trust some kernels and others no more, now and in later processes.
 
-    Returns why the file could not be written; `None` where all is well.
+    Returns why the file could not be written; `None` if all is well.
     """
     with _lock:
         load_trusted()
@@ -116,7 +116,7 @@ def kernels_of(engine: str, device: Device) -> tuple[str, ...]:
 
 @cache
 def kernel_module(engine: str) -> ModuleType | None:
-    """The module with an engine's kernels; `None` where it has none or they cannot be used here."""
+    """The module with an engine's kernels; `None` if it has none or they cannot be used here."""
     kernels = row_of(engine).kernels
     try:
         return cast("ModuleType", load(kernels)) if kernels else None

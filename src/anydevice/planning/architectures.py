@@ -249,7 +249,7 @@ class ModelShape(Record):
     layer has none), `windows` the most tokens that each layer keeps (`None`: all of them).
 
     `rounding` are the bytes that PyTorch's allocator for GPUs adds to the matrices by giving them
-    whole blocks, 0 where they are not known one by one.
+    whole blocks, 0 if they are not known one by one.
 
     `build` is what its family's layers have, `activation` the name of the function in the network,
     `parallel` whether attention and network of a layer work on one input.

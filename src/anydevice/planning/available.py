@@ -34,7 +34,7 @@ class AvailableMemory(Record):
 
     `free` is what is free now, and what the libraries of this process hold without using it.
     `limit` is what they may still take of the amount that `configure(memory=…)` allows, `None`
-    where nothing was set.
+    if nothing was set.
     """
 
     device: Device
@@ -68,7 +68,7 @@ def available_memory(names: DeviceNames) -> tuple[tuple[AvailableMemory, ...], t
     """The memory of each device, the CPU's last, and a note for each that does not tell its own.
 
     Without `names` they are all usable devices of this machine; one that is seen through two
-    backends counts once. Raises `DeviceNotFoundError` where a device that is named is not usable.
+    backends counts once. Raises `DeviceNotFoundError` if a device that is named is not usable.
     """
     recent = kept_report() is None or (
         _looked is not None and _looked[0] is discover() and time.monotonic() - _looked[1] < _RECENT

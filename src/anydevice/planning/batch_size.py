@@ -82,7 +82,7 @@ def find_batch_size(
 
 
 def _problem(fn: Callable[[int], object], size: int) -> BaseException | None:
-    """The error of a try that ran out of memory, without its frames; `None` where it fits."""
+    """The error of a try that ran out of memory, without its frames; `None` if it fits."""
     try:
         _finish(fn(size))
     except Exception as error:

@@ -90,7 +90,7 @@ class ModelConfig(Record):
         return bool(self.get(flag)) if isinstance(flag, str) else flag
 
     def number(self, word: str, default: int | None = None) -> int:
-        """A number by our name for it; raises `ConfigurationError` where there is none."""
+        """A number by our name for it; raises `ConfigurationError` if there is none."""
         found = self.optional(word)
         if found is not None:
             return found
@@ -119,7 +119,7 @@ class ModelConfig(Record):
         return default if value is None else integer(f"{self.source}: {key}", value, least)
 
     def entries(self, key: str) -> tuple[Any, ...] | None:
-        """A list by the config's own key, `None` where it is absent or null."""
+        """A list by the config's own key, `None` if it is absent or null."""
         value = self.get(key)
         if value is None or isinstance(value, list | tuple):
             return None if value is None else tuple(value)
@@ -136,7 +136,7 @@ def is_config_path(path: Path) -> bool:
 def read_config(path: Path) -> ModelConfig:
     """The config in a file, or in a folder's `config.json`.
 
-    Raises `ConfigurationError` where there is none, or it is not a JSON object.
+    Raises `ConfigurationError` if there is none, or it is not a JSON object.
     """
     file = path / CONFIG_NAME if path.is_dir() else path
     try:
@@ -182,7 +182,7 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
 
 
 def dtype_of_config(config: ModelConfig) -> str | None:
-    """The dtype that a config names for its weights; `None` where it names no known one."""
+    """The dtype that a config names for its weights; `None` if it names no known one."""
     for key in ("dtype", "torch_dtype"):
         name = config.get(key)
         if isinstance(name, str):
@@ -197,7 +197,7 @@ def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:
     """The path of a model that is named by a path or by its name on the Hugging Face hub.
 
     A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
-    nothing is downloaded. Raises `ConfigurationError` where the model is not there, with how to
+    nothing is downloaded. Raises `ConfigurationError` if the model is not there, with how to
     get the one file that is needed.
 
     >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})

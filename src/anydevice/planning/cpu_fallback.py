@@ -106,7 +106,7 @@ class _Failure(Record):
 
 
 def _failure(error: Exception, call: Call) -> _Failure | None:
-    """Why to try again; `None` where memory did not run out. Raises where it was the CPU's."""
+    """Why to try again; `None` if memory did not run out. Raises where it was the CPU's."""
     found = ran_out(error)
     if found is None:
         return None

@@ -56,7 +56,7 @@ class DecoderSizes(Record):
 def shape_from_config(config: ModelConfig, dtype: object = None) -> ModelShape:
     """The shape of the model that a config describes, its weights in `dtype` or in its own.
 
-    Raises `ConfigurationError` where a number is missing, wrong, or does not go with another.
+    Raises `ConfigurationError` if a number is missing, wrong, or does not go with another.
     """
     try:
         return _shape(config, dtype)

@@ -236,7 +236,7 @@ def _held(shape: ModelShape, work: ForwardPass) -> int:
 
 
 def _mask_bytes(shape: ModelShape, work: ForwardPass, window: int | None) -> int:
-    """The mask of the layers with this window; 0 where they need none."""
+    """The mask of the layers with this window; 0 if they need none."""
     seen, masked = _attended(window, work)
     if shape.build.eager:
         return work.rows * seen * work.width

@@ -175,7 +175,7 @@ _DOWN = re.compile(r"(?:down_proj|fc2|mlp\W+c_proj|dense_4h_to_h|\bw2)\W*(?:weig
 
 
 class _Tensor(Record):
-    """One tensor of a model; `held` are its bytes, 0 where it shares another's memory."""
+    """One tensor of a model; `held` are its bytes, 0 if it shares another's memory."""
 
     name: str
     sizes: tuple[int, ...]
@@ -209,7 +209,7 @@ class _Tensor(Record):
 def _tensors_of_tree(tree: Any) -> list[_Tensor]:
     """Every array of a tree or a `torch.nn.Module`; shared memory counts once, nothing is read.
 
-    Raises `ConfigurationError` where the tree holds no array.
+    Raises `ConfigurationError` if the tree holds no array.
     """
     # Slow to load, as the reader of files is: a plan of a config.json goes without both.
     from anydevice.engines.lookup import owner_of
@@ -241,7 +241,7 @@ def _tensors_of_tree(tree: Any) -> list[_Tensor]:
 def _tensors_of_files(path: Path) -> list[_Tensor]:
     """Every tensor of a safetensors file, a folder or an index of them, from the headers alone.
 
-    Raises `TransferError` where the files are missing or not valid.
+    Raises `TransferError` if the files are missing or not valid.
     """
     from anydevice.transfer.weights.safetensors import read_model
 

@@ -159,7 +159,7 @@ def holds_all(model: LayeredModel, ranges: Sequence[LayerRange]) -> bool:
 
 
 def spread(model: LayeredModel, budgets: Sequence[int]) -> list[LayerRange] | None:
-    """The layers split so that the fullest device has most left; `None` where they do not fit.
+    """The layers split so that the fullest device has most left; `None` if they do not fit.
 
     Every device is filled to about the same share of its memory, so a large device gets more
     layers than a small one.
@@ -244,7 +244,7 @@ class Assignment(Record):
 def assign(
     model: LayeredModel, groups: Sequence[DeviceGroup], *, evenly: bool = True
 ) -> Assignment | None:
-    """The first group that holds all of a model, and how; `None` where none does.
+    """The first group that holds all of a model, and how; `None` if none does.
 
     The layers are spread over the devices in proportion to their memory, unless `evenly` is false.
     Layers on the CPU slow the rest down: it gets those that the others cannot hold.

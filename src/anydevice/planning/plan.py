@@ -80,7 +80,7 @@ class Plan(Record):
     What fits runs: 3 % of what the estimate says are kept free on every accelerator, which is what
     PyTorch's allocator took more in nine of ten models. A share above 97 % does not fit.
 
-    `device` is the one that holds all of it, `None` where it takes several or does not fit.
+    `device` is the one that holds all of it, `None` if it takes several or does not fit.
     `placements` are in the order of the layers. Where the model does not fit, they show how far
     several devices reach, and `unplaced` are the bytes of weights, cache and logits that have no
     place; one device alone is shown with all of it, and a share above 1. Each of the

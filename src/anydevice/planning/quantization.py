@@ -49,13 +49,13 @@ class Quantization(Record):
 
 
 def quantization_of(values: Mapping[str, Any] | None, source: str) -> Quantization | None:
-    """The format of a config's `quantization_config`; `None` where weights are not quantized.
+    """The format of a config's `quantization_config`; `None` if weights are not quantized.
 
     >>> quantization_of({"quant_method": "gptq", "bits": 4, "group_size": 128}, "").method
     'gptq'
 
     A format that is not known is counted by its bits, and `assumed` says so. Raises
-    `ConfigurationError` where a value is not valid for the format.
+    `ConfigurationError` if a value is not valid for the format.
     """
     if not values:
         return None
@@ -267,7 +267,7 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
     """The shape with its layers' weights quantized to "int8" or "int4", as formats usually do.
 
     Embedding and head stay as they are, and so do activations and cache. It is no longer exact.
-    Raises `ConfigurationError` where the weights are quantized already.
+    Raises `ConfigurationError` if the weights are quantized already.
     """
     if shape.quantization is not None:
         raise ConfigurationError(

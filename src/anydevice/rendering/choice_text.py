@@ -21,7 +21,7 @@ _ASKERS = {
 
 
 def because(report: Report, choice: Choice) -> str:
-    """Why this device was chosen, to be read after "because"; empty where none was.
+    """Why this device was chosen, to be read after "because"; empty if none was.
 
     Where measurements decided which engine serves it, that is said too.
     """

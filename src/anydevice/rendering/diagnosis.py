@@ -87,7 +87,7 @@ def explain(report: Report) -> tuple[Explanation, ...]:
 
 
 def explain_verdict(verdict: Verdict) -> Explanation | None:
-    """Why a check failed; `None` where its answer was right."""
+    """Why a check failed; `None` if its answer was right."""
     if verdict.right:
         return None
     reason = verdict.reason or Reason("failed", "it gave no reason")

@@ -112,7 +112,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of such a file; `None` where there is none, or it cannot be read."""
+    """The kind of such a file; `None` if there is none, or it cannot be read."""
     try:
         return str(json.loads(read_header(path).metadata[_KEY])["kind"])
     except (TransferError, ValueError, KeyError, TypeError):

@@ -81,7 +81,7 @@ class Batches:
 
 
 def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
-    """The data; raises `ConfigurationError` where it does not give batches in every epoch."""
+    """The data; raises `ConfigurationError` if it does not give batches in every epoch."""
     if hasattr(data, "shape") or (isinstance(data, tuple | list) and _are_arrays(data)):
         what = "one array" if hasattr(data, "shape") else f"{len(data)} arrays"
         raise ConfigurationError(
@@ -192,9 +192,9 @@ def _placer(device: Device) -> Callable[[Batch], Batch]:
 
 
 def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
-    """The first batch as it is given; `None` where the data can be iterated only once.
+    """The first batch as it is given; `None` if the data can be iterated only once.
 
-    Raises `ConfigurationError` where there is none, or it is not a pair of arrays of numbers.
+    Raises `ConfigurationError` if there is none, or it is not a pair of arrays of numbers.
     """
     if isinstance(data, Iterator):
         return None

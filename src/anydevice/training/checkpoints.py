@@ -108,8 +108,8 @@ def read_checkpoint(
     """The checkpoint of a file, on a device.
 
     A `patient` training looks for the best epoch, with the validation it had before; where there
-    was no patience before, that begins now. Raises `TransferError` where the file is damaged,
-    newer or of another kind, and `ConfigurationError` where it is that of another training: it
+    was no patience before, that begins now. Raises `TransferError` if the file is damaged,
+    newer or of another kind, and `ConfigurationError` if it is that of another training: it
     names the first setting that differs.
     """
     contents = tensor_files.read(path, _KIND, device)
@@ -207,7 +207,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def setting_difference(before: Any, now: Any, where: str) -> str | None:
-    """A sentence about the first place where two fingerprints differ; `None` where they do not.
+    """A sentence about the first place where two fingerprints differ; `None` if they do not.
 
     >>> from anydevice import nn
     >>> two = (fingerprint(nn.Chain(nn.Dense(2, size), "relu")) for size in (3, 4))

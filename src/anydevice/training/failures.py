@@ -77,7 +77,7 @@ def failure(
 
 
 def nonfinite_batch(x: Any, y: Any) -> str | None:
-    """A sentence about NaN or infinite numbers in a batch; `None` where there are none."""
+    """A sentence about NaN or infinite numbers in a batch; `None` if there are none."""
     for name, part in (("x", x), ("y", y)):
         if not _is_finite(part):
             return f"the batch itself holds {_kind(part)} values in {name}"
@@ -155,7 +155,7 @@ def _hosts(x: Any) -> list[Any]:
 def explain_error(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) -> Exception:
     """The error to raise for an error of the step of this batch, whose name is `where`.
 
-    It is a `ConfigurationError` where the loss gives anything but one number, and where x is
+    It is a `ConfigurationError` if the loss gives anything but one number, and where x is
     integers for a layer that takes floating numbers; else the error itself, with the batch.
     """
     if isinstance(error, INPUT_ERRORS):

@@ -374,7 +374,7 @@ class Validation:
     def check(self, epoch: int) -> None:
         """Check the first batch, before an epoch is trained for nothing.
 
-        Raises `ConfigurationError` where it does not fit, and `VerificationError` where its loss
+        Raises `ConfigurationError` if it does not fit, and `VerificationError` if its loss
         cannot be finite. Data that can be iterated only once is not touched.
         """
         batch = first_of(self._data, self._seed, epoch, _VALIDATION)

@@ -49,8 +49,8 @@ def to_device(
     'layer'
 
     Precision is never lost silently: where the engine has no 64-bit dtypes, such an array is
-    refused unless `narrow=True`. Raises `DeviceNotFoundError` where the device is not usable,
-    `OutOfMemoryError` where there is no memory for a leaf, and `TransferError` where one cannot be
+    refused unless `narrow=True`. Raises `DeviceNotFoundError` if the device is not usable,
+    `OutOfMemoryError` if there is no memory for a leaf, and `TransferError` if one cannot be
     moved; both name the leaf.
     """
     target = destination_of(device)
@@ -70,8 +70,8 @@ def to_device(
 def to_numpy(tree: Any) -> Any:
     """The same tree with every array as a NumPy array.
 
-    Raises `OutOfMemoryError` where the host has no memory for a leaf, or its device had none for
-    computing it, and `TransferError` where one cannot be read; both name the leaf.
+    Raises `OutOfMemoryError` if the host has no memory for a leaf, or its device had none for
+    computing it, and `TransferError` if one cannot be read; both name the leaf.
     """
     try:
         if is_array(tree):
@@ -114,7 +114,7 @@ def device_of(tree: Any) -> Device | None:
 def synchronize(device: Device | str | None = None) -> None:
     """Wait until all work that was started on the device has ended.
 
-    Raises `OutOfMemoryError` where that ran out of memory.
+    Raises `OutOfMemoryError` if that ran out of memory.
     """
     target = choose_device(device)
     if target.engine:
@@ -190,7 +190,7 @@ _kept: dict[tuple[str, int, str | None], tuple[object, Destination]] = {}
 def destination_of(device: Device | str) -> Destination:
     """The destination for a device or its name.
 
-    Raises `DeviceNotFoundError` where the device is not usable.
+    Raises `DeviceNotFoundError` if the device is not usable.
     """
     if not isinstance(device, Device):
         return destination_of(choose_device(device))
@@ -296,7 +296,7 @@ class _Move:
         return move(value, owner, places, target.place, detached=kept)
 
     def _adopted(self, value: Any, owner: Engine) -> Any:
-        """The same memory as an array of the target's library; `None` where that cannot be."""
+        """The same memory as an array of the target's library; `None` if that cannot be."""
         engine = self.target.engine
         try:
             adopted = engine.adopt(owner.export(value))

@@ -129,7 +129,7 @@ class _Outline:
 
 
 def _span(value: Any, position: int) -> _Span | None:
-    """The span of an array; `None` where it shares nothing, or nothing is known of it."""
+    """The span of an array; `None` if it shares nothing, or nothing is known of it."""
     owner = owner_of(value)
     if owner is None or not owner.has_views or not _is_plain(value, owner):
         return None

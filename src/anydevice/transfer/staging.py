@@ -45,7 +45,7 @@ class Copier(Protocol):
         """The address of so many bytes that the device can read by itself."""
 
     def file_of(self, address: int) -> int | None:
-        """The descriptor of the file that this pinned memory maps; `None` where it maps none."""
+        """The descriptor of the file that this pinned memory maps; `None` if it maps none."""
 
     def is_pinned(self, address: int, size: int) -> bool:
         """Whether the device can read that much host memory by itself."""
@@ -262,7 +262,7 @@ _making = threading.Lock()
 
 
 def ring_of(device: Device) -> Ring | None:
-    """The ring for copies to and from a device; `None` where copies are not staged."""
+    """The ring for copies to and from a device; `None` if copies are not staged."""
     if device.backend != "cuda":
         return None
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context

@@ -280,7 +280,7 @@ def _channels_last(x: Any, size: Pair) -> Any:
 
 
 def _of_lists(update: Function) -> Function:
-    """The update, given lists for all sequences: JAX compiles for each kind of sequence anew."""
+    """The update, given lists for all sequences: JAX compiles for each kind of sequence again."""
 
     def run(*arguments: Any) -> Any:
         return update(*(list(x) if isinstance(x, list | tuple) else x for x in arguments))

@@ -148,7 +148,7 @@ def _default(native: Any) -> Iterator[Any]:
 
 
 def memory_limit() -> int | None:
-    """The most bytes that MLX may hold; `None` where nobody has set a limit."""
+    """The most bytes that MLX may hold; `None` if nobody has set a limit."""
     return _limit
 
 
@@ -165,7 +165,7 @@ def set_memory_limit(limit: int | None) -> None:
 
 
 def refuse_beyond_limit(size: int) -> None:
-    """Raise `LimitReachedError` where so many bytes more are too many, for MLX or the machine.
+    """Raise `LimitReachedError` if so many bytes more are too many, for MLX or the machine.
 
     A container counts as a machine of its size.
     """

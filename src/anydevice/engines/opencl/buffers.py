@@ -144,7 +144,7 @@ class Pool:
     def _kept(self, size: int, needed: int) -> Any:
         """A buffer that was given back and fits, where there is one.
 
-        PyOpenCL does not tell which sizes it keeps. One that it had to make anew is dropped again:
+        PyOpenCL does not tell which sizes it keeps. One that it had to make again is dropped again:
         for that moment, the limit is exceeded.
         """
         before = self.held
@@ -276,7 +276,7 @@ def _collapsed(shape: Ints, strides: tuple[Ints, ...]) -> tuple[Ints, tuple[Ints
 def broadcast_strides(x: Any, shape: Ints) -> Ints:
     """The strides with which an array is read as if it had a larger shape.
 
-    Raises `ValueError` where it cannot be repeated to that shape.
+    Raises `ValueError` if it cannot be repeated to that shape.
     """
     missing = len(shape) - x.ndim
     own = strides_of(x)
@@ -291,7 +291,7 @@ def broadcast_strides(x: Any, shape: Ints) -> Ints:
 def broadcast_shape(*shapes: Ints) -> Ints:
     """The shape that arrays of these shapes broadcast to.
 
-    Raises `ValueError` where they have none.
+    Raises `ValueError` if they have none.
     """
     first = shapes[0]
     if all(shape == first for shape in shapes):
@@ -309,7 +309,7 @@ def plain_strides(shape: Sequence[int]) -> Ints:
 
 
 def reshaped_strides(x: Any, shape: Ints) -> Ints | None:
-    """The strides with which an array is read in another shape; `None` where none would do."""
+    """The strides with which an array is read in another shape; `None` if none would do."""
     sizes, (steps,) = collapsed(x.shape, strides_of(x))
     strides: list[int] = []
     axis, left = len(sizes) - 1, 1

@@ -36,7 +36,7 @@ from anydevice.engines.opencl.kernels.programs import (
 def computed(operation: str, *operands: Any) -> Any:
     """The result of an elementwise operation on arrays, or on an array and numbers.
 
-    Raises `UnsupportedError` where the operation is not defined for the dtype of the arrays, or
+    Raises `UnsupportedError` if the operation is not defined for the dtype of the arrays, or
     they have several.
     """
     arrays = [x for x in operands if isinstance(x, cl_array.Array)]
@@ -59,7 +59,7 @@ def computed(operation: str, *operands: Any) -> Any:
 def same_dtype(operation: str, *arrays: Any) -> DType:
     """The dtype of arrays.
 
-    Raises `UnsupportedError` where they have several.
+    Raises `UnsupportedError` if they have several.
     """
     first = arrays[0].dtype
     for x in arrays:

@@ -93,7 +93,7 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _checked_rmsnorm() -> Function | None:
-    """The kernel behind `torch.rms_norm` on a CPU; `None` where this release has another."""
+    """The kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
     found: Function | None = getattr(torch, "_fused_rms_norm", None)
     try:
         with torch.no_grad():

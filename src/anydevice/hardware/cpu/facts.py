@@ -197,7 +197,7 @@ def tidy_name(name: str) -> str:
 
 
 def online_processors(root: Path) -> frozenset[int]:
-    """The numbers of the processors that are switched on; empty where the system hides them."""
+    """The numbers of the processors that are switched on; empty if the system hides them."""
     online = as_cpu_set(read_text(root / "sys/devices/system/cpu/online"))
     if online is not None:
         return online

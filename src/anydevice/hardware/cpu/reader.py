@@ -43,7 +43,7 @@ class Host:
         return platform.machine()
 
     def run(self, command: Sequence[str], limit: float) -> str | None:
-        """The output of a command; `None` where it does not start or takes longer than `limit`."""
+        """The output of a command; `None` if it does not start or takes longer than `limit`."""
         from anydevice.hardware.macos import running_until
 
         return running_until(time.monotonic() + limit)(command)
@@ -60,7 +60,7 @@ class Host:
         return (psutil.cpu_count(logical=False) if psutil else None), os.cpu_count()
 
     def allowed(self) -> int | None:
-        """How many processors this process may run on; `None` where the system has no such mask."""
+        """How many processors this process may run on; `None` if the system has no such mask."""
         process = getattr(linux.psutil(), "Process", None)
         affinity = getattr(process(), "cpu_affinity", None) if process else None
         return len(affinity()) if affinity else None
@@ -128,7 +128,7 @@ def free_memory(
     system: str = sys.platform,
     host: Host | None = None,
 ) -> int | None:
-    """The memory that is free now, in bytes, within every limit; `None` where nobody can tell."""
+    """The memory that is free now, in bytes, within every limit; `None` if nobody can tell."""
     del index
     if system.startswith("linux"):
         available = _available(read_table(root / "proc/meminfo"))

@@ -84,7 +84,7 @@ class Meter:
         self._power: float | None = None
 
     def read(self) -> tuple[float | None, float | None]:
-        """Load as a fraction, and watts, since the last time; `None` where they are not told."""
+        """Load as a fraction, and watts, since the last time; `None` if they are not told."""
         with self._lock.native:
             before = self._before
             if before is None or time.monotonic() - before.at > _TOO_LONG_AGO:

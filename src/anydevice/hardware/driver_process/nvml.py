@@ -146,7 +146,7 @@ def _memory(nvml: Any, handle: Any) -> Answer:
 
 
 def _if_told(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call to NVML; `None` where NVML refuses it."""
+    """The result of a call to NVML; `None` if NVML refuses it."""
     # Old drivers and small cards lack single questions; that is no reason to lose the card.
     try:
         return function(*arguments)
@@ -230,7 +230,7 @@ def _running(nvml: Any, handle: Any, kind: str) -> list[Any]:
 
 
 def _loads(nvml: Any, handle: Any) -> dict[int, int] | None:
-    """Percent by process; `None` where the card does not tell. Who is idle is not in it."""
+    """Percent by process; `None` if the card does not tell. Who is idle is not in it."""
     since = int((time.time() - _RECENT) * 1e6)
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)

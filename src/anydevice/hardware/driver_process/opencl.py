@@ -78,7 +78,7 @@ def _device(info: Info) -> dict[str, Any]:
 
 
 def _pci(info: Info, extensions: list[str]) -> list[int | None] | None:
-    """Domain, bus, device and function; the domain is `None` where the driver does not say it."""
+    """Domain, bus, device and function; the domain is `None` if the driver does not say it."""
     if "cl_khr_pci_bus_info" in extensions:
         said = info(_PCI_KHR)
         if len(said) >= 16:

@@ -39,7 +39,7 @@ def look(
     """The GPUs that Metal drives here, or why there are none, within `limit` seconds. Never raises.
 
     The other arguments are for recordings: `run` answers a command with what it printed, or `None`
-    where it failed; `platform` and `machine` are the names of the system and of its processor.
+    if it failed; `platform` and `machine` are the names of the system and of its processor.
     """
     if platform != "darwin":
         return _stopped(Reason("wrong_system", "Metal is only on macOS"), present=False)

@@ -289,7 +289,7 @@ _RUSTICL_DRIVERS = {INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau
 def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str] | None:
     """The first vendor with a card on the bus, and how to get its OpenCL driver.
 
-    `None` where no known card is there. `folder` is where the loader looks for `.icd` files.
+    `None` if no known card is there. `folder` is where the loader looks for `.icd` files.
     """
     if machine.cards(linux.NVIDIA):
         if machine.library(_NVIDIA_DRIVER):

@@ -54,7 +54,7 @@ class OpenCLMachine(Record):
         return linux.uses_apt(linux.distribution(self.root))
 
     def library(self, name: str) -> Path | None:
-        """The file that the dynamic linker would take for `name`; `None` where there is none."""
+        """The file that the dynamic linker would take for `name`; `None` if there is none."""
         if "/" in name:
             path = Path(name)
             return path if path.is_file() else None
@@ -110,7 +110,7 @@ def find_loaders(machine: OpenCLMachine, home: Path | None) -> tuple[Loader, ...
 
 
 def pyopencl_folder() -> Path | None:
-    """Where the installed pyopencl is, without importing it; `None` where there is none."""
+    """Where the installed pyopencl is, without importing it; `None` if there is none."""
     try:
         spec = find_spec("pyopencl")
     except (ImportError, ValueError, AttributeError):

@@ -84,7 +84,7 @@ def _separable_drivers(loader: Loader, machine: OpenCLMachine) -> tuple[Driver, 
 def _ask_each(
     drivers: Sequence[Driver], loader: Loader, machine: OpenCLMachine, end: float
 ) -> tuple[Outcome, ...]:
-    """Each driver asked by itself, all at once; empty where no time or disk is left for it."""
+    """Each driver asked by itself, all at once; empty if no time or disk is left for it."""
     from concurrent.futures import ThreadPoolExecutor
     from tempfile import TemporaryDirectory
 

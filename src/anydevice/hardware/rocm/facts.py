@@ -86,7 +86,7 @@ PRODUCTS: dict[int, str] = {
 
 
 def too_old(architecture: str | None) -> str | None:
-    """Why ROCm 5 and later do not drive this architecture; `None` where they do."""
+    """Why ROCm 5 and later do not drive this architecture; `None` if they do."""
     match = _NAME.fullmatch(architecture or "")
     if match is None or int(match[1]) >= 9:
         return None
@@ -97,7 +97,7 @@ def too_old(architecture: str | None) -> str | None:
 
 
 def caution(architecture: str | None) -> str | None:
-    """A warning for users of this architecture; `None` where there is nothing to warn of."""
+    """A warning for users of this architecture; `None` if there is nothing to warn of."""
     if architecture is None:
         return "the kernel does not tell this GPU's architecture; Linux 5.16 or newer does"
     if architecture not in ARCHITECTURES:
@@ -184,7 +184,7 @@ def _pool(banks: Path) -> int | None:
 
 
 def gfx_name(version: int) -> str | None:
-    """The architecture that the driver writes as one decimal number; `None` where it is zero.
+    """The architecture that the driver writes as one decimal number; `None` if it is zero.
 
     Two decimal digits each for minor and stepping, which the name itself writes in hexadecimal.
 
@@ -230,7 +230,7 @@ def folders(root: Path, environment: Mapping[str, str]) -> list[Path]:
 
 
 def rocm_version(root: Path, environment: Mapping[str, str]) -> str | None:
-    """The version of the installed ROCm, such as "6.2.4"; `None` where none is installed."""
+    """The version of the installed ROCm, such as "6.2.4"; `None` if none is installed."""
     for folder in folders(root, environment):
         match = _VERSION.search(linux.read_text(folder / ".info/version") or "")
         if match:
@@ -280,7 +280,7 @@ _SMALLEST_CARD = 2 * 2**30  # no card of an architecture that ROCm carries has l
 
 
 class GpuMemory(Record):
-    """Bytes of one GPU, `None` where unknown; `details` goes into its facts."""
+    """Bytes of one GPU, `None` if unknown; `details` goes into its facts."""
 
     kind: MemoryKind
     total: int | None
@@ -301,7 +301,7 @@ class Counters(Record):
 
 
 def counters(pci_address: str, root: Path = Path("/")) -> Counters:
-    """Read them anew; what cannot be read is `None`."""
+    """Read them again; what cannot be read is `None`."""
     device = root / linux.DEVICES / pci_address
     system = linux.read_table(root / "proc/meminfo")
     own = ("vram_total", "vram_used", "gtt_total", "gtt_used")

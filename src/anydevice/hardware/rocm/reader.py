@@ -47,7 +47,7 @@ def look(
 
 
 def free_memory(index: int, facts: Facts, *, root: Path = _ROOT) -> int | None:
-    """The free bytes of the GPU at this moment, or `None` where its driver does not tell."""
+    """The free bytes of the GPU at this moment, or `None` if its driver does not tell."""
     from anydevice.hardware.rocm.facts import counters, free_of_card, free_of_shared
 
     if facts.pci_address is None:

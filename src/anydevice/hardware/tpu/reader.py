@@ -23,7 +23,7 @@ _MEMORY_SOURCE = "by generation"
 
 
 class _Generation(Record):
-    """A kind of chip: memory is that of one device, in GiB; `None` where it is not public.
+    """A kind of chip: memory is that of one device, in GiB; `None` if it is not public.
 
     `pci` is the number of its PCI device, `types` are the parts of TPU_ACCELERATOR_TYPE before the
     count: "v5litepod-8", "v4-8", "tpu7x-4".
@@ -56,7 +56,7 @@ class _Chip(Record):
     generation: _Generation
     pci_address: str | None
     node: Path | None
-    """Its device file under the root; `None` where there is none."""
+    """Its device file under the root; `None` if there is none."""
     node_name: str
 
 

@@ -99,7 +99,7 @@ def _load_file(
 ) -> None:
     """Put these tensors of one file into `arrays`, on a device, and check the file once more.
 
-    Raises `TransferError` where the file was changed meanwhile.
+    Raises `TransferError` if the file was changed meanwhile.
     """
     with PlainFile(header.path, header.stamp) as file:
         for entry in entries:

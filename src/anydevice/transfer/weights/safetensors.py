@@ -132,7 +132,7 @@ def read_header(path: Path) -> Header:
 def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
     """The tensors of a header, whose bytes begin at `base`, in a file of `size` bytes.
 
-    Raises `ValueError` where an entry is malformed, and `TransferError`, naming the tensor, where
+    Raises `ValueError` if an entry is malformed, and `TransferError`, naming the tensor, where
     it describes what cannot be.
     """
     entries = {}

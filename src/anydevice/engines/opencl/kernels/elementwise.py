@@ -163,7 +163,7 @@ BOOLEAN: dict[str, str] = {
 def expression(operation: str, number: Number) -> str:
     """The text of an operation on elements of a dtype.
 
-    Raises `UnsupportedError` where it is not defined for them.
+    Raises `UnsupportedError` if it is not defined for them.
     """
     own = FLOATING if number.floating else INTEGER
     text = BOOLEAN.get(operation) or own.get(operation)

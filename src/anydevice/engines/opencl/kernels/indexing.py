@@ -34,7 +34,7 @@ def take(x: Any, indices: Any, axis: int) -> Any:
 def take_along_axis(x: Any, indices: Any, axis: int) -> Any:
     """One element for each index; NaN or 0 for those out of range.
 
-    Raises `ValueError` where the shapes do not fit.
+    Raises `ValueError` if the shapes do not fit.
     """
     (at,) = axes_of(axis, x.ndim)
     if indices.ndim != x.ndim:
@@ -72,7 +72,7 @@ def write(x: Any, new: Any, positions: Any) -> Any:
     """`x` (batch, heads, keys, size) with rows replaced, in place where it is no view.
 
     A view of another array is copied first, so that the other one stays as it is. Raises
-    `ValueError` where the shapes do not fit.
+    `ValueError` if the shapes do not fit.
     """
     batch, heads, keys, size = x.shape
     tokens = new.shape[2]
@@ -104,7 +104,7 @@ def write(x: Any, new: Any, positions: Any) -> Any:
 def concat(arrays: Sequence[Any], axis: int) -> Any:
     """The arrays one behind the other along an axis.
 
-    Raises `ValueError` where the shapes do not fit.
+    Raises `ValueError` if the shapes do not fit.
     """
     first = arrays[0]
     (at,) = axes_of(axis, first.ndim)

@@ -96,7 +96,7 @@ class Product(Record):
 def matmul(a: Any, b: Any) -> Any:
     """The products of matrices (…, m, k) and (…, k, n); the axes before them broadcast.
 
-    Raises `ValueError` where the shapes do not fit.
+    Raises `ValueError` if the shapes do not fit.
     """
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a matrix {a.shape} cannot be multiplied by a matrix {b.shape}")
@@ -165,7 +165,7 @@ def _fitting(product: Product, about: programs.Limits) -> list[Tiles]:
 
 
 def _tiled(product: Product, tiles: Tiles) -> bool:
-    """Compute it in tiles; false where the device does not take such large groups."""
+    """Compute it in tiles; false if the device does not take such large groups."""
     rows, columns, inner = product.rows, product.columns, product.inner
     edges = bool(rows % tiles.rows or columns % tiles.columns or inner % tiles.k)
     route = walk(product.stack, (product.a_stack, product.b_stack), ("a", "b"), "batch")

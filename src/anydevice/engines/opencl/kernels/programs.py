@@ -110,7 +110,7 @@ def exact_kernel(
     scalars: Sequence[Any],
     group: int,
 ) -> Kernel | None:
-    """The same with groups of just this size; `None` where the device does not take them."""
+    """The same with groups of just this size; `None` if the device does not take them."""
     if group > limits(context).work_group:
         return None
     lines = [f"#define {key} {value}" for key, value in {**defines, "GROUP": group}.items()]

@@ -42,7 +42,7 @@ _SEGMENT = 8192
 def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
     """The axes as integers from 0 up, each once.
 
-    Raises `ValueError` where there is none of that number.
+    Raises `ValueError` if there is none of that number.
     """
     named = axis if isinstance(axis, tuple) else (axis,)
     for one in named:
@@ -149,7 +149,7 @@ def _neutral(kind: str, number: Number) -> str:
 def argmax(x: Any, axis: int) -> Any:
     """Where the largest is along an axis.
 
-    Raises `ValueError` where there is none, because the axis has no elements.
+    Raises `ValueError` if there is none, because the axis has no elements.
     """
     (at,) = axes_of(axis, x.ndim)
     kept, own = x.shape[:at] + x.shape[at + 1 :], buffers.strides_of(x)
@@ -184,7 +184,7 @@ def _argmax(context: Any, number: Number, route: Walk, wide: bool) -> programs.K
 def top_k(x: Any, k: int) -> tuple[Any, Any]:
     """The `k` largest along the last axis, largest first, and where they are.
 
-    Raises `ValueError` where there are not so many.
+    Raises `ValueError` if there are not so many.
     """
     if not x.ndim or not 0 <= k <= x.shape[-1]:
         raise ValueError(f"there are no {k} largest along the last axis of an array {x.shape}")
