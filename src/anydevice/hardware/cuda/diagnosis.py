@@ -77,8 +77,7 @@ def interpret(answers: Answers) -> Sighting:
         return _from_nvml(answers, cards, devices)
     nvml = nvml_reason(answers.nvml, answers.around)
     if devices:
-        notes = (nvml.text,) if nvml else ()
-        return _sighting(answers, devices, notes=notes)
+        return _sighting(answers, devices, notes=(nvml.text,) if nvml else ())
     unhidden = _devices(answers.unhidden, answers.around)
     if unhidden:
         return _hidden(answers, unhidden, problem=None, notes=())
@@ -209,8 +208,7 @@ def _failed(around: Surroundings, reasons: Sequence[Reason]) -> Sighting:
     no_card = around.system == "linux" and not (around.cards or around.nodes or around.tegra)
     if no_card and not around.wsl and len(named) == len(reasons):
         text, fix = f"{text}; no NVIDIA card is on the PCI bus", None
-    reason = Reason(decisive.code, text, fix)
-    return Sighting("cuda", present=True, stage="driver", reason=reason)
+    return Sighting("cuda", True, stage="driver", reason=Reason(decisive.code, text, fix))
 
 
 def _not_installed(around: Surroundings) -> Sighting:
@@ -241,29 +239,27 @@ def _not_installed(around: Surroundings) -> Sighting:
     return Sighting("cuda", present=present, stage="driver", reason=Reason(code, text, fix))
 
 
+def _told(outcome: Outcome | None) -> bool:
+    """Whether a library was there and answered."""
+    return outcome is not None and outcome.how == "answered" and bool(outcome.answer["library"])
+
+
 def _cards(nvml: Outcome) -> tuple[CudaCard, ...]:
-    if nvml.how != "answered" or nvml.answer["library"] is None:
-        return ()
-    return cards_of_nvml(nvml.answer)
+    return cards_of_nvml(nvml.answer) if _told(nvml) else ()
 
 
 def _devices(driver: Outcome | None, around: Surroundings) -> tuple[Facts, ...]:
-    if driver is None or driver.how != "answered" or driver.answer["library"] is None:
-        return ()
-    return devices_of_driver(driver.answer, around)
+    return devices_of_driver(driver.answer, around) if driver and _told(driver) else ()
 
 
 def nvml_reason(outcome: Outcome, around: Surroundings) -> Reason | None:
     """Why NVML showed no card; `None` where NVML is simply not installed."""
-    if outcome.how != "answered":
-        return _no_answer("NVML", outcome, around)
-    answer = outcome.answer
-    if answer["library"] is None:
-        return _cannot_open("NVML", answer["problem"], around)
-    errors = [answer["error"], *(card["error"] for card in answer["cards"])]
-    for error in errors:
-        if error is not None:
-            return _named("NVML", nvml_fault(error["code"]), error, around)
+    silent = _no_answer("NVML", outcome, around)
+    if silent or outcome.answer["library"] is None:
+        return silent
+    error = _first_error(outcome.answer, "cards")
+    if error is not None:
+        return _named("NVML", nvml_fault(error["code"]), error, around)
     return Reason("no_device", "NVML answers but sees no card", fix_for("start", around))
 
 
@@ -271,20 +267,22 @@ def driver_reason(outcome: Outcome | None, around: Surroundings) -> Reason | Non
     """Why the CUDA driver showed no device; `None` where it is simply not installed."""
     if outcome is None:
         return None
-    if outcome.how != "answered":
-        return _no_answer("the CUDA driver", outcome, around)
-    answer = outcome.answer
-    if answer["library"] is None:
-        return _cannot_open("the CUDA driver", answer["problem"], around)
-    errors = [answer["error"], *(device["error"] for device in answer["devices"])]
+    silent = _no_answer("the CUDA driver", outcome, around)
+    if silent or outcome.answer["library"] is None:
+        return silent
     none_seen: dict[str, Any] = {"call": "cuDeviceGetCount", "code": _NO_DEVICE}
-    error: dict[str, Any] = next((error for error in errors if error is not None), none_seen)
+    error = _first_error(outcome.answer, "devices") or none_seen
     return _named("the CUDA driver", cuda_fault(error["code"]), error, around)
+
+
+def _first_error(answer: Mapping[str, Any], rows: str) -> dict[str, Any] | None:
+    errors = (answer["error"], *(row["error"] for row in answer[rows]))
+    return next((error for error in errors if error is not None), None)
 
 
 def _sees_none(outcome: Outcome | None) -> bool:
     """Whether the driver works, and shows this process no device."""
-    if outcome is None or outcome.how != "answered" or outcome.answer["library"] is None:
+    if outcome is None or not _told(outcome):
         return False
     error = outcome.answer["error"]
     if error is None:
@@ -301,16 +299,15 @@ def _lost_cards(nvml: Outcome) -> tuple[str, ...]:
     )
 
 
-def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Reason:
+def _no_answer(who: str, outcome: Outcome, around: Surroundings) -> Reason | None:
+    """Why nothing was answered, or the library could not be opened; `None` for neither."""
+    if outcome.how == "answered":
+        problem = None if outcome.answer["library"] else outcome.answer["problem"]
+        text = f"{who} cannot be loaded: {problem}"
+        return Reason("driver_broken", text, _install_driver(around)) if problem else None
     fixes = {"timed_out": _after_no_answer(around), "not_started": None}
     fix = fixes.get(outcome.how, "reinstall the NVIDIA driver, then reboot")
     return Reason(outcome.how, f"{who} {outcome.sentence}", fix)
-
-
-def _cannot_open(who: str, problem: str | None, around: Surroundings) -> Reason | None:
-    if problem is None:
-        return None
-    return Reason("driver_broken", f"{who} cannot be loaded: {problem}", _install_driver(around))
 
 
 def _named(who: str, fault: Fault, error: Mapping[str, Any], around: Surroundings) -> Reason:
@@ -464,15 +461,11 @@ def fix_for(remedy: str, around: Surroundings) -> str:
 
 def _after_no_answer(around: Surroundings) -> str:
     """The fix where the driver did not answer in time: it may be slow, or it may hang."""
-    longer = (
-        "give it more time: anydevice.configure(time_limit=20), or time_limit = 20 in"
-        " anydevice.toml"
-    )
-    if around.system == "linux" and not (around.wsl or around.tegra):
-        longer = (
-            "many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or " + longer
-        )
-    return f"{longer}; if it hangs all the same: {_PLAIN['reboot']}"
+    longer = "anydevice.configure(time_limit=20), or time_limit = 20 in anydevice.toml"
+    longer = f"give it more time: {longer}; if it hangs all the same: {_PLAIN['reboot']}"
+    if around.system != "linux" or around.wsl or around.tegra:
+        return longer
+    return f"many cards without persistence mode start slowly: sudo nvidia-smi -pm 1; or {longer}"
 
 
 def lacks_nodes(around: Surroundings) -> bool:

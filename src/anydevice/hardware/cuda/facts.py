@@ -143,10 +143,8 @@ def devices_of_driver(answer: Mapping[str, Any], around: Surroundings) -> tuple[
 
 def in_order_of_driver(cards: Iterable[CudaCard], devices: Iterable[Facts]) -> tuple[Facts, ...]:
     """The driver's devices in its order, each with what NVML knows of the same card."""
-    known = {}
-    for card in cards:
-        for facts in (card.facts, *card.instances):
-            known[_bare(facts.uuid)] = facts
+    every = (facts for card in cards for facts in (card.facts, *card.instances))
+    known = {_bare(facts.uuid): facts for facts in every}
     return tuple(_joined(known.get(_bare(device.uuid)), device) for device in devices)
 
 
@@ -172,11 +170,6 @@ def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> CudaCard:
     # free_memory() must find the same library again where only a full path finds it.
     if "/" in answer["library"]:
         details["nvml_library"] = answer["library"]
-    known = {
-        "mig_mode": row["mig"],
-        "compute_mode": _COMPUTE_MODES.get(row["compute_mode"]),
-        "cuda_cores": row["cuda_cores"],
-    }
     facts = Facts(
         name=row["name"] or "NVIDIA card",
         uuid=row["uuid"],
@@ -185,37 +178,31 @@ def _card(row: Mapping[str, Any], answer: Mapping[str, Any]) -> CudaCard:
         architecture=_architecture(row["capability"]),
         driver_version=answer["driver_version"],
         runtime_version=version_of(answer["cuda_version"]),
-        details=details | {key: value for key, value in known.items() if value is not None},
+        details=_known(
+            details,
+            mig_mode=row["mig"],
+            compute_mode=_COMPUTE_MODES.get(row["compute_mode"]),
+            cuda_cores=row["cuda_cores"],
+        ),
         **_memory(row),
     )
-    instances = tuple(_instance(part, facts, details) for part in row["instances"])
-    names = CardNames(
-        uuid=row["uuid"],
-        mig=bool(row["mig"]),
-        instances=tuple(
-            InstanceNames(part["uuid"], part["gpu_instance"], part["compute_instance"])
-            for part in row["instances"]
-        ),
-    )
-    return CudaCard(facts, names, instances)
+    parts = row["instances"]
+    names = [InstanceNames(p["uuid"], p["gpu_instance"], p["compute_instance"]) for p in parts]
+    instances = tuple(_instance(part, facts, details) for part in parts)
+    return CudaCard(facts, CardNames(row["uuid"], bool(row["mig"]), tuple(names)), instances)
 
 
 def _instance(part: Mapping[str, Any], card: Facts, details: dict[str, Detail]) -> Facts:
-    own = {
-        "mig_mode": True,
-        "parent_uuid": card.uuid,
-        "compute_mode": card.details.get("compute_mode"),
-        "gpu_instance": part["gpu_instance"],
-        "compute_instance": part["compute_instance"],
-        "multiprocessors": part["multiprocessors"],
-    }
-    return replace(
-        card,
-        name=part["name"] or f"{card.name} MIG",
-        uuid=part["uuid"],
-        details=details | {key: value for key, value in own.items() if value is not None},
-        **_memory(part),
-    )
+    numbers = {name: part[name] for name in ("gpu_instance", "compute_instance", "multiprocessors")}
+    mode = card.details.get("compute_mode")
+    own = _known(details, mig_mode=True, parent_uuid=card.uuid, compute_mode=mode, **numbers)
+    name = part["name"] or f"{card.name} MIG"
+    return replace(card, name=name, uuid=part["uuid"], details=own, **_memory(part))
+
+
+def _known(details: Mapping[str, Detail], **more: Detail) -> dict[str, Detail]:
+    """The details with those of the others that are known."""
+    return {**details, **{key: value for key, value in more.items() if value is not None}}
 
 
 def _memory(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,10 +214,7 @@ def _memory(row: Mapping[str, Any]) -> dict[str, Any]:
 def _driver_facts(row: Mapping[str, Any], answer: Mapping[str, Any], around: Surroundings) -> Facts:
     name = row["name"] or "NVIDIA device"
     kind = "MIG" if " MIG " in name else "GPU"
-    known = {
-        "compute_mode": _COMPUTE_MODES.get(row["compute_mode"]),
-        "multiprocessors": row["multiprocessors"],
-    }
+    mode = _COMPUTE_MODES.get(row["compute_mode"])
     unified, total = row["integrated"], row["total"]
     free = around.available_memory if unified else row["free"]
     return Facts(
@@ -245,8 +229,9 @@ def _driver_facts(row: Mapping[str, Any], answer: Mapping[str, Any], around: Sur
         architecture=_architecture(row["capability"]),
         driver_version=around.tegra or around.module,
         runtime_version=version_of(answer["cuda_version"]),
-        details={"source": "driver"}
-        | {key: value for key, value in known.items() if value is not None},
+        details=_known(
+            {"source": "driver"}, compute_mode=mode, multiprocessors=row["multiprocessors"]
+        ),
     )
 
 
@@ -275,8 +260,5 @@ def _capability(pair: list[int] | None) -> str | None:
 
 
 def _architecture(pair: list[int] | None) -> str | None:
-    name = None
-    for first, architecture in _ARCHITECTURES.items():
-        if pair is not None and tuple(pair) >= first:
-            name = architecture
-    return name
+    newest_first = reversed(_ARCHITECTURES.items())
+    return next((name for first, name in newest_first if pair and tuple(pair) >= first), None)

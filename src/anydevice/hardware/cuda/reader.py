@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anydevice.core.finding import Facts, Reason, Sighting
 from anydevice.hardware.cuda.facts import (
@@ -149,29 +149,18 @@ def question_to_nvml(around: Surroundings, environment: Mapping[str, str]) -> di
 
 
 def _ask_driver(
-    around: Surroundings,
-    *,
-    free_memory: bool = False,
-    environment: Mapping[str, str] | None = None,
+    around: Surroundings, *, free_memory: bool = False, environment: Mapping[str, str] | None = None
 ) -> Question:
-    libraries = driver_libraries(around)
-    question = {"libraries": libraries, "free_memory": free_memory}
+    question = {"libraries": driver_libraries(around), "free_memory": free_memory}
     return start("cuda", question, environment=environment)
 
 
-def _ask_driver_until(
-    end: float,
-    around: Surroundings,
-    *,
-    free_memory: bool = False,
-    environment: Mapping[str, str] | None = None,
-) -> Outcome:
+def _ask_driver_until(end: float, around: Surroundings, **options: Any) -> Outcome:
     left = end - time.monotonic()
     if left < _WORTH_ASKING:
         return Outcome("timed_out", error="no time was left for it")
-    asking = _ask_driver(around, free_memory=free_memory, environment=environment)
     # Whole hundredths, because the limit is said in the reason.
-    return asking.finish(round(left, 2))
+    return _ask_driver(around, **options).finish(round(left, 2))
 
 
 def _lacks_free_memory(nvml: Outcome, driver: Outcome) -> bool:

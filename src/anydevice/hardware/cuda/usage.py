@@ -25,7 +25,7 @@ _DEVICE_FILES = ("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/dxg")  # Jets
 
 _lock = ForkSafeLock()
 _conversation: Conversation | None = None
-_last: tuple[float, dict[str, Any]] = (-1.0, {})
+_last: tuple[float, dict[str, dict[str, Any]]] = (-1.0, {})
 
 
 def readings(index: int, facts: Facts) -> Readings:
@@ -35,13 +35,13 @@ def readings(index: int, facts: Facts) -> Readings:
     if answer is None:
         return Readings(free_memory=shared)
     return Readings(
-        load=_share(answer["load"]),
-        memory_load=_share(answer["memory_load"]),
+        load=_over(100, answer["load"]),
+        memory_load=_over(100, answer["memory_load"]),
         free_memory=answer["free"] if shared is None else shared,
         temperature=answer["temperature"],
-        power=_watts(answer["power"]),
-        power_limit=_watts(answer["power_limit"]),
-        fan=_share(answer["fan"]),
+        power=_over(1000, answer["power"]),
+        power_limit=_over(1000, answer["power_limit"]),
+        fan=_over(100, answer["fan"]),
         clock=answer["clock"],
     )
 
@@ -52,7 +52,7 @@ def processes(index: int, facts: Facts) -> tuple[DeviceProcess, ...]:
     answer = _answer(facts)
     rows = sorted(answer["processes"] if answer else (), key=lambda row: -(row[1] or 0))
     return tuple(
-        DeviceProcess(pid, name_of(pid, opens=_DEVICE_FILES), memory, _share(load))
+        DeviceProcess(pid, name_of(pid, opens=_DEVICE_FILES), memory, _over(100, load))
         for pid, memory, load in rows
     )
 
@@ -63,23 +63,19 @@ def _answer(facts: Facts) -> dict[str, Any] | None:
     return _answers().get(facts.uuid)
 
 
-def _answers() -> dict[str, Any]:
+def _answers() -> dict[str, dict[str, Any]]:
     global _conversation, _last
     with _lock.native:
         if time.monotonic() - _last[0] <= _ONE_MOMENT:
             return _last[1]
         if _conversation is None:
             around = read_surroundings(dict(os.environ))
-            question = question_to_nvml(around, os.environ)
-            _conversation = Conversation("nvml", question)
+            _conversation = Conversation("nvml", question_to_nvml(around, os.environ))
         outcome = _conversation.ask(None, limit=_LIMIT)
         _last = (time.monotonic(), outcome.answer if outcome.how == "answered" else {})
         return _last[1]
 
 
-def _share(percent: int | None) -> float | None:
-    return None if percent is None else percent / 100
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
+def _over(unit: int, number: int | None) -> float | None:
+    """A number of percent or milliwatts as a fraction or watts."""
+    return None if number is None else number / unit

@@ -29,15 +29,7 @@ from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.random import distributions
-from anydevice.transfer.random.distributions import (
-    FLOATS,
-    INTEGERS,
-    Scratch,
-    Transform,
-    Words,
-    joined,
-    words_each,
-)
+from anydevice.transfer.random.distributions import Scratch, Transform, Words, joined, words_each
 from anydevice.transfer.staging import usable_cores
 
 Shape = int | Sequence[int]
@@ -157,7 +149,7 @@ class Random:
         A float64 has 53 random bits, any other 24; a float16 or bfloat16 is the float32 of the
         same words rounded down, so it never becomes `high` either.
         """
-        kind = _dtype(dtype, FLOATS)
+        kind = _dtype(dtype, distributions.FLOATS)
         return self._floats(
             shape, kind, distributions.uniform(_real("low", low), _real("high", high), kind)
         )
@@ -170,14 +162,14 @@ class Random:
         A float64 is made of 52 random bits and reaches 8.2 deviations; any other is made of 32
         and reaches 6.4. A float16 or bfloat16 is the float32 of the same words, rounded.
         """
-        kind = _dtype(dtype, FLOATS)
+        kind = _dtype(dtype, distributions.FLOATS)
         return self._floats(
             shape, kind, distributions.normal(_real("mean", mean), _real("std", std), kind)
         )
 
     def integers(self, low: int, high: int, shape: Shape, dtype: Any = "int32") -> Any:
         """Integers from `low` up to but not `high`, all of them exactly equally likely."""
-        kind = _dtype(dtype, INTEGERS)
+        kind = _dtype(dtype, distributions.INTEGERS)
         low, high = _integer("low", low, least=None), _integer("high", high, least=None)
         limits = np.iinfo(kind)
         if not limits.min <= low < high <= limits.max + 1:
@@ -200,7 +192,7 @@ class Random:
         They are sorted by 64 random bits each. Two that draw the same bits keep their order, which
         among a million numbers happens once in 40 million permutations.
         """
-        kind = _dtype(dtype, INTEGERS)
+        kind = _dtype(dtype, distributions.INTEGERS)
         length = _integer("n", n)
         if length > np.iinfo(kind).max + 1:
             raise ConfigurationError(f"permutation({n}): n is too large for {kind}; use int64")

@@ -11,50 +11,23 @@ describe a model and hold none of its arrays), and classes that nobody registere
 
 from __future__ import annotations
 
+import types
 from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from types import (
-    BuiltinFunctionType,
-    EllipsisType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    NoneType,
-    SimpleNamespace,
-)
 from typing import Any, TypeVar
 
 from anydevice.errors import ConfigurationError
-from anydevice.transfer.trees.libraries import (
-    MlxModuleRule,
-    MlxOptimizerRule,
-    ModuleRule,
-    OptimizerRule,
-    PackedSequenceRule,
-    RegisteredTreeRule,
-    VariableRule,
-    nnx_object_rule,
-    nnx_state_rule,
-)
-from anydevice.transfer.trees.rules import (
-    ATOM,
-    AttributeRule,
-    Parts,
-    Rule,
-    attribute_step,
-    attrs_rule,
-    dataclass_rule,
-    kind_name,
-    standard_rule,
-)
+from anydevice.transfer.trees import libraries, rules
+from anydevice.transfer.trees.rules import ATOM, Parts, Rule, kind_name
 
 T = TypeVar("T")
 
 ATOMS: frozenset[type] = frozenset(
     (
         *(bool, int, float, complex, str, bytes, bytearray, range, slice, set, frozenset, type),
-        *(NoneType, EllipsisType, FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+        *(types.NoneType, types.EllipsisType, types.ModuleType),
+        *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     )
 )
 """Types whose values are never arrays and never hold one that could be moved."""
@@ -62,21 +35,21 @@ ATOMS: frozenset[type] = frozenset(
 _ATOMIC_BASES = (int, float, complex, str, bytes, bytearray, set, frozenset, type, Enum)
 
 _BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
-    "torch.nn.modules.module.Module": ModuleRule(),
-    "torch.optim.optimizer.Optimizer": OptimizerRule(),
-    "torch.nn.utils.rnn.PackedSequence": PackedSequenceRule(),
-    "mlx.nn.layers.base.Module": MlxModuleRule(),
-    "mlx.optimizers.optimizers.Optimizer": MlxOptimizerRule(),
-    "flax.nnx.variablelib.Variable": VariableRule(),
-    "flax.nnx.statelib.State": nnx_state_rule,
-    "flax.nnx.pytreelib.Pytree": nnx_object_rule,
-    "flax.nnx.object.Object": nnx_object_rule,  # its name in earlier versions
+    "torch.nn.modules.module.Module": libraries.ModuleRule(),
+    "torch.optim.optimizer.Optimizer": libraries.OptimizerRule(),
+    "torch.nn.utils.rnn.PackedSequence": libraries.PackedSequenceRule(),
+    "mlx.nn.layers.base.Module": libraries.MlxModuleRule(),
+    "mlx.optimizers.optimizers.Optimizer": libraries.MlxOptimizerRule(),
+    "flax.nnx.variablelib.Variable": libraries.VariableRule(),
+    "flax.nnx.statelib.State": libraries.nnx_state_rule,
+    "flax.nnx.pytreelib.Pytree": libraries.nnx_object_rule,
+    "flax.nnx.object.Object": libraries.nnx_object_rule,  # its name in earlier versions
     "flax.linen.module.Module": ATOM,
     "scipy.sparse._base._spbase": ATOM,
 }
 """Classes of libraries, by the name of the class in the module that defines it."""
 
-_UNKNOWN = RegisteredTreeRule()
+_UNKNOWN = libraries.RegisteredTreeRule()
 _MOST = 4096  # programs that make classes without end must not grow this table without end
 _registered: dict[type, _UserRule] = {}
 known: dict[type, Rule] = {}
@@ -148,12 +121,8 @@ def register_type(
 class _UserRule(Rule):
     """The rule of a type that a user registered."""
 
-    def __init__(
-        self, name: str, flatten: Callable[[Any], Any], remake: Callable[..., Any]
-    ) -> None:
-        self.flatten = flatten
-        self.remake = remake
-        self._name = name
+    def __init__(self, name: str, flatten: Callable[..., Any], remake: Callable[..., Any]) -> None:
+        self.flatten, self.remake, self._name = flatten, remake, name
 
     def take_apart(self, container: Any) -> Parts:
         parts = self.flatten(container)
@@ -165,7 +134,7 @@ class _UserRule(Rule):
         return list(parts), list(parts.values())
 
     def step(self, key: Any) -> str:
-        return attribute_step(key)
+        return rules.attribute_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         return self.remake(container, dict(zip(keys, parts, strict=True)))
@@ -181,17 +150,16 @@ def _find(kind: type) -> Rule:
         found = _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
         if found is not None:
             return found if isinstance(found, Rule) else found(kind)
-    standard = standard_rule(kind)
-    if standard is not None:
+    if standard := rules.standard_rule(kind):
         return standard
     if issubclass(kind, UserDict | UserList):
-        return AttributeRule(kind, hidden=("data",))
+        return rules.AttributeRule(kind, hidden=("data",))
     if issubclass(kind, ChainMap):
-        return AttributeRule(kind)
-    if issubclass(kind, SimpleNamespace):
-        return AttributeRule(kind, base=SimpleNamespace)
+        return rules.AttributeRule(kind)
+    if issubclass(kind, types.SimpleNamespace):
+        return rules.AttributeRule(kind, base=types.SimpleNamespace)
     if hasattr(kind, "__dataclass_fields__"):
-        return dataclass_rule(kind)
+        return rules.dataclass_rule(kind)
     if hasattr(kind, "__attrs_attrs__"):
-        return attrs_rule(kind)
+        return rules.attrs_rule(kind)
     return _UNKNOWN

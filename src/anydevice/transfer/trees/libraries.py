@@ -14,34 +14,11 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 from typing import Any
 
-from anydevice.transfer.trees.rules import (
-    AttributeRule,
-    InPlaceRule,
-    Parts,
-    Rule,
-    attribute_step,
-    item_step,
-    kind_name,
-)
+from anydevice.transfer.trees import rules
+from anydevice.transfer.trees.rules import AttributeRule, InPlaceRule, Parts, Rule
 
 
-class LibraryRule(InPlaceRule):
-    """An object that is changed in place and can hold arrays of one library and nothing else."""
-
-    module, array, arrays = "torch", "Tensor", "torch tensors"
-    instead = "its state_dict()"
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, getattr(sys.modules[self.module], self.array))
-
-    def refusal(self, container: Any, value: Any) -> str:
-        return (
-            f"a {kind_name(type(container))} is changed in place and can hold only {self.arrays}, "
-            f"and this would become a {kind_name(type(value))}; move {self.instead} instead"
-        )
-
-
-class ModuleRule(LibraryRule):
+class ModuleRule(InPlaceRule):
     """`torch.nn.Module`: parameters with their gradients, buffers, and the modules within.
 
     A `Parameter` stays the same object with new data, so that optimizers, ties between modules,
@@ -68,7 +45,7 @@ class ModuleRule(LibraryRule):
 
     def step(self, key: Any) -> str:
         kind, name = key
-        return attribute_step(name) + (".grad" if kind == "gradient" else "")
+        return rules.attribute_step(name) + (".grad" if kind == "gradient" else "")
 
     def renew(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
         moved = dict(zip(keys, parts, strict=True))
@@ -94,7 +71,7 @@ class ModuleRule(LibraryRule):
         return container
 
 
-class OptimizerRule(LibraryRule):
+class OptimizerRule(InPlaceRule):
     """`torch.optim.Optimizer`: its state. The parameters belong to the model, and move with it.
 
     A `step` stays on the host unless the optimizer is fused or capturable, as PyTorch wants it.
@@ -112,20 +89,19 @@ class OptimizerRule(LibraryRule):
         parts: list[Any] = []
         for owner, entry in container.state.items():
             number = numbers.get(owner, owner if isinstance(owner, str) else len(numbers))
-            where = f".state{item_step(number)}"
+            where = f".state{rules.item_step(number)}"
             if not isinstance(entry, dict):
                 keys.append((where, container.state, owner))
                 parts.append(entry)
                 continue
             for name, part in entry.items():
                 if name != "step" or owner in on_device:
-                    keys.append((where + item_step(name), entry, name))
+                    keys.append((where + rules.item_step(name), entry, name))
                     parts.append(part)
         return keys, parts
 
     def step(self, key: Any) -> str:
-        text: str = key[0]
-        return text
+        return str(key[0])
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         for (_, holder, name), part in zip(keys, parts, strict=True):
@@ -142,12 +118,11 @@ class PackedSequenceRule(Rule):
         return self._MOVED, [getattr(container, name) for name in self._MOVED]
 
     def step(self, key: Any) -> str:
-        return attribute_step(key)
+        return rules.attribute_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        data, sorted_indices, unsorted_indices = parts
-        fields = (data, container.batch_sizes, sorted_indices, unsorted_indices)
-        return tuple.__new__(type(container), fields)
+        data, *indices = parts
+        return tuple.__new__(type(container), (data, container.batch_sizes, *indices))
 
 
 def _gradient_of(tensor: Any) -> Any:
@@ -202,16 +177,13 @@ class RegisteredTreeRule(Rule):
     def step(self, key: Any) -> str:
         index, _, container = key
         if container is None:
-            return item_step(index)
+            return rules.item_step(index)
         trees: Any = sys.modules["jax.tree_util"]
-        pairs, _ = trees.tree_flatten_with_path(
-            container, is_leaf=lambda value: value is not container
-        )
-        (entry,), _ = pairs[index]
+        named = trees.tree_flatten_with_path(container, lambda value: value is not container)
+        (entry,), _ = named[0][index]
         if isinstance(entry, trees.FlattenedIndexKey):
-            return item_step(entry.key)
-        text: str = trees.keystr((entry,))
-        return text
+            return rules.item_step(entry.key)
+        return str(trees.keystr((entry,)))
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         _, structure, _ = keys[0]
@@ -243,7 +215,7 @@ def nnx_state_rule(kind: type) -> Rule:
     return AttributeRule(kind, hidden=("_mapping",))
 
 
-class MlxModuleRule(LibraryRule):
+class MlxModuleRule(InPlaceRule):
     """`mlx.nn.Module`, which is a dict of its arrays and inner modules."""
 
     module, array, arrays = "mlx.core", "array", "MLX arrays"
@@ -253,7 +225,7 @@ class MlxModuleRule(LibraryRule):
         return list(container), list(dict.values(container))
 
     def step(self, key: Any) -> str:
-        return attribute_step(key)
+        return rules.attribute_step(key)
 
     def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         for key, part in zip(keys, parts, strict=True):

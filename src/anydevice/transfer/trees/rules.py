@@ -14,8 +14,9 @@ hashable, and arrays are not.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any, cast
@@ -50,15 +51,24 @@ class Rule:
 
 
 class InPlaceRule(Rule):
-    """The rule of a container that others hold on to: it is changed in place and returned."""
+    """The rule of a container that others hold on to: it is changed in place and returned.
+
+    It can hold arrays of one library and nothing else.
+    """
+
+    module, array, arrays = "torch", "Tensor", "torch tensors"
+    instead = "its state_dict()"
 
     def holds(self, value: Any) -> bool:
         """Whether a value may take the place of an array of this container."""
-        raise NotImplementedError
+        return isinstance(value, getattr(sys.modules[self.module], self.array))
 
     def refusal(self, container: Any, value: Any) -> str:
         """The message for a value that it cannot hold, with what to do instead."""
-        raise NotImplementedError
+        return (
+            f"a {kind_name(type(container))} is changed in place and can hold only {self.arrays}, "
+            f"and this would become a {kind_name(type(value))}; move {self.instead} instead"
+        )
 
     def renew(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> list[Any]:
         """Write new values into arrays that keep their identity, before anything is rebuilt.
@@ -99,11 +109,8 @@ def kind_name(kind: type) -> str:
     >>> kind_name(dict), kind_name(OrderedDict)
     ('dict', 'collections.OrderedDict')
     """
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return prefix + kind.__qualname__
 
 
 def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
@@ -163,13 +170,9 @@ class AttributeRule(Rule):
         copied: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self.certain = certain
-        self._kind = kind
-        self._base = base
-        self._first = tuple(first)
-        self._static = frozenset(static)
-        self._hidden = frozenset(hidden)
-        self._copied = tuple(copied)
+        self.certain, self._kind, self._base = certain, kind, base
+        self._first, self._copied = tuple(first), tuple(copied)
+        self._static, self._hidden = frozenset(static), frozenset(hidden)
         self._defaults = dict(defaults or {})
         self._slots = slots_of(kind)
 
@@ -327,8 +330,8 @@ class DictSubclassRule(SubclassRule):
         self._base: type[dict[Any, Any]] = OrderedDict if issubclass(kind, OrderedDict) else dict
 
     def items(self, container: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        pairs = list(self._base.items(container))
-        return [key for key, _ in pairs], [value for _, value in pairs]
+        held = dict(self._base.items(container))
+        return list(held), list(held.values())
 
     def make(self, container: Any, keys: Sequence[Any], items: list[Any]) -> Any:
         new: Any = self._base.__new__(self._kind)
@@ -378,17 +381,9 @@ def standard_rule(kind: type) -> Rule | None:
     """The rule of a container of the standard library or a subclass of one; else `None`."""
     if kind in _EXACT:
         return _EXACT[kind]
-    if issubclass(kind, dict):
-        return DictSubclassRule(kind)
-    if issubclass(kind, list):
-        return ListSubclassRule(kind)
-    if issubclass(kind, deque):
-        return DequeRule(kind)
-    if issubclass(kind, tuple):
-        return (
-            StructureRule(kind) if hasattr(kind, "n_sequence_fields") else TupleSubclassRule(kind)
-        )
-    return None
+    if issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields"):
+        return StructureRule(kind)
+    return next((rule(kind) for base, rule in _BY_BASE.items() if issubclass(kind, base)), None)
 
 
 _EXACT: dict[type, Rule] = {
@@ -396,4 +391,10 @@ _EXACT: dict[type, Rule] = {
     list: ListRule(),
     tuple: TupleRule(),
     MappingProxyType: ProxyRule(),
+}
+_BY_BASE: dict[type, Callable[[type], Rule]] = {
+    dict: DictSubclassRule,
+    list: ListSubclassRule,
+    deque: DequeRule,
+    tuple: TupleSubclassRule,
 }
