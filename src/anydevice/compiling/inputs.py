@@ -136,9 +136,9 @@ def key_function(x: Array, engine: Engine, device: Device) -> KeyFunction:
     is elsewhere.
     """
     if engine.shares_memory or engine.name == "numpy":
-        return _shape_dtype
+        return attrgetter("shape", "dtype")
     if engine.name == "torch":
-        return _shape_dtype_device
+        return attrgetter("shape", "dtype", "device")
     if engine.name == "jax":
         # JAX has shape and dtype in one object that is fast to look up; devices are slower.
         if len(engine.devices()) == 1:
@@ -149,14 +149,6 @@ def key_function(x: Array, engine: Engine, device: Device) -> KeyFunction:
     if is_there is None:
         return lambda x: None
     return lambda x: (x.shape, x.dtype) if is_there(x) else None
-
-
-def _shape_dtype(x: Array) -> Hashable:
-    return x.shape, x.dtype
-
-
-def _shape_dtype_device(x: Array) -> Hashable:
-    return x.shape, x.dtype, x.device
 
 
 def shapes_text(arrays: Sequence[Array]) -> str:

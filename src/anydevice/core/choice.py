@@ -353,15 +353,11 @@ def _best(fit: list[Device], free_memory: FreeMemory) -> Device:
     same = [device for device in same if not _is_a_cpu_again(device)] or same
     if len(same) == 1 or same[0].kind == "cpu":
         return same[0]
-    same = [device for device in same if _has_own_memory(device)] or same
+    same = [d for d in same if d.standing and d.standing.facts.memory_kind == "dedicated"] or same
     free = {device: free_memory(device) or 0 for device in same}
     most = max(free.values())
     # A desktop's few windows must not decide between two otherwise idle cards.
     return next(device for device in same if free[device] >= 0.98 * most)
-
-
-def _has_own_memory(device: Device) -> bool:
-    return device.standing is not None and device.standing.facts.memory_kind == "dedicated"
 
 
 def _by_measurement(device: Device, request: Request) -> list[Step]:

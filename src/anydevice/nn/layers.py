@@ -25,19 +25,11 @@ if TYPE_CHECKING:
     from anydevice.transfer.random.generator import Random
 
 
-def _identity(x: Array) -> Array:
-    return x
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return ops.gelu(x, approximate=True)
-
-
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "identity": _identity,
+    "identity": lambda x: x,
     "relu": ops.relu,
     "gelu": ops.gelu,
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
     "silu": ops.silu,
     "tanh": ops.tanh,
     "sigmoid": ops.sigmoid,

@@ -174,15 +174,11 @@ def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
     return sizes
 
 
-def _parts_of(model: Model) -> dict[str, Any]:
-    return {"parameters": model.parameters}
-
-
-def _model_again(model: Model, parts: dict[str, Any]) -> Model:
-    return bound(model.layer, model.input_shape, parts["parameters"])
-
-
-register_type(Model, _parts_of, _model_again)
+register_type(
+    Model,
+    lambda model: {"parameters": model.parameters},
+    lambda model, parts: bound(model.layer, model.input_shape, parts["parameters"]),
+)
 
 
 def parameters_device(parameters: Parameters) -> Device | None:
