@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     _show_table(title, ("backend", "engines", "tier", "requires"), needs, output)
     drives = [_engine(row) for row in engines]
     _show_table("Engines", ("engine", "installed", "drives", "lacks"), drives, output)
-    output.say(output.paint("This CPU", "strong"), f"  {_cpu_in_words(report)}")
+    cpu = wrapped(_cpu_in_words(report), output.width or 10_000, "  ")
+    output.say(output.paint("This CPU", "strong"), *cpu)
     for note in registry.notes():
         output.say("", f"note: {note}")
     return 0
