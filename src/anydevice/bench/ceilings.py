@@ -25,7 +25,7 @@ from anydevice.transfer.moving import to_device, to_numpy
 MIB = 2**20
 
 HOPELESS = 8
-"""A workload that would take so many times the limit, going by a smaller one, is not tried."""
+"""A workload that would take this many times the limit, judging by a smaller one, is skipped."""
 
 _WRITTEN_IN_PLACE = ("numpy", "torch", "cupy")
 """Engines whose arrays `a[...] = b` writes to: a copy without any memory to be made for it."""

@@ -26,7 +26,7 @@ for bfloat16. Results that are lists or tuples have budgets of the same form.
 
 
 def growth(length: int) -> float:
-    """Units that adding up so many numbers in any order may cost, one after the other at worst.
+    """The error, in units, of adding up `length` numbers in any order, at worst one by one.
 
     Roundings of either sign leave about a third of the square root. Where small numbers meet a
     sum that is large already, they go one way, and a part of the length comes on top.

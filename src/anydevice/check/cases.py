@@ -328,7 +328,7 @@ MANIPULATION: tuple[Row, ...] = (
 
 
 def _states(count: int, shapes: tuple[tuple[int, ...], ...] = _SHAPES, **options: Any) -> Make:
-    """Parameters, gradients and so many states; a second state holds squares."""
+    """Parameters, gradients and `count` states; a second state holds squares."""
 
     def make(draw: Draw) -> Call:
         lists = [[draw.normal(*shape) for shape in shapes] for _ in range(min(count, 1) + 2)]

@@ -53,7 +53,7 @@ class AbsentError(UnsupportedError, AttributeError):
 
 
 class Storage(Record):
-    """The memory that an array lies in: the whole allocation, and the array's place in it.
+    """The memory of an array: the whole allocation, and the array's place in it.
 
     `address` and `size` (bytes) are those of the allocation; where the library gives out no
     pointers, `address` is its handle, good only for telling one allocation from another. `offset`
@@ -80,7 +80,7 @@ class Storage(Record):
 class MemoryUse(Record):
     """The memory of a device that one library holds in this process: bytes, `None` if unknown.
 
-    `in_use` is what arrays lie in, `reserved` what the library holds in all, for arrays and for
+    `in_use` is the memory of arrays, `reserved` what the library holds in all, for arrays and for
     later ones. `peak` is the most that was in use since the start or `reset_peak`, `limit` the
     most that the library may hold, where it was given one. `preallocated` marks memory that was
     taken at the start, before any array needed it: `reserved` says nothing of need then.
@@ -109,7 +109,7 @@ class Memory(Protocol):
         """Begin to look for the peak again, where the library has one."""
 
     def set_limit(self, device: Device, limit: int | None) -> str | None:
-        """Let the library hold at most so many bytes there from now on; `None` lifts the limit.
+        """Limit the bytes that the library may hold there from now on; `None` removes the limit.
 
         An allocation beyond it fails as if the device were full. The sentence says why it has no
         effect, and what to do, where it has none.
@@ -166,7 +166,7 @@ class Engine(Protocol):
 
     @property
     def has_views(self) -> bool:
-        """Whether two arrays can lie in one memory, so that writing to one changes the other."""
+        """Whether two arrays can share memory, so that writing to one changes the other."""
 
     @property
     def dlpack(self) -> Absent | None:
@@ -191,7 +191,7 @@ class Engine(Protocol):
         """The dtype of the array."""
 
     def storage(self, x: Any) -> Storage | None:
-        """The memory it lies in; `None` if the library cannot say, or it has no elements."""
+        """Its memory; `None` if the library cannot say, or it has no elements."""
 
     def address(self, x: Any) -> int | None:
         """The pointer to the first element, in the memory of the array's device.
@@ -230,7 +230,7 @@ class Engine(Protocol):
     def adopt(self, x: Any) -> Any:
         """The memory of another library's array as one of this library, without a copy.
 
-        `x` has `__dlpack__` and lies on a device that this library sees. Both see what either
+        `x` has `__dlpack__` and is on a device that this library sees. Both see what either
         writes. Raises `UnsupportedError` if it cannot be had without a copy.
         """
 

@@ -118,7 +118,7 @@ def times(factor: float) -> str:
 
 
 def bar(share: float, width: int) -> tuple[str, str]:
-    """The full and the empty part of a bar of so many columns.
+    """The full and the empty part of a bar of `width` columns.
 
     Only a share of 0 has an empty bar, and only a share of 1 a full one.
 
@@ -133,7 +133,7 @@ def bar(share: float, width: int) -> tuple[str, str]:
 
 
 def shortened(text: str, most: int = 80) -> str:
-    """A text of at most so many characters: a longer one without its middle.
+    """A text of at most `most` characters: a longer one loses its middle.
 
     >>> shortened("a/very/long/path", 9)
     'a/ve…path'
@@ -185,7 +185,7 @@ def table(
 
 
 def drawn(renderable: RenderableType, columns: int = 10_000, *, colour: bool = False) -> list[str]:
-    """The lines of what rich renders, such as its tables, in so many columns."""
+    """The lines that rich renders, such as its tables, in a given width."""
     from io import StringIO
 
     from rich.console import Console

@@ -39,7 +39,7 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def pinned(self, size: int) -> int:
-        """The address of so many bytes of host memory that the device can read by itself."""
+        """The address of newly allocated host memory that the device can read by itself."""
         if hasattr(os, "memfd_create"):
             return self._pinned_file(size)
         address = ctypes.c_void_p()

@@ -241,7 +241,7 @@ def best_fix(
 ) -> str | None:
     """The one best step for a device that none of `builds` can drive; `None` if none is known.
 
-    A library that is installed already goes before another one; `builds` come in order of choice.
+    A library that is installed already is preferred; `builds` come in order of choice.
     """
     where = where or this_platform()
     for build in (build for build in builds if build.installed):

@@ -14,7 +14,7 @@ from anydevice.core.finding import Facts, Sighting
 from anydevice.core.record import Record, replace
 
 Look = Callable[[float], Sighting]
-"""A reader: looks at the machine for at most so many seconds, and never raises."""
+"""A reader: reads the machine within a limit in seconds, and never raises."""
 
 Begin = Callable[[], Look]
 """Starts what a reader can start, and returns the rest of it."""

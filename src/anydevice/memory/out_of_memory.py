@@ -46,7 +46,7 @@ _MOST_PROCESSES = 4
 class RanOut(Record):
     """An out-of-memory error and the engine whose library raised it.
 
-    `engine` is `None` if it was Python itself, or nobody knows.
+    `engine` is `None` if it was Python itself, or unknown.
     """
 
     error: BaseException

@@ -84,7 +84,7 @@ def compile_device(adapter: ModelAdapter, device: Device | str | None, *, compil
 
     A module of a library is served by that library. Without `device`, a `nn.Model` stays where it
     is, and so does a module on an accelerator; all else goes where `anydevice.device()` says.
-    Where no engine is asked for, one that compiles comes before one that does not.
+    If no engine is asked for, one that compiles is preferred.
 
     Raises `DeviceNotFoundError` if the device is not usable, or not by that library.
     """

@@ -307,7 +307,7 @@ class ModelShape(Record):
         return sum(self.layer_bytes) + outside
 
     def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:
-        """The bytes of a static cache for so many tokens, layer by layer.
+        """The bytes of a static cache for `context` tokens, layer by layer.
 
         `dtype` is that of its elements, the model's own where it is not given.
         """

@@ -45,7 +45,7 @@ class TrainingProgress:
         self._bar.__exit__(*error)
 
     def learned(self, length: int) -> None:
-        """An epoch has so many batches."""
+        """Set the number of batches in an epoch."""
         self._length = length
 
     def begins(self, epoch: int, doing: str) -> None:

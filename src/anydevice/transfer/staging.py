@@ -3,7 +3,7 @@
 A device reads pinned memory by itself at the speed of the bus, but ordinary memory only through
 the CPU. Several lanes, each a thread with its own stream and two pinned buffers, fill one buffer
 while the other is in flight: copying by the CPU and by the bus overlap, and many cores share the
-first. Each device has one ring, made on the first large copy and given back by `release`.
+first. Each device has one ring, made on the first large copy and freed by `release`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Copier(Protocol):
         """Make the device the current one of the calling thread."""
 
     def pinned(self, size: int) -> int:
-        """The address of so many bytes that the device can read by itself."""
+        """The address of memory that the device can read by itself."""
 
     def file_of(self, address: int) -> int | None:
         """The descriptor of the file that this pinned memory maps; `None` if it maps none."""
@@ -154,7 +154,7 @@ class _Lane:
 
 
 class Ring:
-    """The lanes of one device: bounded, reused from copy to copy, given back by `close`."""
+    """The lanes of one device: bounded, reused from copy to copy, freed by `close`."""
 
     def __init__(self, copier: Copier, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier

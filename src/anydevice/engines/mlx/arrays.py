@@ -1,6 +1,6 @@
 """MLX: Metal on Apple Silicon, and the CPU there and on Linux.
 
-An MLX array lies in memory that CPU and GPU share; where it is worked on is decided by each
+An MLX array is in memory that CPU and GPU share; where it is worked on is decided by each
 operation, so it lives on every device that MLX has.
 
 What MLX calls its memory limit is a guideline: beyond it, it gives back what it keeps for later
@@ -148,12 +148,12 @@ def _default(native: Any) -> Iterator[Any]:
 
 
 def memory_limit() -> int | None:
-    """The most bytes that MLX may hold; `None` if nobody has set a limit."""
+    """The most bytes that MLX may hold; `None` if no limit is set."""
     return _limit
 
 
 def set_memory_limit(limit: int | None) -> None:
-    """Let MLX hold at most so many bytes; `None` lifts the limit."""
+    """Limit the bytes that MLX may hold; `None` removes the limit."""
     global _limit, _guideline
     _limit = limit
     if limit is not None:
@@ -165,7 +165,7 @@ def set_memory_limit(limit: int | None) -> None:
 
 
 def refuse_beyond_limit(size: int) -> None:
-    """Raise `LimitReachedError` if so many bytes more are too many, for MLX or the machine.
+    """Raise `LimitReachedError` if this many more bytes are too many for MLX or the machine.
 
     A container counts as a machine of its size.
     """

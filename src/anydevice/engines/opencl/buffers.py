@@ -1,4 +1,4 @@
-"""What arrays on OpenCL lie in: queues, pools of memory, and views by shape, strides and offset.
+"""The memory of OpenCL arrays: queues, memory pools, and views by shape, strides and offset.
 
 All work of a context goes through one queue that keeps its order. A buffer that is given back is
 therefore free for whatever is started later, even while work that was started before still uses it.
@@ -87,7 +87,7 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """The bytes that arrays lie in."""
+        """The bytes of arrays."""
         return int(self._pool.active_bytes)
 
     @property
@@ -105,7 +105,7 @@ class Pool:
         self._peak = self.in_use
 
     def allocate(self, size: int) -> Any:
-        """A buffer of at least so many bytes.
+        """A buffer of at least this size.
 
         Raises `LimitReachedError` beyond the limit, and what PyOpenCL raises where the device is
         full; both only after what is kept for later was given back.

@@ -23,7 +23,7 @@ class OpenclMemory:
     """What anydevice holds of each device; buffers that PyOpenCL makes by itself are not in it."""
 
     def use(self, device: Device) -> MemoryUse:
-        """What arrays of ours hold; a device that was not used yet is not started for it."""
+        """The memory of our own arrays; a device that was not used yet is not started for it."""
         native = ENGINE.native(device)
         pools = pools_of(native)
         return MemoryUse(

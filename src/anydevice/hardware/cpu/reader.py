@@ -128,7 +128,7 @@ def free_memory(
     system: str = sys.platform,
     host: Host | None = None,
 ) -> int | None:
-    """The memory that is free now, in bytes, within every limit; `None` if nobody can tell."""
+    """The memory that is free now, in bytes, within every limit; `None` if unknown."""
     del index
     if system.startswith("linux"):
         available = _available(read_table(root / "proc/meminfo"))

@@ -30,7 +30,7 @@ def look(limit: float) -> Sighting:
 
 
 def begin() -> Callable[[float], Sighting]:
-    """Put the question, and return what waits for the answer at most so many seconds."""
+    """Ask the question, and return a function that waits for the answer within a limit."""
     machine = facts.this_machine()
     loaders = facts.find_loaders(machine, facts.pyopencl_folder())
     asked = _start(loaders[0], loaders[0].environment(machine)) if loaders else None

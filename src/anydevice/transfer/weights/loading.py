@@ -180,7 +180,7 @@ def _convert(source: Any, target: Any) -> bool:
 
 
 def _by_file(model: Mapping[str, Placed]) -> Iterator[tuple[Header, list[Entry]]]:
-    """The tensors of each file as they lie in it, so that it is read from front to back."""
+    """The tensors of each file in their order, so that it is read from front to back."""
     headers = {placed.header.path: placed.header for placed in model.values()}
     entries: dict[Path, list[Entry]] = {path: [] for path in headers}
     for placed in model.values():

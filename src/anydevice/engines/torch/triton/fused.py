@@ -24,7 +24,7 @@ from anydevice.engines.trust import is_trusted
 MOST_ROWS = 8
 """The most rows of `x` for which `linear` is a matter of reading the weight."""
 LEAST_WEIGHT = 2**20
-"""The fewest elements of a weight for which starting a kernel of ours pays."""
+"""The fewest elements of a weight for which our own kernel is faster."""
 
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _HALF = (torch.float16, torch.bfloat16)
