@@ -15,6 +15,7 @@ from anydevice.core.finding import Facts, Finding, Reason, Stage, Standing, Verd
 from anydevice.discovery.report import Report
 from anydevice.engines.diagnosis import _FOREIGN, why_not
 from anydevice.engines.installed import Build
+from anydevice.engines.registry import BUILT_IN
 from anydevice.hardware.cuda.diagnosis import _CUDA, _NVML
 from anydevice.hardware.driver_process.parent import How
 from anydevice.hardware.readers import DeviceProcess
@@ -238,6 +239,7 @@ def _given_codes() -> set[str]:
 
 def test_every_code_that_is_given_is_explained_and_no_other() -> None:
     given = _given_codes() | {"bad_usage"}  # that of an error which argparse raises
+    given |= {absent.code for row in BUILT_IN.values() for absent in row.lacks.values()}
     assert given - CAUSES.keys() == set()
     assert CAUSES.keys() - given == set()
 
