@@ -25,24 +25,12 @@ Source = Callable[[float], Iterable[Sighting]]
 """Where sightings come from: the real machine, or a fake one in a test."""
 
 _SITUATION = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HSA_OVERRIDE_GFX_VERSION",
-    "ROCM_PATH",
-    "TPU_VISIBLE_CHIPS",
-    "TPU_VISIBLE_DEVICES",
-    "TPU_CHIPS_PER_PROCESS_BOUNDS",
-    "TPU_CHIPS_PER_HOST_BOUNDS",
-    "TPU_ACCELERATOR_TYPE",
-    "OCL_ICD_VENDORS",
-    "OCL_ICD_FILENAMES",
-    "OPENCL_VENDOR_PATH",
-    "LD_LIBRARY_PATH",
-    "XLA_FLAGS",
-    "JAX_NUM_CPU_DEVICES",
-    "ANYDEVICE_HOME",
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "ROCM_PATH"),
+    *("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_ACCELERATOR_TYPE"),
+    *("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
+    *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH", "LD_LIBRARY_PATH"),
+    *("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "ANYDEVICE_HOME"),
 )
 """The environment that a report depends on: when one changes, the machine is looked at again."""
 
@@ -115,10 +103,7 @@ def added_backends() -> frozenset[str]:
 
 def standing_of(device: Device) -> Standing | None:
     """The standing of a device that was made by hand; `None` if the machine does not have it."""
-    for found in discover().devices:
-        if found == device:
-            return found.standing
-    return None
+    return next((found.standing for found in discover().devices if found == device), None)
 
 
 def free_memory(device: Device) -> int | None:
@@ -269,7 +254,8 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
-        return {name: results.get(name) or _stopped(name, late) for name in looks}
+        missing = {name: Sighting(name, True, stage="driver", reason=late) for name in looks}
+        return missing | results
 
     return finish
 
@@ -284,8 +270,4 @@ def _begun(name: str, begin: Begin) -> Look:
 
 def _failed(name: str, error: BaseException) -> Sighting:
     text = f"reading it failed: {type(error).__name__}: {error}"
-    return _stopped(name, Reason("reading_failed", text))
-
-
-def _stopped(name: str, reason: Reason) -> Sighting:
-    return Sighting(name, present=True, stage="driver", reason=reason)
+    return Sighting(name, True, stage="driver", reason=Reason("reading_failed", text))

@@ -14,7 +14,6 @@ from anydevice.core.finding import (
     Seen,
     Sighting,
     Standing,
-    Tier,
     Verdict,
 )
 from anydevice.core.record import replace
@@ -38,10 +37,8 @@ def _sensible(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
         return _finding(sighting, verdicts)
     except Exception as error:
         text = f"what its probe says cannot be used: {type(error).__name__}: {error}"
-        reasons = (Reason("probe_failed", text),)
-        return Finding(
-            str(sighting.backend), True, False, "untested", stage="device", reasons=reasons
-        )
+        reasons, name = (Reason("probe_failed", text),), str(sighting.backend)
+        return Finding(name, True, False, "untested", stage="device", reasons=reasons)
 
 
 def read_ahead() -> None:
@@ -71,7 +68,7 @@ def _finding(sighting: Sighting, verdicts: Mapping[str, Verdict]) -> Finding:
         backend=sighting.backend,
         present=sighting.present,
         usable=usable,
-        tier=_tier(sighting.backend),
+        tier=BACKENDS[sighting.backend].tier if sighting.backend in BACKENDS else "untested",
         devices=tuple(devices),
         stage=None if usable else (first.stage if first else sighting.stage or "device"),
         reasons=reasons,
@@ -97,26 +94,14 @@ def _standing(sighting: Sighting, seen: Seen, verdicts: Mapping[str, Verdict]) -
     engines = tuple(name for name in names if name not in condemned)
     if engines:
         return Standing(seen.kind, seen.facts, engines, refusals, said)
+    kind, facts = seen.kind, seen.facts
     if condemned:
-        return Standing(
-            seen.kind,
-            seen.facts,
-            refusals=refusals,
-            verdicts=said,
-            stage="compute",
-            reasons=tuple(_failed_check(v) for v in said if not v.right),
-            fix="anydevice doctor",
-        )
-    return Standing(
-        seen.kind,
-        seen.facts,
-        refusals=refusals,
-        stage="library",
-        reasons=_library_reasons(sighting, refusals),
-        fix=best_fix(
-            sighting.backend, seen.facts, [registry.installed(r.engine) for r in refusals]
-        ),
-    )
+        reasons = tuple(_failed_check(verdict) for verdict in said if not verdict.right)
+        return Standing(kind, facts, (), refusals, said, "compute", reasons, "anydevice doctor")
+    reasons = _library_reasons(sighting, refusals)
+    builds = [registry.installed(refused.engine) for refused in refusals]
+    fix = best_fix(sighting.backend, facts, builds)
+    return Standing(kind, facts, (), refusals, said, "library", reasons, fix)
 
 
 def _failed_check(verdict: Verdict) -> Reason:
@@ -154,12 +139,5 @@ def _virtual_cpus(standings: list[Standing]) -> list[Device]:
     count = virtual_cpus()
     if count == 1 or not standings or "jax" not in standings[0].engines:
         return []
-    first = standings[0]
-    return [
-        Device.seen("cpu", index, Standing(first.kind, first.facts, ("jax",)))
-        for index in range(1, count)
-    ]
-
-
-def _tier(backend: str) -> Tier:
-    return BACKENDS[backend].tier if backend in BACKENDS else "untested"
+    standing = Standing(standings[0].kind, standings[0].facts, ("jax",))
+    return [Device.seen("cpu", index, standing) for index in range(1, count)]

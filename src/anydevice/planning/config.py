@@ -237,13 +237,9 @@ def _existing(model: str) -> Path | None:
 
 def _cache(environment: Mapping[str, str]) -> Path:
     direct = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
-    if direct:
-        return Path(direct).expanduser()
-    home = environment.get("HF_HOME")
-    if home:
-        return Path(home).expanduser() / "hub"
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser() / "huggingface" / "hub"
+    home = environment.get("HF_HOME") or f"{caches}/huggingface"
+    return Path(direct or f"{home}/hub").expanduser()
 
 
 def _snapshots(repository: Path) -> Iterator[Path]:

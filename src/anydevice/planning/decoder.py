@@ -155,14 +155,10 @@ def _matrices(
     row, hidden = config.architecture, sizes.hidden
     queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     bias = config.flag(row.qkv_bias)
+    rows = {"q": queries, "k": keys, "v": keys}
     if row.fused_qkv:
-        attention = [Matrix("self_attn.qkv_proj", queries + 2 * keys, hidden, bias)]
-    else:
-        attention = [
-            Matrix("self_attn.q_proj", queries, hidden, bias),
-            Matrix("self_attn.k_proj", keys, hidden, bias),
-            Matrix("self_attn.v_proj", keys, hidden, bias),
-        ]
+        rows = {"qkv": queries + 2 * keys}
+    attention = [Matrix(f"self_attn.{k}_proj", n, hidden, bias) for k, n in rows.items()]
     attention.append(Matrix("self_attn.o_proj", hidden, queries, config.flag(row.output_bias)))
     if experts and layer in experts.layers:
         return attention + _expert_matrices(experts, hidden)
@@ -172,13 +168,11 @@ def _matrices(
 def _network(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
     row, hidden, inner = config.architecture, sizes.hidden, sizes.intermediate
     bias = config.flag(row.mlp_bias)
-    down = Matrix("mlp.down_proj", hidden, inner, bias)
+    rows = {"gate": inner, "up": inner} if row.gated else {"up": inner}
     if row.fused_gate:
-        return [Matrix("mlp.gate_up_proj", 2 * inner, hidden, bias), down]
-    if row.gated:
-        gate = Matrix("mlp.gate_proj", inner, hidden, bias)
-        return [gate, Matrix("mlp.up_proj", inner, hidden, bias), down]
-    return [Matrix("mlp.up_proj", inner, hidden, bias), down]
+        rows = {"gate_up": 2 * inner}
+    into = [Matrix(f"mlp.{k}_proj", n, hidden, bias) for k, n in rows.items()]
+    return [*into, Matrix("mlp.down_proj", hidden, inner, bias)]
 
 
 def _expert_matrices(experts: Experts, hidden: int) -> list[Matrix]:
@@ -223,10 +217,8 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     each = row.norm_weights * (1 + row.layer_norm)
     total = norms * sizes.hidden * each
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
-        if row.query_key_norms == "head":
-            total += 2 * sizes.head_size * each
-        else:
-            total += (sizes.heads + sizes.kv_heads) * sizes.head_size * each
+        heads = 2 if row.query_key_norms == "head" else sizes.heads + sizes.kv_heads
+        total += heads * sizes.head_size * each
     return total
 
 

@@ -89,9 +89,8 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
 def _in_dtype(shape: ModelShape, dtype: str | None) -> ModelShape:
     if dtype is None or dtype == shape.dtype:
         return shape
-    raise ConfigurationError(
-        f"this shape's weights are counted in {shape.dtype}; for {dtype}, give the model itself"
-    )
+    counted = f"this shape's weights are counted in {shape.dtype}"
+    raise ConfigurationError(f"{counted}; for {dtype}, give the model itself")
 
 
 def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
@@ -106,11 +105,8 @@ def _from_numbers(numbers: Mapping[str, Any]) -> ModelConfig:
             f"give a model, or its dimensions: {', '.join(missing)} are missing"
         )
     # `None` is the same as not given, but a window of `None` says that there is none.
-    values = {
-        _KEYWORDS[word]: value
-        for word, value in numbers.items()
-        if value is not None or word == "window"
-    }
+    given = {word: n for word, n in numbers.items() if n is not None or word == "window"}
+    values = {_KEYWORDS[word]: number for word, number in given.items()}
     usual = "mixtral" if numbers.get("experts") else "llama"
     defaults = {"model_type": usual, "num_key_value_heads": numbers["heads"]}
     return as_config({**defaults, **values}, "the shape")
@@ -135,9 +131,8 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
     if shape.exact or not path.is_dir() or not any(path.glob("*.safetensors")):
         return shape
     # For an unknown format or family, headers tell the weights better than a config does.
-    found = _weights(
-        _tensors_of_files(path), shape.layers, dtype if not shape.quantization else None
-    )
+    in_dtype = None if shape.quantization else dtype
+    found = _weights(_tensors_of_files(path), shape.layers, in_dtype)
     note = "weights are counted from the files' headers"
     return replace(shape, **found, assumed=(*shape.assumed, note))
 

@@ -170,10 +170,7 @@ def plan_inference(
 
 
 def _does_not_fit(
-    request: _Request,
-    layered: LayeredModel,
-    groups: Sequence[DeviceGroup],
-    notes: tuple[str, ...],
+    request: _Request, layered: LayeredModel, groups: Sequence[DeviceGroup], notes: tuple[str, ...]
 ) -> Plan:
     group = max(groups, key=lambda group: sum(group.budgets), default=DeviceGroup(()))
     filled = fill(layered, group.budgets, group.cpus)
@@ -198,15 +195,11 @@ def _does_not_fit(
 def _placements(
     layered: LayeredModel, group: DeviceGroup, ranges: Iterable[LayerRange]
 ) -> tuple[Placement, ...]:
-    return tuple(
-        Placement(
-            group.devices[each.slot].device,
-            each.layers,
-            layered.on(each.layers, cpu=each.slot in group.cpus),
-            group.devices[each.slot].bytes,
-        )
-        for each in ranges
-    )
+    def placed(slot: int, layers: range) -> Placement:
+        memory, parts = group.devices[slot], layered.on(layers, cpu=slot in group.cpus)
+        return Placement(memory.device, layers, parts, memory.bytes)
+
+    return tuple(placed(each.slot, each.layers) for each in ranges)
 
 
 _HALF = "bfloat16"
@@ -229,17 +222,9 @@ def _alternatives(request: _Request, groups: Sequence[DeviceGroup]) -> tuple[Alt
     """
     if not groups:
         return ()
-    return tuple(
-        filter(
-            None,
-            (
-                _fewer(request, "context", groups),
-                _fewer(request, "batch", groups),
-                _smaller_cache(request, groups),
-                _narrower(request, groups),
-            ),
-        )
-    )
+    fewer = (_fewer(request, "context", groups), _fewer(request, "batch", groups))
+    narrower = (_smaller_cache(request, groups), _narrower(request, groups))
+    return tuple(found for found in (*fewer, *narrower) if found)
 
 
 def _fewer(
@@ -282,12 +267,9 @@ def _alternative(
     value: int | str,
     groups: Sequence[DeviceGroup],
 ) -> Alternative | None:
-    numbers: dict[str, Any] = {
-        "context": estimate.context,
-        "batch": estimate.batch,
-        "kv_dtype": estimate.kv_dtype,
-    }
-    if change in numbers:
+    asked = ("context", "batch", "kv_dtype")
+    numbers: dict[str, Any] = {name: getattr(estimate, name) for name in asked}
+    if change in asked:
         numbers[change] = value
     changed = estimate_inference(shape, **numbers)
     assignment = assign(LayeredModel.of(shape, changed), groups, evenly=False)
@@ -348,10 +330,8 @@ def _title(plan: Plan) -> str:
     name = shortened(shape.name, _LONGEST_NAME) if shape is not None and shape.name else "model"
     kept = shape.quantization if shape is not None and shape.quantization else asked.dtype
     cache = f", kv-cache in {asked.kv_dtype}" if asked.kv_dtype != kept else ""
-    return (
-        f"{name}: {_counted(asked.parameters)} parameters in {kept}{cache}, "
-        f"context {asked.context}, batch {asked.batch}"
-    )
+    model = f"{name}: {_counted(asked.parameters)} parameters in {kept}{cache}"
+    return f"{model}, context {asked.context}, batch {asked.batch}"
 
 
 def _counted(parameters: int) -> str:

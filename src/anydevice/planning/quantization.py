@@ -84,9 +84,9 @@ class _Settings(Record):
     def number(self, *keys: str, default: int, least: int = 1, most: int = 2**31) -> int:
         """The integer under the first of these keys that has one."""
         value = self.get(*keys)
-        return (
-            default if value is None else integer(f"{self.source}: {keys[0]}", value, least, most)
-        )
+        if value is None:
+            return default
+        return integer(f"{self.source}: {keys[0]}", value, least, most)
 
     def block(self, key: str) -> tuple[int, int]:
         """The rows and columns of a block that has one scale."""
@@ -127,9 +127,7 @@ def _unknown(config: _Settings) -> Quantization:
 def _bitsandbytes(config: _Settings) -> Quantization:
     if not config.get("load_in_4bit"):
         # Each row has its largest value beside it, in 32 bits.
-        return Quantization(
-            "bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * columns + 4 * rows
-        )
+        return Quantization("bitsandbytes 8-bit", 8, lambda rows, columns, _: rows * (columns + 4))
     nested = bool(config.get("bnb_4bit_use_double_quant"))
 
     def four_bits(rows: int, columns: int, width: int) -> int:
@@ -274,16 +272,8 @@ def quantized(shape: ModelShape, name: str) -> ModelShape:
             f"the weights are quantized already ({shape.quantization}): leave dtype out", "dtype"
         )
     bits = QUANTIZED[name]
-    layers = tuple(
-        min(held, int(weights * bits / 8))
-        for weights, held in zip(shape.layer_weights, shape.layer_bytes, strict=True)
-    )
+    pairs = zip(shape.layer_weights, shape.layer_bytes, strict=True)
+    layers = tuple(min(held, int(weights * bits / 8)) for weights, held in pairs)
     note = f"layers quantized to {name} are counted with {bits:g} bits a weight, scales included"
-    return replace(
-        shape,
-        layer_bytes=layers,
-        quantization=name,
-        rounding=0,
-        exact=False,
-        assumed=(*shape.assumed, note),
-    )
+    changed = replace(shape, layer_bytes=layers, quantization=name, rounding=0, exact=False)
+    return replace(changed, assumed=(*shape.assumed, note))

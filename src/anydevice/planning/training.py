@@ -19,16 +19,7 @@ from anydevice.planning.estimates import FLOAT32, part_lines
 from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import CONTEXT, WORKSPACE
 
-TRAINING_PARTS = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "master",
-    "activations",
-    "logits",
-    "overhead",
-)
-
+_PARTS = ("parameters", "gradients", "optimizer", "master", "activations", "logits", "overhead")
 _BLOCK = 256  # elements that share a scale in 8-bit optimizers
 
 
@@ -103,7 +94,7 @@ class TrainingEstimate(Record):
         title = f"training on {self.context} tokens × {self.batch} in {self.dtype}{way}"
         peak = f"  {'peak':<12} {format_size(self.total):>10} ({self.peak_at})"
         notes = [f"  note: {sentence}" for sentence in self.assumed]
-        return "\n".join((title, *part_lines(self, TRAINING_PARTS), peak, *notes))
+        return "\n".join((title, *part_lines(self, _PARTS), peak, *notes))
 
 
 def estimate_training(
