@@ -94,11 +94,7 @@ def _verdicts(
 
 
 def _steps(
-    rows: Sequence[Row],
-    kinds: Sequence[str] | None,
-    runners: Sequence[Runner],
-    *,
-    quick: bool,
+    rows: Sequence[Row], kinds: Sequence[str] | None, runners: Sequence[Runner], *, quick: bool
 ) -> Iterator[_Step]:
     pairs = [
         (row, dtype) for row in rows for dtype in row.dtypes if kinds is None or dtype in kinds
@@ -106,11 +102,8 @@ def _steps(
     for row, dtype in pairs:
         yield _Step(row, dtype, "value", tuple(runners))
     for row, dtype in pairs:
-        ours = tuple(
-            each
-            for each in runners
-            if row.op in trusted_kernels.kernels_of(each.engine, each.place)
-        )
+        kernels_of = trusted_kernels.kernels_of
+        ours = tuple(each for each in runners if row.op in kernels_of(each.engine, each.place))
         if ours and dtype in ROUNDING_UNIT:
             yield _Step(row, dtype, "kernel", ours)
     for row, dtype in () if quick else pairs:
@@ -164,36 +157,20 @@ def _cell(step: _Step, here: Runner, checks: Sequence[tuple[str, Check]]) -> Cel
             refuse(error, here.place)  # but for want of memory, which says nothing of the op
             wrong.append((name, in_a_line(error)))
         else:
-            wrong += [(name, found)] if found is not None else []
-    return _concluded(step, here, len(checks), wrong, lacking)
-
-
-def _concluded(
-    step: _Step,
-    here: Runner,
-    count: int,
-    wrong: list[tuple[str, str | Difference]],
-    lacking: list[tuple[str, str]],
-) -> Cell:
+            if found is not None:
+                wrong.append((name, found))
     where = (step.row.op, step.of, step.dtype, str(here.device), here.engine)
-    ran = count - len(lacking)
+    count, ran = len(checks), len(checks) - len(lacking)
     if wrong:
-        case, found = max(wrong, key=_severity)
-        error = found.error if isinstance(found, Difference) else inf
-        largest = error if isfinite(error) else None
-        return Cell(*where, "wrong", ran, case, str(found), largest)
+        # What raised or has another shape comes first, then what is furthest off for its place.
+        case, worst = max(wrong, key=lambda one: getattr(one[1], "excess", inf))
+        off = getattr(worst, "error", inf)
+        largest = off if isfinite(off) else None
+        return Cell(*where, "wrong", ran, case, str(worst), largest)
     if lacking and not ran:
         return Cell(*where, "unsupported", 0, reason=lacking[0][1])
     left_out = f"{ran} of {count} cases; {lacking[0][0]}: {lacking[0][1]}" if lacking else None
     return Cell(*where, "right", ran, reason=left_out)
-
-
-def _severity(found: tuple[str, str | Difference]) -> float:
-    """What raised or has another shape comes first, then what is furthest off for its place."""
-    difference = found[1]
-    if not isinstance(difference, Difference):
-        return float("inf")
-    return difference.excess
 
 
 def warm_up(
