@@ -18,10 +18,7 @@ from anydevice.core.finding import Facts, Reason, Refusal, compare_versions, ver
 from anydevice.core.record import Record, replace
 from anydevice.engines.installed import Build, distributions
 
-OLDEST_CAPABILITY = {
-    "jax": {12: "5.2", 13: "7.5"},
-    "cupy": {11: "3.5", 12: "5.0", 13: "7.5"},
-}
+OLDEST_CAPABILITY = {"jax": {12: "5.2", 13: "7.5"}, "cupy": {11: "3.5", 12: "5.0", 13: "7.5"}}
 """The oldest compute capability that a library's build for a CUDA major release runs on."""
 
 
@@ -244,15 +241,11 @@ def best_fix(
     A library that is installed already is preferred; `builds` come in order of choice.
     """
     where = where or this_platform()
-    for build in (build for build in builds if build.installed):
-        command = command_for(build, backend, facts, where)
-        if command:
-            return command
-    for build in builds:
-        row = _fitting(build.engine, backend, facts, where)
-        if row and row.in_extra and not any(build.installed for build in builds):
-            return f"pip install {_quoted(f'anydevice[{backend}]')}"
-    for build in builds:
+    installed = [build for build in builds if build.installed]
+    rows = (_fitting(build.engine, backend, facts, where) for build in builds)
+    if not installed and any(row and row.in_extra for row in rows):
+        return f"pip install {_quoted(f'anydevice[{backend}]')}"
+    for build in (*installed, *builds):
         command = command_for(build, backend, facts, where)
         if command:
             return command

@@ -176,17 +176,17 @@ def read_version(folder: Path) -> TorchVersion | None:
         module = ast.parse((folder / "version.py").read_text("utf-8"))
     except (OSError, SyntaxError, ValueError):
         return None
-    values = {}
+    texts: dict[str, str] = {}
     for statement in module.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-                values[name] = value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
-                values[name] = value
-    version = values.get("__version__")
-    if not isinstance(version, str):
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text)))
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text)))
+            ):
+                texts[name] = text
+    if "__version__" not in texts:
         return None
-    return TorchVersion(version, _text(values.get("cuda")), _text(values.get("hip")))
+    return TorchVersion(texts["__version__"], texts.get("cuda") or None, texts.get("hip") or None)
 
 
 @lru_cache(maxsize=8)
@@ -217,10 +217,6 @@ def _architectures_in(library: mmap.mmap) -> tuple[str, ...]:
                 return tuple(match[0].strip(b"\0").decode().split())
             at = library.find(mark, at + len(mark))
     return ()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 class Build(Record):
@@ -272,15 +268,12 @@ def read_build(
         return Build(engine, package)
     names = distributions()
     library = next((name for name in libraries if name in names), libraries[0])
-    version = names.get(library) or _version_in_use(package)
+    version = names.get(library)
+    if version is None:  # built from source, and on the path without any metadata
+        version = str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
     build = Build(engine, library, version, folder, dict.fromkeys(backends, ""))
     reader = _READERS.get(engine)
     return reader(build, names) if reader else build
-
-
-def _version_in_use(package: str) -> str:
-    # Built from source, and on the path without any metadata.
-    return str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
 
 
 def _broken(build: Build, text: str) -> Build:
@@ -316,11 +309,9 @@ def _jax(build: Build, names: Mapping[str, str]) -> Build:
         if backend in runtimes and version_numbers(runtimes[backend]) > version_numbers(runtime):
             continue
         runtimes[backend] = runtime
-        fault = _fault_of_plugin(plugin, version, jaxlib, names)
-        if fault:
+        faults.pop(backend, None)
+        if fault := _fault_of_plugin(plugin, version, jaxlib, names):
             faults[backend] = fault
-        else:
-            faults.pop(backend, None)
     if "libtpu" in names or "libtpu-nightly" in names:
         runtimes["tpu"] = ""
     return replace(build, runtimes=runtimes, faults=faults)
