@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import anydevice
-from anydevice.settings.config import STRATEGIES
 from anydevice.engines.registry import BUILT_IN
-from anydevice.planning.estimates import PARTS
 from anydevice.memory.stats import pressure_of
+from anydevice.planning.estimates import PARTS
 from anydevice.planning.training import OPTIMIZERS
+from anydevice.settings.config import STRATEGIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "memory.md").read_text("utf-8")

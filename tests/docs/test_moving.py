@@ -7,9 +7,7 @@ from pathlib import Path
 
 from anydevice.core.backends import BACKENDS
 from anydevice.engines.registry import BUILT_IN
-from anydevice.transfer.staging import _BUFFERS
-from anydevice.transfer.staging import CHUNK
-from anydevice.transfer.staging import MOST_LANES
+from anydevice.transfer.staging import _BUFFERS, CHUNK, MOST_LANES
 
 PAGE = (Path(__file__).parents[2] / "docs/moving.md").read_text("utf-8")
 
