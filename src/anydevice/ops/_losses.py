@@ -1,4 +1,4 @@
-"""How far off an answer is, as one number to be made small."""
+"""Loss functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an array to the code that serves it: one lookup by its type.
+"""Dispatch: the version of an op for an array, found by the array's type.
 
 The tables are filled when a type is first met, from the engine that owns it. After that, nothing
 is imported, opened or asked for, so that compilers can look through these functions.

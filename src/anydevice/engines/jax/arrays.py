@@ -1,4 +1,4 @@
-"""JAX: CUDA, ROCm and TPU through its plugins, and the CPU with any number of virtual devices."""
+"""The JAX engine: CUDA, ROCm and TPU through plugins, and the CPU with any number of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLX: Metal on Apple Silicon, and the CPU there and on Linux.
+"""The MLX engine: Metal on Apple Silicon, and the CPU there and on Linux.
 
 An MLX array is in memory that CPU and GPU share; where it is worked on is decided by each
 operation, so it lives on every device that MLX has.

@@ -1,4 +1,4 @@
-"""PyTorch: CUDA, ROCm (which it calls CUDA too), Metal (which it calls MPS), and the CPU."""
+"""The PyTorch engine: CUDA, ROCm (as "cuda"), Metal (as "mps") and the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the answers of NVML and of the CUDA driver to devices, or to a reason and its fix.
+"""Turns the answers of NVML and the CUDA driver into devices, or into a reason and its fix.
 
 Pure, so that recorded answers can test it.
 """

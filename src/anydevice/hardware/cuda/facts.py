@@ -149,7 +149,7 @@ def in_order_of_driver(cards: Iterable[CudaCard], devices: Iterable[Facts]) -> t
 
 
 def capability_numbers(facts: Facts) -> tuple[int, int] | None:
-    """The compute capability as two numbers, to be compared; `None` where it is unknown."""
+    """The compute capability as two numbers, to be compared; `None` if it is unknown."""
     if facts.compute_capability is None:
         return None
     major, _, minor = facts.compute_capability.partition(".")

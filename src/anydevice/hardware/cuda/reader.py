@@ -101,7 +101,7 @@ def gather(
 
 
 def free_memory(index: int, facts: Facts) -> int | None:
-    """Bytes free now on the device with these facts; `None` where nobody can tell.
+    """Bytes free now on the device with these facts; `None` if nobody can tell.
 
     NVML is asked in a child, which takes some 50 ms: in the caller it would load the driver and
     leave a thread behind, even after it was shut down. What it said counts for a quarter of a

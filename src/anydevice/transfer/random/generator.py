@@ -113,7 +113,7 @@ class Random:
     def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
         """The generator that goes on where the one stood whose `state` this is.
 
-        Raises `ConfigurationError` where that is not a state.
+        Raises `ConfigurationError` if that is not a state.
         """
         limits = {"seed": 2**64, "stream": 2**64, "counter": LENGTH + 1}
         if not isinstance(state, Mapping) or state.keys() != limits.keys():

@@ -34,7 +34,7 @@ class Rule:
     certain = True
 
     def take_apart(self, container: Any) -> Parts | None:
-        """The container's parts with their keys; `None` where it is left as it is."""
+        """The container's parts with their keys; `None` if it is left as it is."""
         raise NotImplementedError
 
     def step(self, key: Any) -> str:
