@@ -135,7 +135,7 @@ def test_a_refused_precision_says_how_to_go_on(engine: Engine, device: Device, n
     assert said is None or "narrow=True" in said
 
 
-def test_narrowed_whole_numbers_are_warned_of_once(engine: Engine, device: Device) -> None:
+def test_narrowed_integers_are_warned_of_once(engine: Engine, device: Device) -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         placed = [engine.place(np.arange(3, dtype=name), device) for name in ("int64", "uint64")]

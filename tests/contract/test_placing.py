@@ -24,7 +24,7 @@ def at(request: pytest.FixtureRequest) -> tuple[Engine, Device]:
     return home(request)
 
 
-def whole_numbers(*shape: int) -> np.ndarray[Any, Any]:
+def integers(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(sum(shape)).integers(-4, 5, shape).astype(np.float32)
 
 
@@ -55,11 +55,11 @@ def test_what_is_read_back_belongs_to_the_caller(engine: Engine, device: Device)
 
 
 def test_an_array_knows_where_it_is(engine: Engine, device: Device) -> None:
-    assert device in engine.devices_of(engine.place(whole_numbers(3, 4), device))
+    assert device in engine.devices_of(engine.place(integers(3, 4), device))
 
 
 def test_an_engine_owns_its_arrays_and_nothing_else(engine: Engine, device: Device) -> None:
-    assert engine.owns(engine.place(whole_numbers(2), device))
+    assert engine.owns(engine.place(integers(2), device))
     for other in ([1.0], 1.0, "array", None, object()):
         assert not engine.owns(other)
 
@@ -68,7 +68,7 @@ def test_an_engine_owns_its_arrays_and_nothing_else(engine: Engine, device: Devi
 def test_a_product_is_right_and_stays_there(
     engine: Engine, device: Device, rows: int, inner: int, columns: int
 ) -> None:
-    a, b = whole_numbers(rows, inner), whole_numbers(inner, columns)
+    a, b = integers(rows, inner), integers(inner, columns)
     with engine.default_scope(device):
         product = engine.matmul(engine.place(a, device), engine.place(b, device))
         engine.synchronize(device)
@@ -77,7 +77,7 @@ def test_a_product_is_right_and_stays_there(
 
 
 def test_moving_reaches_every_device(engine: Engine, device: Device) -> None:
-    host = whole_numbers(4, 4)
+    host = integers(4, 4)
     for target in engine.devices():
         moved = engine.move(engine.place(host, device), target)
         assert target in engine.devices_of(moved)
@@ -85,19 +85,19 @@ def test_moving_reaches_every_device(engine: Engine, device: Device) -> None:
 
 
 def test_moving_to_where_it_is_gives_the_same_object(engine: Engine, device: Device) -> None:
-    placed = engine.place(whole_numbers(4), device)
+    placed = engine.place(integers(4), device)
     assert engine.move(placed, device) is placed
 
 
 USES: dict[str, Callable[[Engine, Device, Device], Any]] = {
     "native": lambda engine, here, there: engine.native(there),
-    "place": lambda engine, here, there: engine.place(whole_numbers(2), there),
+    "place": lambda engine, here, there: engine.place(integers(2), there),
     "empty": lambda engine, here, there: engine.empty((2,), as_dtype("float32"), there),
     "memory.use": lambda engine, here, there: engine.memory.use(there),
     "memory.reset_peak": lambda engine, here, there: engine.memory.reset_peak(there),
     "memory.set_limit": lambda engine, here, there: engine.memory.set_limit(there, 2**30),
     "memory.release": lambda engine, here, there: engine.memory.release(there),
-    "move": lambda engine, here, there: engine.move(engine.place(whole_numbers(2), here), there),
+    "move": lambda engine, here, there: engine.move(engine.place(integers(2), here), there),
     "synchronize": lambda engine, here, there: engine.synchronize(there),
     "default_scope": lambda engine, here, there: engine.default_scope(there),
 }
@@ -120,7 +120,7 @@ def test_a_scope_ends_with_its_block(engine: Engine, device: Device) -> None:
     with pytest.raises(ZeroDivisionError), engine.default_scope(device):
         raise ZeroDivisionError
     with engine.default_scope(device):
-        assert device in engine.devices_of(engine.place(whole_numbers(2), device))
+        assert device in engine.devices_of(engine.place(integers(2), device))
 
 
 @pytest.mark.parametrize("at", homes(), indirect=True)
