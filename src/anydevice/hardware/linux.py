@@ -128,6 +128,11 @@ def exists(path: Path | str) -> bool:
     return True
 
 
+def may_open(path: Path) -> bool:
+    """Whether this process may read and write a device file."""
+    return os.access(path, os.R_OK | os.W_OK)
+
+
 def in_container(root: Path, environment: Mapping[str, str]) -> bool:
     """Whether this process runs in a container, by the marks that the usual ones leave."""
     if any(exists(root / file) for file in _CONTAINER_FILES):

@@ -87,9 +87,7 @@ def _separated_rows(
     for start in range(0, len(numbers), size):
         some = [arrays[number] for number in numbers[start : start + size]]
         target = engine.empty((len(some), *first.shape), dtype, device)
-        address = engine.address(target)
-        assert address is not None
-        ring.upload_rows(some, address)
+        ring.upload_rows(some, _address(target, engine))
         rows += engine.separate(target)
     return rows
 
@@ -102,9 +100,7 @@ def download(array: Any, engine: Engine) -> Any:
         return engine.to_host(array)
     engine.finish([array])
     host = np.empty(tuple(array.shape), engine.dtype_of(array).numpy())
-    address = engine.address(array)
-    assert address is not None
-    ring.download([Piece(host.ctypes.data, address, host.nbytes)])
+    ring.download([Piece(host.ctypes.data, _address(array, engine), host.nbytes)])
     return host
 
 
@@ -144,12 +140,15 @@ def _staged_target(array: Any, engine: Engine, device: Device) -> Any:
 def _upload_staged(targets: list[Any], arrays: list[Any], engine: Engine, ring: Ring) -> None:
     # Held until the copy has ended: the pieces only know addresses.
     sources = [np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for array in arrays]
-    pieces = []
-    for target, source in zip(targets, sources, strict=True):
-        address = engine.address(target)
-        assert address is not None
-        pieces.append(Piece(source.ctypes.data, address, source.nbytes))
-    ring.upload(pieces)
+    pairs = zip(targets, sources, strict=True)
+    ring.upload([Piece(s.ctypes.data, _address(target, engine), s.nbytes) for target, s in pairs])
+
+
+def _address(array: Any, engine: Engine) -> int:
+    """The address of an array that is known to have one."""
+    address = engine.address(array)
+    assert address is not None
+    return address
 
 
 def _is_large(array: Any) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from anydevice.core.finding import Facts, Seen, Sighting
+from anydevice.hardware import linux
 from anydevice.hardware.driver_process import amdsmi
 from anydevice.hardware.rocm import facts as rocm_facts
 from anydevice.hardware.rocm import reader as rocm
@@ -51,7 +52,7 @@ def see(root: Path, *, closed: tuple[str, ...] = (), limit: float = 20, **names:
         limit,
         root=root,
         environment=names,
-        accessible=lambda path: path not in shut and rocm.may_open(path),
+        accessible=lambda path: path not in shut and linux.may_open(path),
         platform="linux",
     )
 

@@ -283,6 +283,12 @@ LINK_WITH_SYSTEM = "pip install --force-reinstall --no-binary pyopencl pyopencl"
 """Makes pyopencl use the system's loader instead of one of its own."""
 
 _NVIDIA_DRIVER = "libnvidia-opencl.so.1"
+_DRIVERS = {
+    linux.NVIDIA: ("NVIDIA", "nvidia-opencl-icd", f"the NVIDIA driver with its {_NVIDIA_DRIVER}"),
+    linux.AMD: ("AMD", "rocm-opencl", "rocm-opencl, AMD's OpenCL driver"),
+    INTEL: ("Intel", "intel-opencl-icd", "Intel's compute runtime (intel-opencl-icd)"),
+}
+"""By the vendor of a card: its name, and its OpenCL driver as a package and in words."""
 _RUSTICL_DRIVERS = {INTEL: "iris", linux.AMD: "radeonsi", linux.NVIDIA: "nouveau"}
 
 
@@ -291,17 +297,11 @@ def card_without_driver(machine: OpenCLMachine, folder: Path) -> tuple[str, str]
 
     `None` if no known card is there. `folder` is where the loader looks for `.icd` files.
     """
-    if machine.cards(linux.NVIDIA):
-        if machine.library(_NVIDIA_DRIVER):
-            return "NVIDIA", _write(machine, folder / "nvidia.icd", _NVIDIA_DRIVER)
-        command = _install(machine, "nvidia-opencl-icd")
-        return "NVIDIA", command or f"install the NVIDIA driver with its {_NVIDIA_DRIVER}"
-    if machine.cards(linux.AMD):
-        command = _install(machine, "rocm-opencl")
-        return "AMD", command or "install rocm-opencl, AMD's OpenCL driver"
-    if machine.cards(INTEL):
-        command = _install(machine, "intel-opencl-icd")
-        return "Intel", command or "install Intel's compute runtime (intel-opencl-icd)"
+    if machine.cards(linux.NVIDIA) and machine.library(_NVIDIA_DRIVER):
+        return "NVIDIA", _write(machine, folder / "nvidia.icd", _NVIDIA_DRIVER)
+    for vendor, (name, package, driver) in _DRIVERS.items():
+        if machine.cards(vendor):
+            return name, _install(machine, package) or f"install {driver}"
     return None
 
 

@@ -164,14 +164,13 @@ class Driver(Record):
 
 def vendor_folders(loader: Loader | None, machine: OpenCLMachine) -> tuple[Path, ...]:
     """The folders in which the loader looks for `.icd` files; the usual one for no loader."""
-    text = b"" if loader is None or loader.library is None else _read(loader.library)
-    single, folders = _places(loader, machine, text)
+    single, folders = _places(loader, machine, _content(loader))
     return (single.parent,) if single else folders
 
 
 def registered_drivers(loader: Loader | None, machine: OpenCLMachine) -> tuple[Driver, ...]:
     """The drivers that the loader will load, in no particular order; empty on Windows."""
-    text = b"" if loader is None or loader.library is None else _read(loader.library)
+    text = _content(loader)
     single, folders = _places(loader, machine, text)
     if single is not None:
         library = _first_line(single) if single.suffix == ".icd" else str(single)
@@ -214,6 +213,11 @@ def _places(
     if loader is not None and loader.home is not None and b"PYOPENCL_HOME" in text:
         folders.append(loader.home / ".libs")
     return None, tuple(folders)
+
+
+def _content(loader: Loader | None) -> bytes:
+    """The bytes of a loader's own file, which tell its family; empty where it is not known."""
+    return _read(loader.library) if loader and loader.library else b""
 
 
 def _first_line(file: Path) -> str:

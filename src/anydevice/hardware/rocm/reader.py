@@ -15,17 +15,12 @@ _ROOT = Path("/")
 _TRACES = ("dev/kfd", "dev/dxg")
 
 
-def may_open(path: Path) -> bool:
-    """Whether this process may read and write a device file."""
-    return os.access(path, os.R_OK | os.W_OK)
-
-
 def look(
     limit: float,
     *,
     root: Path = _ROOT,
     environment: Mapping[str, str] | None = None,
-    accessible: Callable[[Path], bool] = may_open,
+    accessible: Callable[[Path], bool] = linux.may_open,
     platform: str = sys.platform,
 ) -> Sighting:
     """The AMD GPUs of this machine, or why there are none, within `limit` seconds. Never raises.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, Stage
 from anydevice.core.record import Record
-from anydevice.hardware.linux import DEVICES, exists, names_in, read_line, read_text
+from anydevice.hardware.linux import DEVICES, exists, may_open, names_in, read_line, read_text
 
 _GOOGLE = "0x1ae0"
 _MEMORY_SOURCE = "by generation"
@@ -96,7 +96,7 @@ def look(
     visible, wrong = _visible(with_node, environment)
     if wrong is not None:
         return _stopped(wrong, stage="device", notes=notes)
-    return _sighting(visible, root, accessible or _may_open, notes)
+    return _sighting(visible, root, accessible or may_open, notes)
 
 
 def _stopped(
@@ -222,10 +222,6 @@ def _nodes(chip: _Chip, root: Path) -> list[Path]:
     container = root / "dev/vfio/vfio"
     shared = [container] if "vfio" in chip.node_name and exists(container) else []
     return [*([chip.node] if chip.node else []), *shared]
-
-
-def _may_open(node: Path) -> bool:
-    return os.access(node, os.R_OK | os.W_OK)
 
 
 def _permission(node: Path, root: Path) -> str:
