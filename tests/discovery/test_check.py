@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -145,9 +146,12 @@ def test_an_answer_from_another_device_is_not_right() -> None:
     assert verdict.reason == Reason("computed_elsewhere", "it computed on cpu instead")
 
 
-@pytest.mark.parametrize("said", ["OutOfMemoryError: CUDA out of memory", "CL_OUT_OF_MEMORY"])
-def test_a_full_card_is_not_a_bad_one(said: str) -> None:
-    outcome = Outcome("failed", error=said)
+@pytest.mark.parametrize("how", ["failed", "crashed"])
+@pytest.mark.parametrize(
+    "said", ["OutOfMemoryError: CUDA out of memory", "CL_OUT_OF_MEMORY", "no memory left"]
+)
+def test_a_full_card_is_not_a_bad_one(said: str, how: Literal["failed", "crashed"]) -> None:
+    outcome = Outcome(how, error=said)
     full = checking._judge(anydevice.Device("cuda:0"), "torch", "cuda:0", outcome, 1.0)
     assert full.to_dict()["code"] == "out_of_memory"
     assert not checking._worth_keeping(full, 120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -161,6 +162,17 @@ def test_a_damaged_file_of_verdicts_counts_for_nothing(home: Path, damage: str) 
     assert read_verdicts() == {}
     assert keep_verdict("k", Verdict("cpu", "numpy", True)) is None
     assert read_verdicts() == {"k": Verdict("cpu", "numpy", True)}
+
+
+def test_one_verdict_that_cannot_be_read_does_not_hide_the_others(home: Path) -> None:
+    from anydevice.settings.files import verdicts_file
+
+    bad = Verdict("cuda:0", "torch", False, Reason("wrong_answer", "off by 1"))
+    keep_verdict("bad", bad)
+    kept = json.loads(verdicts_file().read_text())
+    kept["of another version"] = {**kept["bad"], "reason": "off by 1"}
+    verdicts_file().write_text(json.dumps(kept))
+    assert read_verdicts() == {"bad": bad}
 
 
 def test_a_verdict_that_cannot_be_kept_is_said(home: Path) -> None:

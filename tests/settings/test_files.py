@@ -77,6 +77,13 @@ def test_the_target_of_a_link_is_followed(tmp_path: Path) -> None:
     assert chosen() == "opencl"
     target.unlink()
     assert chosen() == "cuda"
+    target.write_text('device = "cpu"\n')
+    assert chosen() == "cpu"
+
+
+def test_a_link_whose_target_is_missing_is_the_project_s_file_all_the_same(tmp_path: Path) -> None:
+    Path("anydevice.toml").symlink_to(tmp_path / "later.toml")
+    assert files.project_file() == Path.cwd() / "anydevice.toml"
 
 
 def test_a_nearer_file_and_one_further_up(monkeypatch: pytest.MonkeyPatch) -> None:

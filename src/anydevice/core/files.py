@@ -118,8 +118,8 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any]) -> None:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
-            os.chmod(new, target.stat().st_mode & 0o777)
+        if target.exists() and (mode := _mode(target)) != _mode(new):
+            os.chmod(new, mode)
         os.replace(new, target)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -130,6 +130,10 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
 
 
 def _refusal(path: Path, error: OSError) -> TransferError:

@@ -72,8 +72,11 @@ def engines_to_check(device: Device) -> tuple[str, ...]:
 
 def _judge(device: Device, engine: str, place: str, outcome: Outcome, seconds: float) -> Verdict:
     if outcome.how != "answered":
-        failed = outcome.how == "failed"
-        code = code_of_message(outcome.error or "") if failed else outcome.how
+        code: str = outcome.how
+        said = code_of_message(outcome.error or "")
+        # A library may end the process itself when memory runs out.
+        if code == "failed" or (code == "crashed" and said == "out_of_memory"):
+            code = said
         reason = Reason(code, outcome.sentence)
         return Verdict(str(device), engine, False, reason, round(seconds, 3))
     answer = outcome.answer

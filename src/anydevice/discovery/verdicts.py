@@ -23,7 +23,7 @@ def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
 
 
 def read_verdicts() -> dict[str, Verdict]:
-    """Every verdict that is kept; nothing where the file is missing or damaged."""
+    """Every verdict that is kept and can be read; none if the file is missing or damaged."""
     try:
         text = verdicts_file().read_text("utf-8")
     except (OSError, ValueError):
@@ -31,14 +31,18 @@ def read_verdicts() -> dict[str, Verdict]:
     import json  # most machines have no such file, and need not wait for the parser
 
     try:
-        return {key: _verdict(value) for key, value in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
+        kept = {key: _verdict(value) for key, value in json.loads(text).items()}
+    except (ValueError, AttributeError):
         return {}
+    return {key: verdict for key, verdict in kept.items() if verdict is not None}
 
 
-def _verdict(plain: dict[str, Any]) -> Verdict:
-    reason = plain.get("reason")
-    return Verdict(**{**plain, "reason": Reason(**reason) if reason else None})
+def _verdict(plain: Any) -> Verdict | None:
+    try:
+        reason = Reason(**plain["reason"]) if plain["reason"] else None
+        return Verdict(**{**plain, "reason": reason})
+    except (TypeError, KeyError):  # of another version, or damaged
+        return None
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:

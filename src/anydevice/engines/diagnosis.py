@@ -136,7 +136,7 @@ _FOREIGN = (
     (
         "out_of_memory",
         r"out of memory|OUT_OF_MEMORY|MemoryError|RESOURCE_EXHAUSTED|ALLOC_FAILED"
-        r"|ALLOCATION_FAILURE",
+        r"|ALLOCATION_FAILURE|no memory left",
     ),
     ("hidden", r"VISIBLE_(DEVICES|CHIPS)"),
     ("version_mismatch", r"version mismatch|CUDA driver version is insufficient"),

@@ -171,10 +171,10 @@ def forget_changes() -> None:
     """
     global _revision
     with _lock.native:
-        _revision += 1
         limited = "memory" in _changes or "memory" in _applied
         _changes.clear()
         _applied.clear()
+        _revision += 1
     library_settings.set_variables({})
     library_settings.set_x64(None)
     library_settings.set_jit(None)

@@ -103,7 +103,7 @@ def state() -> tuple[object, ...]:
     if _watched[0] != key:
         files = (*_project_files(), user_file(), measurements_file())
         _watched = (key, tuple(map(str, files)))
-    return key, [stamp(path) for path in _watched[1] if os.access(path, os.F_OK)]
+    return key, [stamp(path) for path in _watched[1] if os.path.lexists(path)]
 
 
 def stamp(path: str | Path) -> object:
@@ -143,7 +143,6 @@ def _project_files() -> Iterator[Path]:
 def _is_ours(path: Path) -> bool:
     try:
         owner = path.lstat().st_uid
-        path.stat()
     except OSError:  # there is none, or its folder may not be entered
         return False
     if os.name != "posix" or owner in (os.geteuid(), 0):

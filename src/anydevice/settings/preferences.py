@@ -76,11 +76,11 @@ def read_files() -> tuple[FileSettings, ...]:
     and the line if a value is invalid. A file that cannot be opened is skipped with a warning.
     """
     global _read
-    now = state()
-    if _read is None or _read[0] != now:
+    now, kept = state(), _read  # another thread may forget what was read
+    if kept is None or kept[0] != now:
         read = (_read_file("user file", user_file()), _read_file("project file", project_file()))
-        _read = (now, tuple(file for file in read if file is not None))
-    return _read[1]
+        _read = kept = (now, tuple(file for file in read if file is not None))
+    return kept[1]
 
 
 def forget_files() -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from anydevice.core.device import Device
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.engines.cuda_driver import driver_of
 from anydevice.memory.release import on_release
@@ -258,7 +259,7 @@ class _Shared(Iterator[Piece]):
 
 
 _rings: dict[tuple[int, int], Ring] = {}
-_making = threading.Lock()
+_making = ForkSafeLock()
 
 
 def ring_of(device: Device) -> Ring | None:
@@ -266,7 +267,7 @@ def ring_of(device: Device) -> Ring | None:
     if device.backend != "cuda":
         return None
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
-    with _making:
+    with _making.native:
         if key not in _rings:
             lanes = max(1, min(MOST_LANES, usable_cores()))
             _rings[key] = Ring(driver_of(device.index), lanes)
@@ -276,7 +277,7 @@ def ring_of(device: Device) -> Ring | None:
 @on_release
 def release_ring(device: Device) -> None:
     """Give a ring's pinned memory and threads back; the next large copy makes a new one."""
-    with _making:
+    with _making.native:
         ring = _rings.pop((os.getpid(), device.index), None) if device.backend == "cuda" else None
     if ring is not None:
         ring.close()

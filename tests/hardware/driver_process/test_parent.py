@@ -57,6 +57,14 @@ def test_a_crash_names_its_signal_and_step(question) -> None:  # type: ignore[no
     assert odd.sentence == "crashed (signal 40)"
 
 
+def test_a_child_that_never_stops_writing_is_stopped_in_time() -> None:
+    flood = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    began = time.monotonic()
+    outcome = start_command([sys.executable, "-c", flood]).finish(1.0)
+    assert outcome.how == "timed_out"
+    assert time.monotonic() - began < 30
+
+
 def test_leaving_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]
     outcome = ask(
         question("sys.stderr.write('first\\nlast words\\n')\nsys.stderr.flush()\nos._exit(3)")

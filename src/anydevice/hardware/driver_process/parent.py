@@ -319,7 +319,7 @@ def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: flo
         pipes.register(process.stderr, selectors.EVENT_READ)
         while pipes.get_map() and messages.outcome is None:
             ready = pipes.select(max(0.0, deadline - time.monotonic()))
-            if not ready and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise TimeoutError
             for key, _ in ready:
                 chunk = os.read(key.fd, _AT_ONCE)

@@ -98,7 +98,7 @@ def _why_none(sighting: Sighting, version: str | None, machine: AmdMachine) -> R
         return _no_permission("/dev/kfd", machine)
     reasons = [device.reason for device in sighting.devices]
     closed = all(each and each.code in ("no_permission", "not_in_container") for each in reasons)
-    return reasons[0] if closed else None
+    return reasons[0] if reasons and closed else None
 
 
 def _no_permission(file: str, machine: AmdMachine) -> Reason:

@@ -39,7 +39,7 @@ _LONGEST_NUMBER = 400
 
 # A tensor has three brackets and four keys in at least 50 bytes of JSON, and in 64 or more where
 # there are very many, since names and offsets are longer then. Small headers may have any number.
-_BYTES_EACH = 16
+_BYTES_EACH, _BYTES_A_KEY = 16, 12
 _SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
 
 _NAMED_DUPLICATES = 2**20
@@ -162,7 +162,7 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
 def _check_size(text: bytearray) -> int:
     """The number of keys; a text that would become far more memory than it takes is refused."""
     most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
-    most_keys = _SPARE_KEYS + len(text) // _BYTES_EACH
+    most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
     depth = opened = keys = 0
     for token in _TOKEN.finditer(text):
         first = text[token.start()]
