@@ -249,9 +249,12 @@ def test_a_custom_strategy_is_its_fraction() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        (DeviceConfiguration(memory_fraction=10**9), "at most 1"),
+        (DeviceConfiguration(memory_fraction="20GiB"), "at most 1"),  # type: ignore[arg-type]
+        (DeviceConfiguration(memory_strategy=None), "CUSTOM needs memory_fraction"),
         (DeviceConfiguration(MemoryStrategy.CUSTOM), "CUSTOM needs memory_fraction"),
-        (DeviceConfiguration(memory_fraction=80), "80 is neither a fraction"),
-        (DeviceConfiguration(memory_fraction=0), "0 is neither a fraction"),
+        (DeviceConfiguration(memory_fraction=80), "at most 1, not 80"),
+        (DeviceConfiguration(memory_fraction=0), "at most 1, not 0"),
         (DeviceConfiguration(platform_priority=["mps"]), "did you mean 'metal'"),
         (DeviceConfiguration(enable_x64="yes"), "neither True nor False"),  # type: ignore[arg-type]
     ],
@@ -522,3 +525,11 @@ def test_the_machine_may_change_under_a_manager() -> None:
         machine.append(fake_backend("cuda", 1, engines=JAX))
         discover(refresh=True)
         assert manager.has_gpu
+
+
+def test_data_is_distributed_over_any_iterable_of_devices() -> None:
+    manager, cpus = DeviceManager().jax_manager, jax.devices("cpu")
+    for targets in (np.array(cpus), iter(cpus), tuple(cpus)):
+        parts = manager.distribute_data(jnp.ones((10, 4)), targets)
+        assert [next(iter(part.devices())) for part in parts] == cpus
+        assert sum(part.shape[0] for part in parts) == 10

@@ -148,7 +148,7 @@ def test_compiling_verifies_that_properties_hold() -> None:
     def is_sure(shares: Any) -> bool:
         return bool((shares.max(axis=1) > 0.999).all())
 
-    fast = axiom.compile(defined(), optimize="none", verify=True, properties=[adds_up])
+    fast = axiom.compile(defined(), optimize="none", verify=True, properties=iter([adds_up]))
     checked = fast.report.checked
     assert checked is not None
     assert checked.properties == ("adds_up",)

@@ -28,8 +28,8 @@ from anydevice import (
 )
 from anydevice.check import reference
 from anydevice.compat.torchless import (
+    Backend,
     BackendPreference,
-    ReadyBackend,
     UnifiedTensor,
     discover_backends,
     estimate_inference_memory,
@@ -312,7 +312,7 @@ def test_every_operation_runs_on_every_backend(name: str, engine: str, operation
 
 
 @contextmanager
-def backend_with(name: str, engine: str) -> Iterator[ReadyBackend]:
+def backend_with(name: str, engine: str) -> Iterator[Backend]:
     """A backend served by an engine: this machine's OpenCL, a fake one where hardware is needed."""
     try:
         seen = registry.load(engine).devices()

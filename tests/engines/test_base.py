@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.engines import registry
-from anydevice.engines.base import amount_asked
+from anydevice.engines.base import BaseEngine, amount_asked
 
 GIB = 2**30
 
@@ -63,3 +64,34 @@ def test_nobody_takes_the_error_of_another_for_its_own() -> None:
     for name, failure in errors.items():
         others = [n for n in errors if n != name and registry.load(n).memory.ran_out(failure)]
         assert others == []
+
+
+@pytest.mark.parametrize(
+    ("places", "one_memory", "copied"),
+    [
+        (["cpu:1"], False, False),
+        (["cpu:0", "cpu:1"], False, True),
+        (["cpu:0", "cpu:1"], True, False),
+    ],
+)
+def test_an_array_of_several_devices_is_copied_unless_they_share_memory(
+    places: list[str], one_memory: bool, copied: bool
+) -> None:
+    class Engine(BaseEngine):
+        name = "numpy"
+        shares_memory = one_memory
+
+        def native(self, device: Device) -> object:
+            return device
+
+        def devices_of(self, x: object) -> tuple[Device, ...]:
+            return tuple(map(Device, places))
+
+        def to_host(self, x: Any) -> Any:
+            return x
+
+        def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
+            return np.array(x)
+
+    x = np.ones(2)
+    assert (Engine().move(x, Device("cpu:1")) is not x) is copied

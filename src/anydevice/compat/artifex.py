@@ -24,8 +24,6 @@ from anydevice.engines.registry import version_of
 from anydevice.settings.config import STRATEGIES, change
 
 MemoryStrategy = StrEnum("MemoryStrategy", ["CONSERVATIVE", "BALANCED", "AGGRESSIVE", "CUSTOM"])
-"""The share of a GPU's memory that this process may use: 60 %, 75 %, 90 %, or your own."""
-
 DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])
 
 
@@ -33,8 +31,9 @@ DeviceType = StrEnum("DeviceType", ["CPU", "GPU", "TPU"])
 class DeviceConfiguration:
     """Settings that take effect when a `DeviceManager` is made with them.
 
-    `memory_fraction` overrides the strategy, and `CUSTOM` requires it. `platform_priority` lists
-    backends, or "gpu" for all of them. `XLA_FLAGS` of `environment_variables` are merged.
+    The strategies are 60, 75 and 90 % of a GPU's memory; `memory_fraction` overrides them, and
+    CUSTOM needs it. `platform_priority` lists backends, or "gpu" for all of them. `XLA_FLAGS` of
+    `environment_variables` are merged.
     """
 
     memory_strategy: MemoryStrategy = MemoryStrategy.BALANCED
@@ -48,7 +47,8 @@ class DeviceConfiguration:
     @property
     def effective_memory_fraction(self) -> float | None:
         """The explicit fraction, else the strategy's; `None` for an amount such as "20GiB"."""
-        return self.memory_fraction or STRATEGIES.get(self.memory_strategy)
+        share = self.memory_fraction
+        return STRATEGIES.get(self.memory_strategy) if share is None else share
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class JAXDeviceManager:
         import jax
 
         best = _devices("gpu") or _devices("tpu") or _devices("cpu")
-        targets = [each.native for each in best] if target_devices is None else target_devices
+        targets = [d.native for d in best] if target_devices is None else list(target_devices)
         if not targets:
             raise DeviceNotFoundError(f"target_devices is empty: {'; '.join(_why_no_gpu())}")
         shapes = [tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(data)]
@@ -219,13 +219,10 @@ def get_default_device() -> Any:
 
 
 def print_device_info() -> None:
-    """Print what `get_device_info` knows, a line each."""
     info = get_device_manager().get_device_info()
     causes = [("no GPU", cause) for cause in info.pop("why_no_gpu")]
-    print("Devices for JAX")
-    for name, value in (*info.items(), *causes):
-        if value is not None:
-            print(f"  {name.replace('_', ' ')}: {value}")
+    known = [(name, value) for name, value in (*info.items(), *causes) if value is not None]
+    print("Devices for JAX", *(f"  {n.replace('_', ' ')}: {v}" for n, v in known), sep="\n")
 
 
 def configure_for_generative_models(
@@ -282,9 +279,11 @@ def _why_no_gpu() -> list[str]:
 
 
 def _applied(config: DeviceConfiguration) -> DeviceConfiguration:
-    memory = config.memory_strategy if config.memory_fraction is None else config.memory_fraction
-    if memory is MemoryStrategy.CUSTOM:
-        raise ConfigurationError("MemoryStrategy.CUSTOM needs memory_fraction, such as 0.8")
+    share = config.memory_fraction
+    memory = config.memory_strategy if share is None else share
+    if memory not in STRATEGIES and not (isinstance(memory, int | float) and 0 < memory <= 1):
+        text = f"CUSTOM needs memory_fraction above 0 and at most 1, not {share!r}"
+        raise ConfigurationError(text, "memory_fraction=")
     gpus, priority = "cuda rocm metal", config.platform_priority or ()
     settings = {
         "memory": memory,

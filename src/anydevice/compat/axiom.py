@@ -234,7 +234,7 @@ def train(
 
     Julia's `train!` changes the model; this returns a new one.
     """
-    options["device"] = options.get("device") or anydevice.device()
+    options.setdefault("device", anydevice.device())
     return nn.train(model, data, optimizer, loss, epochs=epochs, **options).model
 
 
@@ -258,7 +258,9 @@ def compile(  # noqa: A001, its name
     `VerificationError` with the first layer that is wrong.
     """
     example = _examples(model) if verify is True else None if verify is False else verify
-    return anydevice.compile(model, backend or anydevice.device(), verify=example, **options)
+    place = anydevice.device() if backend is None else backend
+    options["properties"] = tuple(options.get("properties", ()))
+    return anydevice.compile(model, place, verify=example, **options)
 
 
 def enable_checkpointing(model: nn.Model) -> nn.Model:

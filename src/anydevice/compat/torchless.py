@@ -47,7 +47,7 @@ class BackendPreference(Enum):
     Cpu = CPU
 
 
-class ReadyBackend(Record):
+class Backend(Record):
     """A backend that is ready for use, and its `device`.
 
     The operations are those of `anydevice.ops`; arrays that are elsewhere are moved first.
@@ -108,9 +108,9 @@ class UnifiedTensor:
         """Its device, or `None` if it has no array."""
         return anydevice.device_of(self.data)
 
-    def to_device(self, backend: ReadyBackend | Device | str) -> UnifiedTensor:
+    def to_device(self, backend: Backend | Device | str) -> UnifiedTensor:
         """The tensor on a backend, without a copy where it is there already."""
-        target = backend.device if isinstance(backend, ReadyBackend) else backend
+        target = backend.device if isinstance(backend, Backend) else backend
         return UnifiedTensor(anydevice.to_device(self.data, target))
 
     def to_host(self) -> Any:
@@ -118,7 +118,7 @@ class UnifiedTensor:
         return anydevice.to_numpy(self.data)
 
 
-def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> ReadyBackend:
+def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Backend:
     """The backend that is asked for.
 
     `AUTO` takes what a block, the environment or a file asks for if it is usable, else the first
@@ -130,9 +130,7 @@ def init_backend(preference: BackendPreference = BackendPreference.AUTO) -> Read
     return _init(preference, 0)
 
 
-def init_backend_with_memory_check(
-    preference: BackendPreference, required_bytes: int
-) -> ReadyBackend:
+def init_backend_with_memory_check(preference: BackendPreference, required_bytes: int) -> Backend:
     """`init_backend`, but only with a device that has this much free memory.
 
     Raises `DeviceNotFoundError`, with the free memory of each device, where none has enough.
@@ -204,9 +202,9 @@ def print_backend_summary() -> None:
     print("\n".join(_summary()))
 
 
-def _init(preference: BackendPreference, min_free: int) -> ReadyBackend:
+def _init(preference: BackendPreference, min_free: int) -> Backend:
     if preference is not BackendPreference.AUTO:
-        return ReadyBackend(anydevice.device(preference.value, min_free=min_free))
+        return Backend(anydevice.device(preference.value, min_free=min_free))
     choice = _automatically(min_free)
     chosen, passed_over = choice.device, choice.passed_over
     if chosen is None:
@@ -215,7 +213,7 @@ def _init(preference: BackendPreference, min_free: int) -> ReadyBackend:
     unmet = [s.outcome for s in passed_over if chosen.kind == "cpu" or s.source != "configure"]
     if unmet:
         warn(f"using {chosen}: {'; '.join(unmet)}")
-    return ReadyBackend(chosen)
+    return Backend(chosen)
 
 
 def _automatically(min_free: int) -> Choice:

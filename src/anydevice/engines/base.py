@@ -108,7 +108,9 @@ class BaseEngine(Engine):
 
     def move(self, x: Any, device: Device) -> Any:
         self.native(device)
-        return x if device in self.devices_of(x) else self.place(self.to_host(x), device)
+        places = self.devices_of(x)
+        there = places == (device,) or (self.shares_memory and device in places)
+        return x if there else self.place(self.to_host(x), device)
 
     def separate(self, stacked: Any) -> list[Any]:
         device = self.devices_of(stacked)[0]
@@ -219,6 +221,16 @@ def refuse_non_scalar(value: Any, is_array: bool) -> None:
     )
 
 
+def check_names(function: Callable[..., Any], names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for names of arguments that the function does not have."""
+    parameters = signature(function).parameters if names else ()
+    unknown = [name for name in names if name not in parameters]
+    if unknown:
+        raise ConfigurationError(
+            f"the function has no argument {', '.join(unknown)}; it has {', '.join(parameters)}"
+        )
+
+
 def compiled_for_each(
     function: Callable[..., Any],
     static: Sequence[str],
@@ -229,13 +241,9 @@ def compiled_for_each(
     Raises `ConfigurationError` for arguments that the function does not have, and when it is
     called with values that cannot be hashed.
     """
+    check_names(function, static)
     whole = signature(function)
     parameters = whole.parameters
-    unknown = [name for name in static if name not in parameters]
-    if unknown:
-        raise ConfigurationError(
-            f"the function has no argument {', '.join(unknown)}; it has {', '.join(parameters)}"
-        )
     by_name = [name for name in static if parameters[name].kind is Parameter.KEYWORD_ONLY]
     by_place = sorted(list(parameters).index(name) for name in static if name not in by_name)
     versions: dict[tuple[Any, ...], Callable[..., Any]] = {}

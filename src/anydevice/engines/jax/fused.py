@@ -279,11 +279,12 @@ def _channels_last(x: Any, size: Pair) -> Any:
     return covered.reshape(batch, down, size[0], along, size[1], channels)
 
 
-def _of_lists(update: Function) -> Function:
-    """The update, given lists for all sequences: JAX compiles for each kind of sequence again."""
+def _of_lists(update: Function, count: int) -> Function:
+    """The update, given its sequences as lists: JAX compiles for each kind of sequence again."""
 
-    def run(*arguments: Any) -> Any:
-        return update(*(list(x) if isinstance(x, list | tuple) else x for x in arguments))
+    def run(*given: Any) -> Any:
+        lists = (None if arrays is None else list(arrays) for arrays in given[:count])
+        return update(*lists, *given[count:])
 
     return run
 
@@ -373,7 +374,7 @@ FUSED: Mapping[str, Function] = {
     "conv2d": _conv2d,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
-    "update_sgd": _of_lists(_sgd),
-    "update_adam": _of_lists(_adam),
-    "update_lion": _of_lists(_lion),
+    "update_sgd": _of_lists(_sgd, 3),
+    "update_adam": _of_lists(_adam, 4),
+    "update_lion": _of_lists(_lion, 3),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from anydevice.core.primitives import Compiler
-from anydevice.engines.base import compiled_for_each
+from anydevice.engines.base import check_names, compiled_for_each
 
 
 class MlxCompiler:
@@ -30,6 +30,7 @@ class MlxCompiler:
         whole: bool = True,
         most: bool = False,
     ) -> Callable[..., Any]:
+        check_names(function, donate)
         compile_one = partial(mx.compile, inputs=mx.random.state, outputs=mx.random.state)
         if static:
             return compiled_for_each(function, static, compile_one)
