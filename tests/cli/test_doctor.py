@@ -16,6 +16,7 @@ from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
 from anydevice.discovery import check as checking
 from anydevice.discovery import examination
 from anydevice.errors import DeviceNotFoundError
+from anydevice.hardware.driver_process.parent import Outcome
 
 Anydevice = Callable[..., tuple[int, str, str]]
 
@@ -208,7 +209,15 @@ def test_progress_is_shown_on_a_terminal_and_long_lines_are_broken(
 
 def test_the_child_does_not_take_most_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    assert checking._environment()["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    given: list[dict[str, str]] = []
+
+    def ask(*_: object, environment: dict[str, str], **__: object) -> Outcome:
+        given.append(environment)
+        return Outcome("not_started", error="only asked")
+
+    monkeypatch.setattr(checking, "ask_child", ask)
+    assert not Device("cpu").check("numpy")
+    assert [each["XLA_PYTHON_CLIENT_PREALLOCATE"] for each in given] == ["false"]
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
 
 

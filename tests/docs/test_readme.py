@@ -97,7 +97,7 @@ def test_the_protocol_on_the_page_is_that_of_the_code() -> None:
 @pytest.mark.parametrize("stage", ["Driver", "Device", "Library"])
 def test_what_troubleshooting_quotes_is_what_the_code_says(stage: str) -> None:
     said = "\n".join(
-        node.value
+        " ".join(node.value.split())  # tables of texts are wrapped
         for path in (ROOT / "src").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)

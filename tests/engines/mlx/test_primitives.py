@@ -323,3 +323,20 @@ def test_its_own_versions_can_be_compiled() -> None:
     arguments = drawn(2, 2, 3, 8), drawn(8, seed=1), mx.array([3, 2])
     compiled = COMPILER.compile(block)(*arguments)
     np.testing.assert_allclose(host(compiled), host(block(*arguments)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("static", [(), ("name",)])
+def test_random_numbers_go_on_after_a_function_that_cannot_be_compiled(
+    static: tuple[str, ...],
+) -> None:
+    def fails(x: mx.array, name: str = "no") -> mx.array:
+        mx.random.uniform(shape=(2,))
+        raise ValueError(name)
+
+    mx.random.seed(7)
+    mx.random.uniform(shape=(2,))
+    before = mx.random.state[0].tolist()
+    with pytest.raises(ValueError, match="no"):
+        COMPILER.compile(fails, static=static)(mx.ones(2))
+    assert mx.random.state[0].tolist() == before
+    assert mx.random.uniform(shape=(2,)).shape == (2,)

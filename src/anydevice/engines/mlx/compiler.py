@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import mlx.core as mx
@@ -31,22 +31,30 @@ class MlxCompiler:
         most: bool = False,
     ) -> Callable[..., Any]:
         check_names(function, donate)
-        compile_one = partial(mx.compile, inputs=mx.random.state, outputs=mx.random.state)
-        if static:
-            return compiled_for_each(function, static, compile_one)
-        compiled = compile_one(function)
-
-        @wraps(function)
-        def run(*arguments: Any, **named: Any) -> Any:
-            return compiled(*arguments, **named)
-
-        return run
+        return compiled_for_each(function, static, _compiled) if static else _compiled(function)
 
     def efforts(self, most: bool) -> str:
         return "mx.compile, which has one way of compiling" if most else "mx.compile"
 
     def keep(self, folder: str) -> str | None:
         return None
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = mx.compile(function, inputs=mx.random.state, outputs=mx.random.state)
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        key = mx.random.state[0]
+        try:
+            return compiled(*arguments, **named)
+        except BaseException:
+            # MLX leaves a placeholder of the trace as its state, and could draw nothing any more.
+            high, low = key.tolist()
+            mx.random.seed(high << 32 | low)
+            raise
+
+    return run
 
 
 COMPILER: Compiler = MlxCompiler()
