@@ -41,11 +41,12 @@ class MlxCompiler:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled = mx.compile(function, inputs=mx.random.state, outputs=mx.random.state)
+    state: Any = mx.random.state
+    compiled = mx.compile(function, inputs=state, outputs=state)
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        key = mx.random.state[0]
+        key = state[0]
         try:
             return compiled(*arguments, **named)
         except BaseException:
