@@ -103,7 +103,7 @@ def test_what_troubleshooting_quotes_is_what_the_code_says(stage: str) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     for cells in rows(page("troubleshooting.md"), f"\n## {stage}\n"):
-        for part in re.split(r"…|\d+|=|\(|\)|/dev/", cells[0]):
+        for part in re.split(r"…|\d+|=|\(|\)|/dev/|: ", cells[0]):
             assert " ".join(part.strip("; ,").split()) in said, f"{cells[0]}: {part!r}"
 
 
