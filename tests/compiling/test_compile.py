@@ -427,3 +427,10 @@ def test_partial_functions_and_bound_methods(engine: str) -> None:
     compiled = anydevice.compile(partial(ops.softmax, axis=0), here, optimize="none")
     got = anydevice.to_numpy(compiled(X))
     np.testing.assert_allclose(got.sum(0), np.ones(16), rtol=1e-5)
+
+
+def test_the_reason_of_a_fallback_has_the_error_behind_a_colon() -> None:
+    from anydevice.compiling.versions import _reason
+
+    error = RuntimeError("backend='inductor' raised:\nCppCompileError: no compiler\n\nmore")
+    assert _reason(error) == "backend='inductor' raised: CppCompileError: no compiler"

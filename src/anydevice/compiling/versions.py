@@ -163,5 +163,7 @@ def _reason(error: Exception) -> str:
     """The first line of an error, and the one in which PyTorch explains it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
+    if first.endswith(":") and len(lines) > 1:  # what was raised comes in the next line
+        first = f"{first} {lines[1]}"
     explained = [line for line in lines[1:] if line.startswith(_EXPLANATION)]
     return f"{first} ({explained[0].removeprefix(_EXPLANATION)})" if explained else first
