@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict, namedtuple
 from functools import partial
 from typing import Any
@@ -411,6 +412,10 @@ def test_pytorch_falls_back_to_pieces_and_says_why() -> None:
     assert len(compiled.report.fell_back) == 1
 
 
+@pytest.mark.skipif(
+    os.environ.get("ATEN_CPU_CAPABILITY") == "default",
+    reason="PyTorch 2.13 writes C++ for 16-bit convolutions that does not compile without AVX2",
+)
 def test_pytorchs_machine_code() -> None:
     """The one test here in which PyTorch makes it."""
     pytest.importorskip("torch")
