@@ -13,7 +13,14 @@ from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Standing
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.models.precision import LossScale, Policy, cast_parameters, has_bfloat16, policy_of
+from anydevice.models.precision import (
+    LossScale,
+    Policy,
+    cast_parameters,
+    default_precision,
+    has_bfloat16,
+    policy_of,
+)
 from anydevice.training.steps import _selected
 
 ENGINES = ("numpy", "torch", "jax", "mlx")
@@ -46,6 +53,15 @@ def test_mixed_keeps_weights_in_32_bits(cpu: Device) -> None:
     assert policy.casts_parameters
     assert not policy.needs_loss_scale
     assert str(policy) == "mixed: parameters float32, computed in bfloat16, results float32"
+
+
+def test_the_setting_is_the_default(cpu: Device) -> None:
+    assert default_precision() == policy_of(None, cpu).name == "float32"
+    anydevice.configure(mixed_precision=True)
+    assert default_precision() == policy_of(None, cpu).name == "mixed"
+    assert policy_of("float32", cpu).name == "float32"
+    anydevice.configure(mixed_precision=None)
+    assert default_precision() == "float32"
 
 
 def test_mixed_is_float16_where_bfloat16_is_imitated() -> None:

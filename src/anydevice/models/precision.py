@@ -14,6 +14,7 @@ from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.hardware.cuda.facts import capability_numbers
 from anydevice.ops.dispatch import primitives
+from anydevice.settings import config as settings
 
 Array = Any
 Tree = Any
@@ -72,11 +73,23 @@ class Policy(Record):
         )
 
 
-def policy_of(precision: str, device: Device) -> Policy:
+def default_precision() -> str:
+    """The precision where none is given: "mixed" if the setting `mixed_precision` is on.
+
+    >>> default_precision()
+    'float32'
+    """
+    return "mixed" if settings.current()[0].mixed_precision else "float32"
+
+
+def policy_of(precision: str | None, device: Device) -> Policy:
     """The policy with this name on a device: "mixed" computes in bfloat16 where the device has it.
 
-    Raises `ConfigurationError` for a name that is none of `PRECISIONS`.
+    Without a name, it is that of `default_precision()`. Raises `ConfigurationError` for a name that
+    is none of `PRECISIONS`.
     """
+    if precision is None:
+        precision = default_precision()
     if precision not in PRECISIONS:
         raise ConfigurationError(
             f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}", source="precision="

@@ -30,7 +30,7 @@ class Config(Record):
       `None`: nothing is limited.
     - `x64`: 64-bit numbers in JAX.
     - `jit`: compile; turn it off to debug.
-    - `mixed_precision`: train and run in 16 bits where the device is fast at it.
+    - `mixed_precision`: what is compiled or trained without a `precision` is in "mixed".
     - `time_limit`: time limit of discovery in seconds.
     - `env`: environment variables for the array libraries.
 
