@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from anydevice.choose.scope import SETTING_VARIABLES, set_process_device
@@ -71,7 +72,10 @@ def fake_machine(
 @contextmanager
 def _nobody_s_settings() -> Iterator[None]:
     before = {name: os.environ.pop(name, None) for name in SETTING_VARIABLES}
-    with TemporaryDirectory(prefix="anydevice-") as home, files.hidden(files.project_file()):
+    with (
+        TemporaryDirectory(prefix="anydevice-") as home,
+        files.fake_project(Path(home) / "project"),
+    ):
         os.environ["ANYDEVICE_HOME"] = home
         try:
             yield

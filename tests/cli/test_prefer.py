@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from anydevice import testing
 from anydevice.core.finding import Reason, Sighting
 
@@ -31,6 +29,16 @@ def test_a_usable_device(anydevice: Anydevice, project: Path) -> None:
         "Chosen: cpu, because the project's anydevice.toml asks for it",
     ]
     assert project.read_text() == '# mine\ndevice = "cpu"\n'
+
+
+def test_a_project_without_a_file(anydevice: Anydevice, project: Path, user_file: Path) -> None:
+    project.unlink()
+    with testing.fake_machine(keep_settings=True, cuda=1):
+        code, out, err = anydevice("prefer", "cpu", "--project")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"Preferred from now on: cpu, written to {project}"
+    assert project.read_text() == 'device = "cpu"\n'
+    assert not user_file.exists()
 
 
 def test_a_device_that_is_not_usable_now(anydevice: Anydevice, project: Path) -> None:
@@ -72,12 +80,8 @@ def test_an_empty_name_forgets_too(anydevice: Anydevice, project: Path) -> None:
     assert project.read_text() == ""
 
 
-def test_forgetting_where_nothing_was_preferred(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from anydevice.cli import prefer
-
-    monkeypatch.setattr(prefer, "prefer", lambda device, engine: None)
+def test_forgetting_where_nothing_was_preferred(anydevice: Anydevice, project: Path) -> None:
+    project.unlink()
     with testing.fake_machine(keep_settings=True):
         code, out, _ = anydevice("prefer", "--clear")
         data = json.loads(anydevice("prefer", "--clear", "--json")[1])

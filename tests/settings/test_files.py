@@ -208,3 +208,54 @@ def test_a_warning_of_a_file_is_given_once_until_something_changes() -> None:
     assert [warned(lambda: anydevice.discover(refresh=True)), warned()] == [1, 0]
     Path("anydevice.toml").write_text("devcies = 1\n")
     assert [warned(), warned()] == [1, 0]
+
+
+def test_a_preference_makes_the_file_of_a_project_that_has_none(home: Path) -> None:
+    project = Path.cwd() / "anydevice.toml"
+    assert anydevice.prefer("opencl", project=True) == project
+    assert project.read_text() == 'device = "opencl"\n'
+    assert chosen() == "opencl"
+    assert not (home / "anydevice.toml").exists()
+    anydevice.prefer(None, project=True)
+    assert chosen() == "cuda"
+
+
+def test_a_project_s_preference_goes_into_the_file_above() -> None:
+    above = Path.cwd() / "anydevice.toml"
+    above.write_text("# ours\nx64 = false\n")
+    below = Path.cwd() / "scripts" / "deep"
+    below.mkdir(parents=True)
+    os.chdir(below)
+    assert anydevice.prefer("cpu", project=True) == above
+    assert above.read_text() == '# ours\nx64 = false\ndevice = "cpu"\n'
+    assert list(below.iterdir()) == []
+
+
+def test_forgetting_the_preference_of_a_project_without_a_file_makes_none(home: Path) -> None:
+    anydevice.prefer("cpu")
+    assert anydevice.prefer(None, project=True) is None
+    assert list(Path.cwd().iterdir()) == []
+    assert chosen() == "cpu"
+
+
+def test_without_a_working_directory_a_project_s_preference_is_refused(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(anydevice.ConfigurationError, match="working directory"):
+        anydevice.prefer("cpu", project=True)
+    os.chdir(tmp_path)
+
+
+def test_a_project_s_preference_of_a_fake_machine_ends_with_it() -> None:
+    real = Path.cwd() / "anydevice.toml"
+    real.write_text('device = "opencl"\n')
+    with fake_machine(cuda=2, opencl=1):
+        made = anydevice.prefer("cpu", project=True)
+        assert chosen() == "cpu"
+        assert anydevice.device().chosen_by == "project file"
+    assert made is not None
+    assert not made.exists()
+    assert real.read_text() == 'device = "opencl"\n'
+    assert chosen() == "opencl"

@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         help="the array library to use it with, such as torch; left out, a saved one is forgotten",
     )
+    parser.add_argument(
+        "--project",
+        action="store_true",
+        help="save it for this project: its anydevice.toml, here or above, is made if it has none",
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -32,7 +37,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     wish = (arguments.device or "").strip().lower() or None  # "" forgets, as in `prefer("")`
     if wish is None and arguments.engine:
         raise ConfigurationError("forgetting forgets the engine too: leave --engine out")
-    file = prefer(wish, engine=arguments.engine)
+    file = prefer(wish, engine=arguments.engine, project=arguments.project)
     met = why(None if wish in (None, "auto") else wish, engine=arguments.engine)
     now = why()
     if arguments.json:

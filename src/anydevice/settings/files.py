@@ -6,7 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anydevice.core.warn import warn
@@ -17,6 +17,7 @@ _UNSETTLED = 2_000_000_000
 """Nanoseconds in which a file may change twice without another time stamp, on any file system."""
 
 _hidden: frozenset[Path] = frozenset()
+_fake_project: Path | None = None
 _watched: tuple[object, tuple[str, ...]] = (None, ())
 
 
@@ -32,6 +33,14 @@ def project_file() -> Path | None:
     may put one into a shared folder such as `/tmp`.
     """
     return next(filter(_is_ours, _project_files()), None)
+
+
+def new_project_file() -> Path:
+    """The project's file; where there is none yet, its place in the working directory.
+
+    Raises `OSError` if the working directory was deleted.
+    """
+    return project_file() or (_fake_project or Path.cwd().resolve()) / FILE_NAME
 
 
 def measurements_file() -> Path:
@@ -50,17 +59,19 @@ def compiled_folder(engine: str) -> Path:
 
 
 @contextmanager
-def hidden(path: Path | None) -> Iterator[None]:
-    """A block in which there is no such project file, for tests; one that is made in it counts."""
-    global _hidden
-    if path is None or path in _hidden:
-        yield
-        return
-    _hidden |= {path}
+def fake_project(folder: Path) -> Iterator[None]:
+    """A block without the project's file, for tests: a new one is made in `folder`.
+
+    One that is made in the block anywhere else counts too.
+    """
+    global _hidden, _fake_project
+    before, path = (_hidden, _fake_project), project_file()
+    _hidden |= {path} if path else set()
+    _fake_project = folder
     try:
         yield
     finally:
-        _hidden -= {path}
+        _hidden, _fake_project = before
 
 
 def variables(names: Sequence[str]) -> Callable[[], tuple[object, ...]]:
@@ -97,9 +108,9 @@ def state() -> tuple[object, ...]:
     """
     global _watched
     try:
-        key = (os.getcwd(), _places(), _hidden)
+        key = (os.getcwd(), _places(), _hidden, _fake_project)
     except OSError:  # the working directory was deleted
-        key = ("", _places(), _hidden)
+        key = ("", _places(), _hidden, _fake_project)
     if _watched[0] != key:
         files = (*_project_files(), user_file(), measurements_file())
         _watched = (key, tuple(map(str, files)))
@@ -129,13 +140,13 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 def _project_files() -> Iterator[Path]:
     """Every place of a project's file, the nearest first."""
-    try:
-        folder = Path.cwd().resolve()
-    except OSError:  # the working directory was deleted
-        return
+    folders = [] if _fake_project is None else [_fake_project]
+    with suppress(OSError):  # the working directory was deleted
+        here = Path.cwd().resolve()
+        folders += [here, *here.parents]
     mine = user_file()
-    for place in (folder, *folder.parents):
-        candidate = place / FILE_NAME
+    for folder in folders:
+        candidate = folder / FILE_NAME
         if candidate != mine and candidate not in _hidden:
             yield candidate
 

@@ -15,7 +15,7 @@ from anydevice.core.record import Record
 from anydevice.core.warn import warn
 from anydevice.engines.registry import engine_names
 from anydevice.errors import ConfigurationError
-from anydevice.settings.files import project_file, state, user_file
+from anydevice.settings.files import new_project_file, project_file, state, user_file
 
 SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
 _KEYS = ("device", "engine", *SETTINGS)
@@ -37,12 +37,16 @@ class FileSettings(Record):
 
 
 def prefer(
-    device: str | Device | Sequence[str | Device] | None = None, *, engine: str | None = None
+    device: str | Device | Sequence[str | Device] | None = None,
+    *,
+    engine: str | None = None,
+    project: bool = False,
 ) -> Path | None:
     """Save the preferred device and engine for this and every later run.
 
     Writes the project's `anydevice.toml` if there is one at or above the working directory, else
-    the user's, and returns the file. Comments and other settings in it are kept. A list is tried in
+    the user's, and returns the file; with `project=True`, where a project has none yet, one is made
+    in the working directory. Comments and other settings in it are kept. A list is tried in
     order: `prefer(["cuda", "metal"])`. `prefer(None)` or `prefer("")` deletes the preference. An
     unknown backend is a `ConfigurationError` that lists the valid names. A device that is not
     usable now can be preferred; it is skipped until it is.
@@ -55,7 +59,7 @@ def prefer(
         check_wish(wish, "prefer")
     if engine is not None:
         check_engine(engine, "prefer")
-    path = project_file() or user_file()
+    path = _project_s() if project else project_file() or user_file()
     changes: dict[str, str | list[str] | None] = {
         "device": wishes if len(wishes) > 1 else next(iter(wishes), None),
         "engine": engine,
@@ -64,6 +68,17 @@ def prefer(
         return None
     _change(path, changes)
     return path
+
+
+def _project_s() -> Path:
+    try:
+        return new_project_file()
+    except OSError as error:
+        raise ConfigurationError(
+            "the project's file is to be made in the working directory, which is gone "
+            f"({error.strerror}); change to another one first",
+            "prefer",
+        ) from error
 
 
 _read: tuple[object, tuple[FileSettings, ...]] | None = None
