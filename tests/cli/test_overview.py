@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from anydevice import testing
+from anydevice import device, testing
+from anydevice.choose.scope import why
 from anydevice.cli.overview import NEXT
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.core.record import replace
+from anydevice.errors import AnyDeviceWarning
 
 Anydevice = Callable[..., tuple[int, str, str]]
 GIB = 2**30
@@ -144,3 +146,27 @@ def test_a_text_that_names_the_doctor_does_not_decide_what_comes_next(
         _, out, _ = anydevice()
     assert note in out
     assert NEXT in out
+
+
+def test_an_opencl_card_that_is_passed_over_is_said_alike_everywhere(anydevice: Anydevice) -> None:
+    card = Sighting("opencl", True, (Seen(0, "gpu", Facts("Arc A770")),), engines=("opencl",))
+    with testing.fake_machine(keep_settings=True, sightings=[card]):
+        (reason,) = why().reasons
+        with pytest.warns(AnyDeviceWarning) as said:
+            assert str(device()) == "cpu"
+        _, summary, _ = anydevice()
+        _, steps, _ = anydevice("config", "--why")
+        (step,) = [
+            step
+            for step in json.loads(anydevice("config", "--why", "--json")[1])["steps"]
+            if step["asked"] == "opencl"
+        ]
+    assert (reason.code, step["code"]) == ("only_by_name", "only_by_name")
+    warning = said[0].message
+    assert isinstance(warning, AnyDeviceWarning)
+    assert warning.reasons == (reason,)
+    assert str(warning) == f"using cpu: {reason.text}"
+    assert f"Chosen: cpu, because {reason.text}" in summary
+    assert f"order of backends   opencl   {reason.text}" in steps
+    assert step["outcome"] == reason.text
+    assert "no accelerator" not in summary + steps

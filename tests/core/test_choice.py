@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.choice import Choice, Request, Wish, choose, pick_engine
+from anydevice.core.choice import (
+    Choice,
+    Request,
+    Wish,
+    accelerators_passed_over,
+    choose,
+    pick_engine,
+)
 from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Finding, Reason, Refusal, Standing
 
@@ -150,6 +157,8 @@ def test_an_opencl_cpu_is_never_chosen_unasked() -> None:
     choice = pick(Request(), pocl, finding("cpu", standing("cpu", ("numpy",))))
     assert str(choice.device) == "cpu"
     assert "only chosen by name" in choice.steps[0].outcome
+    assert choice.reasons == ()
+    assert accelerators_passed_over([pocl, CPU]) == []
     named = pick(Request((Wish("argument", ("opencl",), binding=True),)), pocl, CPU)
     assert str(named.device) == "opencl:0"
 
@@ -158,7 +167,12 @@ def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
     card = finding("opencl", standing("gpu", ("opencl",)))
     passed = pick(Request(), card, CPU)
     assert str(passed.device) == "cpu"
-    assert "torch" in passed.steps[0].outcome
+    (reason,) = passed.reasons
+    assert reason.code == "only_by_name"
+    assert reason.text == (
+        "opencl:0 was passed over: no installed library but opencl drives it; ask for it by name"
+    )
+    assert accelerators_passed_over([card, CPU]) == [reason.text]
     alone = pick(Request(), card, finding("cpu", standing("cpu", ("numpy",))))
     assert str(alone.device) == "opencl:0"
     asked = pick(Request(order=("opencl",)), card, CPU)
@@ -173,6 +187,14 @@ def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
     assert str(pick(asked, both, only_numpy).device) == "opencl:1"
     too_much = pick(Request(min_free=10 * GIB), both, only_numpy)
     assert "opencl:0" not in str(too_much.steps)
+    assert [reason.text for reason in pick(Request(), both, CPU).reasons] == [
+        "opencl:1 was passed over: no installed library but opencl drives it; ask for it by name"
+    ]
+    two = finding("opencl", standing("gpu", ("opencl",)), standing("gpu", ("opencl",)))
+    assert [reason.text for reason in pick(Request(), two, CPU).reasons] == [
+        "opencl:0 and opencl:1 were passed over: no installed library but opencl drives them; ask "
+        "for one by name"
+    ]
 
 
 def test_min_free_goes_by_the_whole_memory_where_nobody_tells_what_is_free() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anydevice.core.text import format_rate, format_time, percent, times
+from anydevice.core.text import format_rate, format_time, joined, percent, times
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,13 @@ def test_parts_and_factors() -> None:
         "0.25 ×",
         "10.0 ×",
         "1234 ×",
+    ]
+
+
+def test_joining() -> None:
+    assert [joined(parts) for parts in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
     ]

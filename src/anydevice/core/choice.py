@@ -8,7 +8,7 @@ from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Reason, Standing
 from anydevice.core.record import Record, replace
-from anydevice.core.text import format_size, format_time
+from anydevice.core.text import format_size, format_time, joined
 
 FreeMemory = Callable[[Device], int | None]
 
@@ -81,7 +81,7 @@ class Step(Record):
     """One step of a choice: who asked for what, and what came of it.
 
     `reasons` say why it was not taken. A step is `left_out` where nobody misses what was asked:
-    the rules do not choose the backend unasked, usable or not, or "auto" was the next name.
+    it is the processor seen once more, or "auto" was the next name.
     """
 
     source: str
@@ -186,7 +186,7 @@ def _automatically(
             continue
         held_back = None if name in request.order else _hold_back(finding, findings)
         if held_back:
-            steps.append(Step(source, name, held_back.text, left_out=True, reasons=(held_back,)))
+            steps.append(held_back)
             continue
         unasked = (d for d in finding.devices if name in request.order or not _is_a_cpu_again(d))
         picked, why = _pick(unasked, name, findings, request, free_memory)
@@ -206,25 +206,23 @@ def _in_words(reasons: Sequence[Reason]) -> list[str]:
     return [reason.with_fix for reason in reasons]
 
 
-def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Reason | None:
-    """Why a backend is not chosen unasked although its devices may be usable."""
+def _hold_back(finding: Finding, findings: Sequence[Finding]) -> Step | None:
+    """The step of a backend that is not chosen unasked although its devices may be usable."""
     if finding.backend != "opencl" or not finding.usable:
         return None
-    if all(_is_a_cpu_again(device) for device in finding.devices if device.usable):
-        return Reason("only_by_name", "an OpenCL device that is the CPU is only chosen by name")
-    preferring = [
-        engine
-        for other in findings
-        if other.backend != "opencl"
-        for device in other.devices
-        if device.usable and device.standing
-        for engine in device.standing.engines
-        if engine != "numpy"
-    ]
-    if preferring:
-        text = f"passed over for {preferring[0]}, which is installed and does not drive OpenCL"
-        return Reason("only_by_name", text)
-    return None
+    cards = [d for d in finding.devices if d.usable and not _is_a_cpu_again(d)]
+    if not cards:
+        text = "an OpenCL device that is the CPU is only chosen by name"
+        reasons = (Reason("only_by_name", text),)
+        return Step("order of backends", "opencl", text, left_out=True, reasons=reasons)
+    others = (d for other in findings if other.backend != "opencl" for d in other.devices)
+    engines = {name for d in others if d.usable and d.standing for name in d.standing.engines}
+    if not engines - {"numpy"}:
+        return None
+    verb, them, one = ("was", "it", "it") if len(cards) == 1 else ("were", "them", "one")
+    text = f"{joined(map(str, cards))} {verb} passed over: no installed library but opencl drives "
+    reason = Reason("only_by_name", f"{text}{them}; ask for {one} by name")
+    return _not_taken("order of backends", "opencl", [reason])
 
 
 def _is_a_cpu_again(device: Device) -> bool:
@@ -299,7 +297,7 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
 
 
 def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
-    """A sentence for every accelerator here that is not usable, or not by this engine."""
+    """A sentence for every accelerator here that is not chosen, or not usable by this engine."""
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
     stopped = [_stopped(finding).with_fix for finding in here if not finding.usable]
     usable = ((d, d.standing) for finding in here for d in finding.devices if d.kind != "cpu")
@@ -308,7 +306,8 @@ def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = N
         for device, standing in usable
         if standing and standing.usable and engine and engine not in standing.engines
     ]
-    return [*stopped, *refused]
+    held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
+    return [*stopped, *refused, *(s.outcome for s in held_back if s and not s.left_out)]
 
 
 def _stopped(finding: Finding) -> Reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from anydevice.errors import ConfigurationError
 
@@ -48,6 +48,16 @@ def parse_size(size: int | float | str) -> int:
             repr(size),
         )
     return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Parts as one text.
+
+    >>> joined(["a", "b", "c"]), joined(["a"]), joined([])
+    ('a, b and c', 'a', '')
+    """
+    *first, last = list(parts) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def format_size(size: int | None) -> str:

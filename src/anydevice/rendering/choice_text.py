@@ -5,6 +5,7 @@ from __future__ import annotations
 from anydevice.core.choice import MEASUREMENTS, Choice, Step
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding
+from anydevice.core.text import joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,23 +62,11 @@ def unmet_wishes(choice: Choice) -> list[str]:
     ]
 
 
-def joined(parts: list[str]) -> str:
-    """Parts as one text.
-
-    >>> joined(["a", "b", "c"]), joined(["a"]), joined([])
-    ('a, b and c', 'a', '')
-    """
-    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-
-
 def _passed_over(step: Step, report: Report) -> list[str]:
     finding = report[step.asked]
     if not finding.usable:
         return [f'{_place(finding)} stopped at "{finding.stage}"']
-    if all(device.kind == "cpu" for device in finding.devices if device.usable):
-        return []  # the CPU seen once more, through OpenCL: no accelerator was passed over
-    # What is held back says why it was passed over; anything else names the device itself.
-    return [f"{step.asked} was {step.outcome}" if step.left_out else step.outcome]
+    return [] if step.left_out else [step.outcome]
 
 
 def _place(finding: Finding) -> str:
