@@ -138,7 +138,8 @@ def script(name: str, *arguments: str) -> list[Row]:
     )
     print(done.stdout[-6000:], done.stderr[-2000:])
     lines = [line for line in done.stdout.splitlines() if line[:1] in ("✓", "✗")]
-    rows = [(line[2:30].strip(), line[30:].strip(), line[0] == "✓") for line in lines]
+    pairs = [(line[0] == "✓", *line[2:].partition("  ")) for line in lines]
+    rows = [(label, text.strip(), met) for met, label, _, text in pairs]
     return rows or [(name, f"ended with {done.returncode}", False)]
 
 
