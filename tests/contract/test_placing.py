@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice import device_of, ops
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
@@ -56,6 +57,17 @@ def test_what_is_read_back_belongs_to_the_caller(engine: Engine, device: Device)
 
 def test_an_array_knows_where_it_is(engine: Engine, device: Device) -> None:
     assert device in engine.devices_of(engine.place(integers(3, 4), device))
+
+
+def test_the_device_of_an_array_makes_more_of_its_kind(engine: Engine, device: Device) -> None:
+    x = engine.place(integers(2, 3), device)
+    here = device_of(x)
+    assert here is not None
+    assert here.engine == engine.name
+    assert here.engine_is_free, "nobody asked for the engine by its name"
+    assert device_of({"x": x, "more": [x, "text"]}) == here
+    total = ops.add(x, here(integers(2, 3)))
+    assert here in engine.devices_of(total)
 
 
 def test_an_engine_owns_its_arrays_and_nothing_else(engine: Engine, device: Device) -> None:

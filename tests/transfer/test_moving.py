@@ -139,6 +139,17 @@ def test_where_something_is() -> None:
         assert caught.value.paths == ("['a']", "['b'][0]")
 
 
+def test_the_engine_of_a_place_is_the_arrays_own_library() -> None:
+    module = torch.nn.Linear(2, 2)
+    of_module = anydevice.device_of(module)
+    assert of_module is not None
+    assert of_module.engine_asked == "torch"
+    of_both = anydevice.device_of({"module": module, "x": numpy.ones(2)})
+    assert of_both == of_module
+    assert of_both is not None
+    assert of_both.engine_asked is None, "two libraries are there, and none is the engine"
+
+
 def test_an_array_without_a_known_place_says_so() -> None:
     class Elsewhere:
         shares_memory = False

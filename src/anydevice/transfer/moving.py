@@ -88,7 +88,10 @@ def device_of(tree: Any) -> Device | None:
 
     >>> import anydevice, numpy
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
-    (Device("cpu"), None)
+    (Device("cpu", engine="numpy"), None)
+
+    Its engine is the library of the arrays, so that `device_of(x)(constant)` goes with `x`; where
+    they are of several libraries, it is that of the device.
 
     Raises `DeviceMismatchError`, with two paths, if they are on different devices, or an array is
     sharded over several.
@@ -101,7 +104,10 @@ def device_of(tree: Any) -> Device | None:
         here = _single(value, leaves, position)
         if first is None:
             first = here
-        elif here != first:
+        elif here == first:
+            if here.engine_asked != first.engine_asked:
+                first = first.served_by(None)
+        else:
             paths = (leaves[0].path, leaves[position].path)
             raise DeviceMismatchError(
                 f"{paths[0]} is on {first}, but {paths[1]} is on {here}; "
@@ -352,7 +358,7 @@ def _single(value: Any, leaves: Leaves | None = None, position: int = 0) -> Devi
     owner = _owner(value)
     places = owner.devices_of(value)
     if len(places) == 1 or (places and owner.shares_memory):
-        return places[0]
+        return places[0].served_by(owner.name, picked=True)
     path = leaves[position].path if leaves else ""
     spread = ", ".join(map(str, places)) or "no device that anydevice knows"
     raise DeviceMismatchError(
