@@ -116,6 +116,35 @@ def test_a_module_is_moved_in_place() -> None:
     assert isinstance(host["weight"], numpy.ndarray)
 
 
+@pytest.mark.parametrize("move", ["to_device", "to_another_library", "to_numpy"])
+def test_a_tensor_without_data_is_refused_by_its_path(move: str) -> None:
+    calls = {
+        "to_device": lambda tree: anydevice.to_device(tree, "cpu"),
+        "to_another_library": lambda tree: anydevice.to_device(
+            tree, anydevice.device("cpu", engine="jax"), convert=True
+        ),
+        "to_numpy": anydevice.to_numpy,
+    }
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    for tree, path in (
+        (torch.ones(2, device="meta"), ""),
+        ({"a": torch.ones(1), "b": [torch.ones(2, device="meta")]}, "['b'][0]"),
+        ({"model": module}, "['model'][1].weight"),
+    ):
+        with pytest.raises(TransferError, match="to_empty") as caught:
+            calls[move](tree)
+        assert caught.value.path == path
+    assert isinstance(module[0].weight, torch.nn.Parameter)
+
+
+def test_a_fake_tensor_is_left_to_torch() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(2, device="meta")
+    assert anydevice.to_device([fake], "cpu")[0] is fake
+
+
 def test_a_tracer_is_left_to_jax() -> None:
     import jax
 

@@ -184,6 +184,9 @@ class Engine(Protocol):
     def is_traced(self, x: Any) -> bool:
         """Whether the array only stands for one: a tracer, a fake or a meta tensor."""
 
+    def is_meta(self, x: Any) -> bool:
+        """Whether the array has a shape and a dtype and no data, and is no part of a trace."""
+
     def devices_of(self, x: Any) -> tuple[Device, ...]:
         """Where the array lives; several where it is sharded, none where it is traced."""
 

@@ -81,6 +81,9 @@ class BaseEngine(Engine):
     def is_traced(self, x: Any) -> bool:
         return False
 
+    def is_meta(self, x: Any) -> bool:
+        return False
+
     def dtype_of(self, x: Any) -> DType:
         return known_dtype(x.dtype)
 

@@ -58,9 +58,9 @@ def to_device(
     if is_there is not None and not convert and is_there(tree):
         return tree
     try:
-        if is_array(tree):
+        if _is_leaf(tree):
             return _Move(target, convert, copy, narrow, None).all([tree])[0]
-        leaves, rebuild = flatten(tree, is_array)
+        leaves, rebuild = flatten(tree, _is_leaf)
         return rebuild(_Move(target, convert, copy, narrow, leaves).all(leaves.values))
     except Exception as error:
         refuse(error, target.device)
@@ -74,9 +74,9 @@ def to_numpy(tree: Any) -> Any:
     computing it, and `TransferError` if one cannot be read; both name the leaf.
     """
     try:
-        if is_array(tree):
+        if _is_leaf(tree):
             return _on_host([tree], None)[0]
-        leaves, rebuild = flatten(tree, is_array)
+        leaves, rebuild = flatten(tree, _is_leaf)
         return rebuild(_on_host(leaves.values, leaves))
     except Exception as error:
         refuse(error)
@@ -150,6 +150,11 @@ def is_array(x: Any) -> bool:
         known = x.dtype.kind not in _NOT_NUMBERS and x.dtype.names is None
         _numeric[x.dtype] = known
     return known
+
+
+def _is_leaf(x: Any) -> bool:
+    """Whether `x` is to be moved; one without data is too, and is refused by its path."""
+    return is_array(x) or ((owner := owner_of(x)) is not None and owner.is_meta(x))
 
 
 class Destination:

@@ -43,7 +43,7 @@ def test_what_only_stands_for_a_tensor_has_no_memory(make: Callable[[], Any]) ->
     x = make()
     assert engine.is_traced(x)
     assert (engine.storage(x), engine.address(x)) == (None, None)
-    with pytest.raises(UnsupportedError, match="cannot be read as it is"):
+    with pytest.raises(UnsupportedError, match=r"cannot be read as it is|no data"):
         engine.to_host(x)
 
 

@@ -30,6 +30,11 @@ _FINISH: dict[str, Callable[[torch.device], None]] = {
     "cuda": lambda device: torch.cuda.current_stream(device).synchronize(),
     "mps": lambda device: torch.mps.synchronize(),
 }
+_NO_DATA = Absent(
+    "a tensor on the meta device has a shape and no data",
+    instead="make memory for its module with module.to_empty(device=…) and load its weights into "
+    "it, or make the module on a device that has data",
+)
 _MISSING = {"metal": ("float64", "complex128")}
 
 NATIVE: dict[DType, torch.dtype] = {
@@ -81,6 +86,13 @@ class TorchEngine(BaseEngine):
             x.is_meta
             or isinstance(x, FakeTensor)
             or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        )
+
+    def is_meta(self, x: Any) -> bool:
+        return (
+            x.is_meta
+            and not isinstance(x, FakeTensor)
+            and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         )
 
     def devices_of(self, x: Any) -> tuple[Device, ...]:
@@ -152,6 +164,8 @@ class TorchEngine(BaseEngine):
             raise lacking(f"PyTorch on {device}", known_dtype(host.dtype)) from error
 
     def to_host(self, x: Any) -> Any:
+        if self.is_meta(x):
+            raise _NO_DATA.error()
         row = self.dtype_of(x)
         if x.layout != torch.strided or self.is_traced(x) or row not in NATIVE:
             raise Absent(
@@ -174,6 +188,8 @@ class TorchEngine(BaseEngine):
         return x.detach().resolve_conj().resolve_neg()
 
     def move(self, x: Any, device: Device) -> Any:
+        if x.is_meta:
+            raise _NO_DATA.error()
         return x.to(self.native(device))
 
     def separate(self, stacked: Any) -> list[Any]:
