@@ -297,17 +297,23 @@ def _nothing_named(name: str, findings: Sequence[Finding]) -> list[Reason]:
 
 
 def accelerators_passed_over(findings: Sequence[Finding], engine: str | None = None) -> list[str]:
-    """A sentence for every accelerator here that is not chosen, or not usable by this engine."""
+    """A sentence for every accelerator here that is not chosen, or not usable by this engine.
+
+    With an engine, the reason and the fix are those of its library, where that is the obstacle.
+    """
     here = [finding for finding in findings if finding.present and finding.backend != "cpu"]
-    stopped = [_stopped(finding).with_fix for finding in here if not finding.usable]
-    usable = ((d, d.standing) for finding in here for d in finding.devices if d.kind != "cpu")
-    refused = [
-        f"{device}: {_refusal(standing, engine).with_fix}"
-        for device, standing in usable
-        if standing and standing.usable and engine and engine not in standing.engines
-    ]
+    seen = ((d, d.standing) for finding in here for d in finding.devices if d.kind != "cpu")
+    refused = {
+        device: f"{device}: {_refusal(standing, engine).with_fix}"
+        for device, standing in seen
+        if engine and standing and engine not in standing.engines
+        if standing.usable or _refuses(standing, engine)
+    }
+    told = {device.backend for device in refused}
+    stopped = [_stopped(f).with_fix for f in here if not f.usable and f.backend not in told]
     held_back = [] if engine else [_hold_back(finding, findings) for finding in here]
-    return [*stopped, *refused, *(s.outcome for s in held_back if s and not s.left_out)]
+    outcomes = [s.outcome for s in held_back if s and not s.left_out]
+    return [*stopped, *refused.values(), *outcomes]
 
 
 def _stopped(finding: Finding) -> Reason:
@@ -319,7 +325,7 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason 
     standing = device.standing
     if standing is None:
         return Reason("no_such_device", f"this machine has no {device}")
-    if not standing.usable:
+    if not standing.usable and not _refuses(standing, request.engine):
         return Reason(standing.code or "card_unsupported", standing.reason or "", standing.fix)
     if request.engine and request.engine not in standing.engines:
         asked_by = f" (asked for by {request.engine_source})" if request.engine_source else ""
@@ -335,6 +341,11 @@ def _unfit(device: Device, request: Request, free_memory: FreeMemory) -> Reason 
             )
             return Reason("too_little_memory", text)
     return None
+
+
+def _refuses(standing: Standing, engine: str | None) -> bool:
+    """Whether this engine's library is what keeps it from driving the device."""
+    return any(refused.engine == engine for refused in standing.refusals)
 
 
 def _refusal(standing: Standing, engine: str) -> Reason:

@@ -128,12 +128,14 @@ def _stopped(finding: Finding) -> Iterator[tuple[tuple[str, ...], Standing | Fin
 
 def _explain(subjects: tuple[str, ...], stopped: Standing | Finding) -> Iterator[Explanation]:
     stage = stopped.stage or "device"
-    evidence: dict[str, list[str]] = {}
+    evidence: dict[str, list[Reason]] = {}
     for reason in stopped.reasons:
-        evidence.setdefault(_known(reason.code, stage), []).append(reason.text)
-    fix = stopped.fix if stage != "compute" else None  # that one leads here
-    for code, texts in (evidence or {_BY_STAGE[stage]: []}).items():
-        yield _explanation(subjects, code, tuple(texts), fix)
+        evidence.setdefault(_known(reason.code, stage), []).append(reason)
+    for code, reasons in (evidence or {_BY_STAGE[stage]: []}).items():
+        # A library's own fix before the one of the device. That of a failed check leads here.
+        fixes = [*(reason.fix for reason in reasons), stopped.fix] if stage != "compute" else []
+        texts = tuple(reason.text for reason in reasons)
+        yield _explanation(subjects, code, texts, next(filter(None, fixes), None))
 
 
 def _known(code: str, stage: Stage) -> str:
