@@ -30,10 +30,12 @@ from anydevice.compat.lux import (
     LuxCPUDevice,
     LuxCUDADevice,
     LuxMetalDevice,
+    cpu,
     cpu_device,
     default_device_rng,
     functional,
     get_device,
+    gpu,
     gpu_backend,
     gpu_device,
     loaded,
@@ -85,6 +87,16 @@ def test_data_goes_to_the_gpu_and_comes_back() -> None:
         on_gpu = gpu_device()(x)
         assert type(on_gpu).__module__ == "torch"
         np.testing.assert_array_equal(np.asarray(cpu_device()(on_gpu)), x)
+
+
+def test_the_older_spelling_moves_data_too() -> None:
+    x = {"x": np.arange(3, dtype=np.float32), "name": "layer"}
+    with fake_machine(keep_settings=True, cuda=1, engines=("torch",)):
+        there = gpu(x)
+        assert type(there["x"]).__module__ == "torch"
+        assert (cpu(there)["x"].tolist(), there["name"]) == ([0, 1, 2], "layer")
+    with fake_machine(keep_settings=True), pytest.warns(UserWarning, match="using the CPU"):
+        assert isinstance(get_device(gpu(x)), LuxCPUDevice)
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
@@ -247,7 +259,9 @@ def test_a_forced_gpu_is_an_error_where_there_is_none() -> None:
 
 
 def test_the_preference_is_saved_replaced_and_deleted_in_a_local_file(home: Path) -> None:
-    file = home / "anydevice.toml"
+    file = Path("anydevice.toml")  # in the working directory: the project has none yet
+    gpu_backend("")
+    assert not file.exists()
     gpu_backend("CUDA")
     assert file.read_text() == 'device = "cuda"\n'
     gpu_backend("amdgpu")
@@ -256,6 +270,20 @@ def test_the_preference_is_saved_replaced_and_deleted_in_a_local_file(home: Path
     assert file.read_text() == 'device = "metal"\n'
     gpu_backend("")
     assert file.read_text() == ""
+    assert list(home.iterdir()) == []
+
+
+def test_the_preference_is_the_one_of_the_project(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "anydevice.toml").write_text('device = "cuda"\n')
+    other = tmp_path / "other"
+    other.mkdir()
+    with fake_machine(keep_settings=True, cuda=1, rocm=1, engines=("numpy",)):
+        gpu_backend("AMDGPU")
+        assert gpu_device() == Device("rocm:0")
+        monkeypatch.chdir(other)
+        assert gpu_device() == Device("cuda:0")
 
 
 @pytest.mark.parametrize("nothing", ["", None])
@@ -275,6 +303,7 @@ def test_a_wrong_name_is_refused_with_the_valid_ones(home: Path, wrong: str | De
     with pytest.raises(ConfigurationError, match="the valid names are 'CUDA', 'AMDGPU', 'Metal'"):
         gpu_backend(wrong)
     assert not (home / "anydevice.toml").exists()
+    assert not Path("anydevice.toml").exists()
 
 
 def test_resetting_lets_the_choice_run_again() -> None:

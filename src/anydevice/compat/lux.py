@@ -147,17 +147,28 @@ def gpu_device(force_gpu_usage: bool = False) -> AbstractLuxDevice:
     return _KINDS[chosen.backend](chosen.index, engine=chosen.engine, chosen_by=source)
 
 
+def cpu(x: Any) -> Any:
+    """The arrays of `x` on the CPU; the older spelling of `cpu_device()(x)`."""
+    return cpu_device()(x)
+
+
+def gpu(x: Any) -> Any:
+    """The arrays of `x` on the GPU, or on the CPU with a warning; `gpu_device()(x)`."""
+    return gpu_device()(x)
+
+
 def gpu_backend(backend: str | Device | None = "") -> None:
     """Save the preferred GPU backend, one of `supported_gpu_backends()` or a device.
 
-    It takes effect at once and in every later run; `""` or `None` deletes it. See
-    `anydevice.prefer` for where it is saved. Raises `ConfigurationError` with the valid names for
-    any other, and where the file cannot be written.
+    It is saved in the project, as in Julia: in the nearest `anydevice.toml` at or above the working
+    directory, which is made there if there is none. It takes effect at once and in every later run;
+    `""` or `None` deletes it. Raises `ConfigurationError` with the valid names for any other, and
+    where the file cannot be written.
     """
     name = _backend_of(backend) if backend else None
     if name and name not in _KINDS:
         raise _unknown(backend)
-    anydevice.prefer(name)
+    anydevice.prefer(name, project=True)
 
 
 def reset_gpu_device() -> None:
