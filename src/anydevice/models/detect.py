@@ -38,12 +38,12 @@ def adapter_of(model: Any) -> ModelAdapter:
 
     Raises `ConfigurationError` for anything but a model or a function.
     """
-    if isinstance(model, Model):
-        return NativeAdapter(model)
     for library, made in _MODULES:
         module = sys.modules.get(library)
         if module is not None and isinstance(model, module.Module):
             return made(model)
+    if isinstance(model, Model):
+        return NativeAdapter(model)
     if isinstance(model, Layer):
         raise ConfigurationError(
             f"{model.label} is a layer and has no parameters; make it a model with nn.Model(layer)",
