@@ -15,7 +15,12 @@ from anydevice import nn, ops
 from anydevice.compiling import _compile as compiling
 from anydevice.core.device import Device
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError, DeviceNotFoundError, OutOfMemoryError
+from anydevice.errors import (
+    ConfigurationError,
+    DeviceMismatchError,
+    DeviceNotFoundError,
+    OutOfMemoryError,
+)
 from anydevice.models.detect import compile_device
 from anydevice.models.native import FunctionAdapter
 
@@ -86,6 +91,17 @@ def test_precision_is_that_of_weights_and_results(here: Device, precision: str) 
     assert owner.dtype_of(compiled(X.astype(np.float64))).name == result, "inputs are cast"
     got = anydevice.to_numpy(compiled(X)).astype(np.float64)
     assert np.abs(got - digits()(X)).max() < (1e-5 if precision == "float32" else 0.02)
+
+
+@pytest.mark.parametrize("optimize", ["none", "default"])
+def test_a_function_that_holds_an_array_of_another_device(quick_torch: None, optimize: str) -> None:
+    import torch
+
+    held = torch.ones(2, device="meta")
+    compiled = anydevice.compile(lambda x: x + held, device_of_engine("torch"), optimize=optimize)
+    with pytest.raises(DeviceMismatchError, match=r"inputs\[0\] is on cpu, but .* meta") as caught:
+        compiled(np.ones(2, np.float32))
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_inputs_of_other_libraries_are_moved() -> None:

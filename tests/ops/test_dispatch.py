@@ -12,7 +12,7 @@ import pytest
 
 from anydevice import ops
 from anydevice.engines import lookup, registry
-from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.errors import ConfigurationError, DeviceMismatchError, UnsupportedError
 from anydevice.ops import dispatch
 
 
@@ -130,6 +130,27 @@ def test_subclasses_are_served_too() -> None:
 
     assert ops.sum(np.ones(3).view(Named)).tolist() == 3
     assert dispatch._engines[Named] == "numpy"
+
+
+def test_a_tensor_without_data_beside_one_with_data_is_a_mismatch() -> None:
+    import torch
+
+    here, nowhere = torch.ones(2, 2), torch.ones(2, 2, device="meta")
+    for a, b in ((here, nowhere), (nowhere, here)):
+        with pytest.raises(DeviceMismatchError, match=r'to_device\(…, "cpu"\)') as caught:
+            ops.add(a, b)
+        assert caught.value.paths == ("a", "b")
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_an_error_of_arrays_on_one_device_is_the_library_s_own() -> None:
+    import torch
+
+    def failing(*given: object) -> object:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        dispatch.run2(failing, failing, torch.ones(2), torch.ones(2))
 
 
 def test_importing_the_ops_imports_no_array_library() -> None:

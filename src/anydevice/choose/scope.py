@@ -223,6 +223,11 @@ class use_device:  # noqa: N801 - it is used like a function
         return cast("Function", in_block)
 
 
+def block_device() -> Device | None:
+    """The device of the `use_device` block that the caller runs in; `None` outside of any."""
+    return _block.get()
+
+
 class _Asked(Record):
     """An engine and who asked for it; `picked` if it only comes with a device."""
 

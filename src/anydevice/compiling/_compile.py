@@ -30,7 +30,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
-from anydevice.errors import ConfigurationError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.models.base import Array, ModelAdapter
 from anydevice.models.changes import ChangeDetector
@@ -38,7 +38,7 @@ from anydevice.models.detect import adapter_of, compile_device
 from anydevice.models.native import NativeAdapter
 from anydevice.models.precision import Policy, policy_of
 from anydevice.settings.files import compiled_folder
-from anydevice.transfer.moving import is_array, to_device
+from anydevice.transfer.moving import is_array, refuse_mismatch, to_device
 from anydevice.transfer.trees.tree import flatten
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
@@ -180,7 +180,7 @@ class Compiled:
         try:
             return ready(self._adapter.arguments, *inputs)
         except Exception as error:
-            refuse(error, self.device)
+            self._explain(error, inputs)
             raise
 
     def warm_up(self, example: Any) -> CompileReport:
@@ -289,8 +289,14 @@ class Compiled:
             self._shorten(signature, placed, ready)
             return ready(self._adapter.arguments, *placed)
         except Exception as error:
-            refuse(error, self.device)
+            self._explain(error, placed)
             raise
+
+    def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
+        """Raise our error where that is what a library's error means; else return."""
+        refuse(error, self.device)
+        if not isinstance(error, AnyDeviceError):
+            refuse_mismatch(error, inputs=inputs, weights=self._adapter.arguments)
 
     def _first_run(self, signature: CallSignature, key: Any, arrays: list[Array]) -> Any:
         if len(self._ready) >= MOST_SHAPES and self._compilers.compilers:

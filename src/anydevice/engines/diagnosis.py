@@ -148,6 +148,11 @@ _FOREIGN = (
         r"|(cudart|cublas|nvrtc)64_\d+\.dll",
     ),
     ("card_not_in_build", r"no kernel image"),
+    (
+        "device_mismatch",
+        r"incompatible devices for|tensors to be on the same device|not on the expected device"
+        r"|Array device must be same as the current device",
+    ),
     ("no_permission", r"Permission denied|[Nn]o permission|NOT_PERMITTED"),
 )
 """Patterns in the messages of array libraries and drivers, by code; the first match counts."""

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from anydevice.choose.scope import block_device
 from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.text import format_size, table
 from anydevice.core.trees import difference, first_leaf, leaves
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
-from anydevice.errors import ConfigurationError
+from anydevice.engines.lookup import owner_of, place_of
+from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
 from anydevice.nn.layers import Chain, TiedEmbedding, as_layer
 from anydevice.ops.dispatch import primitives
-from anydevice.transfer.moving import device_of, is_array, to_device
+from anydevice.transfer.moving import device_of, is_array, refuse_mismatch, to_device
 from anydevice.transfer.random.generator import rng
 from anydevice.transfer.trees.containers import register_type
 
@@ -71,20 +72,23 @@ class Model:
         # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
         self.parameters: Parameters = to_device(drawn, choose_device(device))
-        self._array_type = _array_type(self.parameters)
+        self._array_type, self._place = _type_and_place(self.parameters)
 
     def __call__(self, x: Array) -> Array:
         """The output for a batch, in inference and not in training.
 
         An array of the parameters' library is taken as it is. A NumPy array, or nested lists of
-        numbers, is placed on their device first, and floating numbers get their dtype.
+        numbers, is placed on their device first, and floating numbers get their dtype. A model is
+        never moved by itself: in a `use_device` block of another device it is refused.
 
         >>> from anydevice import nn
         >>> nn.build(nn.Dense(2, 3), device="cpu")([[1.0, 2.0]]).shape
         (1, 3)
 
-        Raises `ConfigurationError` for arrays of other libraries and of shapes that do not fit.
+        Raises `ConfigurationError` for arrays of other libraries and of shapes that do not fit, and
+        `DeviceMismatchError` if the array or the block is of another device than the parameters.
         """
+        _refuse_other_block(self._place)
         if type(x) is not self._array_type:
             x = as_batch(x, self.layer, self.input_shape, self.parameters)
         return self.apply(self.parameters, x, _NOT_TRAINING)
@@ -96,6 +100,9 @@ class Model:
         except ConfigurationError:
             if hasattr(x, "shape"):
                 self.layer.output(tuple(x.shape[1:]))  # names the layer, if the shape is wrong
+            raise
+        except DeviceMismatchError as error:
+            refuse_mismatch(error, x=x, parameters=parameters)  # names the parameter
             raise
 
     def with_parameters(self, parameters: Parameters) -> Model:
@@ -153,7 +160,7 @@ def bound(layer: Layer, input_shape: Shape, parameters: Parameters) -> Model:
     model.input_shape = input_shape
     model.output_shape = layer.output(input_shape)
     model.parameters = parameters
-    model._array_type = _array_type(parameters)
+    model._array_type, model._place = _type_and_place(parameters)
     return model
 
 
@@ -187,10 +194,29 @@ def parameters_device(parameters: Parameters) -> Device | None:
     return None if place is None or owner is None else place.served_by(owner.name)
 
 
-def _array_type(parameters: Parameters) -> type | None:
-    """The type of the first parameter: arrays of this type are used as they are."""
+def _type_and_place(parameters: Parameters) -> tuple[type | None, str | None]:
+    """The type of the first parameter, whose arrays are used as they are, and its one device."""
     first = first_leaf(parameters)
-    return None if first is None else type(first)
+    owner = owner_of(first)
+    if owner is None or len(owner.devices_of(first)) != 1:
+        return None if first is None else type(first), None
+    return type(first), str(device_of(first))
+
+
+def _refuse_other_block(place: str | None) -> None:
+    """Refuse a call in a `use_device` block of another device than that of the parameters."""
+    block = block_device()
+    if block is None or place is None or place in (str(block), str(place_of(block))):
+        return
+    raise DeviceMismatchError(
+        f'this model is on {place}, and it is called in a block of use_device("{block}"); move it '
+        f'with to_device(model, "{block}"), or call it outside of the block',
+        ("model", "use_device"),
+    )
+
+
+# PyTorch's compiler runs this while it looks through the caller.
+_refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:

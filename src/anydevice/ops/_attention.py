@@ -90,7 +90,7 @@ def attention(
             return _attention(q, k, v, causal, scale, mask, window, lengths)
         return result
     except Exception as error:
-        explain(error, q)
+        explain(error, q=q, k=k, v=v, mask=mask, lengths=lengths)
         raise
 
 

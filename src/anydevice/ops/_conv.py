@@ -64,7 +64,7 @@ def conv2d(
         result = own(x, weight, bias, steps, zeros)
         return _conv2d(x, weight, bias, steps, zeros) if result is NotImplemented else result
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x, weight=weight, bias=bias)
         raise
 
 

@@ -39,7 +39,7 @@ def reshape(x: Array, shape: int | Sequence[int]) -> Array:
     try:
         return xp.reshape(x, shape)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -56,7 +56,7 @@ def permute(x: Array, axes: Sequence[int]) -> Array:
     try:
         return xp.permute_dims(x, axes)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -84,7 +84,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     try:
         return xp.concat(arrays, at)
     except Exception as error:
-        explain(error, arrays)
+        explain(error, arrays=arrays)
         raise
 
 
@@ -106,7 +106,7 @@ def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     try:
         return xp.part(x, at, start, stop, step)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -128,7 +128,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     try:
         return xp.broadcast_to(x, shape)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -146,7 +146,7 @@ def astype(x: Array, dtype: str | DType | object) -> Array:
     try:
         return xp.astype(x, wanted)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -181,7 +181,7 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
     try:
         return xp.take(x, indices, at)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x, indices=indices)
         raise
 
 

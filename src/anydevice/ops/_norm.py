@@ -110,7 +110,7 @@ def layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 1
         result = own(x, weight, bias, eps)
         return _layernorm(x, weight, bias, eps) if result is NotImplemented else result
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x, weight=weight, bias=bias)
         raise
 
 

@@ -36,7 +36,7 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     try:
         return xp.sum(x, axes, keepdims)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -75,7 +75,7 @@ def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     try:
         return xp.max(x, axes, keepdims)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 
@@ -99,7 +99,7 @@ def min(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     try:
         return xp.min(x, axes, keepdims)
     except Exception as error:
-        explain(error, x)
+        explain(error, x=x)
         raise
 
 

@@ -148,13 +148,13 @@ def version_for_mixed_dtypes(
 def run(own: Callable[..., Any], definition: Callable[..., Result], *arguments: Any) -> Result:
     """Call an engine's version of an op, or the definition where it gives `NotImplemented`.
 
-    Where its library runs out of memory, that is an `OutOfMemoryError`.
+    Errors of its library are explained, as by `explain`.
     """
     try:
         result: Any = own(*arguments)
         return definition(*arguments) if result is NotImplemented else result
     except Exception as error:
-        explain(error, *arguments)
+        explain(error, **_named(definition, *arguments))
         raise
 
 
@@ -168,7 +168,7 @@ def run2(own: Callable[..., Any], definition: Callable[..., Result], a: Any, b: 
         result: Any = own(a, b)
         return definition(a, b) if result is NotImplemented else result
     except Exception as error:
-        explain(error, a, b)
+        explain(error, **_named(definition, a, b))
         raise
 
 
@@ -178,19 +178,29 @@ def run3(own: Callable[..., Any], definition: Callable[..., Any], a: Any, b: Any
         result = own(a, b, c)
         return definition(a, b, c) if result is NotImplemented else result
     except Exception as error:
-        explain(error, a, b, c)
+        explain(error, **_named(definition, a, b, c))
         raise
 
 
-def explain(error: Exception, *arguments: Any) -> None:
-    """Raise `OutOfMemoryError` if that is what a library's error means; else return.
+def explain(error: Exception, **arguments: Any) -> None:
+    """Raise our error where that is what a library's error means; else return.
 
-    The arguments are those of the call that failed; its first array says on which device.
+    That is `OutOfMemoryError`, or `DeviceMismatchError` where arrays are on different devices. The
+    arguments are those of the call that failed, by name; its first array says on which device.
     """
     if not isinstance(error, AnyDeviceError):
         from anydevice.memory.out_of_memory import refuse
+        from anydevice.transfer.moving import refuse_mismatch
 
-        refuse(error, among=arguments)
+        refuse(error, among=tuple(arguments.values()))
+        refuse_mismatch(error, **arguments)
+
+
+def _named(definition: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """The arguments by the names that they have in the definition of an op."""
+    code = getattr(definition, "__code__", None)  # a function of a library may have none
+    names = code.co_varnames if code else ("x", "y", "z")
+    return dict(zip(names, arguments, strict=False))
 
 
 def type_name(kind: type) -> str:
@@ -210,8 +220,7 @@ def wrong_dtype(op: str, dtype: DType, wanted: str) -> ConfigurationError:
 def compiled(op: Op) -> Op:
     """The op as users call it, where an engine that compiles may run it, checks included, at once.
 
-    It takes arrays, and an integer as `axis`. Where its library runs out of memory, that is an
-    `OutOfMemoryError`; any other error passes through unchanged.
+    It takes arrays, and an integer as `axis`. Errors of its library are explained, as by `explain`.
 
     >>> def double(x):
     ...     return 2 * x
@@ -245,7 +254,7 @@ def _of_one(op: Callable[..., Any], program: Callable[[type], Any]) -> Callable[
             whole = program(type(x))
             return op(x) if whole is None else whole(x)
         except Exception as error:
-            explain(error, x)
+            explain(error, x=x)
             raise
 
     return call
@@ -257,7 +266,7 @@ def _of_two(op: Callable[..., Any], program: Callable[[type], Any]) -> Callable[
             whole = program(type(a))
             return op(a, b) if whole is None or type(b) is not type(a) else whole(a, b)
         except Exception as error:
-            explain(error, a, b)
+            explain(error, a=a, b=b)
             raise
 
     return call
@@ -271,7 +280,7 @@ def _of_three(op: Callable[..., Any], program: Callable[[type], Any]) -> Callabl
                 return op(condition, a, b)
             return whole(condition, a, b)
         except Exception as error:
-            explain(error, condition, a, b)
+            explain(error, condition=condition, a=a, b=b)
             raise
 
     return call
@@ -283,7 +292,7 @@ def _along_axis(op: Callable[..., Any], program: Callable[[type], Any]) -> Calla
             whole = program(type(x))
             return op(x, axis) if whole is None or type(axis) is not int else whole(x, axis)
         except Exception as error:
-            explain(error, x)
+            explain(error, x=x)
             raise
 
     call.__defaults__ = op.__defaults__

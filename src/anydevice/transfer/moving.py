@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from anydevice.choose.scope import device as choose_device
@@ -12,6 +13,7 @@ from anydevice.core.device import Device, not_driven
 from anydevice.core.engine import Engine
 from anydevice.discovery import _discover as discovery
 from anydevice.engines import registry
+from anydevice.engines.diagnosis import code_of_message
 from anydevice.engines.lookup import owner_of, place_of
 from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
 from anydevice.memory.out_of_memory import refuse
@@ -109,12 +111,40 @@ def device_of(tree: Any) -> Device | None:
                 first = first.served_by(None)
         else:
             paths = (leaves[0].path, leaves[position].path)
-            raise DeviceMismatchError(
-                f"{paths[0]} is on {first}, but {paths[1]} is on {here}; "
-                "move them together with to_device()",
-                paths,
-            )
+            raise _elsewhere(paths, (first,), (here,))
     return first
+
+
+def refuse_mismatch(error: Exception, **arguments: Any) -> None:
+    """Raise `DeviceMismatchError` if arrays of the call that failed are on different devices.
+
+    The arguments, which may be trees, are those of the call by name; where they are all on one
+    device, the library's message tells whether others are not. Returns for any other error.
+    """
+    leaves, _ = flatten(SimpleNamespace(**arguments), _is_leaf)
+    places = [_owner(value).devices_of(value) for value in leaves.values]
+    for position, here in enumerate(places):
+        if here != places[0]:
+            paths = (leaves[0].path, leaves[position].path)
+            raise _elsewhere(paths, places[0], here) from error
+    if isinstance(error, AnyDeviceError):
+        return
+    if code_of_message(str(error)) == "device_mismatch":
+        there = f"{leaves[0].path} is on {_spread(places[0])}, but " if places else ""
+        raise DeviceMismatchError(
+            f"{there}an array that the function itself holds is elsewhere: {error}; move it with "
+            "to_device, or make it an argument"
+        ) from error
+
+
+def _elsewhere(
+    paths: tuple[str, str], first: Sequence[Device], second: Sequence[Device]
+) -> DeviceMismatchError:
+    return DeviceMismatchError(
+        f"{paths[0]} is on {_spread(first)}, but {paths[1]} is on {_spread(second)}; move them to "
+        f'one device with to_device(…, "{(first or second)[0]}")',
+        paths,
+    )
 
 
 def synchronize(device: Device | str | None = None) -> None:
@@ -365,10 +395,13 @@ def _single(value: Any, leaves: Leaves | None = None, position: int = 0) -> Devi
     if len(places) == 1 or (places and owner.shares_memory):
         return places[0].served_by(owner.name, picked=True)
     path = leaves[position].path if leaves else ""
-    spread = ", ".join(map(str, places)) or "no device that anydevice knows"
     raise DeviceMismatchError(
-        f"{path or 'the array'} is sharded over {spread}; gather it first", (path, path)
+        f"{path or 'the array'} is sharded over {_spread(places)}; gather it first", (path, path)
     )
+
+
+def _spread(places: Sequence[Device]) -> str:
+    return ", ".join(map(str, places)) or "no device that anydevice knows"
 
 
 def _raise_named(
