@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -12,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anydevice import ConfigurationError, DeviceNotFoundError, configure, device, discover
+from anydevice import (
+    ConfigurationError,
+    Device,
+    DeviceNotFoundError,
+    configure,
+    device,
+    discover,
+)
 from anydevice.compat.artifex import (
     MLP,
     CUDADetector,
@@ -30,11 +38,22 @@ from anydevice.compat.artifex import (
     has_gpu,
     print_device_info,
 )
+from anydevice.core.dtypes import DTYPES
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
+from anydevice.core.record import replace
 from anydevice.discovery._discover import machine_from
+from anydevice.engines import registry
+from anydevice.rendering.diagnosis import explain
 from anydevice.testing import fake_backend, fake_machine
 
 JAX = ("jax", "numpy")
+MIB = 2**20
+
+
+def cpu_sighting(total: int) -> Sighting:
+    """The CPU, with this much memory."""
+    facts = Facts("a CPU", total_memory=total, usable_memory=total, free_memory=total)
+    return Sighting("cpu", present=True, devices=(Seen(0, "cpu", facts),))
 
 
 def gpu(backend: str = "cuda", engines: tuple[str, ...] = JAX, **facts: object) -> Sighting:
@@ -211,11 +230,19 @@ def test_data_that_cannot_be_divided_is_refused(data: object, words: str) -> Non
         JAXDeviceManager().distribute_data(data)
 
 
-def test_an_empty_list_of_devices_is_refused_with_the_reason() -> None:
+def test_an_empty_list_of_devices_falls_back_to_the_cpu_with_a_warning() -> None:
+    data = jnp.arange(16).reshape(8, 2)
     with fake_machine(keep_settings=True):
         manager = DeviceManager().jax_manager
-        with pytest.raises(DeviceNotFoundError, match=r"is empty.*no accelerator is in this"):
-            manager.distribute_data(jnp.ones(4), target_devices=manager.gpu_devices[:2])
+        with pytest.warns(UserWarning, match=r"using the CPU: target_devices is empty: no accel"):
+            shards = manager.distribute_data(data, target_devices=manager.gpu_devices[:2])
+        assert [shard.device for shard in shards] == jax.devices("cpu")
+    np.testing.assert_array_equal(np.concatenate(shards), data)
+    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
+        manager = DeviceManager().jax_manager
+        with pytest.warns(UserWarning, match="is empty: although there is cuda:0, cuda:1"):
+            shards = manager.distribute_data(data, target_devices=manager.gpu_devices[2:])
+        assert [shard.device for shard in shards] == manager.cpu_devices
 
 
 # --- X3, X4, X8, X9: settings -------------------------------------------------------------------
@@ -310,14 +337,41 @@ def test_without_a_configuration_a_manager_shows_what_is_in_force() -> None:
         platform_priority=["cpu"],
         enable_mixed_precision=True,
     )
-    configure(memory=None)
-    assert DeviceManager().config.memory_strategy is MemoryStrategy.BALANCED
-    assert configure().memory is None  # Artifex's default is not in force until it is given
     configure(memory=0.8)
     assert DeviceManager().config.effective_memory_fraction == 0.8
     configure(memory="20GiB")
     assert DeviceManager().config.memory_strategy is MemoryStrategy.CUSTOM
     assert DeviceManager().config.effective_memory_fraction is None
+    assert configure().memory == "20GiB"
+
+
+def test_without_any_setting_balanced_is_put_in_force() -> None:
+    """The machine seems to have 256 MiB, of which MLX may then take three quarters and no more."""
+    configure(memory=None)
+    small = replace(cpu_sighting(256 * MIB), engines=("mlx", "jax", "numpy"))
+    mlx, place = registry.load("mlx"), Device("cpu", engine="mlx")
+    kept: list[object] = []
+    gc.collect()
+    mlx.memory.release(place)
+    with fake_machine(keep_settings=True, sightings=[small]):
+        assert DeviceManager().get_device_info()["memory_fraction"] == 0.75
+        assert (configure().memory, configure().memory_fraction) == ("balanced", 0.75)
+        with pytest.raises(Exception) as caught:  # noqa: PT011, PT012 - a library's own
+            while len(kept) < 64:
+                kept.append(mlx.empty((1024, 1024), DTYPES["float32"], place))
+        assert mlx.memory.ran_out(caught.value)
+    assert 0.6 * 64 < len(kept) <= 0.75 * 64
+
+
+def test_a_fraction_that_jax_is_told_by_the_environment_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configure(memory=None)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    config = DeviceManager().config
+    assert (config.memory_strategy, config.memory_fraction) == (MemoryStrategy.CUSTOM, 0.9)
+    assert configure().memory is None
+    assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9"
 
 
 def test_a_configuration_may_be_changed_and_used_again() -> None:
@@ -448,6 +502,57 @@ def test_a_detector_of_ones_own_says_what_the_manager_has() -> None:
         assert detector.asked == 2
 
 
+def test_a_detector_and_jax_tell_one_story() -> None:
+    """All that a manager says and gives follows from what the detector counts."""
+    data = jnp.ones((8, 2))
+    with fake_machine(keep_settings=True, cuda=6, engines=JAX):
+        manager = DeviceManager(detector=FourCards())
+        info, devices = manager.get_device_info(), manager.jax_manager.gpu_devices
+        assert (info["gpu_count"], info["backend"], info["default_device"]) == (4, "gpu", "cuda:0")
+        assert (len(devices), info["why_no_gpu"]) == (4, [])
+        assert manager.jax_manager.get_default_device() == devices[0]
+        shards = manager.jax_manager.distribute_data(data)
+        assert [shard.device for shard in shards] == devices
+        assert manager.jax_manager.devices == [*devices, *manager.jax_manager.cpu_devices]
+
+
+def test_a_detector_that_counts_more_than_jax_has_is_told() -> None:
+    with fake_machine(keep_settings=True, cuda=1, engines=JAX):
+        manager = DeviceManager(detector=FourCards())
+        info = manager.get_device_info()
+        assert (info["gpu_count"], info["backend"], info["default_device"]) == (4, "gpu", None)
+        assert info["why_no_gpu"][0].startswith("the detector counts 4 of kind gpu, but JAX has 1")
+        for use in (
+            lambda: manager.jax_manager.gpu_devices,
+            lambda: manager.jax_manager.devices,
+            lambda: manager.jax_manager.get_default_device(),
+            lambda: manager.jax_manager.distribute_data(jnp.ones((8, 2))),
+        ):
+            with pytest.raises(DeviceNotFoundError, match="the detector counts 4 of kind gpu"):
+                use()
+    with fake_machine(keep_settings=True):
+        causes = DeviceManager(detector=FourCards()).get_device_info()["why_no_gpu"]
+    assert causes == [
+        "the detector counts 4 of kind gpu, but JAX has 0 here: no accelerator is in this machine"
+    ]
+
+
+def test_a_detector_that_counts_no_gpu_hides_those_of_the_machine() -> None:
+    class CpuOnly:
+        def detect_capabilities(self) -> DeviceCapabilities:
+            return DeviceCapabilities(DeviceType.CPU, 1)
+
+    with fake_machine(keep_settings=True, cuda=2, engines=JAX):
+        manager = DeviceManager(detector=CpuOnly())
+        info = manager.get_device_info()
+        assert (manager.has_gpu, info["backend"], info["default_device"]) == (False, "cpu", "cpu")
+        assert info["why_no_gpu"] == ["the detector counts no GPU"]
+        assert manager.jax_manager.gpu_devices == []
+        assert manager.jax_manager.get_default_device() == jax.devices("cpu")[0]
+        shards = manager.jax_manager.distribute_data(jnp.ones((8, 2)))
+        assert [shard.device for shard in shards] == jax.devices("cpu")
+
+
 def test_a_detector_that_says_something_else_is_refused() -> None:
     class Wrong:
         def detect_capabilities(self) -> DeviceCapabilities:
@@ -515,6 +620,23 @@ def test_a_jax_that_is_not_made_for_the_card_is_told(card: Sighting) -> None:
     assert len(said) == 1
     assert said[0].startswith("cuda:0: jax is not installed")
     assert "(fix: pip install" in said[0]
+
+
+def test_the_fix_is_for_the_library_that_is_asked_about(card: Sighting) -> None:
+    """PyTorch and JAX are installed for the CPU alone: whoever asks for JAX is told JAX's fix."""
+    with fake_machine(keep_settings=True, sightings=[card]):
+        said = DeviceManager().get_device_info()["why_no_gpu"]
+        with pytest.warns(UserWarning, match="using cpu: cuda:0: jax") as warned:
+            get_default_device()
+        with pytest.raises(DeviceNotFoundError) as refused:
+            device("cuda", engine="jax")
+        advice = {explained.code: explained.advice for explained in explain(discover())}
+    for text in (*said, str(warned[0].message), str(refused.value)):
+        assert 'pip install "jax[cuda12]"' in text
+        assert "torch" not in text
+    assert [reason.fix for reason in refused.value.reasons] == ['pip install "jax[cuda12]"']
+    assert advice["plugin_missing"] == 'pip install "jax[cuda12]"'
+    assert "torch" in advice["cpu_only_build"]
 
 
 def test_the_machine_may_change_under_a_manager() -> None:

@@ -24,7 +24,7 @@ from anydevice.settings.config import configure as configure
 
 _JAX_BACKENDS = ("cuda", "rocm")
 _JAX_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_JAX_VARIABLES = (_JAX_FRACTION, "XLA_CLIENT_MEM_FRACTION")
+JAX_FRACTIONS = (_JAX_FRACTION, "XLA_CLIENT_MEM_FRACTION")
 """The name that every release reads, and that of later ones, which refuse to find both."""
 _MUCH = STRATEGIES["aggressive"]
 
@@ -144,7 +144,7 @@ def _tell_jax(config: Config) -> None:
     fraction = _jax_fraction(config)
     told: dict[str, str | None] = {}
     if fraction is not None:
-        told = {**dict.fromkeys(_JAX_VARIABLES), _JAX_FRACTION: f"{fraction:.6f}"}
+        told = {**dict.fromkeys(JAX_FRACTIONS), _JAX_FRACTION: f"{fraction:.6f}"}
     _jax_variables.put(told)
 
 

@@ -1,23 +1,29 @@
 """Artifex's device manager over anydevice: change the import, and its examples run.
 
->>> from anydevice.compat.artifex import DeviceManager, MemoryStrategy
->>> DeviceManager().optimize_for_model_size(500_000).memory_strategy is MemoryStrategy.CONSERVATIVE
-True
+>>> from anydevice.compat.artifex import DeviceConfiguration, MemoryStrategy
+>>> DeviceConfiguration(memory_strategy=MemoryStrategy.CONSERVATIVE).effective_memory_fraction
+0.6
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
+from types import new_class
 from typing import Any, Protocol, runtime_checkable
 
 import anydevice
 from anydevice import ConfigurationError, DeviceNotFoundError, nn
+from anydevice.choose.limits import JAX_FRACTIONS
 from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
+from anydevice.core.engine import Absent
 from anydevice.core.finding import compare_versions
 from anydevice.core.warn import warn
 from anydevice.engines.registry import version_of
@@ -80,7 +86,7 @@ class MachineDetector:
     def detect_capabilities(self) -> DeviceCapabilities:
         found = _devices(self.backend) or _devices("cpu") or [anydevice.Device("cpu")]
         first, facts = found[0], found[0].facts
-        count = sum(device.backend == first.backend for device in found)
+        count = sum(device.kind == first.kind for device in found)
         cpu, cuda = first.kind == "cpu", first.backend == "cuda"
         total, capability = facts.total_memory, facts.compute_capability
         tensor_cores = not cuda or compare_versions(capability or "0", "7.0") >= 0
@@ -101,24 +107,39 @@ class CUDADetector(MachineDetector):
 
 
 class JAXDeviceManager:
-    """The devices as JAX's own objects, for `jax.device_put` and the like."""
+    """The devices that the detector counts, as JAX's own objects, and JAX's CPUs.
 
-    devices = property(lambda self: [device.native for device in _devices()])
-    gpu_devices = property(lambda self: [device.native for device in _devices("gpu")])
-    cpu_devices = property(lambda self: [device.native for device in _devices("cpu")])
+    Raises `DeviceNotFoundError` where JAX drives fewer than the detector counts.
+    """
+
+    def __init__(self, detect: Callable[[], DeviceCapabilities] | None = None) -> None:
+        self._detect = detect or MachineDetector().detect_capabilities
+
+    devices = property(lambda self: _native([*self.counted(), *_devices("cpu")]))
+    gpu_devices = property(lambda self: _native(d for d in self.counted() if d.kind == "gpu"))
+    cpu_devices = property(lambda self: _native(_devices("cpu")))
 
     def get_default_device(self) -> Any:
-        """The `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU."""
-        return anydevice.device(engine="jax").native
+        """The `jax.Device` that `anydevice.device` chooses, with a warning if it is the CPU.
+
+        Where the detector does not count that one, the first that it counts.
+        """
+        return self.default(anydevice.device(engine="jax")).native
 
     def distribute_data(self, data: Any, target_devices: Sequence[Any] | None = None) -> list[Any]:
-        """Split a tree along its first axis, by default over all GPUs, else TPUs, else CPUs."""
+        """Split a tree along its first axis, by default over all GPUs, else TPUs, else CPUs.
+
+        Where `target_devices` is empty, as `gpu_devices[:2]` is without a GPU, it is split over the
+        CPUs, with a warning.
+        """
         import jax
 
-        best = _devices("gpu") or _devices("tpu") or _devices("cpu")
-        targets = [d.native for d in best] if target_devices is None else list(target_devices)
-        if not targets:
-            raise DeviceNotFoundError(f"target_devices is empty: {'; '.join(_why_no_gpu())}")
+        targets = list(_native(self.counted()) if target_devices is None else target_devices)
+        if target_devices is not None and not targets:
+            here = ", ".join(str(found) for found in _devices() if found.kind != "cpu")
+            reasons = _why_no_gpu() or [f"although there is {here}"]
+            warn(f"using the CPU: target_devices is empty: {'; '.join(reasons)}")
+        targets = targets or self.cpu_devices
         shapes = [tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(data)]
         if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
             shown = ", ".join(map(str, shapes)) or "none: there is no array"
@@ -131,19 +152,40 @@ class JAXDeviceManager:
             for ends, target in zip(pairwise(cuts), targets[: rows or 1], strict=False)
         ]
 
+    def default(self, chosen: anydevice.Device) -> anydevice.Device:
+        """The chosen one, unless it is a GPU that the detector does not count."""
+        counted = self.counted()
+        is_told = chosen.kind == "cpu" or chosen in counted
+        return chosen if is_told else (counted or _devices("cpu"))[0]
+
+    def counted(self) -> list[anydevice.Device]:
+        """The accelerators that the detector counts."""
+        detected = self._detect()
+        if detected.device_type is DeviceType.CPU:
+            return []
+        kind, count = detected.device_type.value, detected.device_count
+        here = _devices(kind)
+        if len(here) < count:
+            reasons = "; ".join(_why_no_gpu()) or "the other devices are not usable by JAX"
+            told = f"the detector counts {count} of kind {kind}, but JAX has {len(here)} here"
+            raise DeviceNotFoundError(f"{told}: {reasons}", anydevice.discover().findings)
+        return here[:count]
+
 
 class DeviceManager:
     """The devices that JAX can drive, and the settings in force.
 
     A `config` takes effect for the whole process, or raises `ConfigurationError` and changes
-    nothing; what comes too late for JAX is a warning. Without one, `config` shows what is in force.
+    nothing; what comes too late for JAX is a warning. Without one, `config` is what is in force,
+    and BALANCED is put in force if nothing else limits memory. What it says of devices is what the
+    `detector` counts.
     """
 
     def __init__(
         self, config: DeviceConfiguration | None = None, detector: DeviceDetector | None = None
     ) -> None:
         self.config = _in_force() if config is None else _applied(config)
-        self.jax_manager = JAXDeviceManager()
+        self.jax_manager = JAXDeviceManager(lambda: self.capabilities)
         self._detector = detector or MachineDetector()
         self._report: anydevice.Report | None = None
 
@@ -171,18 +213,28 @@ class DeviceManager:
         return self.device_count if self.has_gpu else 0
 
     def get_device_info(self) -> dict[str, Any]:
-        """Devices, settings and versions as plain data; `why_no_gpu` lists causes and fixes."""
-        chosen = why(engine="jax").device
+        """Devices, settings and versions as plain data; `why_no_gpu` lists causes and fixes.
+
+        Where JAX drives fewer devices than the detector counts, `default_device` is `None`.
+        """
+        chosen, causes = why(engine="jax").device, _why_no_gpu()
+        try:
+            default = chosen and self.jax_manager.default(chosen)
+        except DeviceNotFoundError as error:
+            default, causes = None, [str(error)]
+        detected = self.capabilities
+        if detected.device_type is DeviceType.CPU and not causes:
+            causes = ["the detector counts no GPU"]
         return {
-            "backend": chosen.kind if chosen else None,
-            "default_device": str(chosen) if chosen else None,
-            **asdict(self.capabilities),
+            "backend": default.kind if default else detected.device_type.value if chosen else None,
+            "default_device": str(default) if default else None,
+            **asdict(detected),
             "gpu_count": self.gpu_count,
             "memory_strategy": str(self.config.memory_strategy),
             "memory_fraction": self.config.effective_memory_fraction,
             "mixed_precision": self.config.enable_mixed_precision,
             "jax_version": version_of("jax"),
-            "why_no_gpu": _why_no_gpu(),
+            "why_no_gpu": causes,
         }
 
     def optimize_for_model_size(self, parameter_count: int) -> DeviceConfiguration:
@@ -233,42 +285,115 @@ def configure_for_generative_models(
     return get_device_manager(config, force_reinit=True)
 
 
-def MLP(  # noqa: N802, a class there
-    hidden_dims: Sequence[int],
-    in_features: int,
-    activation: str | None = "gelu",
-    *,
-    output_activation: str | None = None,
-    dropout_rate: float = 0.0,
-    use_bias: bool = True,
-    use_gradient_checkpointing: bool = False,
-    rngs: Any = None,
-) -> nn.Model:
-    """Dense layers on the default device of JAX; `rngs` is a seed or flax's `nnx.Rngs`.
+class _Perceptron(nn.Model):
+    """`MLP`: dense layers on the default device of JAX, a module of Flax NNX and a `nn.Model`.
 
+    `rngs` is flax's `nnx.Rngs`, or a seed. As in flax, `eval()` turns dropout off and `train()` on
+    again; it is on when the module is made. Gradients do not keep the activations with
+    `use_gradient_checkpointing`. `nn.train` takes it too, and returns a plain `nn.Model`.
+
+    >>> from flax import nnx
+    >>> from anydevice.compat.artifex import MLP
     >>> with anydevice.use_device("cpu"):
     ...     mlp = MLP([16, 16, 4], in_features=8, use_gradient_checkpointing=True, rngs=0)
-    >>> mlp.output_shape, mlp.parameter_count
-    ((4,), 484)
+    >>> isinstance(mlp, nnx.Module), mlp.output_shape, mlp.parameter_count
+    (True, (4,), 484)
     """
-    here = anydevice.device(engine="jax")
-    import jax
 
-    if not hidden_dims:
-        raise ConfigurationError("an MLP needs at least one layer", "hidden_dims=")
-    *inner, last = pairwise([in_features, *hidden_dims])
-    dropout = [nn.Dropout(dropout_rate)] if dropout_rate else []
-    hidden = [x for sizes in inner for x in (nn.Dense(*sizes, use_bias, activation), *dropout)]
-    layer = nn.Chain(*hidden, nn.Dense(*last, use_bias, output_activation))
-    seed = int(jax.random.bits(rngs.params())) if hasattr(rngs, "params") else rngs or 0
-    model = nn.Model(layer, seed=seed, device=here)
-    return nn.recompute(model) if use_gradient_checkpointing else model
+    def __init__(
+        self,
+        hidden_dims: Sequence[int],
+        in_features: int,
+        activation: str | None = "gelu",
+        *,
+        output_activation: str | None = None,
+        dropout_rate: float = 0.0,
+        use_bias: bool = True,
+        use_gradient_checkpointing: bool = False,
+        rngs: Any = None,
+    ) -> None:
+        here = anydevice.device(engine="jax")
+        import jax
+        from flax import nnx
+
+        if not hidden_dims:
+            raise ConfigurationError("an MLP needs at least one layer", "hidden_dims=")
+        sizes = [*pairwise([in_features, *hidden_dims])]
+        dropout = [nn.Dropout(dropout_rate)] if dropout_rate else []
+        hidden = (nn.Dense(*ends, use_bias, activation) for ends in sizes[:-1])
+        last = nn.Dense(*sizes[-1], use_bias, output_activation)
+        chain = nn.Chain(*(part for dense in hidden for part in (dense, *dropout)), last)
+        self.layer = nn.recompute(chain) if use_gradient_checkpointing else chain
+        self.input_shape, self.output_shape = (in_features,), (hidden_dims[-1],)
+        with jax.default_device(here.native):
+            streams = rngs if isinstance(rngs, nnx.Rngs) else nnx.Rngs(rngs or 0)
+            made = [nnx.Linear(*ends, use_bias=use_bias, rngs=streams) for ends in sizes]
+            self.layers = nnx.List(made)
+            self.dropout = nnx.Dropout(dropout_rate, rngs=streams) if dropout_rate else None
+        nnx.update(self, jax.tree.map(partial(_bound, jax, here.native), nnx.state(self)))
+
+    @property
+    def parameters(self) -> Any:
+        """The arrays of `layers`, as the parameters of a `nn.Model`."""
+        own = [_of_dense(linear.kernel, linear.bias) for linear in self.layers]
+        between: list[Any] = [{}] if self.dropout else []
+        return [*(part for each in own[:-1] for part in (each, *between)), own[-1]]
+
+    def __call__(self, x: Any) -> Any:
+        import jax
+
+        parameters = self.parameters
+        run = nn.Run(training=True)  # without dropout it is for activations to be recomputed
+        if self.dropout is not None and self.dropout.deterministic:
+            run = nn.Run()
+        elif self.dropout is not None:
+            seed = jax.random.randint(self.dropout.rngs(), (), 0, 2**31 - 1)
+            run = nn.Run(training=True, seed=seed)
+        x = x if isinstance(x, jax.Array) else jax.numpy.asarray(x, self.layers[0].kernel.dtype)
+        return self.apply(parameters, x, run)
+
+
+def __getattr__(name: str) -> Any:
+    """`MLP`, made when it is first asked for: only it needs flax."""
+    if name != "MLP":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from flax import nnx
+    except ModuleNotFoundError as error:
+        what, instead = "MLP needs Flax, which is not installed", "run: pip install flax"
+        raise Absent(what, instead, "library_missing").error() from error
+    described = {"__module__": __name__, "__doc__": _Perceptron.__doc__}
+    made = new_class(name, (_Perceptron, nnx.Module), exec_body=lambda body: body.update(described))
+    anydevice.register_type(
+        made,
+        lambda module: {"state": nnx.state(module)},
+        lambda module, parts: nnx.merge(nnx.graphdef(module), parts["state"]),
+    )
+    return globals().setdefault(name, made)
+
+
+def _bound(jax: Any, place: Any, array: Any) -> Any:
+    """The array where it is, for good: JAX takes others wherever its default device is.
+
+    Where flax traces, there is no array yet.
+    """
+    return array if isinstance(array, jax.core.Tracer) else jax.device_put(array, place)
+
+
+def _of_dense(kernel: Any, bias: Any) -> dict[str, Any]:
+    """The variables of flax's `Linear` as the parameters of a `nn.Dense`."""
+    weight = {"weight": kernel[...].T}
+    return weight if bias is None else {**weight, "bias": bias[...]}
 
 
 def _devices(kind: str | None = None) -> list[anydevice.Device]:
     """The usable devices of a kind or backend that JAX can drive, accelerators first."""
     found = [d for d in anydevice.devices(kind) if d.standing and "jax" in d.standing.engines]
     return [d.served_by("jax") for d in sorted(found, key=lambda d: d.kind == "cpu")]
+
+
+def _native(found: Iterable[anydevice.Device]) -> list[Any]:
+    return [device.native for device in found]
 
 
 def _why_no_gpu() -> list[str]:
@@ -298,11 +423,25 @@ def _applied(config: DeviceConfiguration) -> DeviceConfiguration:
 
 
 def _in_force() -> DeviceConfiguration:
-    """The settings of `anydevice.configure` and the settings files."""
-    config = anydevice.configure()
+    """The settings of `anydevice.configure` and the settings files; BALANCED where none limits.
+
+    A fraction that JAX is told by the environment is left as it is.
+    """
+    config, fraction = anydevice.configure(), _told_to_jax()
+    if config.memory is None and fraction is None:
+        config = change({"memory": MemoryStrategy.BALANCED}, insist=False)
     named = config.memory in STRATEGIES
-    strategy = config.memory if named else "balanced" if config.memory is None else "custom"
-    fraction = None if named else config.memory_fraction
+    strategy = MemoryStrategy(str(config.memory) if named else "custom")
+    if config.memory is not None:
+        fraction = None if named else config.memory_fraction
     order, env = list(config.order) or None, dict(config.env)
     x64, jit, mixed = config.x64, config.jit, config.mixed_precision
-    return DeviceConfiguration(MemoryStrategy(str(strategy)), fraction, x64, jit, order, env, mixed)
+    return DeviceConfiguration(strategy, fraction, x64, jit, order, env, mixed)
+
+
+def _told_to_jax() -> float | None:
+    """The fraction of a GPU that the environment gives JAX."""
+    for name in JAX_FRACTIONS:
+        with suppress(KeyError, ValueError):
+            return float(os.environ[name])
+    return None
