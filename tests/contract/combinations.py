@@ -24,7 +24,7 @@ def each(
     may also be a function that takes the item's other arguments by name and returns them.
 
     All combinations run. Those that fail are named, each with its error; the item is skipped where
-    every combination is.
+    every combination is. What is refused because of a known defect of a driver is skipped too.
     """
     together = (names,) if isinstance(names, str) else names
     inner = {*together, *axes}
@@ -48,6 +48,9 @@ def each(
                 except pytest.skip.Exception as reason:
                     skipped.append(str(reason))
                 except (Exception, pytest.fail.Exception) as error:
+                    if getattr(error, "code", None) == "driver_defect":
+                        skipped.append(str(error))
+                        continue
                     if "Timeout" in str(error):  # of the whole item
                         raise
                     failed[", ".join(f"{name}={_shown(x)}" for name, x in values.items())] = error

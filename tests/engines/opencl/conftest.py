@@ -6,6 +6,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from anydevice.errors import UnsupportedError
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """What is refused because of a defect of this driver cannot be tested with it."""
+    try:
+        return (yield)
+    except UnsupportedError as error:
+        if error.code == "driver_defect":
+            pytest.skip(str(error))
+        raise
+
 
 @pytest.fixture
 def assume() -> Iterator[Callable[..., None]]:

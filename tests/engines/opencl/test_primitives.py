@@ -6,19 +6,23 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import special
 
+from anydevice import ops
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine
+from anydevice.core.engine import Absent, Engine
 from anydevice.core.primitives import Primitives
+from anydevice.discovery._discover import discover
 from anydevice.engines import registry
 from anydevice.errors import UnsupportedError
+from anydevice.hardware.opencl.diagnosis import POCL
 
 cl = pytest.importorskip("pyopencl")
 
@@ -114,13 +118,16 @@ TRUTH: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ONE)
-def test_functions_of_one_array(xp: Primitives, put: Put, get: Any, name: str) -> None:
-    dtypes = FLOATING if name in ("exp", "sigmoid", "floor") else ("float32",)
-    for dtype in dtypes:
-        x = numbers((3, 5), dtype)
-        source = put(np.abs(x) if name in ("log", "sqrt", "rsqrt") else x)
-        check(get(getattr(xp, name)(source)), ONE[name](x.astype(np.float64)), dtype)
+def in_every_dtype(names: Iterable[str], *several: str) -> list[tuple[str, str]]:
+    """Each name with float32, and `several` with every floating dtype."""
+    return [(n, dtype) for n in names for dtype in (FLOATING if n in several else ("float32",))]
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_every_dtype(ONE, "exp", "sigmoid", "floor"))
+def test_functions_of_one_array(xp: Primitives, put: Put, get: Any, name: str, dtype: str) -> None:
+    x = numbers((3, 5), dtype)
+    source = put(np.abs(x) if name in ("log", "sqrt", "rsqrt") else x)
+    check(get(getattr(xp, name)(source)), ONE[name](x.astype(np.float64)), dtype)
 
 
 @pytest.mark.parametrize("name", ["abs", "negative", "sign", "floor"])
@@ -129,13 +136,12 @@ def test_functions_of_whole_numbers(xp: Primitives, put: Put, get: Any, name: st
     np.testing.assert_array_equal(get(getattr(xp, name)(put(x))), ONE[name](x))
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_functions_of_two_arrays(xp: Primitives, put: Put, get: Any, name: str) -> None:
-    for dtype in FLOATING if name in ("add", "maximum") else ("float32",):
-        a, b = numbers((4, 1, 7), dtype), numbers((5, 1), dtype, 1)
-        wanted = TWO[name](a.astype(np.float64), b.astype(np.float64))
-        a = np.abs(a) if name == "pow" else a
-        check(get(getattr(xp, name)(put(a), put(b))), wanted, dtype, 10)
+@pytest.mark.parametrize(("name", "dtype"), in_every_dtype(TWO, "add", "maximum"))
+def test_functions_of_two_arrays(xp: Primitives, put: Put, get: Any, name: str, dtype: str) -> None:
+    a, b = numbers((4, 1, 7), dtype), numbers((5, 1), dtype, 1)
+    wanted = TWO[name](a.astype(np.float64), b.astype(np.float64))
+    a = np.abs(a) if name == "pow" else a
+    check(get(getattr(xp, name)(put(a), put(b))), wanted, dtype, 10)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -325,11 +331,28 @@ def test_a_device_without_float64_says_so(
 ) -> None:
     x = put(np.arange(4.0))
     about = programs.limits(x.context)
-    poorer = programs.Limits(**{**vars(about), "has_doubles": False})
+    lacking = Absent("the device has no float64", "convert the array to float32", "no_dtype")
+    poorer = programs.Limits(**{**vars(about), "no_doubles": lacking})
     monkeypatch.setattr(programs, "limits", lambda context: poorer)
     with pytest.raises(UnsupportedError, match="has no float64; convert the array to float32"):
         xp.add(x, x)
     np.testing.assert_array_equal(get(xp.concat([x, x], 0)), [0, 1, 2, 3, 0, 1, 2, 3])
+
+
+def test_a_driver_that_crashes_with_float64_is_not_given_any(engine: Engine, put: Put) -> None:
+    native = engine.native(HERE)
+    if (native.platform.name, native.driver_version) != (POCL, "3.0-rc2"):
+        pytest.skip("another driver, which may compute in float64")
+    x = put(np.ones((2, 3)))
+    for compute in (ops.softmax, ops.exp, partial(ops.sum, axis=0), partial(ops.add, x)):
+        with pytest.raises(UnsupportedError) as caught:
+            compute(x)
+        assert caught.value.code == "driver_defect"
+        assert caught.value.reasons[0].fix == "use float32, or install a later release of PoCL"
+    finding = discover()["opencl"]
+    assert finding.devices[0].facts.details["double"] is False
+    assert any("PoCL 3.0-rc2" in note for note in finding.notes)
+    np.testing.assert_array_equal(engine.to_host(x), np.ones((2, 3)))  # moving is no computing
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "min"])

@@ -36,6 +36,12 @@ from anydevice.hardware.opencl.facts import (
 
 OLDEST = "1.2"
 
+POCL = "Portable Computing Language"
+
+_CRASH_WITH_FLOAT64 = {(POCL, "3.0-rc2")}
+"""Releases of drivers whose compiler crashes on some processors, or leaves kernels without a name,
+when it compiles for float64."""
+
 _CPU_TYPE = 1 << 1
 _UNKNOWN_UUIDS = ("", "0" * 32, "f" * 32)
 
@@ -129,6 +135,8 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Sight
     )
     if not devices:
         return _no_device(platforms, machine, notes)
+    defects = (float64_defect(*each) for each in dict.fromkeys(map(_release, devices)))
+    notes += tuple(defect.with_fix for defect in defects if defect)
     if all(device.kind == "cpu" for device in devices):
         notes += _card_left_out(loader, machine)
     return Sighting("opencl", present=True, devices=devices, notes=notes)
@@ -136,6 +144,20 @@ def read_answer(answer: Answer, loader: Loader, machine: OpenCLMachine) -> Sight
 
 def _refused(function: str, answer: Answer) -> str:
     return f"{function} returned {answer['error']}"
+
+
+def float64_defect(platform: str, driver: str) -> Reason | None:
+    """Why nothing is computed in float64 with this release of a driver; `None` if it may be.
+
+    >>> float64_defect(POCL, "3.0-rc2").code, float64_defect(POCL, "6.0")
+    ('driver_defect', None)
+    """
+    if (platform, driver) not in _CRASH_WITH_FLOAT64:
+        return None
+    name = "PoCL" if platform == POCL else platform
+    text = f"{name} {driver} crashes on some processors when it compiles for float64, so OpenCL "
+    fix = f"use float32, or install a later release of {name}"
+    return Reason("driver_defect", f"{text}float64 is refused there", fix)
 
 
 def without_loader(machine: OpenCLMachine) -> Sighting:
@@ -177,6 +199,7 @@ def _read_device(
     elif compare_versions(version[1], OLDEST) < 0:
         reason = Reason("driver_too_old", f"OpenCL {version[1]} is older than {OLDEST}", newer)
     board, free = device.get("board"), device.get("free_kib")
+    platform = where["platform"]
     capability = device.get("capability") or (None, None)
     facts = Facts(
         name=board or device["name"],
@@ -196,10 +219,14 @@ def _read_device(
             "compute_units": device["compute_units"],
             "max_work_group_size": device["work_group"],
             "half": device["half"],
-            "double": device["double"],
+            "double": device["double"] and not float64_defect(str(platform), device["driver"]),
         },
     )
     return Seen(index, kind, facts, reason)
+
+
+def _release(device: Seen) -> tuple[str, str]:
+    return str(device.facts.details["platform"]), device.facts.driver_version or ""
 
 
 def _memory_kind(kind: Kind, unified: bool) -> MemoryKind:

@@ -18,9 +18,11 @@ import numpy as np
 import pyopencl as cl
 
 from anydevice.core.dtypes import DTYPES, DType
+from anydevice.core.engine import Absent
 from anydevice.core.record import Record
 from anydevice.engines.host import known_dtype, no_dtype
 from anydevice.engines.opencl import buffers
+from anydevice.hardware.opencl.diagnosis import float64_defect
 
 
 class Assumed(Record):
@@ -38,13 +40,16 @@ assumed = Assumed()
 
 
 class Limits(Record):
-    """The limits of a device; `local_memory` is bytes, `processors` how many groups run at once."""
+    """The limits of a device; `local_memory` is bytes, `processors` how many groups run at once.
+
+    `no_doubles` says why nothing is computed in float64 there; `None` if it is.
+    """
 
     is_cpu: bool
     work_group: int
     local_memory: int
     processors: int
-    has_doubles: bool
+    no_doubles: Absent | None
 
 
 @lru_cache(maxsize=64)
@@ -58,8 +63,18 @@ def limits(context: Any) -> Limits:
         work_group=min(allowed, assumed.work_group or allowed),
         local_memory=device.local_mem_size,
         processors=device.max_compute_units,
-        has_doubles="cl_khr_fp64" in device.extensions.split(),
+        no_doubles=_no_doubles(device),
     )
+
+
+def _no_doubles(device: Any) -> Absent | None:
+    defect = float64_defect(device.platform.name, device.driver_version)
+    if defect is not None:
+        return Absent(defect.text, defect.fix or "use float32", defect.code)
+    if "cl_khr_fp64" in device.extensions.split():
+        return None
+    what = f"the OpenCL device {device.name.strip()} has no float64"
+    return Absent(what, "convert the array to float32", "no_dtype")
 
 
 class Kernel:
@@ -189,15 +204,16 @@ _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 def number_of(dtype: DType, context: Any) -> Number:
     """How the device of a context computes with a dtype.
 
-    Raises `UnsupportedError` for `float64` where the device has none, and for the dtypes that
-    no kernel computes with: complex numbers and those of 8 bits and less.
+    Raises `UnsupportedError` for `float64` where the device has none or its driver is known to fail
+    with it, and for the dtypes that no kernel computes with: complex numbers and those of 8 bits
+    and less.
     """
     number = _NUMBERS.get(dtype.name)
     if number is None:
         raise no_dtype(f"OpenCL computes with no {dtype}", "convert the array before it is placed")
-    if number.number == "double" and not limits(context).has_doubles:
-        name = context.devices[0].name.strip()
-        raise no_dtype(f"the OpenCL device {name} has no float64", "convert the array to float32")
+    absent = limits(context).no_doubles if number.number == "double" else None
+    if absent is not None:
+        raise absent.error()
     return number
 
 
