@@ -156,7 +156,7 @@ def test_it_is_trained_saved_and_pickled_as_other_models_are(tmp_path: Any) -> N
 
 def test_without_flax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flax", None)
-    monkeypatch.delattr(artifex, "MLP")
+    monkeypatch.delitem(sys.modules, "anydevice.compat.artifex_mlp")
     with pytest.raises(UnsupportedError, match="pip install flax") as caught:
         _ = artifex.MLP
     assert caught.value.code == "library_missing"

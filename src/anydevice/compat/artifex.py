@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from itertools import pairwise
-from types import new_class
 from typing import Any, Protocol, runtime_checkable
 
 import anydevice
-from anydevice import ConfigurationError, DeviceNotFoundError, nn
+from anydevice import ConfigurationError, DeviceNotFoundError
 from anydevice.choose.limits import JAX_FRACTIONS
 from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
@@ -285,105 +283,16 @@ def configure_for_generative_models(
     return get_device_manager(config, force_reinit=True)
 
 
-class _Perceptron(nn.Model):
-    """`MLP`: dense layers on the default device of JAX, a module of Flax NNX and a `nn.Model`.
-
-    `rngs` is flax's `nnx.Rngs`, or a seed. As in flax, `eval()` turns dropout off and `train()` on
-    again; it is on when the module is made. Gradients do not keep the activations with
-    `use_gradient_checkpointing`. `nn.train` takes it too, and returns a plain `nn.Model`.
-
-    >>> from flax import nnx
-    >>> from anydevice.compat.artifex import MLP
-    >>> with anydevice.use_device("cpu"):
-    ...     mlp = MLP([16, 16, 4], in_features=8, use_gradient_checkpointing=True, rngs=0)
-    >>> isinstance(mlp, nnx.Module), mlp.output_shape, mlp.parameter_count
-    (True, (4,), 484)
-    """
-
-    def __init__(
-        self,
-        hidden_dims: Sequence[int],
-        in_features: int,
-        activation: str | None = "gelu",
-        *,
-        output_activation: str | None = None,
-        dropout_rate: float = 0.0,
-        use_bias: bool = True,
-        use_gradient_checkpointing: bool = False,
-        rngs: Any = None,
-    ) -> None:
-        here = anydevice.device(engine="jax")
-        import jax
-        from flax import nnx
-
-        if not hidden_dims:
-            raise ConfigurationError("an MLP needs at least one layer", "hidden_dims=")
-        sizes = [*pairwise([in_features, *hidden_dims])]
-        dropout = [nn.Dropout(dropout_rate)] if dropout_rate else []
-        hidden = (nn.Dense(*ends, use_bias, activation) for ends in sizes[:-1])
-        last = nn.Dense(*sizes[-1], use_bias, output_activation)
-        chain = nn.Chain(*(part for dense in hidden for part in (dense, *dropout)), last)
-        self.layer = nn.recompute(chain) if use_gradient_checkpointing else chain
-        self.input_shape, self.output_shape = (in_features,), (hidden_dims[-1],)
-        with jax.default_device(here.native):
-            streams = rngs if isinstance(rngs, nnx.Rngs) else nnx.Rngs(rngs or 0)
-            made = [nnx.Linear(*ends, use_bias=use_bias, rngs=streams) for ends in sizes]
-            self.layers = nnx.List(made)
-            self.dropout = nnx.Dropout(dropout_rate, rngs=streams) if dropout_rate else None
-        nnx.update(self, jax.tree.map(partial(_bound, jax, here.native), nnx.state(self)))
-
-    @property
-    def parameters(self) -> Any:
-        """The arrays of `layers`, as the parameters of a `nn.Model`."""
-        own = [_of_dense(linear.kernel, linear.bias) for linear in self.layers]
-        between: list[Any] = [{}] if self.dropout else []
-        return [*(part for each in own[:-1] for part in (each, *between)), own[-1]]
-
-    def __call__(self, x: Any) -> Any:
-        import jax
-
-        parameters = self.parameters
-        run = nn.Run(training=True)  # without dropout it is for activations to be recomputed
-        if self.dropout is not None and self.dropout.deterministic:
-            run = nn.Run()
-        elif self.dropout is not None:
-            seed = jax.random.randint(self.dropout.rngs(), (), 0, 2**31 - 1)
-            run = nn.Run(training=True, seed=seed)
-        x = x if isinstance(x, jax.Array) else jax.numpy.asarray(x, self.layers[0].kernel.dtype)
-        return self.apply(parameters, x, run)
-
-
 def __getattr__(name: str) -> Any:
-    """`MLP`, made when it is first asked for: only it needs flax."""
+    """`MLP`, which alone needs flax."""
     if name != "MLP":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from flax import nnx
+        from anydevice.compat.artifex_mlp import MLP
     except ModuleNotFoundError as error:
         what, instead = "MLP needs Flax, which is not installed", "run: pip install flax"
         raise Absent(what, instead, "library_missing").error() from error
-    described = {"__module__": __name__, "__doc__": _Perceptron.__doc__}
-    made = new_class(name, (_Perceptron, nnx.Module), exec_body=lambda body: body.update(described))
-    anydevice.register_type(
-        made,
-        lambda module: {"state": nnx.state(module)},
-        lambda module, parts: nnx.merge(nnx.graphdef(module), parts["state"]),
-    )
-    return globals().setdefault(name, made)
-
-
-def _bound(jax: Any, place: Any, array: Any) -> Any:
-    """The array where it is, for good: JAX takes others wherever its default device is.
-
-    Where flax traces, there is no array yet.
-    """
-    return array if isinstance(array, jax.core.Tracer) else jax.device_put(array, place)
-
-
-def _of_dense(kernel: Any, bias: Any) -> dict[str, Any]:
-    """The variables of flax's `Linear` as the parameters of a `nn.Dense`."""
-    weight = {"weight": kernel[...].T}
-    return weight if bias is None else {**weight, "bias": bias[...]}
+    return MLP
 
 
 def _devices(kind: str | None = None) -> list[anydevice.Device]:
