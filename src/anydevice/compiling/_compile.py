@@ -278,7 +278,7 @@ class Compiled:
         signature, arrays = split_inputs(inputs, named)
         if is_traced(arrays):
             return self._new_program(signature).as_written(self._adapter.arguments, *arrays)
-        self._adapter.check_inputs(inputs, named)
+        self._adapter.check_inputs(*signature.filled(arrays))
         # Floating inputs become the policy's dtype anyway: narrowing them is what was asked for.
         placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
         key = signature, tuple([(x.shape, x.dtype) for x in placed])

@@ -13,6 +13,7 @@ from anydevice.core.record import Record
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 from anydevice.transfer.moving import destination_of
+from anydevice.transfer.trees.containers import without_tables
 
 Array = Any
 KeyFunction = Callable[[Array], Hashable]
@@ -81,7 +82,8 @@ def split_inputs(
     structure = _structure((tuple(inputs), dict(sorted(named.items()))), (), leaves)
     arrays: list[Array] = []
     constants: list[tuple[int, StaticInput]] = []
-    for place, (path, value) in enumerate(leaves):
+    for place, (path, given) in enumerate(leaves):
+        value = without_tables(given)
         if owner_of(value) is not None:
             arrays.append(value)
         elif isinstance(value, _CONSTANTS):

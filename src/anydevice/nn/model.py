@@ -22,7 +22,7 @@ from anydevice.nn.layers import Chain, TiedEmbedding, as_layer
 from anydevice.ops.dispatch import primitives
 from anydevice.transfer.moving import device_of, is_array, refuse_mismatch, to_device
 from anydevice.transfer.random.generator import rng
-from anydevice.transfer.trees.containers import register_type
+from anydevice.transfer.trees.containers import register_type, without_tables
 
 _NOT_TRAINING = Run()
 _NUMBERS = (int, float, np.number, np.bool_)
@@ -77,8 +77,9 @@ class Model:
     def __call__(self, x: Array) -> Array:
         """The output for a batch, in inference and not in training.
 
-        An array of the parameters' library is taken as it is. A NumPy array, or nested lists of
-        numbers, is placed on their device first, and floating numbers get their dtype. A model is
+        An array of the parameters' library is taken as it is. A NumPy array, a DataFrame of pandas
+        or polars, or nested lists of numbers, is placed on their device first, and floating
+        numbers get their dtype. A model is
         never moved by itself: in a `use_device` block of another device it is refused.
 
         >>> from anydevice import nn
@@ -222,11 +223,12 @@ _refuse_other_block._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def as_batch(x: Any, layer: Layer, input_shape: Shape, parameters: Parameters) -> Array:
     """A batch as an array of the parameters' library, on their device.
 
-    NumPy arrays and nested lists of numbers are placed there, and floating numbers get their dtype.
-    Anything but an array stays, and is refused by the layer. Raises `ConfigurationError` for a
-    single number, for lists that do not form an array, and for an array of another library.
+    NumPy arrays, tables of pandas and polars, and nested lists of numbers are placed there, and
+    floating numbers get their dtype. Anything but an array stays, and is refused by the layer.
+    Raises `ConfigurationError` for a single number, for lists that do not form an array, for a
+    table with anything but numbers, and for an array of another library.
     """
-    given = x
+    given, x = x, without_tables(x)
     if isinstance(x, list | tuple) and _is_of_numbers(x):
         x = _array_of(x, layer.takes_ids_below is not None, input_shape)
     elif isinstance(x, _NUMBERS):

@@ -18,6 +18,7 @@ from anydevice.transfer.copying import upload
 from anydevice.transfer.moving import to_device
 from anydevice.transfer.prefetching import prefetch
 from anydevice.transfer.random.generator import rng
+from anydevice.transfer.trees.containers import without_tables
 
 Batch = tuple[Any, Any]
 Data = Iterable[Batch] | Callable[[int, int], Iterable[Batch]]
@@ -248,6 +249,7 @@ def as_numbers(given: Any, name: str) -> Any:
     Lists of numbers become NumPy arrays; integers and other arrays stay as they are. Trees are
     walked. Raises `ConfigurationError` for text and for rows of several lengths.
     """
+    given = without_tables(given)
     if isinstance(given, np.ndarray):
         return _of_host(given, name)
     owner = owner_of(given)
@@ -266,7 +268,7 @@ def as_numbers(given: Any, name: str) -> Any:
 def as_host_array(given: Any, name: str) -> Any:
     """One NumPy array of numbers, however wide. Raises as `as_numbers` does."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(without_tables(given))
     except ValueError:
         raise ConfigurationError(
             f"{name} is not an array: its rows have different lengths", source=name

@@ -44,6 +44,15 @@ _BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
     "flax.nnx.statelib.State": libraries.nnx_state_rule,
     "flax.nnx.pytreelib.Pytree": libraries.nnx_object_rule,
     "flax.nnx.object.Object": libraries.nnx_object_rule,  # its name in earlier versions
+    **dict.fromkeys(
+        (
+            *("pandas.DataFrame", "pandas.core.frame.DataFrame"),  # the second in earlier versions
+            *("pandas.Series", "pandas.core.series.Series"),
+            *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
+            "polars.series.series.Series",
+        ),
+        libraries.TableRule(),
+    ),
     "flax.linen.module.Module": ATOM,
     "scipy.sparse._base._spbase": ATOM,
 }
@@ -68,6 +77,15 @@ def rule_of(kind: type) -> Rule:
             known.clear()
         rule = known[kind] = _find(kind)
     return rule
+
+
+def without_tables(x: Any) -> Any:
+    """The rows of a DataFrame or a Series as one NumPy array; anything else as it is.
+
+    Raises `ConfigurationError`, with the column, where that holds anything but numbers.
+    """
+    rule = rule_of(type(x))
+    return rule.array(x) if isinstance(rule, libraries.TableRule) else x
 
 
 def register_type(

@@ -17,7 +17,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-from anydevice.errors import AnyDeviceError, TransferError
+from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from anydevice.transfer.trees.containers import ATOMS, known, rule_of
 from anydevice.transfer.trees.rules import ATOM, InPlaceRule, Parts, Rule, kind_name
 
@@ -325,6 +325,9 @@ _ROOT = _RootRule()
 def _take_apart(rule: Rule, container: Any, node: _Node, position: int) -> Parts | None:
     try:
         return rule.take_apart(container)
+    except ConfigurationError as error:
+        path = node.path_to(position)
+        raise TransferError(f"{path or 'the tree'}: {error}", path) from error
     except (AnyDeviceError, MemoryError):
         raise
     except Exception as error:
