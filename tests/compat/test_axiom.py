@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,25 +13,45 @@ import pytest
 import torch
 
 import anydevice
-from anydevice import Device, DeviceNotFoundError, device, find_batch_size, ops, set_device
+from anydevice import (
+    Device,
+    DeviceMismatchError,
+    DeviceNotFoundError,
+    device,
+    device_of,
+    find_batch_size,
+    ops,
+    set_device,
+)
 from anydevice.compat.axiom import (
+    Adam,
     CPUBackend,
+    CrossEntropyLoss,
     CUDABackend,
+    Dense,
     JuliaBackend,
     MetalBackend,
     ROCmBackend,
+    argmax,
     backend_synchronize,
     backend_to_cpu,
     backend_to_gpu,
     benchmark,
+    chain,
     cuda_available,
     current_backend,
     detect_gpu,
+    enable_checkpointing,
     forward,
+    load_model,
     metal_available,
     reclaim,
+    relu,
     rocm_available,
+    save_model,
     set_backend,
+    softmax,
+    train,
     warm_up,
     with_backend,
 )
@@ -115,6 +136,81 @@ def test_blocks_run_on_different_devices_and_data_is_carried_between_them() -> N
     assert [type(backend) for backend in seen] == [CPUBackend, CUDABackend, CPUBackend]
     assert type(on_gpu).__module__ == "torch"
     assert results.tolist() == [1, 1]
+
+
+def normalize(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean()) / x.std()
+
+
+@pytest.mark.parametrize("places", [("cpu:1", "cpu:2"), ("cpu:3", "cpu")])
+def test_the_mixed_workflow_runs_as_it_is_written(places: tuple[str, str]) -> None:
+    """A model is made on one device; each block computes where it says, whatever comes in."""
+    raw = np.random.default_rng(0).standard_normal((6, 4)).astype("float32")
+    made_on, block = places
+    with with_backend(made_on):
+        model = chain(Dense(4, 8), relu, Dense(8, 3), softmax)
+    own = model.parameters[0]["weight"]
+
+    with with_backend(JuliaBackend()):
+        preprocessed = normalize(raw)
+    with with_backend(block):
+        predictions = model(preprocessed)
+        again = model(predictions @ np.ones((3, 4), np.float32))
+        copied = model._copy
+        moved = forward(Dense(3, 2), model(backend_to_gpu(made_on, preprocessed)))
+    with with_backend(JuliaBackend()):
+        results = argmax(predictions, axis=1)
+
+    assert device_of(predictions) == device_of(again) == device_of(moved) == Device(block)
+    assert device_of(results) == Device("cpu")
+    assert model._copy is copied  # the weights were moved once
+    assert model.parameters[0]["weight"] is own
+    outside = model(preprocessed)
+    assert device_of(outside) == Device(made_on)
+    allowed = rounding(np.float32, 32)
+    np.testing.assert_allclose(predictions, outside, rtol=allowed, atol=allowed)
+    assert results.tolist() == np.asarray(outside).argmax(axis=1).tolist()
+
+
+def test_what_is_made_of_a_model_follows_the_block_too(tmp_path: Path) -> None:
+    x, y = np.ones((8, 4), np.float32), np.zeros(8, np.int32)
+    with with_backend("cpu:1"):
+        model = Dense(4, 2)
+        save_model(model, tmp_path / "model.safetensors")
+        made = [
+            load_model(tmp_path / "model.safetensors"),
+            enable_checkpointing(model),
+            train(model, [(x, y)], Adam(), CrossEntropyLoss(), optimize="none", progress=False),
+            CPUBackend(3)(model),
+        ]
+    assert [str(device_of(one)) for one in made] == ["cpu:1", "cpu:1", "cpu:1", "cpu:3"]
+    for one in made:
+        with with_backend(CPUBackend(2)):
+            assert device_of(one(x)) == Device("cpu:2")
+
+
+def test_other_models_and_functions_follow_through_forward() -> None:
+    double = jax.jit(lambda x: 2 * x)
+    x = jax.device_put(np.ones(3, np.float32), jax.devices()[1])
+    with with_backend("cpu:2"):
+        assert forward(double, x).device == jax.devices()[2]
+        model = anydevice.nn.build(anydevice.nn.Dense(3, 2), device="cpu:1")
+        assert forward(model, x[None]).device == jax.devices()[2]
+        with pytest.raises(DeviceMismatchError, match=r"cpu:1.*cpu:2"):
+            model(x[None])
+    assert forward(double, x).device == jax.devices()[1]
+
+
+def test_a_block_keeps_the_library_of_a_model_where_it_can() -> None:
+    with with_backend(CPUBackend(engine="torch")):
+        model = Dense(4, 2)
+    x = np.ones((1, 4), np.float32)
+    with with_backend(JuliaBackend()):
+        assert isinstance(model(x), torch.Tensor)
+    with with_backend(CPUBackend(engine="jax")):
+        assert isinstance(model(torch.ones(1, 4)), jax.Array)
+    with with_backend(CPUBackend(2)):  # a device of JAX alone
+        assert isinstance(model(x), jax.Array)
 
 
 def test_a_block_on_a_device_that_is_not_usable_is_not_entered() -> None:

@@ -12,20 +12,20 @@ statement. A function that ends in `!` in Julia returns the new value here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import numpy
 
 import anydevice
-from anydevice import Compiled, ConfigurationError, Device, VerificationError, nn
+from anydevice import Compiled, ConfigurationError, Device, VerificationError, nn, ops, use_device
 from anydevice.bench.functions import DeviceTiming
-from anydevice.choose.scope import why
+from anydevice.choose.scope import block_device, why
 from anydevice.core.choice import accelerators_passed_over
 from anydevice.core.warn import warn
 from anydevice.nn.losses import Loss
+from anydevice.nn.model import bound, parameters_device
 
 
 class AbstractBackend(Device):
@@ -109,15 +109,19 @@ def current_backend() -> Device:
     return _named(anydevice.device())
 
 
-@contextmanager
-def with_backend(backend: Device | str) -> Iterator[Device]:
+class with_backend(use_device):  # noqa: N801, a macro there
     """A block, or a decorated function, in which `current_backend()` is this one.
 
-    Apply the backend to data to move it: `with with_backend(CUDABackend(0)) as gpu: x = gpu(x)`.
+    Models of this module, `forward` and `argmax` compute there: they move themselves and their
+    arguments. Apply the backend to other data: `with with_backend(CUDABackend(0)) as gpu: gpu(x)`.
     Raises `DeviceNotFoundError` on entering where the backend is not usable.
     """
-    with anydevice.use_device(backend) as chosen:
-        yield _named(chosen)
+
+    def __init__(self, backend: Device | str) -> None:
+        super().__init__(backend)
+
+    def __enter__(self) -> Device:
+        return _named(super().__enter__())
 
 
 def cuda_available() -> bool:
@@ -156,8 +160,19 @@ def reclaim(backend: Device | str | None = None) -> None:
 
 
 def forward(model: Callable[..., Any], x: Any) -> Any:
-    """The model's output for `x`."""
+    """The model's output for `x`; in a `with_backend` block both are moved there first."""
+    block = block_device()
+    if isinstance(model, nn.Model):
+        return _following(model)(x)
+    if block is not None:
+        model, x = anydevice.to_device((model, x), block)
     return model(x)
+
+
+def argmax(x: Any, axis: int = -1) -> Any:
+    """The index of the largest along an axis; in a `with_backend` block `x` is moved there."""
+    block = block_device()
+    return ops.argmax(x if block is None else anydevice.to_device(x, block), axis)
 
 
 def benchmark(function: Callable[..., Any], *arguments: Any, limit: float = 1.0) -> DeviceTiming:
@@ -183,21 +198,57 @@ def warm_up(model: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
+class Model(nn.Model):
+    """A `nn.Model` that computes on the backend of the block that it is called in.
+
+    In a `with_backend` block of another backend, it and its input are moved there; the copy is kept
+    for further calls. Outside of blocks it computes where it is.
+    """
+
+    _copy: tuple[Device, nn.Model] | None = None
+
+    def __call__(self, x: Any) -> Any:
+        block, own = block_device(), parameters_device(self.parameters)
+        if block is None or own is None:
+            return super().__call__(x)
+        there = _for_library(own.engine, block)
+        if self._copy is None or not _is_same(self._copy[0], there):
+            moved = anydevice.to_device(self.parameters, there, convert=True)
+            self._copy = there, bound(self.layer, self.input_shape, moved)
+        x = x if isinstance(x, numpy.ndarray) else anydevice.to_device(x, there, convert=True)
+        return self._copy[1](x)
+
+
+def _following(model: nn.Model) -> Model:
+    """The model, as one that follows blocks."""
+    if isinstance(model, Model):
+        return model
+    made = Model.__new__(Model)
+    vars(made).update(vars(model))
+    return made
+
+
+anydevice.register_type(
+    Model,
+    lambda model: {"parameters": model.parameters},
+    lambda model, parts: _following(bound(model.layer, model.input_shape, parts["parameters"])),
+)
+
 relu, gelu, tanh = nn.Activation("relu"), nn.Activation("gelu"), nn.Activation("tanh")
 sigmoid, softmax = nn.Activation("sigmoid"), nn.Activation("softmax")
 
 
-def Dense(inputs: int, outputs: int, *, bias: bool = True) -> nn.Model:  # noqa: N802, its name
+def Dense(inputs: int, outputs: int, *, bias: bool = True) -> Model:  # noqa: N802, its name
     """A dense layer as a model of its own, on the current backend.
 
     >>> with anydevice.use_device("cpu"):
     ...     Dense(784, 128).output_shape
     (128,)
     """
-    return nn.build(nn.Dense(inputs, outputs, bias))
+    return _following(nn.build(nn.Dense(inputs, outputs, bias)))
 
 
-def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int = 0) -> nn.Model:
+def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int = 0) -> Model:
     """A model of these layers on the current backend; `@axiom begin … end` in Julia.
 
     All parameters are initialized again. `input_shape` is the shape of one example, where the first
@@ -208,7 +259,7 @@ def chain(*parts: nn.Model | nn.Layer | str, input_shape: Any = None, seed: int 
     101770
     """
     layers = [part.layer if isinstance(part, nn.Model) else part for part in parts]
-    return nn.build(*layers, input_shape=input_shape, seed=seed)
+    return _following(nn.build(*layers, input_shape=input_shape, seed=seed))
 
 
 def Adam(lr: float = 1e-3) -> nn.Adam:  # noqa: N802, its name
@@ -229,13 +280,13 @@ def train(
     *,
     epochs: int = 1,
     **options: Any,
-) -> nn.Model:
+) -> Model:
     """The model trained on the current backend, with the options of `nn.train`.
 
     Julia's `train!` changes the model; this returns a new one.
     """
     options.setdefault("device", anydevice.device())
-    return nn.train(model, data, optimizer, loss, epochs=epochs, **options).model
+    return _following(nn.train(model, data, optimizer, loss, epochs=epochs, **options).model)
 
 
 def save_model(model: nn.Model, path: str | os.PathLike[str]) -> None:
@@ -243,9 +294,9 @@ def save_model(model: nn.Model, path: str | os.PathLike[str]) -> None:
     nn.save(model, path)
 
 
-def load_model(path: str | os.PathLike[str]) -> nn.Model:
+def load_model(path: str | os.PathLike[str]) -> Model:
     """The model of a file, on the current backend."""
-    return nn.load(path)
+    return _following(nn.load(path))
 
 
 def compile(  # noqa: A001, its name
@@ -263,9 +314,9 @@ def compile(  # noqa: A001, its name
     return anydevice.compile(model, place, verify=example, **options)
 
 
-def enable_checkpointing(model: nn.Model) -> nn.Model:
+def enable_checkpointing(model: nn.Model) -> Model:
     """The model with activations recomputed for gradients instead of kept."""
-    return nn.recompute(model)
+    return _following(nn.recompute(model))
 
 
 def is_finite(y: Any) -> bool:
@@ -293,6 +344,17 @@ def _named(found: Device) -> Device:
     """The device under Axiom's name, where Axiom has one."""
     kind = _KINDS.get(found.backend)
     return kind(found.index, engine=found.engine) if kind else found
+
+
+def _for_library(engine: str | None, place: Device) -> Device:
+    """The place, served by this library if it can be and no other one was asked for."""
+    standing = place.standing
+    able = standing is not None and place.engine_is_free and engine in standing.engines
+    return place.served_by(engine) if able else place
+
+
+def _is_same(one: Device, other: Device) -> bool:
+    return one == other and one.engine == other.engine
 
 
 def _examples(model: Any) -> Any:
