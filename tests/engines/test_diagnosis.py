@@ -285,6 +285,10 @@ ARM = Platform("Linux", "arm64", (3, 12))
 WINDOWS = Platform("Windows", "x86-64", (3, 12))
 MAC = Platform("macOS", "arm64", (3, 12))
 
+CANNOT_TRAIN = (
+    " (CuPy computes and cannot train; to train, install PyTorch for CUDA as pytorch.org says)"
+)
+
 
 def nvidia(serves: str | None = "13.0", capability: str | None = "8.9") -> Facts:
     return Facts("card", runtime_version=serves, compute_capability=capability)
@@ -306,7 +310,7 @@ def told(backend: str, facts: Facts, machine: Platform) -> str | None:
         (LINUX, nvidia(None, None), 'pip install "torch<2.11"'),
         (ARM, nvidia("13.0", "9.0"), 'pip install "anydevice[cuda]"'),
         (ARM, nvidia("12.8", "9.0"), 'pip install "jax[cuda12]"'),
-        (WINDOWS, nvidia("13.0", "8.9"), 'pip install "anydevice[cuda]"'),
+        (WINDOWS, nvidia("13.0", "8.9"), f'pip install "anydevice[cuda]"{CANNOT_TRAIN}'),
         (LINUX, nvidia("11.4", "8.0"), "update the NVIDIA driver to version 525 or newer"),
         (LINUX, nvidia("12.4", "3.5"), None),
     ],
@@ -336,7 +340,7 @@ def test_a_python_that_the_old_release_was_not_made_for(
         (LINUX, nvidia("13.0", "8.9"), "pip install --force-reinstall torch"),
         (LINUX, nvidia("12.6", "8.9"), 'pip install --force-reinstall "torch<2.11"'),
         (LINUX, nvidia("12.6", "6.1"), 'pip install --force-reinstall "torch<2.8"'),
-        (WINDOWS, nvidia("13.0", "8.9"), 'pip install "cupy-cuda12x[ctk]"'),
+        (WINDOWS, nvidia("13.0", "8.9"), f'pip install "cupy-cuda12x[ctk]"{CANNOT_TRAIN}'),
     ],
 )
 def test_a_cpu_build_of_torch_is_replaced(
@@ -396,7 +400,11 @@ def test_the_right_cupy_is_not_in_its_own_way(site) -> None:
         ("7.0.1", (3, 12), 'pip install "anydevice[rocm]"'),
         (None, (3, 12), 'pip install "anydevice[rocm]"'),
         ("6.4", (3, 12), 'pip install "jax[rocm]==0.5.0"'),
-        ("5.7", (3, 12), "pip install cupy-rocm-5-0"),
+        (
+            "5.7",
+            (3, 12),
+            f"pip install cupy-rocm-5-0{CANNOT_TRAIN.replace('CUDA', 'ROCm')}",
+        ),
         ("6.4", (3, 13), None),
     ],
 )

@@ -17,6 +17,7 @@ from anydevice.core.backends import BACKENDS
 from anydevice.core.finding import Facts, Reason, Refusal, compare_versions, version_numbers
 from anydevice.core.record import Record, replace
 from anydevice.engines.installed import Build, distributions
+from anydevice.engines.registry import engines_for, row_of
 
 OLDEST_CAPABILITY = {"jax": {12: "5.2", 13: "7.5"}, "cupy": {11: "3.5", 12: "5.0", 13: "7.5"}}
 """The oldest compute capability that a library's build for a CUDA major release runs on."""
@@ -243,17 +244,20 @@ def best_fix(
 ) -> str | None:
     """The one best step for a device that none of `builds` can drive; `None` if none is known.
 
-    A library that is installed already is preferred; `builds` come in order of choice.
+    A library that is installed already is preferred; `builds` come in order of choice. Where what
+    is left cannot train, the step says so.
     """
     where = where or this_platform()
     installed = [build for build in builds if build.installed]
-    rows = (_fitting(build.engine, backend, facts, where) for build in builds)
-    if not installed and any(row and row.in_extra for row in rows):
-        return f"pip install {_quoted(f'anydevice[{backend}]')}"
+    for build in builds if not installed else ():
+        row = _fitting(build.engine, backend, facts, where)
+        if row and row.in_extra:
+            extra = _quoted(f"anydevice[{backend}]")
+            return f"pip install {extra}{_if_it_cannot_train(build, backend)}"
     for build in (*installed, *builds):
         command = command_for(build, backend, facts, where)
         if command:
-            return command
+            return command + _if_it_cannot_train(build, backend)
     if backend == "cuda" and _runtime_here(backend, facts) < _SAFE_CUDA:
         return "update the NVIDIA driver to version 525 or newer"
     return None
@@ -277,6 +281,17 @@ def command_for(
     words.append(_quoted(row.spec))
     words += _tied_to(build)
     return removal + " ".join(words)
+
+
+def _if_it_cannot_train(build: Build, backend: str) -> str:
+    """A note for whoever installs a library without gradients, where another one has them."""
+    row = row_of(build.engine)
+    if build.installed or "autodiff" not in row.lacks or "torch" not in engines_for(backend):
+        return ""
+    return (
+        f" ({row.label} computes and cannot train; to train, install PyTorch for "
+        f"{BACKENDS[backend].label} as pytorch.org says)"
+    )
 
 
 def this_platform() -> Platform:
