@@ -8,10 +8,11 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy
 import pytest
 
 import anydevice
-from anydevice import Device, testing
+from anydevice import Device, nn, testing
 from anydevice.choose.scope import why
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.errors import AnyDeviceWarning, ConfigurationError, DeviceNotFoundError
@@ -433,3 +434,19 @@ def test_an_engine_is_free_until_somebody_names_it(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("ANYDEVICE_ENGINE", "numpy")
     assert not anydevice.device("cpu").engine_is_free
+
+
+def test_where_one_device_is_used_a_list_is_refused(tmp_path: Path) -> None:
+    """`device` takes it in order of priority; elsewhere it might be meant for several at once."""
+    x, several = numpy.ones(2), ["cpu:0", "cpu:1"]
+    for call in (
+        lambda: anydevice.to_device(x, several),  # type: ignore[arg-type]
+        lambda: nn.build(nn.Dense(2, 2), device=several),  # type: ignore[arg-type]
+        lambda: nn.load(tmp_path / "no.safetensors", several),  # type: ignore[arg-type]
+        lambda: anydevice.compile(numpy.sin, several),  # type: ignore[arg-type]
+        lambda: anydevice.rng(0, several),  # type: ignore[arg-type]
+        lambda: list(anydevice.prefetch([x], several)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigurationError, match=r"one device is used here, .* is a list"):
+            call()
+    assert anydevice.device(several) == anydevice.Device("cpu:0")

@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 
 from anydevice.choose import limits as limits  # the setting `memory` takes effect through it
 from anydevice.choose.measurements import measured_engines
-from anydevice.core.backends import AUTO
+from anydevice.core.backends import AUTO, NOT_YET
 from anydevice.core.choice import Choice, FreeMemory, Request, Wish, choose
-from anydevice.core.device import Device
+from anydevice.core.device import Device, unknown_backend
 from anydevice.core.record import Record, replace
 from anydevice.core.text import parse_size
 from anydevice.core.warn import warn
@@ -105,6 +105,24 @@ def device(
     if asked is not None and not weighed:
         _keep(asked, _KnownChoice(situation, held, report, result))
     return result
+
+
+def one_device(spec: str | Device | None = None, *, engine: str | None = None) -> Device:
+    """`device(spec, engine=engine)` where a list might be taken for several devices: it is refused.
+
+    >>> one_device(["cpu:0", "cpu:1"])
+    Traceback (most recent call last):
+    anydevice.errors.ConfigurationError: one device is used here, and ['cpu:0', 'cpu:1'] is a \
+list; anydevice.device(['cpu:0', 'cpu:1']) is the first usable one of it
+    """
+    if isinstance(spec, list | tuple):
+        named = [str(each) for each in spec]
+        raise ConfigurationError(
+            f"one device is used here, and {named} is a list; anydevice.device({named}) is the "
+            "first usable one of it",
+            "device=",
+        )
+    return device(spec, engine=engine)
 
 
 def why(spec: Spec = None, *, engine: str | None = None) -> Choice:
@@ -414,6 +432,8 @@ def device_from_library(spec: Any) -> Device | None:
     for device in engine.devices():
         if _is_same(engine.native(device), spec):
             return Device(device, engine=name)
+    if getattr(spec, "type", None) in NOT_YET:
+        raise ConfigurationError(unknown_backend(spec.type), repr(spec))
     seen = ", ".join(map(str, engine.devices())) or "no device"
     raise DeviceNotFoundError(f"{name} itself has no {spec!r} here; it sees {seen}")
 

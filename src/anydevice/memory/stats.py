@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.engine import MemoryUse
 from anydevice.core.record import NOTHING, Record
@@ -104,7 +104,7 @@ def memory_stats(device: Device | str | None = None) -> MemoryStats:
     Raises `DeviceNotFoundError` if this machine has no such device, or if a name is given and that
     device is not usable.
     """
-    target = device if isinstance(device, Device) else choose_device(device)
+    target = device if isinstance(device, Device) else one_device(device)
     facts = target.facts
     engines = dict(_holders(target))
     if target.backend == "cpu":

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.choose.scope import block_device
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import block_device, one_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.text import format_size, table
@@ -71,7 +70,7 @@ class Model:
         self.output_shape = self.layer.output(self.input_shape)
         # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
-        self.parameters: Parameters = to_device(drawn, choose_device(device))
+        self.parameters: Parameters = to_device(drawn, one_device(device))
         self._array_type, self._place = _type_and_place(self.parameters)
 
     def __call__(self, x: Array) -> Array:

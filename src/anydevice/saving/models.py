@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, TypeVar
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict
 from anydevice.errors import ConfigurationError, TransferError
@@ -75,7 +75,7 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     an unknown layer.
     """
     source = tensor_files.checked_path(path)
-    target = choose_device(device)
+    target = one_device(device)
     contents = tensor_files.read(source, _KIND, target)
     try:
         layer = from_json(contents.metadata["layer"])

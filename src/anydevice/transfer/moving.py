@@ -7,7 +7,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core import hooks
 from anydevice.core.device import Device, not_driven
 from anydevice.core.engine import Engine
@@ -152,7 +152,7 @@ def synchronize(device: Device | str | None = None) -> None:
 
     Raises `OutOfMemoryError` if that ran out of memory.
     """
-    target = choose_device(device)
+    target = one_device(device)
     if target.engine:
         try:
             registry.load(target.engine).synchronize(place_of(target))
@@ -234,12 +234,12 @@ def destination_of(device: Device | str) -> Destination:
     Raises `DeviceNotFoundError` if the device is not usable.
     """
     if not isinstance(device, Device):
-        return destination_of(choose_device(device))
+        return destination_of(one_device(device))
     key = (device._backend, device._index, device._engine)
     known = _kept.get(key)
     if known is not None and known[0] is discovery.kept_report():
         return known[1]
-    usable = device if device.usable else choose_device(device)
+    usable = device if device.usable else one_device(device)
     found = Destination(usable)
     _kept[key] = (discovery.discover(), found)
     return found

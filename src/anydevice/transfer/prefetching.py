@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -229,7 +229,7 @@ def prefetch(loader: Iterable[Any], device: Device | str, depth: int = 2) -> Pre
             f"prefetch: depth must be an integer of 1 or more, not {depth!r}; it is the number of "
             f"batches that are loaded ahead, and 2 is usually enough"
         )
-    target = device if isinstance(device, Device) and device.usable else choose_device(device)
+    target = device if isinstance(device, Device) and device.usable else one_device(device)
     return Prefetch(loader, target, depth)
 
 

@@ -22,7 +22,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
@@ -124,7 +124,7 @@ class Random:
             _integer(f"{name} of the state", state[name], below=limit)
             for name, limit in limits.items()
         )
-        return cls(Stream(seed, stream), counter, choose_device(device))
+        return cls(Stream(seed, stream), counter, one_device(device))
 
     @property
     def device(self) -> Device:
@@ -295,7 +295,7 @@ def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Ra
     """
     if isinstance(seed, Mapping):
         return Random.from_state(seed, device)
-    return Random(Stream.of_seed(_integer("the seed", seed)), 0, choose_device(device))
+    return Random(Stream.of_seed(_integer("the seed", seed)), 0, one_device(device))
 
 
 def in_pieces(count: int, step: int, work: Callable[[int, int, Scratch], None]) -> None:

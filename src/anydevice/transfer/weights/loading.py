@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
@@ -70,7 +70,7 @@ def load_weights(
     {'bias': array([0., 0.], dtype=float32)}
     """
     wanted = _float_dtype(dtype)
-    target = device if isinstance(device, Device) and device.usable else choose_device(device)
+    target = device if isinstance(device, Device) and device.usable else one_device(device)
     if sys.byteorder != "little":
         raise UnsupportedError("safetensors files are little-endian, and this machine is not")
     model = read_model(Path(path).expanduser())
