@@ -192,7 +192,7 @@ WRONG_INDICES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "classes": (lambda: ops.cross_entropy(WEIGHT[:, :0], np.arange(4)), r"logits is \(4, 0\)"),
     "no classes": (lambda: ops.cross_entropy(np.array(1.0), np.array(0)), r"logits is \(\)"),
-    "chances": (lambda: ops.cross_entropy(WEIGHT, WEIGHT), "integers in targets"),
+    "chances": (lambda: ops.cross_entropy(WEIGHT, WEIGHT), r"use targets\.argmax\(-1\)"),
     "logits": (
         lambda: ops.cross_entropy(np.ones((4, 3), int), np.arange(4)),
         "floating-point numbers",

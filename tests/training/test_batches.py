@@ -154,6 +154,15 @@ def test_errors_begin_with_the_batch(here: Device) -> None:
             r"a dict with the keys 'a', 'b'; give .* \(batch\['a'\], batch\['b'\]\)",
         ),
         ({}, r"\(batch\['x'\], batch\['y'\]\)"),
+        (
+            {"input_ids": X, "attention_mask": X, "labels": Y},
+            r"give two of them, as in \(batch\['input_ids'\], batch\['labels'\]\)",
+        ),
+        (
+            {"attention_mask": X, "label": Y, "pixel_values": X},
+            r"\(batch\['pixel_values'\], batch\['label'\]\)",
+        ),
+        ({"input_ids": X, "attention_mask": X}, r"\(batch\['input_ids'\], y\) with targets y"),
         (X, r"an array of shape \(12, 2\); nn\.Batches\(x, y, size=32\) makes"),
     ):
         with pytest.raises(ConfigurationError, match=words):

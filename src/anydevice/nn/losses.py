@@ -17,7 +17,7 @@ from anydevice.nn._recompute import Recomputed
 from anydevice.nn.convolution import Conv2d
 from anydevice.nn.layer import Array, Layer
 from anydevice.nn.layers import Activation, Chain, Dense, Dropout, Flatten
-from anydevice.ops.arguments import wide, widened
+from anydevice.ops.arguments import different_shapes, wide, widened
 from anydevice.ops.dispatch import primitives
 
 Loss = Callable[[Array, Array], Array]
@@ -36,7 +36,8 @@ def cross_entropy(output: Array, target: Array) -> Array:
 def mean_squared_error(output: Array, target: Array) -> Array:
     """The mean of (output - target)² over two arrays of one shape.
 
-    A 16-bit output is compared in float32; its target may be float32 or 16-bit.
+    A 16-bit output is compared in float32; its target may be float32 or 16-bit. Raises
+    `ConfigurationError` if the shapes differ.
 
     >>> import numpy
     >>> mean_squared_error(numpy.array([1.0, 2.0]), numpy.array([1.0, 4.0])).tolist()
@@ -46,6 +47,8 @@ def mean_squared_error(output: Array, target: Array) -> Array:
     alike = primitives(target, "mean_squared_error", "target") is xp
     if alike and (xp.dtype(output).bits < 32 or xp.dtype(target).bits < 32):
         output, target = widened(xp, output), widened(xp, target)
+    if tuple(output.shape) != tuple(target.shape):
+        raise different_shapes("mean_squared_error", output=output, target=target)
     return ops.mean_squared_error(output, target)
 
 
@@ -60,11 +63,7 @@ def binary_cross_entropy(output: Array, target: Array) -> Array:
     0.3466
     """
     if tuple(output.shape) != tuple(target.shape):
-        raise ConfigurationError(
-            "binary_cross_entropy: output and target must have the same shape, but output is "
-            f"{tuple(output.shape)}, target is {tuple(target.shape)}",
-            source="binary_cross_entropy",
-        )
+        raise different_shapes("binary_cross_entropy", output=output, target=target)
     xp = primitives(output, "binary_cross_entropy", "output")
     dtype = wide(xp.dtype(output))
     # Both logarithms by one softmax: exact for large outputs, and smooth at 0.

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from math import prod
 
-from anydevice.ops.arguments import require_integers, require_one_dtype, widened, wrong_shapes
+from anydevice.ops.arguments import (
+    different_shapes,
+    require_integers,
+    require_one_dtype,
+    reshape_advice,
+    widened,
+    wrong,
+    wrong_shapes,
+)
 from anydevice.ops.dispatch import Array, float_version, primitives, run2
 
 
@@ -19,11 +27,18 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     0.6931
     """
     own = float_version(logits, "cross_entropy", _cross_entropy)
-    require_integers("cross_entropy", "targets", targets, logits, "logits")
     shape = tuple(logits.shape)
+    if shape and shape == tuple(getattr(targets, "shape", ())):
+        raise wrong(
+            "cross_entropy",
+            f"targets has the shape {shape} of logits, as one-hot rows have, and is the number of "
+            "the class of each row; use targets.argmax(-1)",
+        )
+    require_integers("cross_entropy", "targets", targets, logits, "logits")
     if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
         rule = "logits is (…, classes) and targets (…)"
-        raise wrong_shapes("cross_entropy", rule, logits=logits, targets=targets)
+        advice = reshape_advice("targets", targets, shape[:-1]) if shape else ""
+        raise wrong_shapes("cross_entropy", rule, advice, logits=logits, targets=targets)
     return run2(own, _cross_entropy, logits, targets)
 
 
@@ -40,7 +55,7 @@ def mean_squared_error(x: Array, y: Array) -> Array:
     if type(y) is not type(x) or y.dtype != x.dtype:
         require_one_dtype("mean_squared_error", x=x, y=y)
     if x.shape != y.shape:
-        raise wrong_shapes("mean_squared_error", "x and y have one shape", x=x, y=y)
+        raise different_shapes("mean_squared_error", x=x, y=y)
     return run2(own, _mean_squared_error, x, y)
 
 

@@ -46,15 +46,34 @@ def wrong(op: str, what: str) -> ConfigurationError:
     return ConfigurationError(f"{op}: {what}", source=op)
 
 
-def wrong_shapes(op: str, rule: str, **arrays: Array) -> ConfigurationError:
-    """The error for shapes that do not fit: what the rule is, and what the shapes are.
+def wrong_shapes(op: str, rule: str, advice: str = "", /, **arrays: Array) -> ConfigurationError:
+    """The error for shapes that do not fit: what the rule is, what the shapes are, and advice.
 
     >>> import numpy
     >>> str(wrong_shapes("matmul", "a has as many columns as b has rows", a=numpy.ones((2, 3))))
     'matmul: a has as many columns as b has rows, but a is (2, 3)'
     """
     shown = ", ".join(f"{name} is {tuple(x.shape)}" for name, x in arrays.items())
-    return wrong(op, f"{rule}, but {shown}")
+    return wrong(op, f"{rule}, but {shown}{advice}")
+
+
+def different_shapes(op: str, **two: Array) -> ConfigurationError:
+    """The error for two arrays that must have one shape; the second is to become like the first.
+
+    >>> import numpy
+    >>> str(different_shapes("add", x=numpy.ones((2, 1)), y=numpy.ones(2)))
+    'add: x and y have one shape, but x is (2, 1), y is (2,); use y.reshape(2, 1)'
+    """
+    first, second = two
+    advice = reshape_advice(second, two[second], tuple(two[first].shape))
+    return wrong_shapes(op, f"{first} and {second} have one shape", advice, **two)
+
+
+def reshape_advice(name: str, x: Array, shape: tuple[int, ...]) -> str:
+    """The end of a sentence with the call that gives an array this shape; empty if none does."""
+    if math.prod(tuple(x.shape)) != math.prod(shape):
+        return ""
+    return f"; use {name}.reshape({', '.join(map(str, shape))})"
 
 
 def different_dtypes(op: str, **arrays: Array) -> ConfigurationError:

@@ -29,6 +29,10 @@ INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 
 _HOST = Device("cpu", 0, engine="numpy")
 _SHOWN = 6
+_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
+_TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
+_NEITHER = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "idx")
+"""Keys that batches in dicts have in the libraries that give such, for advice alone."""
 
 
 class Batches:
@@ -313,12 +317,26 @@ def _check_kind(array: Any, name: str) -> None:
         )
 
 
+def _pair_advice(batch: Mapping[Any, Any]) -> str:
+    """Which two of the arrays of a dict are x and y, as far as their keys say so.
+
+    >>> _pair_advice({"attention_mask": 0, "input_ids": 0, "labels": 0})
+    "give two of them, as in (batch['input_ids'], batch['labels'])"
+    """
+    others = [key for key in batch if key not in (*_INPUTS, *_TARGETS, *_NEITHER)]
+    inputs = [key for key in _INPUTS if key in batch] + others or ["x"]
+    targets = [key for key in _TARGETS if key in batch] + others[::-1] or ["y"]
+    x, y = inputs[0], targets[0]
+    if x == y or (batch and y not in batch):
+        return f"give (batch[{x!r}], y) with targets y, which none of these keys seems to hold"
+    return f"give two of them, as in (batch[{x!r}], batch[{y!r}])"
+
+
 def _described(batch: Any) -> str:
     if isinstance(batch, Mapping):
         keys = [repr(key) for key in batch]
         few = ", ".join(keys[:_SHOWN]) + (", …" if len(keys) > _SHOWN else "")
-        one, other = (keys * 2)[:2] if keys else ("'x'", "'y'")
-        return f"a dict with the keys {few}; give two of them, as in (batch[{one}], batch[{other}])"
+        return f"a dict with the keys {few}; {_pair_advice(batch)}"
     if isinstance(batch, tuple | list):
         return f"a {type(batch).__name__} of {len(batch)}"
     if hasattr(batch, "shape"):
