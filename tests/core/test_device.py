@@ -54,6 +54,22 @@ def test_an_unknown_backend_is_refused_with_the_valid_ones() -> None:
         Device("mps")
 
 
+@pytest.mark.parametrize("name", ["xpu", "hpu:1", "XPU"])
+def test_what_only_pytorch_drives_is_said_to_be_that(name: str) -> None:
+    import torch
+
+    short = name.lower().partition(":")[0]
+    with pytest.raises(ConfigurationError) as caught:
+        anydevice.device(name)
+    said = str(caught.value)
+    assert "PyTorch drives" in said
+    assert "anydevice does not yet" in said
+    assert f'torch.device("{short}")' in said
+    assert "there is no backend" not in said
+    with pytest.raises(ConfigurationError, match="anydevice does not yet"):
+        anydevice.device(torch.device(short))
+
+
 def test_equal_by_place_alone() -> None:
     plain, served = Device("cuda:1"), Device("cuda:1", engine="jax", chosen_by="argument")
     assert plain == served

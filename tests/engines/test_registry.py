@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import anydevice
 from anydevice.core.backends import BACKENDS
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
@@ -209,3 +210,29 @@ def test_what_is_absent_says_so_when_it_is_used() -> None:
 def test_what_is_absent_and_not_made_yet_ends_in_no_circle() -> None:
     with pytest.raises(AttributeError, match="what"):
         str(Absent.__new__(Absent))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("pytorch", "torch"),
+        ("PyTorch", "torch"),
+        ("Torch", "torch"),
+        ("flax", "jax"),
+        ("OpenCL", "opencl"),
+    ],
+)
+def test_a_library_by_another_name(name: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
+        registry.row_of(name)
+    with pytest.raises(ConfigurationError, match=f"engine=: .*did you mean '{meant}'"):
+        anydevice.device("cpu", engine=name)
+
+
+def test_a_library_without_an_engine_and_a_backend_are_told_apart() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no engine 'tensorflow'; the engines are numpy, "
+    ):
+        anydevice.device(engine="tensorflow")
+    with pytest.raises(ConfigurationError, match=r"'cuda' is a backend.*device\(\"cuda\"\)"):
+        anydevice.device(engine="cuda")

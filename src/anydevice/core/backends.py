@@ -125,6 +125,9 @@ SAID_ELSEWHERE = {
 }
 """Other names of the backends, for "did you mean"; never a second name."""
 
+NOT_YET = {"xpu": "Intel GPUs", "hpu": "Intel Gaudi accelerators"}
+"""Hardware that PyTorch drives under this name, and anydevice does not yet."""
+
 AUTO = "auto"
 """Written in place of a device's name: follow the order of backends."""
 

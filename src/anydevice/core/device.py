@@ -6,7 +6,7 @@ import re
 from typing import Any, Self
 
 from anydevice.core import hooks
-from anydevice.core.backends import BACKENDS, SAID_ELSEWHERE
+from anydevice.core.backends import BACKENDS, NOT_YET, SAID_ELSEWHERE
 from anydevice.core.finding import Facts, Kind, Standing, Verdict
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
@@ -286,6 +286,11 @@ def unknown_backend(name: str) -> str:
     if served:
         place = "cpu" if "cpu" in served else served[0]
         return f'{name} is an engine, not a backend; write device("{place}", engine="{name}")'
+    if name in NOT_YET:
+        return (
+            f"PyTorch drives {NOT_YET[name]}, {name!r}, and anydevice does not yet; use PyTorch "
+            f'itself, as in x.to(torch.device("{name}"))'
+        )
     meant = SAID_ELSEWHERE.get(name)
     hint = f" (did you mean {meant!r}?)" if meant else ""
     known = (*BACKENDS, *sorted(hooks.added_backends()))

@@ -140,6 +140,20 @@ BUILT_IN: dict[str, EngineRow] = {
 }
 
 
+_SAID_ELSEWHERE = {
+    "pytorch": "torch",
+    "lightning": "torch",
+    "np": "numpy",
+    "jnp": "jax",
+    "flax": "jax",
+    "equinox": "jax",
+    "jaxlib": "jax",
+    "mx": "mlx",
+    "pyopencl": "opencl",
+}
+"""Other names of the engines and libraries on top of them, for "did you mean"."""
+
+
 def rows() -> Mapping[str, EngineRow]:
     """Every engine by name: the built-in ones, then those that other packages add."""
     return _rows(entry_points(GROUP))[0]
@@ -210,10 +224,18 @@ def row_of(name: str) -> EngineRow:
     """The row of an engine; a name that none has is refused with the valid ones."""
     row = BUILT_IN.get(name) or rows().get(name)
     if row is None:
-        raise ConfigurationError(
-            f"there is no engine {name!r}; the engines are {', '.join(engine_names())}"
-        )
+        raise ConfigurationError(unknown_engine(name))
     return row
+
+
+def unknown_engine(name: str) -> str:
+    """The sentence for a name that no engine has, with the one that is meant or the valid ones."""
+    said, known = name.lower(), engine_names()
+    if said in BACKENDS and said not in known:
+        return f'{name!r} is a backend and no engine; write device("{said}")'
+    meant = said if said in known else _SAID_ELSEWHERE.get(said)
+    hint = f" (did you mean {meant!r}?)" if meant else ""
+    return f"there is no engine {name!r}{hint}; the engines are {', '.join(known)}"
 
 
 @cache

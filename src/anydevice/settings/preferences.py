@@ -13,7 +13,7 @@ from anydevice.core.device import Device, parse_place
 from anydevice.core.files import writing
 from anydevice.core.record import Record
 from anydevice.core.warn import warn
-from anydevice.engines.registry import engine_names
+from anydevice.engines.registry import engine_names, unknown_engine
 from anydevice.errors import ConfigurationError
 from anydevice.settings.files import new_project_file, project_file, state, user_file
 
@@ -129,11 +129,8 @@ def check_wish(wish: str, source: str) -> None:
 
 def check_engine(engine: str, source: str) -> None:
     """Raise `ConfigurationError`, with the valid names, for an unknown engine."""
-    valid = engine_names()
-    if engine not in valid:
-        raise ConfigurationError(
-            f"{source}: there is no engine {engine!r}; the engines are {', '.join(valid)}", source
-        )
+    if engine not in engine_names():
+        raise ConfigurationError(f"{source}: {unknown_engine(engine)}", source)
 
 
 def split_wishes(text: str) -> tuple[str, ...]:
