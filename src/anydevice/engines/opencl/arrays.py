@@ -12,8 +12,9 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Engine, Storage
 from anydevice.engines.base import BaseEngine
-from anydevice.engines.host import no_dtype, plain
+from anydevice.engines.host import narrowed, no_dtype, plain
 from anydevice.engines.opencl.buffers import pool, queue_of_context, queue_of_device
+from anydevice.engines.opencl.kernels.programs import limits
 
 _MULTIPLIED = ("float16", "bfloat16", "float32", "float64")
 
@@ -58,8 +59,14 @@ class OpenclEngine(BaseEngine):
         return made
 
     def place(self, x: Any, device: Device, *, narrow: bool = False) -> Any:
-        """A copy on the device, also of dtypes that OpenCL cannot compute with."""
+        """A copy on the device, also of dtypes that OpenCL cannot compute with.
+
+        With `narrow`, float64 is rounded where the device computes none.
+        """
         queue = queue_of_device(self.native(device))
+        absent = limits(queue.context).no_doubles if narrow else None
+        if absent is not None:
+            x = narrowed(x, ("float64",), why=absent.what, remedy=absent.instead, narrow=True)
         return cl_array.to_device(queue, plain(x), allocator=pool(queue.context))
 
     def to_host(self, x: Any) -> Any:
