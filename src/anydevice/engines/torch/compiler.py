@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -54,8 +54,7 @@ class TorchCompiler:
 
         Values of `static` arguments must be hashable; each set of them is compiled by itself.
         """
-        mode = _MOST if most else None
-        compile_one = partial(torch.compile, fullgraph=whole, mode=mode, **_OPTIONS)
+        compile_one = partial(torch.compile, fullgraph=whole, options=_options(most), **_OPTIONS)
         if static:
             return compiled_for_each(function, static, compile_one)
         compiled: Callable[..., Any] = compile_one(function)
@@ -69,6 +68,114 @@ class TorchCompiler:
         if os.environ.get(_KEEPING) == "0":
             return None
         return os.environ.setdefault(_FOLDER, folder)
+
+
+# Indices out of range. On the CPU, the machine code of an index that is out of range raises a C++
+# exception on a thread of its own, which ends the process. So what PyTorch compiles gets a check
+# before each use of an index, which raises IndexError, as PyTorch does where nothing is compiled.
+# On a GPU, both fail in the same way, and a check would have to wait for the GPU.
+
+_OPS = torch.library.Library("anydevice", "FRAGMENT")
+_OPS.define("zero_in_range(Tensor index, Tensor is_outside, int low, int high) -> Tensor")
+
+
+def _zero_in_range(index: Any, is_outside: Any, low: int, high: int) -> Any:
+    """0 in the dtype of the index; raises `IndexError` if an element is outside."""
+    if is_outside:
+        first = index[(index < low) | (index >= high)].reshape(-1)[0]
+        raise IndexError(
+            f"index {int(first)} is out of range; here indices are from {low} to {high - 1}"
+        )
+    return index.new_zeros(())
+
+
+_OPS.impl("zero_in_range", _zero_in_range, "CPU")
+_OPS.impl("zero_in_range", lambda index, *_: index.new_empty(()), "Meta")
+
+_aten = torch.ops.aten
+_OF_ITEMS = (_aten.index.Tensor, _aten.index_put.default)
+_ALONG_AN_AXIS = (
+    _aten.gather.default,
+    _aten.scatter.src,
+    _aten.scatter.value,
+    _aten.scatter.reduce,
+    _aten.scatter.value_reduce,
+    _aten.scatter_add.default,
+    _aten.scatter_reduce.two,
+)
+
+
+@cache
+def _options(most: bool) -> dict[str, Any]:
+    """The options of PyTorch's compiler. It is imported here, because that takes seconds."""
+    import torch._inductor as inductor
+
+    options = dict(inductor.list_mode_options(_MOST)) if most else {}
+    with suppress(ImportError):  # before PyTorch 2.6, code with passes of others is not kept
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+
+        class Checks(CustomGraphPass):  # type: ignore[misc]
+            def __call__(self, graph: Any) -> None:
+                _check_indices(graph)
+
+            def uuid(self) -> str:
+                return "anydevice: indices 1"
+
+        options["joint_custom_post_pass"] = Checks()
+    return options
+
+
+def _check_indices(graph: Any) -> None:
+    """Put a check before each use of an index in the CPU's memory that is given or computed."""
+    given: set[Any] = set()
+    checked: dict[Any, Any] = {}
+    for node in list(graph.nodes):
+        if node.op == "placeholder" or any(x in given for x in node.all_input_nodes):
+            given.add(node)
+        for index, low, high in _indices_of(node):
+            if index not in given or index.meta["val"].device.type != "cpu":
+                continue
+            key = index, low, high
+            if key not in checked:
+                with graph.inserting_before(node):
+                    checked[key] = _with_check(graph, *key)
+            node.replace_input_with(index, checked[key])
+
+
+def _indices_of(node: Any) -> Iterator[tuple[Any, int, int]]:
+    """The arguments of a node that are indices, each with the range it must be in."""
+    found: list[tuple[Any, Any, Any]] = []
+    if node.target is _aten.embedding.default:
+        table, index = node.args[:2]
+        found = [(index, 0, _shape(table)[0])]
+    elif node.target in _ALONG_AN_AXIS:
+        x, axis, index = node.args[:3]
+        found = [(index, 0, (_shape(x) or (1,))[axis])]
+    elif node.target in _OF_ITEMS:
+        x, indices = node.args[:2]
+        sizes = zip(indices, _shape(x), strict=False)
+        found = [(index, -size, size) for index, size in sizes if index is not None]
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index, _, _ in found):
+        return  # a mask, which stands for several axes
+    yield from (each for each in found if isinstance(each[2], int))  # else a size may change
+
+
+def _shape(node: Any) -> tuple[Any, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _with_check(graph: Any, index: Any, low: int, high: int) -> Any:
+    def call(target: Any, *arguments: Any) -> Any:
+        node = graph.call_function(target, arguments)
+        values = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in arguments]
+        node.meta["val"] = target(*values)
+        return node
+
+    below = call(_aten.lt.Scalar, index, low)
+    above = call(_aten.ge.Scalar, index, high)
+    is_outside = call(_aten.any.default, call(_aten.logical_or.default, below, above))
+    zero = call(torch.ops.anydevice.zero_in_range.default, index, is_outside, low, high)
+    return call(_aten.add.Tensor, index, zero)
 
 
 COMPILER: Compiler = TorchCompiler()
