@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict, namedtuple
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,35 @@ def test_a_function_that_holds_an_array_of_another_device(quick_torch: None, opt
     with pytest.raises(DeviceMismatchError, match=r"inputs\[0\] is on cpu, but .* meta") as caught:
         compiled(np.ones(2, np.float32))
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_the_setting_mixed_precision_is_the_default(here: Device) -> None:
+    def written(**options: Any) -> Any:
+        return anydevice.compile(digits(), here, optimize="none", **options)
+
+    def exact(compiled: Any) -> bool:
+        return bool(np.abs(anydevice.to_numpy(compiled(X)) - digits()(X)).max() < 1e-6)
+
+    assert written().report.policy.name == "float32"
+    assert exact(written())
+    anydevice.configure(mixed_precision=True)
+    mixed = written()
+    assert mixed.report.policy.name == "mixed"
+    assert not exact(mixed), "it computes in 16 bits"
+    assert "precision  mixed: parameters float32, computed in" in str(mixed.report)
+    assert "by the setting mixed_precision, from configure()" in str(mixed.report)
+    assert written(precision="float32").report.policy.name == "float32"
+    assert exact(written(precision="float32")), "an argument wins"
+    assert not written(precision="mixed").report.notes, "no setting decided it"
+    anydevice.configure(mixed_precision=None)
+    assert exact(written())
+
+
+def test_a_file_sets_mixed_precision(home: Path) -> None:
+    (home / "anydevice.toml").write_text("mixed_precision = true\n")
+    report = anydevice.compile(digits(), device_of_engine("numpy")).report
+    assert report.policy.name == "mixed"
+    assert "anydevice.toml" in report.notes[-1]
 
 
 def test_inputs_of_other_libraries_are_moved() -> None:

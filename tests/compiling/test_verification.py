@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,99 @@ def test_properties_must_hold() -> None:
         made.verify(X, [fails])
 
 
+def test_properties_of_the_input_and_the_output() -> None:
+    here = device_of_engine("torch")
+    model = nn.build("relu", input_shape=16, device="cpu")
+    seen: list[Any] = []
+
+    def is_never_smaller(x: Any, y: Any) -> Any:
+        seen.append((type(x), type(y)))
+        return y >= x
+
+    def is_never_larger(x: Any, y: Any) -> Any:
+        return y <= x
+
+    made = anydevice.compile(model, here, optimize="none", verify=X, properties=[is_never_smaller])
+    assert made.report.checked is not None
+    assert made.report.checked.properties == ("is_never_smaller",)
+    assert seen == [(np.ndarray, np.ndarray)], "it ran, with the input and the output as NumPy"
+    first = np.argwhere(X < 0)[0].tolist()
+    with pytest.raises(VerificationError) as caught:
+        made.verify(X, [is_never_smaller, is_never_larger])
+    assert str(first) in str(caught.value), "the first element that breaks it is named"
+
+
+def test_a_property_gets_the_inputs_as_they_were_given() -> None:
+    def scaled(x: Any, *, scale: Any) -> Any:
+        return ops.multiply(x, scale)
+
+    def is_product(inputs: Any, y: Any) -> Any:
+        x, scale = inputs if isinstance(inputs, tuple) else (inputs["x"], inputs["scale"])
+        return np.isclose(y, x * scale)
+
+    here = device_of_engine("torch")
+    two = np.full((5, 16), 2, np.float32)
+    by_name = anydevice.compile(
+        scaled, here, optimize="none", verify={"x": X, "scale": two}, properties=[is_product]
+    )
+    by_place = anydevice.compile(
+        lambda x, y: ops.multiply(x, y),
+        here,
+        optimize="none",
+        verify=(X, two),
+        properties=[is_product],
+    )
+    for each in (by_name, by_place):
+        assert each.report.checked is not None
+        assert each.report.checked.properties == ("is_product",)
+
+
+def test_a_property_that_did_not_run_does_not_hold() -> None:
+    def runs_later(y: Any) -> Iterator[bool]:
+        yield False
+
+    def returns_another(y: Any) -> Any:
+        return lambda: False
+
+    def forgets(y: Any) -> None:
+        np.isfinite(y).all()
+
+    def looks_at_nothing(y: Any) -> Any:
+        return y[:0] > 0
+
+    made = anydevice.compile(five_layers(), device_of_engine("numpy"), optimize="none")
+    for holds in (runs_later, returns_another, forgets, looks_at_nothing):
+        with pytest.raises(VerificationError, match=f"{holds.__name__} was not checked"):
+            made.verify(X, [holds])
+        assert made.report.checked is None
+    for holds in (lambda: True, lambda x, y, z: True, lambda *, y: True):
+        with pytest.raises(ConfigurationError, match=r"a property takes the output, \(y\), or"):
+            made.verify(X, [holds])
+
+
+@pytest.mark.parametrize("rows", [X[:0], (X[:0], X[:0])])
+def test_an_example_without_elements_verifies_nothing(here: Device, rows: Any) -> None:
+    model = five_layers() if isinstance(rows, np.ndarray) else lambda x, y: ops.add(x, y)
+    with pytest.raises(ConfigurationError, match=r"no elements: \(0, 16\) float32.*one row"):
+        anydevice.compile(model, here, optimize="none", verify=rows, properties=[np.isfinite])
+
+
+def test_an_output_without_elements_verifies_nothing() -> None:
+    here = device_of_engine("numpy")
+    for model in (lambda x: None, lambda x: "text", lambda x: x[:0]):
+        with pytest.raises(ConfigurationError, match="the output of the model holds no array"):
+            anydevice.compile(model, here, optimize="none", verify=X)
+
+
+def test_numbers_are_compared_as_arrays_are(here: Device) -> None:
+    def in_numbers(x: Any) -> Any:
+        return {"sum": float(np.sum(anydevice.to_numpy(x))), "count": 5}
+
+    made = anydevice.compile(in_numbers, here, optimize="none", verify=X)
+    assert made.report.checked is not None
+    assert made.report.checked.largest > 0, "float32 is not float64"
+
+
 def test_a_single_layer_is_a_part_too() -> None:
     model = nn.Model(nn.Dense(16, 3), device="cpu")
     model.parameters["weight"][0, 0] = np.inf
@@ -453,5 +547,6 @@ def test_any_function_that_runs_a_model_can_be_verified(here: Device) -> None:
     checked = verify_model(Candidate(moved, here, policy, run, None), original, inputs, ())
     assert (checked.parts, checked.weights) == (2, 2)
     wrong = Candidate(moved, here, policy, lambda x: ops.multiply(run(x), 1.01), None)
-    with pytest.raises(VerificationError, match="in the compiled code, the output: "):
+    with pytest.raises(VerificationError, match=r"^called as a whole, the output: ") as caught:
         verify_model(wrong, original, inputs, ())
+    assert "compiled code" not in str(caught.value), "none of it was compiled"

@@ -165,9 +165,45 @@ def test_modules_of_pytorch_are_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
     for precision in ("float32", "mixed"):
         compiled = anydevice.compile(module, "cpu", precision=precision, verify=X)
         assert compiled.report.made[0].how == "compiled as a whole"
-    sum_of = compiled(torch.from_numpy(X)).sum()
-    sum_of.backward()
-    assert module[2].weight.grad is not None, "gradients pass, as through any module"
+
+
+@pytest.mark.parametrize("optimize", ["none", "default"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
+def test_results_of_pytorch_carry_gradients_where_asked(
+    optimize: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = torch_module()
+    torch = pytest.importorskip("torch")
+    torch.compiler.reset()
+    plain = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **o: plain(f, **{**o, "backend": "eager", "options": None})
+    )
+    options = {"optimize": optimize, "precision": precision}
+    compiled = anydevice.compile(module, "cpu", **options)
+    for x in (X, torch.from_numpy(X), X):
+        y = compiled(x)
+        assert not y.requires_grad
+        if precision != "bfloat16":  # which NumPy has not
+            assert np.asarray(y).shape == (5, 4)
+    assert torch.is_grad_enabled(), "the mode of the program stays"
+    asked = torch.from_numpy(X).requires_grad_()
+    compiled(asked).sum().backward()
+    assert asked.grad is not None, "an input that requires gradients asks for them"
+    module.zero_grad()
+    compiled = anydevice.compile(module, "cpu", gradients=True, verify=X, **options)
+    compiled(X).sum().backward()
+    if precision != "bfloat16":  # where the weights are copies
+        assert module[2].weight.grad is not None, "gradients pass, as through any module"
+
+
+def test_a_function_over_a_module_carries_no_gradients_either() -> None:
+    torch = pytest.importorskip("torch")
+    module, here = torch_module(), anydevice.device("cpu", engine="torch")
+    compiled = anydevice.compile(lambda x: {"y": module(x)}, here, optimize="none")
+    assert not compiled(X)["y"].requires_grad
+    of_x = torch.func.grad(lambda x: compiled(x)["y"].sum())(torch.from_numpy(X))
+    assert of_x.abs().sum() > 0, "who differentiates the call gets gradients"
 
 
 def test_weights_are_shared_where_nothing_changes() -> None:
@@ -178,6 +214,67 @@ def test_weights_are_shared_where_nothing_changes() -> None:
     half = anydevice.compile(module, "cpu", optimize="none", precision="float16")
     assert str(module[0].inner.weight.dtype) == "torch.float32"
     assert "float16 instead of float32" in half.report.notes[0]
+
+
+def test_a_batch_for_a_module_of_one_example_is_told_as_such() -> None:
+    jax = pytest.importorskip("jax")
+    eqx = pytest.importorskip("equinox")
+    perceptron = eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))
+    picture = eqx.nn.Conv2d(3, 2, 3, key=jax.random.key(0))
+    for module, x in ((perceptron, X), (picture, np.ones((2, 3, 8, 8), np.float32))):
+        for optimize in ("none", "default"):
+            compiled = anydevice.compile(module, "cpu", optimize=optimize)
+            with pytest.raises(ConfigurationError, match=r"one example.*jax\.vmap\(model\)"):
+                compiled(x)
+            with pytest.raises(ConfigurationError, match=r"jax\.vmap\(model\)"):
+                compiled.verify(x)
+    with pytest.raises(Exception, match=r"dot_general|matmul") as caught:
+        anydevice.compile(perceptron, "cpu")(X[:, :3])
+    assert "vmap" not in str(caught.value), "no batch of what it takes"
+
+
+@pytest.mark.parametrize("how", ["vmap", "vmap twice", "jit", "filter_vmap"])
+def test_the_weights_of_a_mapped_module_are_seen(how: str) -> None:
+    jax = pytest.importorskip("jax")
+    eqx = pytest.importorskip("equinox")
+    module = eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))
+    mapped = {
+        "vmap": lambda: jax.vmap(module, axis_name="examples"),
+        "vmap twice": lambda: jax.vmap(jax.vmap(module), in_axes=1, out_axes=1),
+        "jit": lambda: jax.jit(jax.vmap(module)),
+        "filter_vmap": lambda: eqx.filter_vmap(module),
+    }[how]()
+    x = X[None].repeat(3, 0) if how == "vmap twice" else X
+    want = np.asarray(mapped(x))
+    compiled = anydevice.compile(mapped, "cpu", verify=x)
+    assert compiled.model is mapped
+    assert compiled.report.checked is not None
+    assert compiled.report.checked.weights == len(compiled.parameters) == 6
+    assert "6 weights read back" in str(compiled.report)
+    np.testing.assert_allclose(np.asarray(compiled(x)), want, rtol=1e-5, atol=1e-6)
+    half = anydevice.compile(mapped, "cpu", precision="bfloat16")
+    assert {str(weight.dtype) for weight in half.parameters.values()} == {"bfloat16"}
+    assert str(half(x).dtype) == "bfloat16"
+
+
+def test_a_wrong_weight_of_a_mapped_module_is_found() -> None:
+    jax = pytest.importorskip("jax")
+    eqx = pytest.importorskip("equinox")
+    compiled = anydevice.compile(
+        jax.vmap(eqx.nn.MLP(16, 4, 8, 2, key=jax.random.key(0))), "cpu", optimize="none"
+    )
+    arguments = compiled._adapter.arguments
+    arguments[2] = arguments[2] + 1e-3
+    with pytest.raises(VerificationError, match=r"layers\[1\]\.weight: the weight on the device"):
+        compiled.verify(X)
+
+
+def test_a_function_claims_no_weights() -> None:
+    report = anydevice.compile(
+        lambda x: x * 2, anydevice.device("cpu", engine="numpy"), verify=X
+    ).report
+    assert report.checked is not None
+    assert "weights" not in str(report)
 
 
 def test_training_mode_is_said_and_not_verified() -> None:
@@ -338,6 +435,66 @@ def test_verified_weights_may_be_changed_and_verified_again() -> None:
     assert compiled.verify(X).checked is not None
     module.train()
     assert compiled.report.checked is None
+
+
+def counting(kind: str) -> Any:
+    """A module whose output depends on how often it was called."""
+    torch = pytest.importorskip("torch")
+
+    class Counting(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(16, 4)
+            self.register_buffer("calls", torch.zeros(()))
+            self.count = 0
+            self.list: list[int] = []
+
+        def forward(self, x: Any) -> Any:
+            self.count += kind == "attribute"
+            if kind == "list":
+                self.list.append(1)
+            elif kind == "buffer":
+                self.calls += 1
+            elif kind == "new buffer":
+                self.calls = self.calls + 1
+            return self.inner(x) * (1 + self.calls + self.count + len(self.list))
+
+    return Counting().eval()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("buffer", "calls"), ("new buffer", "calls"), ("attribute", "count"), ("list", None)],
+)
+def test_a_module_that_changes_itself_is_told_from_a_wrong_compiler(
+    kind: str, name: str | None, precision: str
+) -> None:
+    compiled = anydevice.compile(counting(kind), "cpu", optimize="none", precision=precision)
+    why = f": the model changes its {name} in each call" if name else ""
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"the output differs from run to run{why},"):
+            compiled.verify(X)
+        compiled(X)
+    assert compiled.report.checked is None
+
+
+def test_what_a_module_writes_is_no_wrong_weight_where_its_output_stays() -> None:
+    """A copy in another precision counts by itself; the module that was given does not."""
+    torch = pytest.importorskip("torch")
+
+    class Counting(torch.nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(16, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return super().forward(x)
+
+    compiled = anydevice.compile(Counting().eval(), "cpu", optimize="none", precision="bfloat16")
+    compiled(X)
+    assert compiled.verify(X).checked is not None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.:DeprecationWarning")

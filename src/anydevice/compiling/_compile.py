@@ -37,6 +37,7 @@ from anydevice.models.changes import ChangeDetector
 from anydevice.models.detect import adapter_of, compile_device
 from anydevice.models.native import NativeAdapter
 from anydevice.models.precision import Policy, policy_of
+from anydevice.settings import config as settings
 from anydevice.settings.files import compiled_folder
 from anydevice.transfer.moving import is_array, refuse_mismatch, to_device
 from anydevice.transfer.trees.tree import flatten
@@ -51,9 +52,10 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     device: Device | str | None = None,
     *,
     optimize: str = "default",
-    precision: str = "float32",
+    precision: str | None = None,
     verify: Any = None,
     properties: Sequence[Property] = (),
+    gradients: bool = False,
 ) -> Compiled:
     """Compile a model for a device; call the result like the model.
 
@@ -65,11 +67,14 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     - `optimize`: "none" runs the model as written, "default" compiles it, "aggressive" takes more
       time for faster code.
     - `precision`: "float32", "float16" or "bfloat16" is the dtype of floating weights, inputs and
-      outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits.
+      outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits. Without
+      it, "mixed" if the setting `mixed_precision` is on, else "float32".
     - `verify`: an example input, a tuple of several, or a dict of inputs by name. It runs on the
       device and on a float64 reference; an error that is too large raises `VerificationError` with
-      the first layer that is wrong. `properties` are functions that must hold for the output, which
-      they get as NumPy.
+      the first layer that is wrong. `properties` are functions that must hold for the example: they
+      get the output, (y), or the input and the output, (x, y), as NumPy, and return true or false.
+    - `gradients`: on PyTorch, results carry gradients of the weights. Without it, they carry some
+      only where an input requires them. JAX and MLX take gradients of the function itself.
 
     A model that cannot be compiled runs as written; `report` says so, and why.
 
@@ -101,7 +106,8 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     policy = policy_of(precision, target)
     original = Original.of(source, policy) if verify is not None else None
     moved = source.moved(target, policy.parameters)
-    compiled = Compiled(model, moved, target, policy, optimize, _other_engine(source, device))
+    notes = _other_engine(source, device) + _by_setting(precision, policy)
+    compiled = Compiled(model, moved, target, policy, optimize, notes, gradients=gradients)
     if original is not None:
         compiled._verify(original, verify, properties)
     return compiled
@@ -129,12 +135,15 @@ class Compiled:
         policy: Policy,
         optimize: str,
         notes: tuple[str, ...] = (),
+        *,
+        gradients: bool = False,
     ) -> None:
         self.model = model
         self.device = device
         self.policy = policy
         self.optimize = optimize
         self._engine: Engine = registry.load(device.engine or "numpy")
+        self._gradients = gradients
         self._notes = notes
         self._keys: dict[type, KeyFunction] = {}
         self._updating = threading.Lock()
@@ -277,7 +286,7 @@ class Compiled:
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         signature, arrays = split_inputs(inputs, named)
         if is_traced(arrays):
-            return self._new_program(signature).as_written(self._adapter.arguments, *arrays)
+            return self._new_program(signature).function(self._adapter.arguments, *arrays)
         self._adapter.check_inputs(*signature.filled(arrays))
         # Floating inputs become the policy's dtype anyway: narrowing them is what was asked for.
         placed = [to_device(x, self.device, convert=True, narrow=True) for x in arrays]
@@ -329,7 +338,14 @@ class Compiled:
 
     def _new_program(self, signature: CallSignature) -> Program:
         dtype = self._adapter.input_dtype(self.policy)
-        return Program(self._function, self._compilers.compilers, self._engine, signature, dtype)
+        return Program(
+            self._function,
+            self._compilers.compilers,
+            self._engine,
+            signature,
+            dtype,
+            gradients=self._gradients,
+        )
 
     def _wait_for(self, result: Any) -> None:
         arrays = flatten(result, is_array)[0].values
@@ -355,6 +371,14 @@ def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:
         f"{device.engine} was asked for, and a {source.kind} runs in {source.library}: it stays "
         "there",
     )
+
+
+def _by_setting(precision: str | None, policy: Policy) -> tuple[str, ...]:
+    """The note in the report where a setting decides the precision."""
+    if precision is not None or policy.name == "float32":
+        return ()
+    source = settings.current()[1]["mixed_precision"]
+    return (f'the precision is "{policy.name}" by the setting mixed_precision, from {source}',)
 
 
 def _too_many() -> str:

@@ -37,10 +37,11 @@ class Checked(Record):
 
     def __str__(self) -> str:
         inside = f"{self.parts} parts, " if self.parts else ""
+        weights = f"{self.weights} weights read back, " if self.weights else ""
         held = f"; holds: {', '.join(self.properties)}" if self.properties else ""
         return (
-            f"right: {inside}{self.weights} weights read back, largest error "
-            f"{self.largest:.2g} of what is allowed, against {self.reference}{held}"
+            f"right: {inside}{weights}largest error {self.largest:.2g} of what is allowed, "
+            f"against {self.reference}{held}"
         )
 
 

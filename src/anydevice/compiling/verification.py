@@ -23,24 +23,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from anydevice.check.comparing import ROUNDING_UNIT
-from anydevice.compiling.inputs import CallSignature, split_inputs
+from anydevice.compiling.inputs import CallSignature, shapes_text, split_inputs
 from anydevice.compiling.report import Checked
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.memory.out_of_memory import explaining
-from anydevice.models.base import Array, ModelAdapter, host_array, type_text
+from anydevice.models.base import Array, ModelAdapter, State, host_array, type_text
 from anydevice.models.precision import Policy, cast
-from anydevice.transfer.moving import is_array, to_device, to_numpy
+from anydevice.transfer.moving import is_array, to_device
 from anydevice.transfer.trees.tree import flatten
 
-Property = Callable[[Any], Any]
+Property = Callable[..., Any]
+"""A function of the output, (y), or of the input and the output, (x, y): true or false."""
+
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 _REFERENCES = ("float64", "float32")
@@ -98,20 +101,51 @@ class Part(Record):
 
 
 class Reference(Record):
-    """The right outputs of all parts, at the end the output: exact, and changed by rounding."""
+    """The right outputs of all parts, at the end the output: exact, and changed by rounding.
+
+    `rewritten` names what the model changes in itself when it is called.
+    """
 
     exact: tuple[Part, ...]
     changed: tuple[tuple[Part, ...], ...]
+    rewritten: tuple[str, ...]
     text: str
 
 
 def check_functions(properties: Any) -> None:
-    """Raise `ConfigurationError` if these are not several functions."""
+    """Raise `ConfigurationError` if these are not several functions of (y) or of (x, y)."""
     if not isinstance(properties, Collection) or not all(map(callable, properties)):
         raise ConfigurationError(
             "properties are functions of the output in a list, as in properties=[is_finite]",
             source="properties=",
         )
+    for holds in properties:
+        takes_input(holds)
+
+
+def takes_input(holds: Property) -> bool:
+    """Whether a property needs two arguments, the input and the output.
+
+    >>> takes_input(lambda y, least=0: y > least), takes_input(lambda x, y: x < y)
+    (False, True)
+
+    Raises `ConfigurationError` if it takes neither (y) nor (x, y).
+    """
+    try:
+        shape = signature(holds)
+    except (TypeError, ValueError):  # functions in C may have no signature
+        return False
+    for given in ((0,), (0, 0)):
+        try:
+            shape.bind(*given)
+        except TypeError:
+            continue
+        return len(given) == 2
+    raise ConfigurationError(
+        f"the property {_name_of(holds)} takes {shape}; a property takes the output, (y), or the "
+        "input and the output, (x, y)",
+        source="properties=",
+    )
 
 
 def verify_model(
@@ -119,7 +153,8 @@ def verify_model(
 ) -> Checked:
     """Verify a compiled model with these inputs.
 
-    Raises `VerificationError` for the first thing that is wrong.
+    Raises `VerificationError` for the first thing that is wrong, and `ConfigurationError` where
+    there is nothing to compare: an example without elements, a model that changes itself.
     """
     adapter, policy, device = candidate.adapter, candidate.policy, candidate.device
     given, named = inputs
@@ -133,26 +168,57 @@ def verify_model(
         )
     adapter.check_verifiable()
     with explaining(device):
-        _check_weights(adapter.weights(), original.digests)
         coarse = adapter.has_coarse_products(device)
         tolerance = tolerance_of(policy.compute, coarse_products=coarse)
         hosts = [host_array(x) for x in arrays]
+        if hosts and not any(x.size for x in hosts):
+            raise _nothing_compared(f"the example has no elements: {shapes_text(arrays)}")
         engine = device.engine or "numpy"
         reference = _reference_of(original.adapter, engine, signature, hosts, tolerance)
+        if not any(x.size for x in reference.exact[-1].arrays):
+            raise _nothing_compared("the output of the model holds no array with elements")
+        _check_weights(adapter.weights(), original.digests, reference.rewritten)
         dtype = adapter.input_dtype(policy)
         placed = [cast(to_device(x, device, convert=True, narrow=True), dtype) for x in arrays]
         parts = _parts_of(adapter.for_tracing(device, policy), signature.filled(placed))
         largest = _check_parts(parts, reference, tolerance)
         output = candidate.run(*given, **named)
-        try:
-            last = _check_last(Part.of("the output", output), reference, tolerance)
-        except VerificationError as error:
-            raise _in_compiled_code(
-                candidate, placed, parts, reference, tolerance, error
-            ) from error
-        held = _check_properties(output, properties) if properties else ()
+        last = _check_output(candidate, output, placed, parts, reference, tolerance)
+        example = named or (given[0] if len(given) == 1 else given)
+        held = _check_properties(example, output, properties)
     count = sum(1 for part in reference.exact[:-1] if part.arrays)
     return Checked(reference.text, count, len(original.digests), max(largest, last), held)
+
+
+def _nothing_compared(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what}; nothing would be compared. Give an example with at least one row, of a model "
+        "that returns arrays",
+        source="verify=",
+    )
+
+
+def _check_output(
+    candidate: Candidate,
+    output: Any,
+    inputs: Sequence[Any],
+    written: Sequence[Part],
+    reference: Reference,
+    tolerance: Tolerance,
+) -> float:
+    """The largest error of the output of the whole model; see `_check_parts`."""
+    try:
+        return _check_last(Part.of("the output", output), reference, tolerance)
+    except VerificationError as error:
+        if candidate.compiler is None:
+            raise VerificationError(
+                f"called as a whole, {error}. Part by part, it was right: verify it again, and "
+                "check the device with anydevice doctor",
+                where=error.where,
+                shapes=error.shapes,
+                largest_error=error.largest_error,
+            ) from error
+        raise _in_compiled_code(candidate, inputs, written, reference, tolerance, error) from error
 
 
 def _in_compiled_code(
@@ -166,12 +232,12 @@ def _in_compiled_code(
     """The error with the first part that is wrong in compiled code, where it can be found."""
     where, text = error.where, str(error)
     try:
-        if candidate.compiler is not None:
-            traced = candidate.adapter.for_tracing(candidate.device, candidate.policy)
-            values = candidate.compiler(traced.with_parts)(traced.arguments, *inputs)
-            if values is not None:
-                named = zip([part.name for part in written], values, strict=True)
-                _check_parts([Part.of(*each) for each in named], reference, tolerance)
+        assert candidate.compiler is not None
+        traced = candidate.adapter.for_tracing(candidate.device, candidate.policy)
+        values = candidate.compiler(traced.with_parts)(traced.arguments, *inputs)
+        if values is not None:
+            named = zip([part.name for part in written], values, strict=True)
+            _check_parts([Part.of(*each) for each in named], reference, tolerance)
     except VerificationError as inside:
         where, text = inside.where, str(inside)
     return VerificationError(
@@ -195,9 +261,16 @@ def digest_of(x: Array) -> str:
     return digest.hexdigest()
 
 
-def _check_weights(weights: Mapping[str, Array], moved: Mapping[str, str]) -> None:
-    """Raise `VerificationError` if a weight that is read back is not the one that was moved."""
+def _check_weights(
+    weights: Mapping[str, Array], moved: Mapping[str, str], rewritten: Collection[str]
+) -> None:
+    """Raise `VerificationError` if a weight that is read back is not the one that was moved.
+
+    Those that the model has rewritten itself are left out.
+    """
     for path, x in weights.items():
+        if path in rewritten:
+            continue
         host = host_array(x)
         if digest_of(host) != moved[path]:
             raise VerificationError(
@@ -208,33 +281,62 @@ def _check_weights(weights: Mapping[str, Array], moved: Mapping[str, str]) -> No
             )
 
 
-def _check_properties(output: Any, properties: Sequence[Property]) -> tuple[str, ...]:
+def _check_properties(example: Any, output: Any, properties: Sequence[Property]) -> tuple[str, ...]:
     """The names of the properties; raises `VerificationError` for the first that does not hold."""
-    host = to_numpy(output)
-    names = []
+    x, y = _hosted(example), _hosted(output)
     for holds in properties:
-        name = getattr(holds, "__name__", repr(holds))
+        name = _name_of(holds)
         try:
-            answer = bool(np.all(holds(host)))
+            answer = holds(x, y) if takes_input(holds) else holds(y)
         except Exception as error:
             raise VerificationError(
                 f"the property {name} could not be checked: {type(error).__name__}: {error}; it "
-                "is called with the output as NumPy, and returns true or false",
+                "is called with the output, or the input and the output, as NumPy, and returns "
+                "true or false",
                 where=name,
             ) from error
-        if not answer:
+        truth = np.asarray(host_array(answer) if is_array(answer) else answer)
+        if truth.dtype != bool or not truth.size:
+            got = "an empty array" if truth.dtype == bool else type_text(answer)
+            got = "nothing" if answer is None else got
             raise VerificationError(
-                f"the property {name} does not hold for the output of the model", where=name
+                f"the property {name} was not checked: it returned {got}, not true or false",
+                where=name,
             )
-        names.append(name)
-    return tuple(names)
+        if not truth.all():
+            first = f" at {np.argwhere(~truth)[0].tolist()}" if truth.ndim else ""
+            raise VerificationError(
+                f"the property {name} does not hold for the output of the model{first}", where=name
+            )
+    return tuple(map(_name_of, properties))
+
+
+def _name_of(holds: Property) -> str:
+    return str(getattr(holds, "__name__", repr(holds)))
+
+
+def _hosted(tree: Any) -> Any:
+    """A tree with its arrays as NumPy arrays."""
+    arrays, rebuild = flatten(tree, is_array)
+    return rebuild([host_array(x) for x in arrays.values])
 
 
 # The parts, on the device and in the reference
 
 
 def _arrays_in(value: Any) -> list[Array]:
-    return [value] if is_array(value) else flatten(value, is_array)[0].values
+    return flatten(_without_numbers(value), is_array)[0].values
+
+
+def _without_numbers(value: Any) -> Any:
+    """The same with arrays for numbers: NumPy and compilers make one of the other."""
+    if isinstance(value, int | float | np.number | np.bool_):
+        return np.asarray(value)
+    if type(value) is dict:
+        return {key: _without_numbers(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return [_without_numbers(part) for part in value]
+    return value
 
 
 def _widened(x: Array) -> Array:
@@ -264,75 +366,102 @@ def _reference_of(
     """Run the reference on inputs in host memory, exactly and changed by rounding.
 
     In float64; where the model's library cannot do that, in float32. Raises `ConfigurationError`
-    for a model whose output is random.
+    for a model whose output is random, or changes from call to call.
     """
 
-    def run(dtype: str, changed_by: Tolerance | None = None, seed: int = 0) -> tuple[Part, ...]:
-        return _reference_run(adapter, engine, signature, inputs, dtype, changed_by, seed)
+    def reference(dtype: str, changed_by: Tolerance | None = None, seed: int = 0) -> _ReferenceRuns:
+        return _ReferenceRuns(adapter, engine, signature, inputs, dtype, changed_by, seed)
 
     failed: Exception | None = None
     for dtype in _REFERENCES:
         try:
-            exact = run(dtype)
+            runs = reference(dtype)
+            before = runs.adapter.state()
+            exact = runs()
         except Exception as error:  # each library refuses float64 with errors of its own
             failed = failed or error
             continue
-        _check_repeats(exact, run(dtype))
-        changed = tuple([run(dtype, tolerance, seed) for seed in range(_CHANGED_RUNS)])
+        rewritten = _rewritten(before, runs.adapter.state())
+        _check_repeats(exact, runs(), rewritten)
+        changed = tuple([reference(dtype, tolerance, seed)() for seed in range(_CHANGED_RUNS)])
         text = f"{dtype} on the CPU"
         if failed is not None:
             first_line = (str(failed) or type(failed).__name__).splitlines()[0]
             text += f" (not float64: {first_line})"
-        return Reference(exact, changed, text)
+        return Reference(exact, changed, rewritten, text)
     assert failed is not None
     raise failed
 
 
-def _reference_run(
-    adapter: ModelAdapter,
-    engine: str,
-    signature: CallSignature,
-    inputs: Sequence[Array],
-    dtype: str,
-    tolerance: Tolerance | None,
-    seed: int,
-) -> tuple[Part, ...]:
-    """The outputs of the reference; with a tolerance, everything is changed by rounding."""
-    draw = np.random.default_rng(seed)
+class _ReferenceRuns:
+    """A reference with its inputs; each call runs the same model once more.
 
-    def rounded(x: Array) -> Array:
-        return x if tolerance is None or x.dtype.kind != "f" else tolerance.changed(x, draw)
+    With a tolerance, everything is changed by rounding.
+    """
 
-    def prepared(x: Array) -> Array:
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        engine: str,
+        signature: CallSignature,
+        inputs: Sequence[Array],
+        dtype: str,
+        tolerance: Tolerance | None,
+        seed: int,
+    ) -> None:
+        self._signature, self._inputs = signature, inputs
+        self._dtype, self._tolerance = dtype, tolerance
+        self._draw = np.random.default_rng(seed)
+        self.adapter = adapter.reference(self._prepared, engine)
+
+    def __call__(self) -> tuple[Part, ...]:
+        """The outputs of all parts, at the end the output."""
+        parts: list[Part] = []
+
+        def after(name: str, value: Any) -> Any:
+            if self._tolerance is not None:
+                arrays, rebuild = flatten(value, is_array)
+                value = rebuild([self._placed(self._rounded(host_array(x))) for x in arrays.values])
+            parts.append(Part.of(name, value))
+            return value
+
+        with self.adapter.scope(), np.errstate(all="ignore"):
+            arrays = [self._placed(self._prepared(x)) for x in self._inputs]
+            given, named = self._signature.filled(arrays)
+            output = self.adapter.traced(after, *given, **named)
+            return (*parts, Part.of("the output", output))
+
+    def _placed(self, x: Array) -> Array:
+        return self.adapter.reference_input(x)
+
+    def _prepared(self, x: Array) -> Array:
         # V: the 16-bit and smaller dtypes that NumPy does not know.
-        return rounded(np.asarray(x, dtype)) if x.dtype.kind in "fV" else x
+        return self._rounded(np.asarray(x, self._dtype)) if x.dtype.kind in "fV" else x
 
-    parts: list[Part] = []
-
-    def after(name: str, value: Any) -> Any:
-        if tolerance is not None:
-            arrays, rebuild = flatten(value, is_array)
-            value = rebuild(
-                [reference.reference_input(rounded(host_array(x))) for x in arrays.values]
-            )
-        parts.append(Part.of(name, value))
-        return value
-
-    reference = adapter.reference(prepared, engine)
-    with reference.scope(), np.errstate(all="ignore"):
-        given, named = signature.filled([reference.reference_input(prepared(x)) for x in inputs])
-        output = reference.traced(after, *given, **named)
-        return (*parts, Part.of("the output", output))
+    def _rounded(self, x: Array) -> Array:
+        if self._tolerance is None or x.dtype.kind != "f":
+            return x
+        return self._tolerance.changed(x, self._draw)
 
 
-def _check_repeats(first: Sequence[Part], second: Sequence[Part]) -> None:
+def _rewritten(before: State, after: State) -> tuple[str, ...]:
+    """The names whose value is another object, or was written to."""
+    nothing = (None, 0)
+    pairs = [(name, before.get(name, nothing), now) for name, now in after.items()]
+    return tuple(name for name, old, new in pairs if old[0] is not new[0] or old[1] != new[1])
+
+
+def _check_repeats(first: Sequence[Part], second: Sequence[Part], rewritten: Sequence[str]) -> None:
     """Raise `ConfigurationError` if two runs of one model differ."""
     for one, other in zip(first, second, strict=False):
         if not (one.is_like(other) and all(map(_agree, one.arrays, other.arrays))):
+            why, fix = "", "or pass random numbers to the model as an input"
+            if rewritten:
+                why = f": the model changes its {', '.join(rewritten)} in each call"
+                fix = "if that stops it, or pass what changes to the model as an input"
             raise ConfigurationError(
-                f"{one.name} differs from run to run, so there is nothing to compare with; "
-                "call model.eval() before compile, or pass random numbers to the model as an "
-                "input",
+                f"{one.name} differs from run to run{why}, so there is nothing to compare with; "
+                f"call model.eval() before compile, {fix}",
                 source="verify=",
             )
 
@@ -371,6 +500,11 @@ def _check_last(part: Part, reference: Reference, tolerance: Tolerance) -> float
 
 def _check_part(got: Part, exact: Part, changed: Sequence[Part], tolerance: Tolerance) -> float:
     largest = 0.0
+    if len(got.arrays) != len(exact.arrays):
+        raise VerificationError(
+            f"{got.name}: {len(got.arrays)} arrays, and {len(exact.arrays)} in the reference",
+            where=got.name,
+        )
     for place, (here, right) in enumerate(zip(got.arrays, exact.arrays, strict=True)):
         if here.shape != right.shape:
             raise VerificationError(

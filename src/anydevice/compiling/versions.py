@@ -13,6 +13,7 @@ from anydevice.errors import AnyDeviceError
 from anydevice.memory.out_of_memory import ran_out
 from anydevice.models.base import Arguments, Array
 from anydevice.models.precision import cast
+from anydevice.models.torch import without_gradients
 from anydevice.settings import config as settings
 
 Function = Callable[..., Any]
@@ -95,7 +96,11 @@ class FallbackFunction:
 
 
 class Program:
-    """A model for calls of one signature, run by the first compiler that works."""
+    """A model for calls of one signature, run by the first compiler that works.
+
+    `function` is the model of its arrays, for callers that trace it, `as_written` runs it. Without
+    `gradients`, results carry some only where an input does.
+    """
 
     def __init__(
         self,
@@ -104,13 +109,18 @@ class Program:
         engine: Engine,
         signature: CallSignature,
         dtype: str,
+        *,
+        gradients: bool = False,
     ) -> None:
         self._compilers = compilers
         self._engine = engine
         self._first = 0
         self._compiled: dict[int, Function] = {}
         self.fell_back: list[str] = []
-        self.as_written: Function = _of_arrays(function, signature, dtype)
+        self.function: Function = _of_arrays(function, signature, dtype)
+        carries_none = engine.name == "torch" and not gradients
+        self._finished = without_gradients if carries_none else _unchanged
+        self.as_written = self._finished(self.function)
 
     def first_run(self, arguments: Arguments, arrays: list[Array]) -> tuple[Any, Function, str]:
         """The result, the function that gave it, and how that was made.
@@ -123,7 +133,7 @@ class Program:
             name, make = self._compilers[number]
             try:
                 if number not in self._compiled:
-                    self._compiled[number] = make(self.as_written)
+                    self._compiled[number] = self._finished(make(self.function))
                 run = self._compiled[number]
                 result = run(arguments, *arrays)
             except Exception as error:  # compilers fail with errors of any kind
@@ -141,6 +151,10 @@ class Program:
         self._first = number
         if failed:
             self.fell_back.append(f"{'; '.join(failed)}; {name} instead")
+
+
+def _unchanged(function: Function) -> Function:
+    return function
 
 
 def _of_arrays(function: Function, signature: CallSignature, dtype: str) -> Function:

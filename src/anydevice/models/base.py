@@ -26,6 +26,9 @@ Arguments = Any
 After = Callable[[str, Any], Any]
 """Gets the name and the output of each part; its result goes on to the next part."""
 
+State = Mapping[str, tuple[Any, int]]
+"""What a module may change in itself, by name: each value, and how often it was written to."""
+
 Change = Callable[[Array], Array]
 """Makes the weights of a reference from a NumPy array, mostly in float64."""
 
@@ -77,6 +80,10 @@ class ModelAdapter(ABC):
     def verified_detector(self) -> ChangeDetector | None:
         """Sees changes of the model that is verified now; `None` if there can be none."""
         return self.detector
+
+    def state(self) -> State:
+        """What a call could change in the module, as it is now; nothing if a call cannot."""
+        return {}
 
     @property
     def device(self) -> Device | None:

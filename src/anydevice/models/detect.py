@@ -14,7 +14,7 @@ from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.models.base import ModelAdapter, type_text
-from anydevice.models.jax import EquinoxAdapter, NnxAdapter
+from anydevice.models.jax import EquinoxAdapter, NnxAdapter, mapped_module
 from anydevice.models.mlx import MlxAdapter
 from anydevice.models.native import FunctionAdapter, NativeAdapter
 from anydevice.models.torch import TorchAdapter
@@ -44,6 +44,8 @@ def adapter_of(model: Any) -> ModelAdapter:
             return made(model)
     if isinstance(model, Model):
         return NativeAdapter(model)
+    if "equinox" in sys.modules and mapped_module(model) is not None:
+        return EquinoxAdapter(model)
     if isinstance(model, Layer):
         raise ConfigurationError(
             f"{model.label} is a layer and has no parameters; make it a model with nn.Model(layer)",

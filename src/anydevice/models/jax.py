@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import is_
+from types import CellType, FunctionType
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.errors import ConfigurationError
 from anydevice.models.base import (
     After,
     Arguments,
@@ -26,6 +29,9 @@ from anydevice.models.changes import ChangeDetector, Read, Watched
 from anydevice.models.precision import Policy, cast
 from anydevice.transfer.moving import device_of, is_array, to_device
 
+_MOST_WRAPPERS = 8
+"""Functions inside of one another that are searched for a module."""
+
 
 class JaxAdapter(ModelAdapter):
     """A module that is a tree of arrays and static values; the latter are part of the code."""
@@ -36,9 +42,10 @@ class JaxAdapter(ModelAdapter):
     _inference_mode = "model.eval()"
 
     def __init__(
-        self, module: Any, arguments: list[Array] | None = None, *, reference: bool = False
+        self, model: Any, arguments: list[Array] | None = None, *, reference: bool = False
     ) -> None:
-        self.module = module
+        self._given = model
+        self.module = module = self._module_of(model)
         self._reference = reference
         values, self._structure = self._flat(module)
         self._paths = self._all_paths(module)
@@ -57,7 +64,13 @@ class JaxAdapter(ModelAdapter):
         return self._whole(values)
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-        return self.bound(arguments)(*inputs, **named)
+        return self._run(self.bound(arguments), *inputs, **named)
+
+    def _module_of(self, model: Any) -> Any:
+        return model
+
+    def _run(self, module: Any, *inputs: Any, **named: Any) -> Any:
+        return module(*inputs, **named)
 
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
         if not policy.casts_parameters:
@@ -73,7 +86,7 @@ class JaxAdapter(ModelAdapter):
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         module = self.bound(self.arguments)
         with recording(self._parts(module), after):
-            return module(*inputs, **named)
+            return self._run(module, *inputs, **named)
 
     def weights(self) -> Mapping[str, Array]:
         names = [self._paths[place] for place in self._places]
@@ -81,13 +94,13 @@ class JaxAdapter(ModelAdapter):
 
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
         arrays = [cast(x, dtype) for x in self.arguments]
-        return type(self)(self.module, to_device(arrays, device, convert=True))
+        return type(self)(self._given, to_device(arrays, device, convert=True))
 
     def reference(self, change: Change, engine: str) -> ModelAdapter:
         with float64_scope("jax"):
             place = cpu_placer("jax")
             arrays = [place(change(host_array(x))) for x in self.arguments]
-        return type(self)(self.module, arrays, reference=True)
+        return type(self)(self._given, arrays, reference=True)
 
     @property
     def device(self) -> Device | None:
@@ -131,11 +144,28 @@ class JaxAdapter(ModelAdapter):
 
 
 class EquinoxAdapter(JaxAdapter):
-    """A module of Equinox. It cannot be changed, so no changes are detected."""
+    """A module of Equinox, also in `jax.vmap`. It cannot be changed, so no changes are detected."""
 
     kind = "equinox.Module"
     _training_note = training_mode_note("equinox.nn.inference_mode")
     _inference_mode = "equinox.nn.inference_mode(model)"
+
+    def _module_of(self, model: Any) -> Any:
+        return mapped_module(model) or model
+
+    def _run(self, module: Any, *inputs: Any, **named: Any) -> Any:
+        if self._given is not self.module:
+            return _with_module(self._given, self.module, module)(*inputs, **named)
+        try:
+            return module(*inputs, **named)
+        except Exception as error:
+            if _runs_mapped(module, inputs, named):
+                raise ConfigurationError(
+                    f"{type(module).__name__} takes one example, and got a batch: compile "
+                    "jax.vmap(model) in place of model",
+                    source="inputs",
+                ) from error
+            raise
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return dict(_modules_in(module, sys.modules["equinox"].Module, ""))
@@ -195,6 +225,55 @@ class NnxAdapter(JaxAdapter):
         nnx: Any = sys.modules["flax.nnx"]
         found = nnx.iter_modules(module)
         return {".".join(map(str, path)): part for path, part in found if path}
+
+
+def mapped_module(function: Any) -> Any:
+    """The module of Equinox inside a function that `jax.vmap` made of it; `None` of any other."""
+    base = sys.modules["equinox"].Module
+    inside = function
+    while not isinstance(inside, base) and hasattr(inside, "__wrapped__"):
+        inside = inside.__wrapped__
+    found = isinstance(inside, base) and _with_module(function, inside, None) is not function
+    return inside if found else None
+
+
+def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
+    """The function over another module; itself where it is none over `old`.
+
+    One that `jax.jit` made is taken without it: it is part of what is compiled.
+    """
+    if function is old:
+        return new
+    if isinstance(function, sys.modules["jax"].stages.Wrapped):
+        inside = function.__wrapped__
+        made = _with_module(inside, old, new, depth + 1)
+        return function if made is inside else made
+    if not isinstance(function, FunctionType) or depth > _MOST_WRAPPERS:
+        return function
+    before = function.__closure__ or ()
+    after = [_with_module(cell.cell_contents, old, new, depth + 1) for cell in before]
+    cells = [
+        cell if value is cell.cell_contents else CellType(value)
+        for cell, value in zip(before, after, strict=True)
+    ]
+    if all(map(is_, cells, before)):
+        return function
+    code, scope, defaults = function.__code__, function.__globals__, function.__defaults__
+    made = FunctionType(code, scope, function.__name__, defaults, tuple(cells))
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _runs_mapped(module: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether the module takes each of these examples alone."""
+    jax: Any = sys.modules["jax"]
+    axes = [0 if getattr(x, "shape", ()) else None for x in inputs]
+    mapped = jax.vmap(lambda *one: module(*one, **named), in_axes=axes)
+    try:
+        jax.eval_shape(mapped, *inputs)
+    except Exception:  # whatever a module raises for inputs that it does not take
+        return False
+    return True
 
 
 def _watched(module: Any) -> Watched:

@@ -18,6 +18,7 @@ from anydevice.models.base import (
     Array,
     Change,
     ModelAdapter,
+    State,
     cpu_placer,
     host_array,
     parameter_names,
@@ -121,6 +122,15 @@ class TorchAdapter(ModelAdapter):
         # A module may write into its buffers when it is called, as into a cache: no change.
         return self.detector or ChangeDetector(lambda: _watched(self.module, buffers=False))
 
+    def state(self) -> State:
+        plain = vars(sys.modules["torch"].nn.Module()).keys()
+        found: dict[str, tuple[Any, int]] = {}
+        for path, part in self.module.named_modules():
+            own = {name: value for name, value in vars(part).items() if name not in plain}
+            for name, x in (*part._buffers.items(), *own.items()):
+                found[f"{path}.{name}".lstrip(".")] = x, _version_of(x)
+        return found
+
     def reference(self, change: Change, engine: str) -> ModelAdapter:
         module, place = _copy_of(self.module), cpu_placer("torch")
         for part in module.modules():
@@ -174,6 +184,23 @@ class TorchAdapter(ModelAdapter):
         return kind
 
 
+def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with results that carry no gradients, unless one of its arrays requires them.
+
+    Its first argument is the weights, the others are arrays.
+    """
+    no_grad = sys.modules["torch"].no_grad
+
+    def run(arguments: Arguments, *arrays: Array) -> Any:
+        for x in arrays:
+            if x.requires_grad:
+                return function(arguments, *arrays)
+        with no_grad():
+            return function(arguments, *arrays)
+
+    return run
+
+
 def _forward_hook(name: str, after: After, part: Any, given: Any, result: Any) -> Any:
     return after(name, result)
 
@@ -206,6 +233,11 @@ def _watched(module: Any, *, buffers: bool = True) -> Watched:
     modes: list[Read] = [partial(getattr, part, "training") for part in module.modules()]
     counts: list[Read] = [partial(getattr, x, "_version") for x in tensors if _has_version(x)]
     return Watched(views, modes, counts)
+
+
+def _version_of(x: Any) -> int:
+    is_tensor = isinstance(x, sys.modules["torch"].Tensor)
+    return x._version if is_tensor and _has_version(x) else 0
 
 
 def _has_version(x: Any) -> bool:
