@@ -61,7 +61,7 @@ class DeviceNotFoundError(AnyDeviceError):
 
 
 class DeviceMismatchError(AnyDeviceError):
-    """The leaves of a tree are on different devices; `paths` names two of them."""
+    """Leaves of a tree, or arguments of a call, are on different devices; `paths` names two."""
 
     _code = "device_mismatch"
 

@@ -208,8 +208,13 @@ class Device:
             "facts": standing.facts.to_dict() if standing else None,
         }
 
-    def __call__(self, tree: Any, **options: Any) -> Any:
-        """Every array of `tree` on this device; the same as `to_device(tree, self)`."""
+    def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
+        """Every array of `tree` on this device; the same as `to_device(tree, self)`.
+
+        `torch.load(file, map_location=device)` calls it with each storage and its former location.
+        """
+        if location is not None and not isinstance(location, str):
+            raise ConfigurationError("a device moves one tree; write device((x, y)) for several")
         return hooks.to_device(tree, self, **options)
 
     def _known(self) -> Standing | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.testing._internal.two_tensor import TwoTensor
 
-from anydevice.errors import TransferError
+import anydevice
+from anydevice.errors import ConfigurationError, TransferError
 from anydevice.transfer.trees.tree import flatten
 
 
@@ -281,3 +283,38 @@ def test_generators_are_left_alone() -> None:
     tree = [generator, np.random.default_rng(0)]
     assert paths(tree) == []
     assert widened(tree) is tree
+
+
+@pytest.fixture
+def saved_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose tensors say that they were saved from `cuda:0`; two of them share memory."""
+    memory = torch.arange(6, dtype=torch.float32)
+    path = tmp_path / "weights.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        torch.save({"all": memory, "tail": memory[4:], "half": torch.ones(2).bfloat16()}, path)
+    return path
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="then the file loads without anydevice too")
+def test_a_device_says_where_torch_loads_to(saved_on_a_gpu: Path) -> None:
+    with pytest.raises(RuntimeError, match="CUDA"):
+        torch.load(saved_on_a_gpu)
+    for engine in (None, "torch"):
+        loaded = torch.load(saved_on_a_gpu, map_location=anydevice.device("cpu", engine=engine))
+        assert {tensor.device.type for tensor in loaded.values()} == {"cpu"}
+        assert loaded["half"].dtype == torch.bfloat16
+        loaded["all"][5] = 7
+        assert loaded["tail"].tolist() == [4, 7]
+
+
+def test_a_storage_is_moved_as_any_array() -> None:
+    storage = torch.arange(3).untyped_storage()
+    tree = anydevice.to_device({"storage": storage}, "cpu")
+    assert tree["storage"].tolist() == storage.tolist()
+    assert isinstance(tree["storage"], torch.UntypedStorage)
+
+
+def test_a_device_takes_one_tree() -> None:
+    with pytest.raises(ConfigurationError, match=r"device\(\(x, y\)\)"):
+        anydevice.device("cpu")(torch.ones(1), torch.ones(1))

@@ -38,6 +38,7 @@ _BY_NAME: Mapping[str, Rule | Callable[[type], Rule]] = {
     "torch.nn.modules.module.Module": libraries.ModuleRule(),
     "torch.optim.optimizer.Optimizer": libraries.OptimizerRule(),
     "torch.nn.utils.rnn.PackedSequence": libraries.PackedSequenceRule(),
+    "torch.storage.UntypedStorage": libraries.StorageRule(),
     "mlx.nn.layers.base.Module": libraries.MlxModuleRule(),
     "mlx.optimizers.optimizers.Optimizer": libraries.MlxOptimizerRule(),
     "flax.nnx.variablelib.Variable": libraries.VariableRule(),

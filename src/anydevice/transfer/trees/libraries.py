@@ -126,6 +126,20 @@ class PackedSequenceRule(Rule):
         return tuple.__new__(type(container), (data, container.batch_sizes, *indices))
 
 
+class StorageRule(Rule):
+    """`torch.UntypedStorage`, the memory of tensors: its bytes, as a tensor."""
+
+    def take_apart(self, container: Any) -> Parts:
+        torch = sys.modules["torch"]
+        return (None,), [torch.empty(0, dtype=torch.uint8, device=container.device).set_(container)]
+
+    def step(self, key: Any) -> str:
+        return ""
+
+    def rebuild(self, container: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
+        return parts[0].untyped_storage()
+
+
 def _gradient_of(tensor: Any) -> Any:
     """The gradient of a tensor that stores one; reading that of an intermediate result warns."""
     return tensor.grad if tensor.is_leaf else None
