@@ -28,6 +28,39 @@ ROWS = [
     *("A1", "A2", "A3", "A4", "A5", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15"),
     *("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X10", "X11", "X12"),
 ]
+CALLS = dict(
+    zip(
+        LIBRARIES,
+        (
+            "supported_gpu_backends() cpu_device() gpu_device() force_gpu_usage gpu_backend!("
+            " gpu_backend!() gpu_backend!(gdev) LocalPreferences.toml reset_gpu_device!()"
+            " LuxCPUDevice() LuxCUDADevice() LuxAMDGPUDevice() AbstractLuxGPUDevice"
+            " LuxCUDA.functional() LuxAMDGPU.functional() `using cpu(x) gpu(x) gdev` Metal",
+            "init_backend( BackendPreference::Auto BackendPreference::Cuda backend.name()"
+            " discover_backends() print_backend_summary() estimate_inference_memory( total_gb()"
+            " total_bytes init_backend_with_memory_check( to_device_1d to_device_2d"
+            " UnifiedTensor::to_device() matmul rmsnorm softmax silu rope attention cargo"
+            " metal-gpu simd,parallel tokens requirements backends",
+            "detect_gpu() set_backend!( CUDABackend(0) ROCmBackend(0) MetalBackend(0)"
+            " JuliaBackend() current_backend() CUDA.functional() CUDA.name(CUDA.device())"
+            " AMDGPU.device_name() Pkg.add( @axiom Adam(lr=0.001) CrossEntropyLoss() train!("
+            " load_model( compile( optimize=:aggressive :float16 :mixed verify=true @prove"
+            " is_finite @with_backend argmax( train_data_parallel! forward( backend_to_gpu("
+            " backend_to_cpu( backend_synchronize( @benchmark enable_checkpointing( CUDA.reclaim()"
+            " cuda_available() rocm_available() metal_available() batch_size first using",
+            "DeviceManager() has_gpu device_count gpu_count get_device_info() get_default_device()"
+            " DeviceManager(config) CONSERVATIVE AGGRESSIVE BALANCED memory_fraction enable_x64"
+            " enable_jit platform_priority environment_variables capabilities jax_manager"
+            " gpu_devices cpu_devices devices distribute_data( target_devices get_device_manager("
+            " force_reinit has_gpu() print_device_info() configure_for_generative_models("
+            " enable_mixed_precision optimize_for_model_size( device_put( MLP("
+            " use_gradient_checkpointing nvidia-smi nnx.jit XLA_PYTHON_CLIENT_PREALLOCATE"
+            " DeviceManager(detector=custom) CUDADetector() shard.device()",
+        ),
+        strict=True,
+    )
+)
+"""The calls and settings that the documents of each library name."""
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\s*^```text\n(.*?)^```$)?", re.M | re.S)
 
 
@@ -74,6 +107,13 @@ def test_every_public_name_of_a_module_is_in_its_section(section: str) -> None:
     public = {name for name in names if not name.startswith("_")}
     told = SECTIONS[section] + SECTIONS["Row by row"]
     assert {name for name in public if name not in told} == set()
+
+
+@pytest.mark.parametrize(("section", "calls"), CALLS.items(), ids=LIBRARIES)
+def test_every_call_of_a_library_s_documents_has_its_line(section: str, calls: str) -> None:
+    lines = [line for line in SECTIONS[section].splitlines() if line.startswith(("|", "- "))]
+    told = "\n".join(lines)
+    assert [call for call in calls.split() if call not in told] == []
 
 
 def test_every_row_is_there_once() -> None:
