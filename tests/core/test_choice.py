@@ -179,6 +179,13 @@ def test_an_opencl_gpu_only_where_no_library_prefers_another_device() -> None:
     assert str(asked.device) == "opencl:0"
 
 
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_whoever_asks_for_the_engine_of_opencl_asks_for_its_device(kind: str) -> None:
+    card = finding("opencl", standing(kind, ("opencl",)))
+    assert str(pick(Request(engine="opencl"), card, CPU).device) == "opencl:0"
+    assert str(pick(Request(engine="torch"), card, CPU).device) == "cpu"
+
+
 def test_beside_an_opencl_gpu_the_opencl_cpu_is_left_alone() -> None:
     both = finding("opencl", standing("cpu", ("opencl",)), standing("gpu", ("opencl",)))
     only_numpy = finding("cpu", standing("cpu", ("numpy",)))

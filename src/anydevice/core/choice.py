@@ -184,12 +184,13 @@ def _automatically(
         finding = next((f for f in findings if f.backend == name), None)
         if finding is None or not finding.present:
             continue
-        held_back = None if name in request.order else _hold_back(finding, findings)
+        asked = name in request.order or name == request.engine == "opencl"
+        held_back = None if asked else _hold_back(finding, findings)
         if held_back:
             steps.append(held_back)
             continue
-        unasked = (d for d in finding.devices if name in request.order or not _is_a_cpu_again(d))
-        picked, why = _pick(unasked, name, findings, request, free_memory)
+        candidates = (d for d in finding.devices if asked or not _is_a_cpu_again(d))
+        picked, why = _pick(candidates, name, findings, request, free_memory)
         if picked:
             steps += _by_measurement(picked, request)
             steps.append(Step(source, name, f"{picked} is usable", taken=True))
