@@ -144,7 +144,7 @@ def test_it_is_trained_saved_and_pickled_as_other_models_are(tmp_path: Any) -> N
     run = partial(
         nn.train, mlp, nn.Batches(X, Y, 16), nn.Adam(1e-2), nn.mean_squared_error, optimize="none"
     )
-    trained = run(epochs=40, progress=False, device="cpu").model
+    trained = run(epochs=40, progress=False).model
     assert float(error(trained)) < 0.5 * float(error(mlp.eval() or mlp))
     assert trained.layer == mlp.layer
     nn.save(mlp, tmp_path / "mlp.safetensors")
