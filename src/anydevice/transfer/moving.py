@@ -90,7 +90,7 @@ def device_of(tree: Any) -> Device | None:
 
     >>> import anydevice, numpy
     >>> anydevice.device_of({"x": numpy.ones(2), "y": 3}), anydevice.device_of("text")
-    (Device("cpu", engine="numpy"), None)
+    (Device("cpu", engine='numpy'), None)
 
     Its engine is the library of the arrays, so that `device_of(x)(constant)` goes with `x`; where
     they are of several libraries, it is that of the device.
