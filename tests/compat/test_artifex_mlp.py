@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from functools import partial
 from typing import Any
 
 import jax
@@ -141,10 +140,8 @@ def test_it_is_made_where_the_block_says_and_goes_where_it_is_sent() -> None:
 
 def test_it_is_trained_saved_and_pickled_as_other_models_are(tmp_path: Any) -> None:
     mlp = made(dropout_rate=0.1)
-    run = partial(
-        nn.train, mlp, nn.Batches(X, Y, 16), nn.Adam(1e-2), nn.mean_squared_error, optimize="none"
-    )
-    trained = run(epochs=40, progress=False).model
+    data, optimizer = nn.Batches(X, Y, 16), nn.Adam(1e-2)
+    trained = nn.train(mlp, data, optimizer, nn.mean_squared_error, epochs=20, progress=False).model
     assert float(error(trained)) < 0.5 * float(error(mlp.eval() or mlp))
     assert trained.layer == mlp.layer
     nn.save(mlp, tmp_path / "mlp.safetensors")
