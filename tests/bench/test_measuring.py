@@ -22,6 +22,7 @@ from anydevice.choose.measurements import read_measurements
 from anydevice.choose.scope import why
 from anydevice.discovery import _discover as discovery
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
+from anydevice.hardware.driver_process.parent import Conversation
 from anydevice.settings.files import measurements_file
 
 from .tiny import (
@@ -145,6 +146,26 @@ def test_what_an_engine_lacks_or_breaks_on_is_a_result(monkeypatch: pytest.Monke
     assert results.measured == ()
 
 
+def test_engines_in_children_give_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str | None] = []
+    real = Conversation.__init__
+
+    def watched(self: Any, *arguments: Any, environment: Any, **named: Any) -> None:
+        given.append(environment["XLA_PYTHON_CLIENT_PREALLOCATE"])
+        real(self, *arguments, environment=environment, **named)
+
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    monkeypatch.setattr(Conversation, "__init__", watched)
+    how = {"engines": ["numpy"], "dtypes": ["float32"], "quick": True, "limit": 0.001}
+    here = bench(["argmax"], sizes=SIZES, **how)
+    apart = bench(["argmax"], sizes=SIZES, isolated=True, **how)
+    assert given == ["false"], "one child, which leaves most of a card to the others"
+    (one,), (other,) = here.measurements, apart.measurements
+    assert (other.key, other.state, other.moved) == (one.key, "measured", one.moved)
+    assert other.seconds > 0
+    assert [each.name for each in apart.ceilings] == [each.name for each in here.ceilings]
+
+
 def test_quick_takes_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
     from anydevice.check.cases import TABLE
 
@@ -193,13 +214,13 @@ def test_a_narrow_terminal_shows_fewer_columns() -> None:
     versus = [measurement(engine=e, over="cpu with numpy") for e in ("numpy", "torch")]
     columns = [set(head.split()) for head in heads(results(*versus))]
     left_out = [wider - narrower for wider, narrower in pairwise(columns)]
-    assert left_out == [{"spread"}, {"case"}, {"speed-up"}]
+    assert left_out == [{"spread"}, {"case"}, {"speed-up"}, {"rate"}]
 
 
 def test_with_one_engine_the_speed_up_is_left_out_first() -> None:
     columns = [set(h.split()) for h in heads(results(measurement(over="cpu with numpy")))]
     left_out = [wider - narrower for wider, narrower in pairwise(columns)]
-    assert left_out == [{"speed-up"}, {"spread"}, {"case"}]
+    assert left_out == [{"speed-up"}, {"spread"}, {"case"}, {"rate"}]
 
 
 def test_no_op_is_above_its_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from anydevice.check import trials
 from anydevice.check.cases import TABLE
 from anydevice.check.verdicts import Cell
-from anydevice.check.verifying import verify
+from anydevice.check.verifying import verify as verify_in_children
 
 Replace = Callable[..., None]
+verify = partial(verify_in_children, isolated=False)
 
 
 def of(op: str, dtype: str = "float32") -> Cell:

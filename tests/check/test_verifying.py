@@ -1,9 +1,14 @@
-"""Every cell is right, wrong or unsupported; what is wrong is caught and named."""
+"""Every cell is right, wrong or unsupported; what is wrong is caught and named.
+
+Most of it is computed in this process, where ops can be replaced by wrong ones.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +17,11 @@ import torch
 
 import anydevice.ops
 from anydevice import testing
-from anydevice.check import trials
+from anydevice.check import trials, verifying
 from anydevice.check.case import FLOATS
 from anydevice.check.cases import TABLE
 from anydevice.check.verdicts import Cell, Verdicts
-from anydevice.check.verifying import verify
+from anydevice.check.verifying import verify as verify_in_children
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.engines import registry, trust
@@ -24,6 +29,7 @@ from anydevice.errors import ConfigurationError, DeviceNotFoundError, Verificati
 from anydevice.ops import trusted_kernels
 
 Replace = Callable[..., None]
+verify = partial(verify_in_children, isolated=False)
 
 
 def only(op: str, dtype: str = "float32", engine: str = "numpy", **how: Any) -> Cell:
@@ -41,11 +47,12 @@ def test_everything_that_numpy_computes_is_right() -> None:
     verdicts.insist()
 
 
-@pytest.mark.parametrize("op", ["rmsnorm", "attention", "top_k", "update_adam"])
-def test_every_engine_of_this_machine_is_asked(op: str) -> None:
-    verdicts = verify([op], dtypes=["float32"], quick=True)
-    assert not verdicts.wrong, "\n".join(map(str, verdicts.wrong))
+def test_every_engine_of_this_machine_is_asked() -> None:
+    ops = ["rmsnorm", "top_k"]
+    verdicts = verify_in_children(ops, dtypes=["float32"], quick=True)
+    verdicts.insist()
     assert {cell.engine for cell in verdicts} >= {"numpy", "torch"}
+    assert {cell.op for cell in verdicts if cell.engine == "torch"} == set(ops)
 
 
 def test_a_norm_that_drops_the_last_element_is_caught(replace: Replace) -> None:
@@ -150,7 +157,7 @@ def test_what_an_engine_lacks_is_unsupported_with_its_reason(replace: Replace) -
 
     replace("numpy", softmax=lacking)
     cell = only("softmax")
-    assert (cell.state, cell.cases) == ("unsupported", 0)
+    assert (cell.state, cell.cases, cell.code) == ("unsupported", 0, "unsupported")
     assert cell.reason == "NumPy has no softmax; write one"
 
 
@@ -205,7 +212,7 @@ def test_a_kernel_is_judged_by_its_gradient_too(
     }
     assert verdicts.wrong[0].case == "its gradient"
     quick = verify(["silu"], None, ["torch"], ["float32"], quick=True)
-    assert quick.counts() == {"right": 2, "wrong": 0, "unsupported": 0}
+    assert (len(quick), quick.counts()["right"]) == (2, 2)
 
 
 def test_arrays_whose_elements_lie_apart_are_really_placed_so() -> None:
@@ -226,8 +233,8 @@ def test_arrays_whose_elements_lie_apart_are_really_placed_so() -> None:
 def test_progress_is_told_before_each_step() -> None:
     told: list[tuple[int, int, str]] = []
     verify(["add"], None, ["numpy"], progress=lambda *step: told.append(step))
-    assert told[0] == (0, 9, "add in float32")
-    assert told[-1] == (8, 9, "gradient of add in float64")
+    assert told[0] == (0, 9, "add in float32 on cpu with numpy")
+    assert told[-1] == (8, 9, "gradient of add in float64 on cpu with numpy")
 
 
 def test_names_that_nothing_has() -> None:
@@ -270,7 +277,14 @@ def test_verdicts_are_plain_data_too() -> None:
     data = json.loads(json.dumps(verdicts.to_dict()))
     assert data["right"] is True
     assert data["quick"] is True
-    assert data["counts"] == {"right": 1, "wrong": 0, "unsupported": 0}
+    assert data["counts"] == {
+        "right": 1,
+        "wrong": 0,
+        "unsupported": 0,
+        "crashed": 0,
+        "timed_out": 0,
+        "not_reached": 0,
+    }
     assert data["cells"][0] == {
         "op": "add",
         "of": "value",
@@ -282,6 +296,7 @@ def test_verdicts_are_plain_data_too() -> None:
         "case": None,
         "reason": None,
         "largest_error": None,
+        "code": None,
     }
     assert len(verdicts) == 1
     assert verdicts.cells[0]
@@ -326,3 +341,50 @@ def test_gradients_of_an_engine_that_compiles_each_step_are_asked_for_whole(
     verdicts = verify("tanh", devices="cpu", engines="jax", dtypes="float32")
     assert {cell.state for cell in verdicts if cell.of == "gradient"} == {"right"}
     assert compiled
+
+
+def test_want_of_memory_says_nothing_of_an_op(replace: Replace) -> None:
+    def full(x: Any, axis: int) -> Any:
+        raise MemoryError("Unable to allocate 8.00 PiB")
+
+    replace("numpy", softmax=full)
+    cell = only("softmax", quick=True)
+    assert (cell.state, cell.code) == ("not_reached", "out_of_memory")
+    assert "cpu is out of memory" in (cell.reason or "")
+
+
+def test_a_quick_run_takes_one_dtype_of_each_kind_and_every_op() -> None:
+    verdicts = verify(engines="numpy", quick=True)
+    verdicts.insist()
+    assert {cell.op for cell in verdicts} == set(TABLE)
+    assert {cell.dtype for cell in verdicts} == {"float32", "bfloat16", "float64", "int32", "bool"}
+    assert all(cell.cases == 1 for cell in verdicts)
+    asked = verify("softmax", engines="numpy", dtypes=["float16", "bfloat16"], quick=True)
+    assert [cell.dtype for cell in asked] == ["float16", "bfloat16"]
+
+
+def test_a_quick_run_takes_one_device_of_each_model_unless_they_are_named() -> None:
+    with testing.fake_machine(cuda=3, engines=["numpy"]):
+        unasked = verify("add", engines="numpy", dtypes="float32", quick=True)
+        named = verify("add", "cuda", "numpy", "float32", quick=True)
+    assert [cell.device for cell in unasked] == ["cuda:0", "cpu"]
+    assert [cell.device for cell in named] == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+def test_an_op_that_is_slow_in_its_first_dtype_leaves_the_others_for_the_end(
+    replace: Replace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(x: Any, axis: int) -> Any:
+        time.sleep(0.4)
+        return NotImplemented
+
+    replace("numpy", softmax=slow)
+    monkeypatch.setattr(verifying, "QUICK_SECONDS", 1.5)
+    found: list[tuple[Cell, ...]] = []
+    verify(["softmax", "add", "exp"], engines="numpy", quick=True, on_op=found.append)
+    order = [(cells[0].op, [cell.dtype for cell in cells]) for cells in found]
+    assert order[0] == ("softmax", ["float32"])
+    assert [op for op, _ in order[1:3]] == ["add", "exp"]
+    assert order[3] == ("softmax", ["bfloat16", "float64"])
+    states = [cell.state for cells in found for cell in cells if cell.op != "softmax"]
+    assert set(states) == {"right"}

@@ -48,7 +48,8 @@ def told() -> tuple[list[str], Any]:
 def test_only_what_is_not_trusted_yet_is_checked() -> None:
     steps, progress = told()
     kept = warm_up(CARD, dtypes=["float32"], progress=progress)
-    assert steps == ["our kernel for silu in float32", "our kernel for swiglu in float32"]
+    here = "in float32 on opencl:0 with opencl"
+    assert steps == [f"our kernel for silu {here}", f"our kernel for swiglu {here}"]
     both = (("silu", "float32", CARD), ("swiglu", "float32", CARD))
     assert (kept.trusted, kept.refused, kept.problem) == (both, (), None)
     assert warm_up(CARD, dtypes=["float32"], progress=progress).trusted == both
@@ -57,7 +58,7 @@ def test_only_what_is_not_trusted_yet_is_checked() -> None:
     assert len(steps) == 2, "they were trusted already"
     trusted_kernels._replace({both[0]})
     warm_up(CARD, dtypes=["float32"], progress=progress)
-    assert steps[2:] == ["our kernel for swiglu in float32"]
+    assert steps[2:] == [f"our kernel for swiglu {here}"]
     assert trust.is_trusted(*both[1])
 
 

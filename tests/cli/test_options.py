@@ -25,31 +25,39 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_progress_and_a_pipe_does_not() -> None:
     terminal, pipe = Terminal(), io.StringIO()
-    with progress_on(Output(terminal, width=80)) as progress:
-        assert progress is not None
-        progress(1, 4, "add on [cpu]")
+    with progress_on(Output(terminal, width=80)) as bar:
+        bar.tell(1, 4, "add on [cpu]")
     assert "1/4" in terminal.getvalue()
     assert "add on [cpu]" in terminal.getvalue()
     for output, silent in ((Output(pipe), False), (Output(pipe, width=80), True)):
-        with progress_on(output, silent=silent) as progress:
-            assert progress is None
+        with progress_on(output, silent=silent) as bar:
+            bar.tell(1, 4, "add")
     assert pipe.getvalue() == ""
+
+
+def test_lines_can_be_printed_while_the_bar_is_hidden() -> None:
+    terminal = Terminal()
+    with progress_on(Output(terminal, width=80)) as bar:
+        bar.tell(1, 4, "one")
+        bar.hide()
+        before = len(terminal.getvalue())
+        terminal.write("a line\n")
+        bar.tell(2, 4, "two")
+    assert terminal.getvalue()[:before].endswith("\x1b[1A\x1b[2K\x1b[?25h"), "its line is empty"
+    assert "two" in terminal.getvalue()[before:]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
 def test_a_bar_on_a_terminal_and_only_there() -> None:
     leader, follower = pty.openpty()
     with open(follower, "w", encoding="utf-8") as terminal:
-        with progress_on(Output(terminal, width=80)) as tell:
-            assert tell is not None
-            tell(3, 9, "add in float32")
+        with progress_on(Output(terminal, width=80)) as bar:
+            bar.tell(3, 9, "add in float32")
         terminal.flush()
         text = os.read(leader, 100_000).decode()
     os.close(leader)
     assert "3/9" in text
     assert "add in float32" in text
-    with progress_on(Output(io.StringIO())) as tell:
-        assert tell is None
 
 
 def test_nothing_is_shown_before_anything_is_told() -> None:
@@ -63,9 +71,8 @@ def test_the_cursor_comes_back_after_an_interruption() -> None:
     terminal = Terminal()
 
     def interrupted() -> None:
-        with progress_on(Output(terminal, width=80)) as tell:
-            assert tell is not None
-            tell(0, 2, "one")
+        with progress_on(Output(terminal, width=80)) as bar:
+            bar.tell(0, 2, "one")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,7 @@
-"""`anydevice verify`: the matrix, the reasons below it, and the exit code."""
+"""`anydevice verify`: a line for each op, the reasons below them, and the exit code.
+
+Most of it is computed in this process, where ops can be replaced; `tests/faults` has the children.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import io
 import json
 import re
 from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -19,9 +24,19 @@ Anydevice = Callable[..., tuple[int, str, str]]
 NUMPY = ("--engine", "numpy")
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command computes in this process."""
+    monkeypatch.setattr(verify, "verify", partial(verify.verify, isolated=False))
+
+
 def shown(*cells: Cell, width: int | None = None, colour: bool = False) -> str:
     stream = io.StringIO()
-    verify.show(Verdicts(cells, 1.25), Output(stream, colour=colour, width=width))
+    output = Output(stream, colour=colour, width=width)
+    rows = verify.Rows(output, [cell.op for cell in cells])
+    for _, its in groupby(cells, key=lambda cell: (cell.engine, cell.op)):
+        rows.add(list(its))
+    verify.show(Verdicts(cells, 1.25), output)
     return stream.getvalue()
 
 
@@ -29,17 +44,20 @@ def cell(op: str, dtype: str, state: State = "right", engine: str = "numpy", **m
     return Cell(op, more.pop("of", "value"), dtype, "cpu", engine, state, **more)
 
 
-def test_a_matrix_of_what_is_right(anydevice: Anydevice) -> None:
-    code, out, err = anydevice("verify", "--op", "add", "--op", "logical_not", *NUMPY, "--quick")
+@pytest.mark.usefixtures("here")
+def test_a_line_for_each_op(anydevice: Anydevice) -> None:
+    code, out, err = anydevice("verify", "--op", "add", "--op", "logical_not", *NUMPY)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "             numpy on cpu"
-    assert lines[1] == "             f32  f16  bf16 f64  i32  bool"
-    assert lines[2] == "add          ✓    ✓    ✓    ✓    ✓"
-    assert lines[3] == "logical_not".ljust(38) + "✓"
-    assert re.fullmatch(r"6 right, 0 wrong, 0 unsupported, in \d+\.\d s\.", lines[-1])
+    assert lines[:3] == [
+        "numpy on cpu",
+        "  add          ✓ f32 f16 bf16 f64 i32   gradient – f32 f16 bf16 f64",
+        "  logical_not  ✓ bool",
+    ]
+    assert re.fullmatch(r"6 right, 0 wrong, 4 unsupported, in \d+\.\d s\.", lines[-1])
 
 
+@pytest.mark.usefixtures("here")
 def test_json(anydevice: Anydevice) -> None:
     code, out, err = anydevice("verify", "--op", "relu", *NUMPY, "--dtype", "float16", "--json")
     assert (code, err) == (0, "")
@@ -51,6 +69,7 @@ def test_json(anydevice: Anydevice) -> None:
     ]
 
 
+@pytest.mark.usefixtures("here")
 def test_what_is_wrong_is_named_and_is_a_failure(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +84,7 @@ def test_what_is_wrong_is_named_and_is_a_failure(
     monkeypatch.setitem(dispatch._fused, "numpy", {**dispatch._fused["numpy"], "silu": broken})
     code, out, _ = anydevice("verify", "--op", "silu", *NUMPY, "--dtype", "float32", "--quick")
     assert code == 1
-    assert "silu  ✗\n" in out
+    assert "  silu  ✗ wrong f32\n" in out
     below = out.partition("\nWrong\n")[2].splitlines()[0]
     assert below.startswith("  silu in float32 on cpu with numpy, two rows of 4096: ")
     assert "0 right, 1 wrong, 0 unsupported" in out
@@ -89,38 +108,45 @@ def test_reasons_are_said_once_with_what_they_are_about() -> None:
     assert "  numpy on cpu, gradient of log in float32: no gradients\n" in out
     partly = out.partition("Right, but not every case is supported\n")[2]
     assert partly.startswith("  numpy on cpu, log in float32: 3 of 4 cases; empty: it is empty\n")
-    assert "Gradients" not in out, "of which nobody has any"
     assert out.endswith("1 right, 0 wrong, 8 unsupported, in 1.2 s.\n")
 
 
-def test_gradients_and_kernels_have_matrices_of_their_own() -> None:
+def test_gradients_and_kernels_are_in_the_same_line() -> None:
     out = shown(
         cell("add", "float32"),
         cell("add", "float32", of="kernel"),
         cell("add", "float32", "wrong", of="gradient", reason="off"),
+        cell("add", "float16", of="gradient"),
     )
-    assert "Our kernels  numpy on cpu\n" in out
-    assert "Gradients  numpy on cpu\n" in out
+    assert "  add  ✓ f32   our kernel ✓ f32   gradient ✓ f16   ✗ wrong f32\n" in out
     assert "  gradient of add in float32 on cpu with numpy: off\n" in out
 
 
-def test_engines_stand_below_each_other_on_a_narrow_terminal() -> None:
-    engines = ("numpy", "torch", "jax")
-    cells = [cell("add", dtype, engine=e) for e in engines for dtype in ("float32", "float16")]
-    wide = shown(*cells)
-    assert "numpy on cpu  torch on cpu  jax on cpu\n" in wide
-    assert "add  ✓    ✓        ✓    ✓        ✓    ✓\n" in wide
-    narrow = shown(*cells, width=36)
-    assert "numpy on cpu  torch on cpu\n" in narrow
-    assert "\n     jax on cpu\n" in narrow
-    assert max(len(line) for line in narrow.splitlines()[:8]) <= 36
-    assert shown(*cells, width=3).count("add  ") == 3, "one at a time, however narrow"
+def test_every_state_has_its_words() -> None:
+    out = shown(
+        cell("add", "float32"),
+        cell("add", "float16", "crashed", case="empty", reason="crashed (SIGSEGV)"),
+        cell("exp", "float32", "timed_out", reason="timed out (no answer within 20 s)"),
+        *(cell(op, "float32", "not_reached", reason="it is late") for op in "abcdef"),
+    )
+    assert "  add  ✓ f32   ✗ crashed f16\n  exp  ✗ timed out f32\n  a    – not reached f32\n" in out
+    assert "Crashed\n  add in float16 on cpu with numpy, empty: crashed (SIGSEGV)\n" in out
+    assert "Timed out\n  exp in float32 on cpu with numpy: timed out (no answer within" in out
+    assert "Not reached\n  numpy on cpu, a, b, c, d, e, f in float32: it is late\n" in out
+    assert "1 right, 0 wrong, 0 unsupported, 1 crashed, 1 timed out, 6 not reached, in" in out
+
+
+def test_each_engine_has_its_lines_below_its_name() -> None:
+    cells = [cell(op, "float32", engine=e) for e in ("numpy", "torch") for op in ("add", "exp")]
+    lines = shown(*cells).splitlines()
+    rows = ["  add  ✓ f32", "  exp  ✓ f32"]
+    assert lines[:7] == ["numpy on cpu", *rows, "", "torch on cpu", *rows]
 
 
 def test_marks_have_colours() -> None:
     out = shown(cell("add", "float32"), cell("add", "float16", "wrong", reason="x"), colour=True)
-    assert "\x1b[32m✓\x1b[0m" in out
-    assert "\x1b[31m✗\x1b[0m" in out
+    assert "\x1b[32m✓\x1b[0m f32" in out
+    assert "\x1b[31m✗ wrong\x1b[0m f16" in out
 
 
 def test_a_name_that_nothing_has(anydevice: Anydevice) -> None:
@@ -132,11 +158,12 @@ def test_a_name_that_nothing_has(anydevice: Anydevice) -> None:
     assert "not allowed with" in err
 
 
+@pytest.mark.usefixtures("here")
 def test_names_with_commas_and_repeated(anydevice: Anydevice) -> None:
     words = ("--op", "add,exp", "--op", "log", "--dtype", "float32", *NUMPY, "--quick")
     code, out, _ = anydevice("verify", *words)
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["add", "exp", "log"]
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["add", "exp", "log"]
     code, _, err = anydevice("verify", "--op", ",")
     assert (code, "',' has no name in it" in err) == (2, True)
 
@@ -147,27 +174,7 @@ def test_where_nothing_is_left_to_verify_it_is_a_failure(anydevice: Anydevice) -
     assert "softmax has no case in int8; it has float32, float16, bfloat16, float64" in err
 
 
-def test_ops_that_are_alike_share_a_line_unless_all_are_asked_for(
-    anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = (
-        *(cell(op, "float32") for op in ("add", "exp", "log", "sin")),
-        *(cell(op, "float32", "wrong", reason="off") for op in ("cos", "tanh")),
-        cell("erf", "float32", "unsupported", reason="no erf"),
-    )
-    monkeypatch.setattr(verify, "verify", lambda *_, **__: Verdicts(cells))
-    marks = anydevice("verify")[1].split("\n\n")[0].splitlines()[2:]
-    assert marks == [
-        "add and 3 more  ✓",
-        "cos             ✗",
-        "tanh            ✗",
-        "erf             –",
-    ]
-    every = ["add   ✓", "exp   ✓", "log   ✓", "sin   ✓", "cos   ✗", "tanh  ✗", "erf   –"]
-    for words in (("--all",), ("--op", "add")):
-        assert anydevice("verify", *words)[1].split("\n\n")[0].splitlines()[2:] == every
-
-
+@pytest.mark.usefixtures("here")
 def test_saving_where_there_are_no_kernels(anydevice: Anydevice) -> None:
     code, out, _ = anydevice("verify", "--op", "sqrt", *NUMPY, "--dtype", "float32", "--save")
     assert code == 0
@@ -182,6 +189,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kept], None]:
     return set_to
 
 
+@pytest.mark.usefixtures("here")
 def test_saving_says_what_is_used_from_now_on(
     anydevice: Anydevice, saved: Callable[[Kept], None]
 ) -> None:
@@ -200,6 +208,7 @@ def test_saving_says_what_is_used_from_now_on(
     assert out.endswith("the disk is full\n")
 
 
+@pytest.mark.usefixtures("here")
 def test_an_engine_that_cannot_be_loaded_is_unsupported(
     anydevice: Anydevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,5 +220,5 @@ def test_an_engine_that_cannot_be_loaded_is_unsupported(
     monkeypatch.setattr(registry, "load", fail)
     code, out, _ = anydevice("verify", "--op", "add", *NUMPY, "--dtype", "int32", "--quick")
     assert code == 0
-    assert "add  –\n" in out
+    assert "  add  – i32\n" in out
     assert "  numpy on cpu, add in int32: it is damaged; reinstall it\n" in out

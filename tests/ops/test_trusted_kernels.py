@@ -52,6 +52,15 @@ def trusted(op: str = "softmax", dtype: str = "float32") -> bool:
     return trust.is_trusted(op, dtype, CARD)
 
 
+@pytest.mark.parametrize("state", ["crashed", "timed_out"])
+def test_what_crashes_or_hangs_is_not_used(one_card: list[str], state: State) -> None:
+    save(Verdicts((cell(), cell("rope"))))
+    assert save(Verdicts((cell(state=state),))).refused == (("softmax", "float32", CARD),)
+    assert not trusted()
+    assert save(Verdicts((cell("rope", "not_reached"),))).refused == ()
+    assert trusted("rope"), "of which nothing new is known"
+
+
 def test_what_was_right_is_used_now_and_later(one_card: list[str]) -> None:
     kept = save(Verdicts((cell(), cell("rope", dtype="float16"))))
     assert kept.trusted == (("rope", "float16", CARD), ("softmax", "float32", CARD))
@@ -236,7 +245,7 @@ def test_a_wrong_kernel_is_caught_named_and_not_used(monkeypatch: pytest.MonkeyP
     table = MappingProxyType({**dispatch._fused["opencl"], "softmax": wrong})
     monkeypatch.setitem(dispatch._fused, "opencl", table)
     trusted_kernels._replace({("softmax", "float32", CARD)})
-    verdicts = verify(["softmax"], [CARD], ["opencl"], ["float32"])
+    verdicts = verify(["softmax"], [CARD], ["opencl"], ["float32"], isolated=False)
     (condemned,) = verdicts.wrong
     assert str(condemned).startswith("our kernel for softmax in float32 on opencl:0 with opencl, ")
     assert not trusted()
@@ -312,7 +321,7 @@ def test_two_that_verify_at_once_leave_the_warnings_as_they_were() -> None:
     before = list(warnings.filters)
     with ThreadPoolExecutor(3) as several:
         jobs = [
-            several.submit(verify, ["exp", "silu"], engines="numpy", dtypes="float32")
+            several.submit(verify, ["exp"], engines="numpy", dtypes="float32", isolated=False)
             for _ in range(6)
         ]
         assert all(bool(job.result(timeout=400)) for job in jobs)

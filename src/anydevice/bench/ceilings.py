@@ -59,6 +59,13 @@ SIZES = {
 Make = Callable[[Runner], Callable[[], Any]]
 
 
+class Tried(Record):
+    """What is tried for ceilings: the dtypes whose matmul is timed, and the sizes."""
+
+    dtypes: tuple[str, ...]
+    sizes: WorkloadSizes
+
+
 class Workload(Record):
     """One way to reach a ceiling: a call, and the bytes or operations that it does."""
 
@@ -67,6 +74,15 @@ class Workload(Record):
     work: int
     make: Make
     dtype: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What tells it from the others of an engine."""
+        return self.name, self.dtype
+
+
+RateOf = Callable[[Runner, Tried, tuple[str, str | None], float], float | str]
+"""Gives what `time_workload` does."""
 
 
 class Raised(Record):
@@ -85,20 +101,24 @@ def measure_ceilings(
     quick: bool = False,
     sizes: WorkloadSizes | None = None,
     progress: Progress | None = None,
+    rate_of: RateOf | None = None,
 ) -> tuple[tuple[Ceiling, ...], tuple[str, ...]]:
     """The ceilings of each device, and a note for every one that nothing could reach.
 
-    `dtypes` are those whose matmul is timed; `sizes` replaces the usual ones.
+    `dtypes` are those whose matmul is timed; `sizes` replaces the usual ones. `rate_of` times a
+    workload of an engine; unless it is given, that is done in this process.
     """
+    time_one = rate_of or time_workload
     tries = [
-        (runner, load)
+        (runner, tried, load)
         for runner in runners
-        for load in workloads(runner, dtypes, sizes or SIZES[size_of(runner.device), quick])
+        for tried in [Tried(tuple(dtypes), sizes or SIZES[size_of(runner.device), quick])]
+        for load in workloads(runner, tried)
     ]
     best: dict[tuple[str, str, str | None], Ceiling] = {}
     failed: dict[tuple[str, str, str | None], str] = {}
     slow: dict[tuple[str, str | None, str], float] = {}
-    for number, (runner, load) in enumerate(tries):
+    for number, (runner, tried, load) in enumerate(tries):
         if progress is not None:
             progress(number, len(tries), f"ceiling of {runner}: {load.name}")
         key = (str(runner.device), load.what, load.dtype)
@@ -106,10 +126,9 @@ def measure_ceilings(
         # At a larger size it will hardly be faster, and may take minutes.
         if same in slow and load.work / slow[same] > HOPELESS * limit:
             continue
-        try:
-            rate = _rate(runner, load, limit)
-        except Exception as error:  # another workload or engine may do it; the note says if none
-            failed.setdefault(key, f"{runner.engine}: {type(error).__name__}: {error}")
+        rate = time_one(runner, tried, load.key, limit)
+        if isinstance(rate, str):  # another workload or engine may do it; the note says if none
+            failed.setdefault(key, f"{runner.engine}: {rate}")
             continue
         slow[same] = rate
         if key not in best or rate > best[key].rate:
@@ -122,8 +141,9 @@ def measure_ceilings(
     return tuple(best.values()), notes
 
 
-def workloads(runner: Runner, dtypes: Sequence[str], sizes: WorkloadSizes) -> Iterator[Workload]:
+def workloads(runner: Runner, tried: Tried) -> Iterator[Workload]:
     """Everything that is tried with one engine on one device."""
+    sizes = tried.sizes
     for size in sizes.memory:
         shown, count = format_size(size), size // 4
         if runner.engine in _WRITTEN_IN_PLACE:
@@ -134,7 +154,7 @@ def workloads(runner: Runner, dtypes: Sequence[str], sizes: WorkloadSizes) -> It
         yield Workload("read", f"max of {shown}", size, _applied(count, ops.max))
         vector = partial(_row_times_matrix, count)
         yield Workload("read", f"matrix–vector of {shown}", size, vector)
-    for dtype in dtypes:
+    for dtype in tried.dtypes:
         for edge in sizes.edges:
             product = partial(_square, edge, dtype)
             yield Workload("matmul", f"matmul of {edge}³", 2 * edge**3, product, dtype)
@@ -142,6 +162,17 @@ def workloads(runner: Runner, dtypes: Sequence[str], sizes: WorkloadSizes) -> It
         shown, size = format_size(sizes.bus), sizes.bus
         yield Workload("to device", f"to_device of {shown}", size, partial(_sent, size))
         yield Workload("to host", f"to_numpy of {shown}", size, partial(_fetched, size))
+
+
+def time_workload(
+    runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
+) -> float | str:
+    """What an engine does of a workload a second, or why it does not do it."""
+    [load] = [each for each in workloads(runner, tried) if each.key == key]
+    try:
+        return _rate(runner, load, limit)
+    except Exception as error:  # an engine fails in any way it likes
+        return f"{type(error).__name__}: {error}"
 
 
 def _rate(runner: Runner, load: Workload, limit: float) -> float:

@@ -5,28 +5,41 @@ from __future__ import annotations
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from typing import Any
 
 from anydevice import __version__
-from anydevice.bench.ceilings import WorkloadSizes, judge, measure_ceilings, raise_ceilings
+from anydevice.bench.ceilings import (
+    Tried,
+    WorkloadSizes,
+    judge,
+    measure_ceilings,
+    raise_ceilings,
+    time_workload,
+)
 from anydevice.bench.results import MeasuredDevice, Measurement, Results
 from anydevice.bench.timing import seconds_of, size_of, time_op
 from anydevice.check.case import Benchmark, Call, Row
-from anydevice.check.cases import one_or_more, select
-from anydevice.check.runners import Progress, Runner, find_runners
+from anydevice.check.cases import one_or_more, row_of, select
+from anydevice.check.runners import Asked, Progress, Runner, find_runners, in_a_child, runner_of
 from anydevice.choose.measurements import keep_measurements
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.discovery._discover import discover, forget_report
 from anydevice.discovery.verdicts import key_of
 from anydevice.engines.registry import version_of
 from anydevice.errors import UnsupportedError
+from anydevice.hardware.driver_process.parent import Outcome
 from anydevice.memory.out_of_memory import in_a_line
 from anydevice.ops.trusted_kernels import load_trusted
 
 LIMIT, QUICK_LIMIT = 0.5, 0.1
 """Seconds that one op may take in one case and dtype, with one engine on one device."""
+
+PATIENCE = 300.0
+"""Seconds without an answer after which an op or a workload of an isolated engine has failed."""
 
 CEILING_LIMIT = 0.25
 """Seconds for one workload of a ceiling: they all go for the same few figures."""
@@ -54,6 +67,7 @@ def bench(
     limit: float | None = None,
     rows: Sequence[Row] | None = None,
     sizes: WorkloadSizes | None = None,
+    isolated: bool = False,
     progress: Progress | None = None,
 ) -> Results:
     """Measure the ceilings of this machine, then every op on every device and engine.
@@ -61,7 +75,9 @@ def bench(
     The first four arguments, a name or several each, narrow what is measured; unasked, the dtype is
     float32, and on accelerators bfloat16 too. `quick` takes one case of each op and less time;
     `limit` is the seconds for one op with one engine on one device. `rows` and `sizes` replace the
-    table of cases and the sizes of the ceilings. Whatever an engine raises is in the results.
+    table of cases and the sizes of the ceilings. Whatever an engine raises is in the results. With
+    `isolated`, each engine works on its device in a child process, and so are crashes; the rows are
+    those of the table then.
 
     Raises `ConfigurationError` for an unknown name, a limit that is not a time above 0, or where
     nothing is left to measure, and `DeviceNotFoundError` if this machine lacks what was asked
@@ -76,15 +92,17 @@ def bench(
     load_trusted()
     jobs = list(_jobs(chosen, runners, kinds, quick=quick))
     floats = [job.dtype for job in jobs if as_dtype(job.dtype).kind == "float"]
-    ceilings, notes = measure_ceilings(
-        runners,
-        list(dict.fromkeys(floats)),
-        limit=min(seconds, CEILING_LIMIT),
-        quick=quick,
-        sizes=sizes,
-        progress=progress,
-    )
-    found = list(_measured(jobs, seconds, progress))
+    with closing(_InChildren() if isolated else _InProcess()) as timers:
+        ceilings, notes = measure_ceilings(
+            runners,
+            list(dict.fromkeys(floats)),
+            limit=min(seconds, CEILING_LIMIT),
+            quick=quick,
+            sizes=sizes,
+            progress=progress,
+            rate_of=timers.rate_of,
+        )
+        found = list(_measured(jobs, seconds, progress, timers))
     written = [results for _, results in found]
     raised = raise_ceilings([each for each, _ in found], ceilings, written)
     return Results(
@@ -131,17 +149,92 @@ def _devices(runners: Sequence[Runner]) -> Iterator[MeasuredDevice]:
 
 
 def _measured(
-    jobs: Sequence[_Job], limit: float, progress: Progress | None
+    jobs: Sequence[_Job], limit: float, progress: Progress | None, timers: _InProcess
 ) -> Iterator[tuple[Measurement, int]]:
     """The measurements, each with the bytes of its results."""
     done, total = 0, sum(len(job.runners) for job in jobs)
     for job in jobs:
-        made = job.row.draw(job.benchmark, job.dtype)
         for runner in job.runners:
             if progress is not None:
                 progress(done, total, f"{job.row.op} in {job.dtype} on {runner}")
             done += 1
-            yield _one(job, made, runner, limit)
+            yield timers.measurement(job, runner, limit)
+
+
+class _InProcess:
+    """Times workloads and ops in this process."""
+
+    rate_of = staticmethod(time_workload)
+
+    def __init__(self) -> None:
+        self._drawn: tuple[_Job | None, Any] = (None, None)
+
+    def measurement(self, job: _Job, runner: Runner, limit: float) -> tuple[Measurement, int]:
+        """The measurement of an op with one engine, and the bytes of its results."""
+        if self._drawn[0] is not job:
+            self._drawn = (job, job.row.draw(job.benchmark, job.dtype))
+        return _one(job, self._drawn[1], runner, limit)
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+class _InChildren(_InProcess):
+    """Times them in a child process of each engine on its device.
+
+    All of them stay until the end, so that what is compared is measured at about the same time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: dict[Runner, Asked] = {}
+
+    def _ask(self, runner: Runner, *question: Any) -> Outcome:
+        if runner not in self._of:
+            self._of[runner] = in_a_child(runner, answering)
+        return self._of[runner].ask(question, limit=PATIENCE)
+
+    def rate_of(
+        self, runner: Runner, tried: Tried, key: tuple[str, str | None], limit: float
+    ) -> float | str:
+        sizes = [list(tried.sizes.memory), tried.sizes.bus, list(tried.sizes.edges)]
+        outcome = self._ask(runner, "ceiling", list(tried.dtypes), sizes, key, limit)
+        rate: float | str = outcome.answer if outcome.how == "answered" else outcome.sentence
+        return rate
+
+    def measurement(self, job: _Job, runner: Runner, limit: float) -> tuple[Measurement, int]:
+        case = (job.row.op, job.benchmark.name, job.dtype)
+        outcome = self._ask(runner, "op", *case, job.benchmark.place, limit)
+        if outcome.how != "answered":
+            where = (*case, str(runner.device), runner.engine)
+            return Measurement(*where, "failed", replace(outcome, step=None).sentence), 0
+        fields, written = outcome.answer
+        return Measurement(**fields), written
+
+    def close(self) -> None:
+        for child in self._of.values():
+            child.close()
+
+
+def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callable[[Any], Any]:
+    """The child's side: answers with a rate, or a measurement and the bytes of its results."""
+    runner = runner_of(arguments)
+    load_trusted()
+
+    def answer(question: Any) -> Any:
+        tell(f"{question[0]} {question[1]}")
+        if question[0] == "ceiling":
+            _, dtypes, (memory, bus, edges), key, limit = question
+            sizes = WorkloadSizes(tuple(memory), bus, tuple(edges))
+            return time_workload(runner, Tried(tuple(dtypes), sizes), tuple(key), limit)
+        _, op, name, dtype, place, limit = question
+        row = row_of(op)
+        [case] = [each for each in row.benchmarks if (each.name, each.place) == (name, place)]
+        job = _Job(row, case, dtype, (runner,))
+        found, written = _one(job, row.draw(case, dtype), runner, limit)
+        return found.to_dict(), written
+
+    return answer
 
 
 def _one(job: _Job, made: Call, runner: Runner, limit: float) -> tuple[Measurement, int]:

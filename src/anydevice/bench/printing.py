@@ -54,6 +54,7 @@ def _fitting(there: Sequence[Measurement], width: int | None) -> tuple[list[str]
     alone = all(each.over == f"{each.device} with {each.engine}" for each in there)
     leaving = list(_LESS_NEEDED)
     leaving.insert(0 if alone else len(leaving), "speed-up")
+    leaving.append("rate")
     head = list(HEAD)
     rows = [dict(zip(HEAD, measurement_cells(each), strict=True)) for each in there]
     while True:

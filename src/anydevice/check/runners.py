@@ -1,10 +1,12 @@
-"""The pairs of device and engine on which ops are verified and timed."""
+"""The pairs of device and engine on which ops are verified and timed, each in a child process."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
@@ -13,6 +15,7 @@ from anydevice.discovery._discover import discover
 from anydevice.discovery.examination import pairs_among
 from anydevice.engines import registry
 from anydevice.engines.lookup import place_of
+from anydevice.hardware.driver_process.parent import Conversation, Outcome
 
 Progress = Callable[[int, int, str], None]
 """Called before each step with how many are done, how many there are, and what comes now."""
@@ -62,3 +65,55 @@ def scope_of(engine: Engine, place: Device) -> AbstractContextManager[Any]:
     """A block in which an engine works there."""
     # MLX decides by the operation where it works; the others by where their arrays are.
     return engine.default_scope(place) if engine.shares_memory else nullcontext()
+
+
+class Asked(Protocol):
+    """Answers questions one after the other; `close` ends what answers them."""
+
+    def ask(self, question: Any, *, limit: float) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+Answering = Callable[[Callable[[str], None], dict[str, Any]], Callable[[Any], Any]]
+"""Called with `tell` and arguments, of which three are a runner's: the function that answers."""
+
+
+def in_a_child(here: Runner, answering: Answering, **arguments: Any) -> Asked:
+    """A child process in which an engine works on its device, and a function answers questions.
+
+    `answering`, a function of a module, is called there. Where a question takes the child down, or
+    is not answered in time, that is the outcome, and the next one has a new child.
+    """
+    # Most of a card for one engine would leave none to the others.
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    path = [entry or os.getcwd() for entry in sys.path]
+    function = f"{answering.__module__}:{answering.__qualname__}"
+    given = _arguments(here, arguments) | {"path": path, "function": function}
+    return Conversation("function", given, pause=0.0, environment=environment, site=True)
+
+
+def in_this_process(here: Runner, answering: Answering, **arguments: Any) -> Asked:
+    """The same in this process, which does not outlive a crash."""
+    return _Here(answering(lambda step: None, _arguments(here, arguments)))
+
+
+class _Here(Record):
+    answer: Callable[[Any], Any]
+
+    def ask(self, question: Any, *, limit: float) -> Outcome:
+        return Outcome("answered", self.answer(question))
+
+    def close(self) -> None:
+        pass
+
+
+def _arguments(here: Runner, more: dict[str, Any]) -> dict[str, Any]:
+    place = {"device": str(here.device), "place": str(here.place), "engine": here.engine}
+    return {**place, **more}
+
+
+def runner_of(arguments: dict[str, Any]) -> Runner:
+    """The runner whose arguments these are; its engine is not loaded yet."""
+    place, device = Device(arguments["place"]), Device(arguments["device"])
+    return Runner(device, place, arguments["engine"])

@@ -85,10 +85,7 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
 
     Whatever the engine raises is raised.
     """
-    put = _place_strided if trial.case.strided else place
-    with scope_of(engine, device):
-        placed = mapped(trial.call, lambda x: put(x, engine, device))
-        result = getattr(ops, trial.row.op)(*placed.arguments, **placed.options)
+    result = compute(trial.row, trial.call, engine, device, strided=trial.case.strided)
     for array in leaves(result):
         problem = _misplaced(array, engine, device)
         if problem:
@@ -101,6 +98,14 @@ def run(trial: Trial, engine: Engine, device: Device) -> str | Difference | None
         if wrong is not None:
             return wrong
     return None
+
+
+def compute(row: Row, made: Call, engine: Engine, device: Device, *, strided: bool = False) -> Any:
+    """The result of an op on a device, as its engine gives it; whatever that raises is raised."""
+    put = _place_strided if strided else place
+    with scope_of(engine, device):
+        placed = mapped(made, lambda x: put(x, engine, device))
+        return getattr(ops, row.op)(*placed.arguments, **placed.options)
 
 
 def prepare_gradient(row: Row, dtype: str, seed: int = 0) -> GradientTrial:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from anydevice.core.record import Record
@@ -10,7 +10,12 @@ from anydevice.engines.trust import Entry
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.ops.trusted_kernels import change_trusted
 
-State = Literal["right", "wrong", "unsupported"]
+State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
+"""What is known of a cell; nothing was decided where it was not reached."""
+
+STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
+FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
+
 Of = Literal["value", "gradient", "kernel"]
 """Results, gradients, or both where a kernel of our own computes them."""
 
@@ -27,8 +32,9 @@ class Cell(Record):
 
     `of` says what was compared, in how many `cases`. Where it is wrong, `case` names the worst
     one, `reason` says what happened and `largest_error` how far off it was, if numbers were
-    compared. Where it is unsupported, `reason` says why; a right cell has a reason if some of its
-    cases are not supported.
+    compared. Where it crashed or timed out, `case` is the one that did. Where it is unsupported or
+    was not reached, `reason` says why; a right cell has a reason if some of its cases are not
+    supported. `code` is that of the reason, as in `Reason`, where it has one.
     """
 
     op: str
@@ -41,6 +47,7 @@ class Cell(Record):
     case: str | None = None
     reason: str | None = None
     largest_error: float | None = None
+    code: str | None = None
 
     def __bool__(self) -> bool:
         return self.state == "right"
@@ -48,15 +55,26 @@ class Cell(Record):
     def __str__(self) -> str:
         where = f"{IN_WORDS[self.of]}{self.op} in {self.dtype} on {self.device} with {self.engine}"
         case = f", {self.case}" if self.case else ""
-        return f"{where}{case}: {self.reason or self.state}"
+        return f"{where}{case}: {self.reason or in_words(self.state)}"
+
+
+def in_words(state: str) -> str:
+    """A state as a sentence has it.
+
+    >>> in_words("timed_out")
+    'timed out'
+    """
+    return state.replace("_", " ")
 
 
 class Verdicts(Record):
-    """All cells of one run, in the order of the table of cases; true where none is wrong.
+    """All cells of one run, device by device in the order of the table of cases.
+
+    True where everything was decided and nothing is wrong, crashed or timed out.
 
     >>> cell = Cell("add", "value", "float32", "cpu", "numpy", "right", 3)
-    >>> bool(Verdicts((cell,))), Verdicts((cell,)).counts()
-    (True, {'right': 1, 'wrong': 0, 'unsupported': 0})
+    >>> bool(Verdicts((cell,))), Verdicts((cell,)).counts()["right"]
+    (True, 1)
     """
 
     cells: tuple[Cell, ...]
@@ -70,35 +88,40 @@ class Verdicts(Record):
         return len(self.cells)
 
     def __bool__(self) -> bool:
-        return not self.wrong
+        return not self.of(*FAILED, "not_reached")
 
     @property
     def wrong(self) -> tuple[Cell, ...]:
         return self.of("wrong")
 
-    def of(self, state: State) -> tuple[Cell, ...]:
-        """The cells in one state."""
-        return tuple(cell for cell in self.cells if cell.state == state)
+    @property
+    def failed(self) -> tuple[Cell, ...]:
+        """The cells that are wrong, crashed or timed out."""
+        return self.of(*FAILED)
+
+    def of(self, *states: State) -> tuple[Cell, ...]:
+        """The cells in these states."""
+        return tuple(cell for cell in self.cells if cell.state in states)
 
     def counts(self) -> dict[str, int]:
         """How many cells are in each state."""
-        states: tuple[State, ...] = ("right", "wrong", "unsupported")
-        return {state: len(self.of(state)) for state in states}
+        return {state: len(self.of(state)) for state in STATES}
 
     def insist(self) -> None:
-        """Raise `VerificationError` with every wrong cell, if there is one."""
-        if self.wrong:
-            worst = self.wrong[0]
+        """Raise `VerificationError` with every cell that is not as it must be, if there is one.
+
+        That is what is wrong, crashed, timed out, or was not reached.
+        """
+        if not self:
+            bad = (*self.failed, *self.of("not_reached"))
             raise VerificationError(
-                "\n".join(map(str, self.wrong)),
-                where=worst.op,
-                largest_error=worst.largest_error,
+                "\n".join(map(str, bad)), where=bad[0].op, largest_error=bad[0].largest_error
             )
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""
         return {
-            "right": not self.wrong,
+            "right": bool(self),
             "quick": self.quick,
             "seconds": self.seconds,
             "counts": self.counts(),
@@ -107,7 +130,7 @@ class Verdicts(Record):
 
 
 class Kept(Record):
-    """The kernels of our own that are trusted now, and those that were found wrong.
+    """The kernels of our own that are trusted now, and those that failed.
 
     `problem` says why they could not be kept for later processes; `None` if all is well.
     """
@@ -124,20 +147,19 @@ def save(verdicts: Verdicts) -> Kept:
     """
     if verdicts.quick:
         raise ConfigurationError("a quick run is too little to trust kernels by; run all", "quick")
-    judged = [cell for cell in verdicts if cell.of == "kernel" and cell.state != "unsupported"]
-    refused = {_entry(cell) for cell in judged if not cell}
-    right = {_entry(cell) for cell in judged} - refused
+    refused = _kernels(verdicts.failed)
+    right = _kernels(verdicts.of("right")) - refused
     problem = change_trusted(right, refused)
     return Kept(tuple(sorted(right)), tuple(sorted(refused)), problem)
 
 
 def refuse_wrong(verdicts: Verdicts) -> tuple[Entry, ...]:
-    """Trust no kernel that was found wrong, now and in later processes; which those are."""
-    refused = {_entry(cell) for cell in verdicts.wrong if cell.of == "kernel"}
+    """Trust no kernel that failed, now and in later processes; which those are."""
+    refused = _kernels(verdicts.failed)
     if refused:
         change_trusted(set(), refused)
     return tuple(sorted(refused))
 
 
-def _entry(cell: Cell) -> Entry:
-    return cell.op, cell.dtype, cell.device
+def _kernels(cells: Iterable[Cell]) -> set[Entry]:
+    return {(cell.op, cell.dtype, cell.device) for cell in cells if cell.of == "kernel"}

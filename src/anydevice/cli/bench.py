@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
@@ -57,7 +54,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     old = read_results(arguments.compare) if arguments.compare else None
     for path in filter(None, (file, arguments.html)):
         _insist_on_room_for(path)
-    with _room_for_all(), progress_on(output, silent=silent) as progress:
+    with progress_on(output, silent=silent) as bar:
         results = bench(
             arguments.op,
             arguments.device,
@@ -65,7 +62,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.dtype,
             quick=arguments.quick,
             limit=arguments.limit,
-            progress=progress,
+            isolated=True,
+            progress=bar.tell,
         )
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
@@ -84,20 +82,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     saved = not arguments.save or _save(results, None if silent else output)
     slower = comparison is not None and not comparison
     return 0 if results.measured and saved and not slower else 1
-
-
-@contextmanager
-def _room_for_all() -> Iterator[None]:
-    """A block in which JAX, if it starts, does not take most of a card from the other engines."""
-    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 def _save(results: Results, output: Output | None) -> bool:

@@ -63,9 +63,8 @@ def _show(examined: Examination, limit: float, output: Output) -> Conclusion:
     )
     verdicts = []
     for number, (device, engine) in enumerate(examined.pairs):
-        with progress_on(output) as tell:
-            if tell is not None:
-                tell(number, len(examined.pairs), f"{device} with {engine}")
+        with progress_on(output) as bar:
+            bar.tell(number, len(examined.pairs), f"{device} with {engine}")
             verdict = check(device, engine, limit=limit)
         verdicts.append(verdict)
         output.say(_line(verdict, column, libraries, output))
@@ -110,5 +109,5 @@ def _show_explanations(title: str, explanations: Sequence[Explanation], output: 
     for explanation in explanations:
         output.say("", f"  {output.paint(explanation.subject, 'strong')}: {explanation.cause}")
         for sentence in (*explanation.evidence, explanation.meaning):
-            output.say(*wrapped(sentence, max(40, output.width or 10_000), "    "))
+            output.say(*wrapped(sentence, output.width or 10_000, "    "))
         output.say(f"    {output.paint('→ ' + explanation.advice, 'fix')}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf, nan
 
@@ -16,9 +16,6 @@ _FILTERS = {
     "engine": "torch,jax",
     "dtype": "float32,bfloat16",
 }
-
-Tell = Callable[[int, int, str], None]
-"""Called with how much is done, how much there is, and what comes now."""
 
 
 def add_filters(parser: argparse.ArgumentParser, *options: str) -> None:
@@ -63,7 +60,8 @@ def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
 
 
 @contextmanager
-def progress_on(output: Output, *, silent: bool = False) -> Iterator[Tell | None]:
-    """A progress bar on a terminal; `None` when piped, or where it is not wanted."""
-    with ProgressBar(output.stream, colour=output.colour) as bar:
-        yield None if output.width is None or silent else bar.tell
+def progress_on(output: Output, *, silent: bool = False) -> Iterator[ProgressBar]:
+    """A progress bar on a terminal; nothing is shown when piped, or where it is not wanted."""
+    stream = None if output.width is None or silent else output.stream
+    with ProgressBar(stream, colour=output.colour) as bar:
+        yield bar

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from anydevice.check.verdicts import IN_WORDS, Cell, Kept, Of, Verdicts, save
+from anydevice.check.cases import TABLE
+from anydevice.check.verdicts import (
+    FAILED,
+    IN_WORDS,
+    Cell,
+    Kept,
+    Of,
+    State,
+    Verdicts,
+    in_words,
+    save,
+)
 from anydevice.check.verifying import verify
 from anydevice.cli.options import add_filters, progress_on
 from anydevice.cli.printing import Output
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, table
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE
 
 EXAMPLE = "anydevice verify --op rmsnorm,softmax --engine torch --dtype bfloat16"
 
-_MARKS = {"right": (USABLE, "good"), "wrong": (UNUSABLE, "bad"), "unsupported": (ABSENT, "dim")}
+_MARKS: dict[State, tuple[str, str]] = {
+    "right": (USABLE, "good"),
+    "unsupported": (ABSENT, "dim"),
+    "wrong": (f"{UNUSABLE} wrong", "bad"),
+    "crashed": (f"{UNUSABLE} crashed", "bad"),
+    "timed_out": (f"{UNUSABLE} timed out", "bad"),
+    "not_reached": (f"{ABSENT} not reached", "bad"),
+}
 _SHORT = {
     "float32": "f32",
     "float16": "f16",
@@ -22,7 +40,7 @@ _SHORT = {
     "int32": "i32",
     "bool": "bool",
 }
-_TITLES: dict[Of, str] = {"value": "", "kernel": "Our kernels", "gradient": "Gradients"}
+_PARTS: dict[Of, str] = {"value": "", "kernel": "our kernel ", "gradient": "gradient "}
 _NAMED = 4
 """So many ops are named where they share a reason; more are counted."""
 
@@ -30,123 +48,96 @@ _NAMED = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of the table is verified, and whether the outcome is kept."""
     add_filters(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="a line for every op, also where many are alike"
-    )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--quick", action="store_true", help="one case of each op, no gradients")
+    how.add_argument(
+        "--quick",
+        action="store_true",
+        help="one case of each op, one dtype of each kind, no gradients; a minute an engine",
+    )
     how.add_argument(
         "--save", action="store_true", help="let kernels that are right be used from now on"
     )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Verify, print, and give 1 where anything is wrong, or what is right cannot be kept."""
-    with progress_on(output, silent=arguments.json) as progress:
+    """Verify, print, and give 0 where all is decided and right, and can be kept if asked to."""
+    with progress_on(output, silent=arguments.json) as bar:
+        rows = Rows(output, arguments.op or TABLE, before=bar.hide)
         verdicts = verify(
             arguments.op,
             arguments.device,
             arguments.engine,
             arguments.dtype,
             quick=arguments.quick,
-            progress=progress,
+            progress=bar.tell,
+            on_op=None if arguments.json else rows.add,
         )
     kept = save(verdicts) if arguments.save else None
     if arguments.json:
         output.json(verdicts.to_dict() | ({"kernels": kept.to_dict()} if kept else {}))
     else:
-        show(verdicts, output, folded=arguments.op is None and not arguments.all)
+        show(verdicts, output)
         if kept:
             _show_kept(kept, output)
     return 0 if verdicts and not (kept and kept.problem) else 1
 
 
-def show(verdicts: Verdicts, output: Output, *, folded: bool = False) -> None:
-    """Print the matrix, what is wrong, why something is unsupported, and the result.
+class Rows:
+    """Prints a line for each op, as soon as it is decided, below the engine and device.
 
-    Where it is `folded`, ops that are nowhere wrong and have the same marks share a line.
+    `before` is called before anything is printed.
     """
-    for of, title in _TITLES.items():
-        cells = [cell for cell in verdicts if cell.of == of]
-        if any(cell.state != "unsupported" for cell in cells) or (cells and of == "value"):
-            _show_matrix(title, cells, output, folded=folded)
-    if verdicts.wrong:
-        output.say(output.paint("Wrong", "bad"))
-        output.say(*(f"  {cell}" for cell in verdicts.wrong), "")
+
+    def __init__(
+        self, output: Output, ops: Iterable[str], before: Callable[[], None] = lambda: None
+    ) -> None:
+        self._output, self._before = output, before
+        self._column = max(map(len, ops)) + 2
+        self._below = ""
+
+    def add(self, cells: Sequence[Cell]) -> None:
+        """Print the line of one op on one device."""
+        self._before()
+        first, say = cells[0], self._output.say
+        title = f"{first.engine} on {first.device}"
+        if title != self._below:
+            say(*([""] if self._below else []), self._output.paint(title, "strong"))
+            self._below = title
+        say(f"  {first.op:<{self._column}}{'   '.join(self._parts(cells))}")
+        self._output.stream.flush()
+
+    def _parts(self, cells: Sequence[Cell]) -> Iterator[str]:
+        for of, part in _PARTS.items():
+            for state, (mark, style) in _MARKS.items():
+                its = [cell.dtype for cell in cells if (cell.of, cell.state) == (of, state)]
+                if its:
+                    dtypes = " ".join(_SHORT.get(dtype, dtype) for dtype in its)
+                    yield f"{part}{self._output.paint(mark, style)} {dtypes}"
+                    part = ""
+
+
+def show(verdicts: Verdicts, output: Output) -> None:
+    """Print what failed, why something is unsupported or was not reached, and the result."""
+    output.say("")
+    for state in FAILED:
+        cells = verdicts.of(state)
+        if cells:
+            output.say(output.paint(in_words(state).capitalize(), "bad"))
+            output.say(*(f"  {cell}" for cell in cells), "")
     _show_reasons("Unsupported", verdicts.of("unsupported"), output)
     partly = [cell for cell in verdicts.of("right") if cell.reason]
     _show_reasons("Right, but not every case is supported", partly, output)
-    counts = verdicts.counts()
-    words = ", ".join(f"{count} {state}" for state, count in counts.items())
+    _show_reasons("Not reached", verdicts.of("not_reached"), output, named=len(TABLE))
+    counts = {
+        state: count
+        for state, count in verdicts.counts().items()
+        if count or state in ("right", "wrong", "unsupported")
+    }
+    words = ", ".join(f"{count} {in_words(state)}" for state, count in counts.items())
     output.say(f"{words}, in {verdicts.seconds:.1f} s.")
 
 
-def _show_matrix(title: str, cells: Sequence[Cell], output: Output, *, folded: bool) -> None:
-    states = {
-        (cell.op, cell.device, cell.engine, cell.dtype): _MARKS[cell.state][0] for cell in cells
-    }
-    ops = _lines_of(cells, folded=folded)
-    columns = []
-    for device, engine in dict.fromkeys((cell.device, cell.engine) for cell in cells):
-        dtypes = [
-            each for each in _SHORT if any(key[1:] == (device, engine, each) for key in states)
-        ]
-        marks = (
-            (states.get((op, device, engine, each), "") for each in dtypes) for op in ops.values()
-        )
-        heads = f"{engine} on {device}", _in_columns(_SHORT[each] for each in dtypes)
-        columns.append([*heads, *map(_in_columns, marks)])
-    names = [title, "", *ops]
-    for fitting in _that_fit(names, columns, output.width):
-        first, *rows = zip(names, *fitting, strict=True)
-        head, types, *lines = table(first, rows)
-        output.say(output.paint(head, "strong"), output.paint(types, "dim"))
-        output.say(*(_painted(line, output) for line in lines), "")
-
-
-def _lines_of(cells: Sequence[Cell], *, folded: bool) -> dict[str, str]:
-    """What stands at the start of each line, with the op whose marks follow."""
-    marks: dict[str, list[tuple[str, ...]]] = {}
-    for cell in cells:
-        marks.setdefault(cell.op, []).append((cell.device, cell.engine, cell.dtype, cell.state))
-    if not folded:
-        return {op: op for op in marks}
-    wrong = {cell.op for cell in cells if cell.state == "wrong"}
-    alike: dict[object, list[str]] = {}
-    for op, its in marks.items():
-        alike.setdefault(op if op in wrong else tuple(sorted(its)), []).append(op)
-    # The first op by name and how many more there are: no two lines have the same name.
-    return {
-        first if not others else f"{first} and {len(others)} more": first
-        for first, *others in alike.values()
-    }
-
-
-def _that_fit(
-    names: Sequence[str], columns: Sequence[list[str]], width: int | None
-) -> Iterator[list[list[str]]]:
-    """The columns in as many tables as it takes for each to fit the terminal."""
-    row: list[list[str]] = []
-    for column in columns:
-        widths = [max(map(len, each)) + 2 for each in (names, *row, column)]
-        if row and width is not None and sum(widths) - 2 > width:
-            yield row
-            row = []
-        row.append(column)
-    yield row
-
-
-def _in_columns(words: Iterable[str]) -> str:
-    return "".join(word.ljust(5) for word in words).rstrip()
-
-
-def _painted(line: str, output: Output) -> str:
-    for mark, style in _MARKS.values():
-        line = line.replace(mark, output.paint(mark, style))
-    return line
-
-
-def _show_reasons(title: str, cells: Sequence[Cell], output: Output) -> None:
+def _show_reasons(title: str, cells: Sequence[Cell], output: Output, named: int = _NAMED) -> None:
     """One line for each reason of each engine, with what it is about."""
     about: dict[tuple[str, str, Of, str], list[Cell]] = {}
     for cell in cells:
@@ -157,8 +148,8 @@ def _show_reasons(title: str, cells: Sequence[Cell], output: Output) -> None:
     for (engine, device, of, reason), same in about.items():
         ops = dict.fromkeys(cell.op for cell in same)
         dtypes = ", ".join(dict.fromkeys(cell.dtype for cell in same))
-        named = ", ".join(ops) if len(ops) <= _NAMED else f"{len(ops)} ops"
-        output.say(f"  {engine} on {device}, {IN_WORDS[of]}{named} in {dtypes}: {reason}")
+        which = ", ".join(ops) if len(ops) <= named else f"{len(ops)} ops"
+        output.say(f"  {engine} on {device}, {IN_WORDS[of]}{which} in {dtypes}: {reason}")
     output.say("")
 
 

@@ -36,13 +36,18 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is None:
+        self.hide()
+
+    def hide(self) -> None:
+        """Take the bar away until the next `tell`: now lines can be printed."""
+        bar, self._bar = self._bar, None
+        if bar is None:
             return
         try:
-            self._bar.stop()
+            bar.stop()
         finally:
             # An interruption while the bar starts or stops would leave the cursor hidden.
-            self._bar.console.show_cursor()
+            bar.console.show_cursor()
 
     def tell(self, done: int, total: int, doing: str) -> None:
         """Show that `done` of `total` is done, and what is being done now."""

@@ -3,8 +3,8 @@
 `subprocess` with an isolated interpreter and never `multiprocessing`: the caller's main module is
 not imported again, and nothing of the driver's state is left in the caller.
 
-A `Question` has a child of its own. A `Conversation` has one that stays, for a driver that is
-asked several times a second: starting a process takes longer than most questions.
+A `Question` has a child of its own. A `Conversation` has one that stays, for what is asked many
+questions: starting a process, or importing a library, takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,9 @@ _AT_ONCE = 2**16
 
 _leaving: set[int] = set()
 """Children that have answered and were still ending when nobody waited for them any longer."""
+
+_conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
+"""Those whose child is ended with this process, and forgotten in a forked copy of it."""
 
 How = Literal["answered", "failed", "crashed", "timed_out", "not_started"]
 """How a question ended; all but the first are codes of a `Reason`."""
@@ -157,17 +161,22 @@ class Conversation:
     """
 
     def __init__(
-        self, name: str, arguments: Mapping[str, object], *, pause: float = _PAUSE
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        *,
+        pause: float = _PAUSE,
+        environment: Mapping[str, str] | None = None,
+        site: bool = False,
     ) -> None:
-        self._command = [*_command(name, arguments), "stay"]
+        self._command = [*_command(name, arguments, site=site), "stay"]
+        self._environment = environment
         self._pause = pause
         self._not_before = 0.0
         self._failed = Outcome("not_started")
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = ForkSafeLock()
-        atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+        _conversations.add(self)
 
     def ask(self, question: Any, *, limit: float) -> Outcome:
         """The outcome of a question, at most `limit` seconds later.
@@ -202,7 +211,7 @@ class Conversation:
 
         def give_up() -> None:
             late.set()
-            process.kill()
+            _kill(process)
 
         timer = threading.Timer(limit, give_up)
         timer.daemon = True
@@ -233,6 +242,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=None if self._environment is None else dict(self._environment),
             # A buffer has a lock, which a thread that reads or writes holds across a fork.
             bufsize=0,
             start_new_session=True,
@@ -246,7 +256,7 @@ class Conversation:
         try:
             process.wait(timeout=_TIME_TO_END)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             process.wait()
 
     def _forget(self) -> None:
@@ -255,6 +265,21 @@ class Conversation:
         if process is not None:
             process.returncode = 0
             _close(process)
+
+
+def _close_all() -> None:
+    for each in tuple(_conversations):
+        each.close()
+
+
+def _forget_all() -> None:
+    for each in tuple(_conversations):
+        each._forget()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Messages:
@@ -346,7 +371,11 @@ def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
                 return outcome
     except (OSError, ValueError):  # it ended in the middle of a question or an answer
         pass
-    return Outcome("crashed", step=messages.step)
+    try:
+        cause = _cause(process.wait(timeout=_TIME_TO_END), b"")
+    except subprocess.TimeoutExpired:  # it writes a core file
+        cause = None
+    return Outcome("crashed", step=messages.step, error=cause)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
