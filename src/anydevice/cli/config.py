@@ -149,7 +149,7 @@ def _show_steps(choice: Choice, output: Output) -> None:
             mark, style = USABLE, "good"
         lines = [f"{step.source:<{sources}}{step.asked:<{asked}}{step.outcome}"]
         if output.width is not None and len(lines[0]) + 2 > output.width:
-            outcome = wrapped(step.outcome, max(output.width, 20), "    ")
+            outcome = wrapped(step.outcome, output.width, "    ")
             lines = [f"{step.source}   {step.asked}", *outcome]
         output.say(f"{output.paint(mark, style)} {lines[0]}", *lines[1:])
     if choice.device is None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NoReturn, Protocol, TextIO
 
 import anydevice
-from anydevice.cli.printing import Output, complain, error_in_json, output_on
+from anydevice.cli.printing import Output, complain, error_in_json, fitted, output_on
 from anydevice.errors import AnyDeviceError
 
 COMMANDS = {
@@ -47,6 +47,14 @@ class Command(Protocol):
 
     def run(self, arguments: argparse.Namespace, output: Output) -> int:
         """Do it, print, and give the exit code."""
+
+
+class _Help(argparse.HelpFormatter):
+    """A page of help whose texts keep their lines, and are broken between words alone."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (f"{indent}{line}" for line in text.splitlines())
+        return "\n".join(part for line in lines for part in fitted(line, width))
 
 
 class _UsageError(Exception):
@@ -152,7 +160,7 @@ def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
         prog="anydevice",
         description=_DESCRIPTION,
         epilog="example:\n  anydevice --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"anydevice {anydevice.__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -162,7 +170,7 @@ def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
             each,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
         )
         if each == name:
             sub.epilog = f"example:\n  {command.EXAMPLE}"

@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             plain |= {"chosen": str(choice.device), "because": because(report, choice)}
         output.json(plain | error_in_json(problem))
     else:
-        output.say(text(report, choice=choice, paint=output.paint, width=output.width))
+        fitting = text(report, choice=choice, paint=output.paint, width=output.width)
+        output.say(fitting, whole=True)  # its commands stay in one piece
         if choice is not None and choice.device and not names_doctor(report, choice):
             output.say(NEXT)
         output.complain(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
@@ -23,6 +24,11 @@ _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 """Variables of Windows terminals that show colours; the old console prints the codes instead."""
 
 
+_WORD = re.compile(r" *[^ ]+")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
+
+
 class Output(Record):
     """A stream with what it can show. `width` is the terminal's, `None` if there is none."""
 
@@ -30,10 +36,15 @@ class Output(Record):
     colour: bool = False
     width: int | None = None
 
-    def say(self, *lines: str) -> None:
-        """Print lines; what the stream cannot encode is written in ASCII."""
-        for line in lines or ("",):
-            self.stream.write(self.showable(line) + "\n")
+    def say(self, *lines: str, whole: bool = False) -> None:
+        """Print lines, broken between words where they are wider than the terminal.
+
+        Where `whole`, they are printed as they are, as what was made to fit is. What the stream
+        cannot encode is written in ASCII.
+        """
+        for line in "\n".join(lines).split("\n"):
+            for part in fitted(line, None if whole else self.width):
+                self.stream.write(self.showable(part) + "\n")
 
     def showable(self, line: str) -> str:
         """The line in what the stream can encode."""
@@ -63,6 +74,33 @@ class Output(Record):
         if not self.colour or not words:
             return words
         return f"\x1b[{_COLOURS[style]}m{words}\x1b[0m"
+
+
+def fitted(line: str, width: int | None) -> list[str]:
+    """A line in lines of at most `width` columns; no word is broken, however long it is.
+
+    Further lines start at the last column of the first one that leaves them half of the width.
+
+    >>> fitted("name   one two three", 15)
+    ['name   one two', '       three']
+    """
+    plain = _STYLE.sub("", line)
+    if width is None or len(plain) <= width:
+        return [line]
+    columns = [gap.end() for gap in _COLUMN.finditer(plain) if gap.end() <= width // 2]
+    indent = columns[-1] if columns else len(plain) - len(plain.lstrip(" ")) + 2
+    lines, used = [""], 0
+    for word in _WORD.findall(line):
+        size = len(_STYLE.sub("", word))
+        if used and used + size > width:
+            word = word.replace(" ", "")
+            size = len(_STYLE.sub("", word))
+            start = max(0, min(indent, width - size))
+            lines.append(" " * start)
+            used = start
+        lines[-1] += word
+        used += size
+    return lines
 
 
 def output_on(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Output:
