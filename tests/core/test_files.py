@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and keep their permissions."""
+"""Files are written whole or not at all, and read within limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,3 +135,103 @@ def test_a_killed_writer_leaves_a_whole_file_and_leftovers_can_go(tmp_path: Path
     (tmp_path / ".file.mine.part").write_bytes(b"somebody's")
     files.remove_leftovers(path)
     assert sorted(each.name for each in tmp_path.iterdir()) == [".file.mine.part", "file"]
+
+
+def refused(path: Path, **how: Any) -> str:
+    """Why a file is not read; found within a second."""
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"Errno") as caught:
+        files.read_small(path, **how)
+    assert time.monotonic() - began < 1
+    assert caught.value.filename == str(path)
+    return str(caught.value.strerror)
+
+
+@posix
+def test_only_ordinary_files_are_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("pipe", "link", "zeros"):
+        assert refused(tmp_path / name) == "it is not an ordinary file"
+    assert refused(tmp_path) == "Is a directory"
+    with pytest.raises(FileNotFoundError):
+        files.read_small(tmp_path / "nowhere")
+    assert refused(Path(f"{tmp_path}/a\0b")) == "its name holds a null character"
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert files.read_small(path, most=5) == b"12345"
+    assert refused(path, most=4) == "it has more than 4 bytes"
+    os.truncate(path, 2**40)  # takes no room on the disk
+    assert "more than 1048576 bytes" in refused(path)
+
+
+@posix
+def test_what_somebody_else_could_have_written_is_not_trusted(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"{}")
+    link.symlink_to(path)
+    assert files.read_small(link, trusted=True) == b"{}"
+    assert files.distrust(link) is None
+    path.chmod(0o646)
+    for each in (path, link):
+        assert refused(each, trusted=True) == files.distrust(each) == "everyone may write it"
+    assert files.read_small(path) == b"{}"
+    path.chmod(0o664)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    assert refused(link, trusted=True) == "the link belongs to another user"
+    os.chown(path, 65534, -1)
+    assert refused(path, trusted=True) == files.distrust(path) == "it belongs to another user"
+
+
+BAD_JSON = {
+    b"": "Expecting value",
+    b"[" * 100_000: "nested more than 64",
+    b'{"a":' * 65 + b"1" + b"}" * 65: "nested more than 64",
+    b'{"a": ' + b"9" * 5000 + b"}": "more than 300 digits",
+    b'{"a": -' + b"9" * 301 + b"}": "more than 300 digits",
+    b'{"version": Infinity}': "Infinity is not a number",
+    b"[NaN]": "NaN is not a number",
+    b"[1e999]": "too large for a number",
+    b'{"a\0b": 1}': "control character",
+    b"\xff\xfe{}": "codec can't decode",
+    b'"' + b"\\" * 99_999: "Unterminated string",
+}
+
+
+@pytest.mark.parametrize("data", BAD_JSON, ids=BAD_JSON.values())
+def test_whatever_is_wrong_with_json_is_a_value_error(data: bytes) -> None:
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=BAD_JSON[data]):
+        files.parse_json(data)
+    assert time.monotonic() - began < 1
+
+
+def test_brackets_in_strings_do_not_nest_and_infinity_may_be_asked_for() -> None:
+    assert files.parse_json(b'["' + b"[" * 100 + b'\\"", 1]') == ["[" * 100 + '"', 1]
+    assert files.parse_json(b"[" * 64 + b"]" * 64)
+    assert files.parse_json(b"[Infinity, 1e999]", finite=False) == [float("inf")] * 2
+
+
+BAD_TOML = {
+    b"a = " + b"[" * 10_000: "nested more than 64",
+    b"a = " + b"[" * 65 + b"]" * 65: "nested more than 64",
+    b".".join([b"a"] * 100) + b" = 1": "nested more than 64",
+    b"a = " + b"9" * 5000: "digits",
+    b"a = " + b"9" * 301: "more than 300 digits",
+    b"a = '\0'": "line 1",
+    b"\xff": "codec can't decode",
+    b"a = = 1": "line 1",
+}
+
+
+@pytest.mark.parametrize("data", BAD_TOML, ids=range(len(BAD_TOML)))
+def test_whatever_is_wrong_with_toml_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=BAD_TOML[data]):
+        files.parse_toml(data)
+    assert files.parse_toml(b"a = [1]\n[b]\nc = 2") == {"a": [1], "b": {"c": 2}}

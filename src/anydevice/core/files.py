@@ -1,10 +1,23 @@
-"""Atomic file writes."""
+"""Files written whole or not at all, and small files read within limits.
+
+A small file is a configuration, a cache or an index, which anyone may have written. It is read so:
+
+    try:
+        values = parse_json(read_small(path))
+    except OSError as error:      # not there, not an ordinary file, too large, not to be trusted
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:   # not JSON, too deep, a number too long
+        raise ConfigurationError(f"{path} is not JSON: {error}") from error
+
+Nothing else is raised, whatever is in the file. `parse_toml` is used in the same way.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +30,99 @@ if os.name == "posix":
 
 _RANDOM_BYTES = 8
 """In the name of a file that is being written."""
+
+SMALL = 2**20
+"""Bytes of a small file, unless its reader says otherwise."""
+
+_DEEPEST = 64
+_MOST_DIGITS = 300
+"""Of an integer in a file: `float` takes every integer that is no longer."""
+
+# A string, also one that does not end, or a bracket. Possessive: no step back, which takes memory.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
+
+
+def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) -> bytes:
+    """The bytes of an ordinary file of at most `most` bytes.
+
+    Pipes, devices and folders are refused, not waited for. With `trusted`, so is a file that
+    somebody else could have written: see `distrust`. Raises `OSError`, whose `strerror` says why.
+
+    >>> read_small("/dev/zero")
+    Traceback (most recent call last):
+    OSError: [Errno 22] it is not an ordinary file: '/dev/zero'
+    """
+    try:
+        _check_ordinary(os.stat(path), path)  # opening a device may already do something
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
+    except ValueError:
+        raise _error("its name holds a null character", path) from None
+    with open(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        _check_ordinary(status, path)
+        if trusted and (why := _distrust(status) or _distrust(os.lstat(path), is_link=True)):
+            raise PermissionError(errno.EPERM, why, str(path))
+        pieces, left = [], most + 1
+        while left and (piece := file.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+    if not left:
+        raise _error(f"it has more than {most} bytes", path)
+    return b"".join(pieces)
+
+
+def distrust(path: str | Path) -> str | None:
+    """Why what is at a path may be somebody else's work; `None` if it cannot, or is not there.
+
+    It is ours if it belongs to this user or to root and only they and their group may write it. A
+    link counts with what it leads to.
+
+    >>> distrust("/")
+    """
+    if os.name != "posix":
+        return None
+    try:
+        return _distrust(os.stat(path)) or _distrust(os.lstat(path), is_link=True)
+    except (OSError, ValueError):
+        return None
+
+
+def parse_json(data: bytes | bytearray, *, finite: bool = True) -> Any:
+    """The value of a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
+
+    Raises `ValueError` for whatever is wrong with it, nesting deeper than 64 levels and integers
+    of more than 300 digits included.
+
+    >>> parse_json(b'{"version": 1}')
+    {'version': 1}
+    >>> parse_json(b'{"version": Infinity}')
+    Traceback (most recent call last):
+    ValueError: Infinity is not a number in JSON
+    """
+    import json  # most programs read no such file, and need not wait for the parser
+
+    _check_depth(data)
+    text = data.decode("utf-8")  # its error is a ValueError
+    float_of = _finite if finite else float
+    constant_of = _no_constant if finite else float
+    return json.loads(text, parse_int=_integer, parse_float=float_of, parse_constant=constant_of)
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The table of a TOML text in UTF-8.
+
+    Raises `ValueError` for whatever is wrong with it, as `parse_json` does. The message of one that
+    is no TOML names the line.
+    """
+    import tomllib
+
+    try:
+        table = tomllib.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_tree(table)
+    return table
 
 
 def write_whole(path: Path, pieces: Iterable[Any]) -> None:
@@ -138,3 +244,72 @@ def _mode(path: Path) -> int:
 
 def _refusal(path: Path, error: OSError) -> TransferError:
     return TransferError(f"{path} cannot be written: {error.strerror or error}")
+
+
+_TOO_DEEP = f"it is nested more than {_DEEPEST} levels deep"
+
+
+def _error(why: str, path: str | Path) -> OSError:
+    return OSError(errno.EINVAL, why, str(path))
+
+
+def _check_ordinary(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise _error("it is not an ordinary file", path)
+
+
+def _distrust(status: os.stat_result, *, is_link: bool = False) -> str | None:
+    if os.name != "posix" or (is_link and not stat.S_ISLNK(status.st_mode)):
+        return None
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{'the link' if is_link else 'it'} belongs to another user"
+    return None if is_link or not status.st_mode & stat.S_IWOTH else "everyone may write it"
+
+
+def _check_depth(data: bytes | bytearray) -> None:
+    depth = 0
+    for token in _TOKEN.finditer(data):
+        first = data[token.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > _DEEPEST:
+                raise ValueError(_TOO_DEEP)
+        elif first in b"]}":
+            depth -= 1
+
+
+def _check_tree(tree: Any) -> None:
+    """Refuse what `_check_depth` and `_integer` do, where the parser has no such hooks."""
+    depth, level = 0, [tree]
+    while level:
+        if depth > _DEEPEST:
+            raise ValueError(_TOO_DEEP)
+        for value in level:
+            if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+                raise ValueError(_TOO_LONG)
+        inner = (
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        )
+        depth, level = depth + 1, [each for several in inner for each in several]
+
+
+_TOO_LONG = f"an integer has more than {_MOST_DIGITS} digits"
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(_TOO_LONG)
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return number
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number in JSON")
