@@ -113,7 +113,7 @@ def test_nested_parameters_go_to_the_gpu_and_come_back(library: str) -> None:
     assert again is placed["weight"]
     assert (on_gpu["name"], on_gpu["act"], on_gpu["none"], three) == ("dense", np.tanh, None, 3)
     assert list(on_gpu) == list(state)
-    assert where == (Device("cpu:1") if library == "jax" else Device("cpu"))
+    assert where == Device("cuda:1")
     for name, value in layer.items():
         np.testing.assert_allclose(np.asarray(back["layers"][0][name]), value)
 

@@ -134,7 +134,7 @@ def test_a_device_made_by_hand_knows_what_discovery_knows() -> None:
         assert device.facts.total_memory == 80 * 2**30
         assert device.facts.free_memory == 70 * 2**30
         assert device.facts.compute_capability == "9.0"
-        assert device.engine == "numpy"
+        assert device.engine == "torch"
 
 
 def test_the_kind_of_an_opencl_device_is_its_driver_s_to_say() -> None:

@@ -119,21 +119,43 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     return {**ours, "PATH": commands, "ANYDEVICE_HOME": str(tmp_path / "home")}
 
 
+TWO_CARDS = """
+from anydevice import testing
+machine = testing.fake_machine(cuda=["NVIDIA H100 80GiB", "NVIDIA L4 24GiB"])
+machine.__enter__()
+"""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_blocks(page: Path, environment: dict[str, str], sessions: Sessions) -> None:
+    run_blocks(page, environment, sessions)
+
+
+def test_the_readme_holds_on_a_fake_machine(
+    environment: dict[str, str], sessions: Sessions
+) -> None:
+    printed = run_blocks(ROOT / "README.md", environment, sessions, TWO_CARDS)
+    assert printed[0].split() == ["cuda:0", "gpu", "torch"]
+
+
+def run_blocks(
+    page: Path, environment: dict[str, str], sessions: Sessions, before: str = ""
+) -> list[str]:
+    """What the blocks of a page print, compared with what it shows."""
     blocks = [b for b in blocks_of(page.read_text("utf-8")) if b.language == "python"]
     code, output, errors = sessions.run(
-        [(name_of(page), block.line, block.text) for block in blocks],
+        [("before", 0, before), *((name_of(page), block.line, block.text) for block in blocks)],
         cwd=Path.cwd(),
         env=environment,
         # A machine without an accelerator may say so; every other warning is an error.
         filters=("error", "ignore:using cpu"),
     )
     assert code == 0, errors
-    for block, printed in zip(blocks, output, strict=True):
+    for block, printed in zip(blocks, output[1:], strict=True):
         if block.prints is not None:
             where = f"{name_of(page)}, line {block.line}, prints:\n{printed}"
             assert matches(block.prints, printed), where
+    return output[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -14,7 +14,7 @@ from anydevice.core.record import NOTHING, Record, replace
 from anydevice.core.text import format_time, percent, table, times
 from anydevice.discovery._discover import devices as usable_devices
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of, place_of
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import in_a_line
 from anydevice.transfer.moving import device_of, is_array, to_device
@@ -216,7 +216,7 @@ def _row(tree: tuple[Any, Any, Any], device: Device, limit: float) -> DeviceTimi
     try:
         timing = _timed(tree, device, limit)
     except Exception as error:  # whatever the function raises there is its result there
-        reason = in_a_line(error, place_of(device))
+        reason = in_a_line(error, device)
         return DeviceTiming(str(device), device.engine, reason=reason)
     return DeviceTiming(str(device), device.engine, **timing.figures)
 
@@ -225,7 +225,6 @@ def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
     function, *given = to_device(tree, device)
     arguments, named = _with_copies(tuple(given), of=tree[1:])
     engine = registry.load(device.engine or "numpy")
-    place = place_of(device)
 
     def finish(results: list[Any]) -> None:
         groups: dict[str, list[Any]] = {}
@@ -236,7 +235,7 @@ def _timed(tree: tuple[Any, Any, Any], device: Device, limit: float) -> Timing:
         for name, values in groups.items():
             registry.load(name).finish(values)
         if not groups:  # it gives no arrays: wait for all that it started
-            engine.synchronize(place)
+            engine.synchronize(device)
 
     return time_calls(lambda _: function(*arguments, **named), finish, limit=limit, most_calls=100)
 

@@ -79,6 +79,11 @@ def set_limit(config: Config | None) -> list[str]:
         return warned + _shared_gpus(config)
 
 
+def in_force() -> Config | None:
+    """The settings whose limit the libraries are held to; `None` if there is no limit."""
+    return _config
+
+
 def limit_of(device: Device, config: Config) -> int | None:
     """The most bytes of a device that the settings allow; `None` if there is no limit.
 

@@ -24,8 +24,13 @@ def owner_of(x: Any) -> Engine | None:
     return _owners[kind]
 
 
+def forget() -> None:
+    """Look up the engine of every array again."""
+    _owners.clear()
+
+
 def place_of(device: Device) -> Device:
-    """The device itself; for a fake one, the CPU device that stands in for it.
+    """The device itself; for a fake one, the CPU device that stands in for it in another process.
 
     JAX can be told to show several CPU devices, and then each fake device has one of its own.
     """
@@ -41,7 +46,7 @@ def native(device: Device, engine: str) -> Any:
 
     Raises `DeviceNotFoundError` if the library does not see the device.
     """
-    return registry.load(engine).native(place_of(device))
+    return registry.load(engine).native(device)
 
 
 hooks.native.register(native)

@@ -24,6 +24,11 @@ GROUP = "anydevice.engines"
 
 _listeners: list[Callable[[Engine], None]] = []
 
+Disguise = Callable[[Engine], Engine]
+"""Makes another engine of one, which takes its place."""
+
+_disguise: Disguise | None = None
+
 
 class EngineRow(Record):
     """One array library: how it is found, what it can drive, and what it cannot do.
@@ -259,9 +264,25 @@ def load(name: str) -> Engine:
             f"run: pip install --force-reinstall {row.libraries[0]}",
             "damaged_installation",
         ).error() from error
+    if _disguise is not None:
+        engine = _disguise(engine)
     for listener in tuple(_listeners):
         listener(engine)
     return engine
+
+
+_forget_loaded = load.cache_clear
+
+
+def exchange(disguise: Disguise | None) -> Disguise | None:
+    """Have `load` return what the function makes of each engine; returns the one before it.
+
+    For tests. `None` gives the engines themselves again.
+    """
+    global _disguise
+    before, _disguise = _disguise, disguise
+    _forget_loaded()
+    return before
 
 
 def when_loaded(listener: Callable[[Engine], None]) -> None:

@@ -25,7 +25,7 @@ from anydevice.core.record import Record
 from anydevice.core.text import format_size
 from anydevice.discovery._discover import discover
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of, place_of
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import AnyDeviceError, OutOfMemoryError
 from anydevice.hardware.readers import processes
 
@@ -283,7 +283,7 @@ def _ours(found: RanOut, device: Device | None, what: str, smaller: bool) -> Out
     asked = _known(lambda: engine.memory.asked(error)) if engine else None
     place = _known(lambda: place_of_error(error, engine, device))
     facts = _known(lambda: place.facts) if place else None
-    held = _known(lambda: engine.memory.use(place_of(place))) if engine and place else None
+    held = _known(lambda: engine.memory.use(place)) if engine and place else None
     lines = [headline(place, asked, facts)]
     if engine and held:
         lines.append(holding(engine, held))
@@ -343,7 +343,7 @@ def place_of_error(
     >>> place_of_error(MemoryError(), None, Device("cuda:0"))
     Device("cpu")
     """
-    if engine is None or engine.name == "numpy":
+    if engine is None:
         return Device("cpu")
     text = str(error)
     if _HOST_ERROR.search(text):
@@ -352,7 +352,7 @@ def place_of_error(
     for each in seen:
         if card is not None and each.kind != "cpu" and each.index == int(card[1]):
             return each
-    if device is not None and place_of(device) in seen:
+    if device in seen:
         return device
     return seen[0] if len({each.backend for each in seen}) == 1 else device
 

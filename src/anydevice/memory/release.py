@@ -8,7 +8,6 @@ from collections.abc import Callable
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
 
 _callbacks: list[Callable[[Device], None]] = []
 
@@ -34,7 +33,7 @@ def release(device: Device | str | None = None) -> None:
     No library is imported or started for it. Raises `DeviceNotFoundError` if the given device is
     not usable.
     """
-    place = None if device is None else place_of(one_device(device))
+    place = None if device is None else one_device(device)
     for engine in registry.started_engines():
         for each in engine.devices():
             if place is None or each == place:

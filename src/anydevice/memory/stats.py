@@ -17,7 +17,6 @@ from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import format_size
 from anydevice.discovery._discover import discover
 from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
 from anydevice.errors import DeviceNotFoundError
 from anydevice.hardware.linux import own_memory
 
@@ -143,11 +142,13 @@ def pressure_of(usable: int | None, available: int | None) -> Pressure | None:
 def _holders(device: Device) -> Iterator[tuple[str, MemoryUse]]:
     """The memory that each imported library holds on the device, if it counts that."""
     started = {engine.name: engine for engine in registry.started_engines()}
-    for name in registry.engines_for(device.backend):
+    standing = device.standing
+    driving = standing.engines if standing else ()  # of a backend that only a probe knows
+    for name in dict.fromkeys((*driving, *registry.engines_for(device.backend))):
         if name not in started:
             continue
         try:
-            use = started[name].memory.use(place_of(device.served_by(name)))
+            use = started[name].memory.use(device)
         except DeviceNotFoundError:  # it is a build without this backend
             continue
         if use is not None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from anydevice.core.device import Device
 from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
 from anydevice.models.base import (
     After,
     Arguments,
@@ -180,7 +179,7 @@ class TorchAdapter(ModelAdapter):
 
     def _device_type(self) -> str:
         place = self.device or Device("cpu", 0, engine="torch")
-        kind: str = registry.load("torch").native(place_of(place)).type
+        kind: str = registry.load("torch").native(place).type
         return kind
 
 

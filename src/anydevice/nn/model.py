@@ -14,7 +14,7 @@ from anydevice.core.engine import Engine
 from anydevice.core.text import format_size, table
 from anydevice.core.trees import difference, first_leaf, leaves
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of, place_of
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
 from anydevice.nn.layers import Chain, TiedEmbedding, as_layer
@@ -207,8 +207,6 @@ def _refuse_other_block(place: str | None) -> None:
     """Refuse a call in a `use_device` block of another device than that of the parameters."""
     block = block_device()
     if block is None or place is None or place == str(block):
-        return
-    if place == str(place_of(block)):  # the block is of a fake device, whose data is there
         return
     raise DeviceMismatchError(
         f'this model is on {place}, and it is called in a block of use_device("{block}"); move it '

@@ -126,6 +126,11 @@ def current() -> tuple[Config, dict[str, str]]:
     return _current[2], dict(_current[3])
 
 
+def changes() -> dict[str, Any]:
+    """What `configure()` has set in this process, by name."""
+    return dict(_changes)
+
+
 def state() -> tuple[object, ...]:
     """A value that changes when any setting does; faster than `current`."""
     return files.state(), _revision

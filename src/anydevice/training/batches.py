@@ -11,7 +11,7 @@ import numpy as np
 
 from anydevice.core.device import Device
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of, place_of
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.models.precision import cast
 from anydevice.transfer.copying import upload
@@ -183,14 +183,14 @@ def _placer(device: Device) -> Callable[[Batch], Batch]:
     # 64-bit integers that fit are the same numbers in 32 bits: nobody needs to be warned.
     if device.engine is None:  # which to_device refuses
         return lambda batch: to_device(batch, device, convert=True, narrow=True)
-    engine, place = registry.load(device.engine), place_of(device)
+    engine = registry.load(device.engine)
 
     def placed(batch: Batch) -> Batch:
         x, y = batch
         if type(x) is not np.ndarray or type(y) is not np.ndarray:
             x, y = to_device(batch, device, convert=True, narrow=True)
             return x, y
-        there = upload([x] if x is y else [x, y], engine, place, True, [])
+        there = upload([x] if x is y else [x, y], engine, device, True, [])
         return there[0], there[-1]
 
     return placed

@@ -28,7 +28,6 @@ from anydevice.core.record import Record
 from anydevice.core.trees import Tree, leaves, mapped, refilled
 from anydevice.core.warn import warn
 from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
 from anydevice.models.precision import LossScale, Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.losses import Loss, computes_in_float32
@@ -94,7 +93,7 @@ def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int)
     if isinstance(autodiff, Absent):
         raise autodiff.error()
     kind = FusedStepper if autodiff.compiles else SplitStepper
-    return kind(engine, autodiff, place_of(device), config, state, seed)
+    return kind(engine, autodiff, device, config, state, seed)
 
 
 class Stepper(ABC):

@@ -75,7 +75,8 @@ def _separated_rows(
 ) -> list[Any]:
     """Arrays of one dtype and shape: packed, copied, and separated again on the device."""
     ring = ring_of(device)
-    assert ring is not None
+    if ring is None:
+        return []
     first = arrays[numbers[0]]
     dtype = as_dtype(first.dtype)
     try:
@@ -128,7 +129,7 @@ def move(
 
 def _staged_target(array: Any, engine: Engine, device: Device) -> Any:
     """Memory on the device for an array that is worth staging; `None` for any other."""
-    if device.backend != "cuda" or array.nbytes < WORTH_STAGING:
+    if array.nbytes < WORTH_STAGING or ring_of(device) is None:
         return None
     try:
         target = engine.empty(array.shape, as_dtype(array.dtype), device)

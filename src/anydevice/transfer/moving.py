@@ -14,7 +14,7 @@ from anydevice.core.engine import Engine
 from anydevice.discovery import _discover as discovery
 from anydevice.engines import registry
 from anydevice.engines.diagnosis import code_of_message
-from anydevice.engines.lookup import owner_of, place_of
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.copying import download, move, upload
@@ -155,7 +155,7 @@ def synchronize(device: Device | str | None = None) -> None:
     target = one_device(device)
     if target.engine:
         try:
-            registry.load(target.engine).synchronize(place_of(target))
+            registry.load(target.engine).synchronize(target)
         except Exception as error:
             refuse(error, target)
             raise
@@ -190,8 +190,7 @@ def _is_leaf(x: Any) -> bool:
 class Destination:
     """A usable device and its engine, looked up once and kept.
 
-    `place` is where data really goes (a fake device keeps it on the CPU); `engines` are the
-    libraries whose arrays can live there.
+    `engines` are the libraries whose arrays can live there.
     """
 
     def __init__(self, device: Device) -> None:
@@ -199,7 +198,6 @@ class Destination:
             raise not_driven(device)
         standing = device.standing
         self.device = device
-        self.place = place_of(device)
         self.engine: Engine = registry.load(device.engine)
         self.engines = frozenset(standing.engines if standing else (device.engine,))
         self.already_there: dict[type, Callable[[Any], bool]] = {}
@@ -218,7 +216,9 @@ class Destination:
         kind = type(array)
         if kind in self.already_there:
             return
-        native = owner.native(self.place)
+        native = owner.native(self.device)
+        if any(owner.native(each) == native for each in owner.devices() if each != self.device):
+            return  # on a fake machine, the library does not tell its devices apart
         if owner.name == "numpy":
             self.already_there[kind] = lambda x: True
         elif hasattr(array, "device") and array.device == native:
@@ -310,7 +310,7 @@ class _Move:
             for position, value in enumerate(values)
             if self._must_move(value, leaves[position], engines[type(value)])
         ]
-        place = self.target.place
+        place = self.target.device
         return [
             shared
             for shared in shared_memory(values, going)
@@ -322,19 +322,19 @@ class _Move:
             return False
         if getattr(value, "requires_grad", False) and not leaf.kept:
             return False  # a gradient has to flow through the copy of this very array
-        return not (self._stays(owner) and owner.devices_of(value) == (self.target.place,))
+        return not (self._stays(owner) and owner.devices_of(value) == (self.target.device,))
 
     def _within_library(self, value: Any, owner: Engine, position: int) -> Any:
         target, places = self.target, owner.devices_of(value)
-        if owner.shares_memory and target.place in places:
+        if owner.shares_memory and target.device in places:
             # Such a library computes lazily, and another thread could not do it later.
             owner.finish([value])
             return value
-        if places == (target.place,):
+        if places == (target.device,):
             target.remember(value, owner)
             return value
         kept = self.leaves is not None and self.leaves[position].kept
-        return move(value, owner, places, target.place, detached=kept)
+        return move(value, owner, places, target.device, detached=kept)
 
     def _adopted(self, value: Any, owner: Engine) -> Any:
         """The same memory as an array of the target's library; `None` if that cannot be."""
@@ -343,14 +343,14 @@ class _Move:
             adopted = engine.adopt(owner.export(value))
         except Exception:  # each library refuses with its own errors; then a copy is made
             return None
-        return adopted if engine.devices_of(adopted) == (self.target.place,) else None
+        return adopted if engine.devices_of(adopted) == (self.target.device,) else None
 
     def _upload(self, moved: list[Any], positions: list[int]) -> None:
         """Replace the host arrays at these positions by arrays of the target's engine."""
         target, failed_at = self.target, [0]
         try:
             arrays = [moved[position] for position in positions]
-            placed = upload(arrays, target.engine, target.place, self.narrow, failed_at)
+            placed = upload(arrays, target.engine, target.device, self.narrow, failed_at)
         except Exception as error:
             _raise_named(self.leaves, positions[failed_at[-1]], error, target.device)
         for position, array in zip(positions, placed, strict=True):

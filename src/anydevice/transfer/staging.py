@@ -22,6 +22,7 @@ from anydevice.core.device import Device
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.engines.cuda_driver import driver_of
+from anydevice.engines.lookup import place_of
 from anydevice.memory.release import on_release
 
 CHUNK = 4 * 2**20
@@ -264,7 +265,7 @@ _making = ForkSafeLock()
 
 def ring_of(device: Device) -> Ring | None:
     """The ring for copies to and from a device; `None` if copies are not staged."""
-    if device.backend != "cuda":
+    if device.backend != "cuda" or place_of(device) != device:  # what is elsewhere is a fake
         return None
     key = (os.getpid(), device.index)  # a forked child has neither the threads nor the context
     with _making.native:

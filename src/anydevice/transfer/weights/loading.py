@@ -18,7 +18,6 @@ from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
 from anydevice.core.progress import ProgressBar
 from anydevice.engines import registry
-from anydevice.engines.lookup import place_of
 from anydevice.errors import (
     ConfigurationError,
     TransferError,
@@ -76,12 +75,12 @@ def load_weights(
     model = read_model(Path(path).expanduser())
     if target.engine is None:
         raise not_driven(target)
-    engine, place = registry.load(target.engine), place_of(target)
+    engine = registry.load(target.engine)
     arrays: dict[str, Any] = dict.fromkeys(model)
     try:
         with _progress(sum(each.entry.nbytes for each in model.values()), progress) as advance:
             for header, entries in _by_file(model):
-                _load_file(header, entries, wanted, engine, place, advance, arrays)
+                _load_file(header, entries, wanted, engine, target, advance, arrays)
     except BaseException:
         arrays.clear()  # the error keeps this frame, and half a model is of use to nobody
         raise
