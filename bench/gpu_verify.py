@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python bench/gpu_verify.py [seconds] [engine …]
 
-Prints how many cells are right, wrong and unsupported, and each that is wrong. Engines that
-compile a kernel for each case share their ops between several processes. An engine that does not
-end within the seconds (200 unless said) is stopped.
+Prints how many cells are in each state, and each that failed. Engines that compile a kernel for
+each case share their ops between several processes. An engine that does not end within the
+seconds (200 unless said) is stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from anydevice.check.cases import TABLE
+from anydevice.check.verdicts import FAILED, STATES
 
 COMMAND = [sys.executable, "-m", "anydevice", "verify", "--json"]
 PLACES = {"torch": ("cuda", 1), "jax": ("cuda", 6), "cupy": ("cuda", 1), "opencl": ("opencl", 8)}
@@ -75,15 +76,12 @@ def main() -> None:
         finally:
             for process in processes:
                 process.kill()
-        counts = {
-            state: sum(cell["state"] == state for cell in cells)
-            for state in ("right", "wrong", "unsupported")
-        }
+        counts = {state: sum(cell["state"] == state for cell in cells) for state in STATES}
+        failed = [cell for cell in cells if cell["state"] in FAILED]
         took = time.monotonic() - began
-        print(f"{'✗' if counts['wrong'] else '✓'} verify {engine:<10} {counts}, {took:.0f} s")
-        for cell in cells:
-            if cell["state"] == "wrong":
-                print("   ", {k: v for k, v in cell.items() if v is not None and k != "state"})
+        print(f"{'✗' if failed else '✓'} verify {engine:<10} {counts}, {took:.0f} s")
+        for cell in failed:
+            print("   ", {name: value for name, value in cell.items() if value is not None})
 
 
 if __name__ == "__main__":

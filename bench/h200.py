@@ -165,7 +165,7 @@ def training() -> list[Row]:
 
 
 def verifying() -> list[Row]:
-    return script("gpu_verify", "300")
+    return [*script("quick_verify"), *script("gpu_verify", "300")]
 
 
 def speed() -> list[Row]:
