@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from inspect import signature
+from math import inf
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def _zero_in_range(index: Any, is_outside: Any, low: int, high: int) -> Any:
 _OPS.impl("zero_in_range", _zero_in_range, "CPU")
 _OPS.impl("zero_in_range", lambda index, *_: index.new_empty(()), "Meta")
 
-_aten = torch.ops.aten
+_aten, _prims = torch.ops.aten, torch.ops.prims
 _OF_ITEMS = (_aten.index.Tensor, _aten.index_put.default)
 _ALONG_AN_AXIS = (
     _aten.gather.default,
@@ -103,37 +104,58 @@ _ALONG_AN_AXIS = (
     _aten.scatter_add.default,
     _aten.scatter_reduce.two,
 )
+_CLAMPING = (_aten.clamp_min, _aten.clamp_max)
+_SELECTING = (
+    _aten.view,
+    _aten.expand,
+    _aten.unsqueeze,
+    _aten.squeeze,
+    _aten.permute,
+    _aten.slice,
+    _aten.select,
+    _aten.gather,
+    _aten.clone,
+    _prims.convert_element_type,
+)
+"""Their results have no elements but those of the first argument."""
 
 
-@cache
 def _options(most: bool) -> dict[str, Any]:
     """The options of PyTorch's compiler. It is imported here, because that takes seconds."""
     import torch._inductor as inductor
+    import torch._inductor.config as config
 
     options = dict(inductor.list_mode_options(_MOST)) if most else {}
-    with suppress(ImportError):  # before PyTorch 2.6, code with passes of others is not kept
-        from torch._inductor.custom_graph_pass import CustomGraphPass
-
-        class Checks(CustomGraphPass):  # type: ignore[misc]
-            def __call__(self, graph: Any) -> None:
-                _check_indices(graph)
-
-            def uuid(self) -> str:
-                return "anydevice: indices 1"
-
-        options["joint_custom_post_pass"] = Checks()
+    if config.joint_custom_post_pass is None:  # else the user has one
+        options |= _checks()
     return options
 
 
+@cache
+def _checks() -> dict[str, Any]:
+    """The option that puts checks in; none before PyTorch 2.6, which would keep no such code."""
+    try:
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+    except ImportError:
+        return {}
+
+    class Checks(CustomGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: Any) -> None:
+            _check_indices(graph)
+
+        def uuid(self) -> str:
+            return "anydevice: indices 1"
+
+    return {"joint_custom_post_pass": Checks()}
+
+
 def _check_indices(graph: Any) -> None:
-    """Put a check before each use of an index in the CPU's memory that is given or computed."""
-    given: set[Any] = set()
+    """Put a check before each use of an index in the CPU's memory that could be out of range."""
     checked: dict[Any, Any] = {}
     for node in list(graph.nodes):
-        if node.op == "placeholder" or any(x in given for x in node.all_input_nodes):
-            given.add(node)
         for index, low, high in _indices_of(node):
-            if index not in given or index.meta["val"].device.type != "cpu":
+            least, most = _range_of(index)
+            if (low <= least and most < high) or index.meta["val"].device.type != "cpu":
                 continue
             key = index, low, high
             if key not in checked:
@@ -145,6 +167,8 @@ def _check_indices(graph: Any) -> None:
 def _indices_of(node: Any) -> Iterator[tuple[Any, int, int]]:
     """The arguments of a node that are indices, each with the range it must be in."""
     found: list[tuple[Any, Any, Any]] = []
+    if any("val" not in x.meta for x in node.all_input_nodes):
+        return  # its shapes are not known
     if node.target is _aten.embedding.default:
         table, index = node.args[:2]
         found = [(index, 0, _shape(table)[0])]
@@ -155,9 +179,41 @@ def _indices_of(node: Any) -> Iterator[tuple[Any, int, int]]:
         x, indices = node.args[:2]
         sizes = zip(indices, _shape(x), strict=False)
         found = [(index, -size, size) for index, size in sizes if index is not None]
-    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index, _, _ in found):
+    if not all(_has_integers(index) for index, _, _ in found):
         return  # a mask, which stands for several axes
     yield from (each for each in found if isinstance(each[2], int))  # else a size may change
+
+
+def _range_of(node: Any) -> tuple[float, float]:
+    """The least and the largest number that its elements can be, as far as that is easily seen."""
+    if isinstance(node, int):
+        return node, node
+    if not _has_integers(node):  # those of floating-point numbers may come from NaN
+        return -inf, inf
+    kind, arguments = getattr(node.target, "overloadpacket", None), node.args
+    if kind in _SELECTING:
+        return _range_of(arguments[0])
+    if kind is _aten.where:
+        one, other = _range_of(arguments[1]), _range_of(arguments[2])
+        return min(one[0], other[0]), max(one[1], other[1])
+    if kind is _prims.iota:
+        ends = node.kwargs["start"], node.kwargs["start"] + node.kwargs["step"] * (arguments[0] - 1)
+        return min(ends), max(ends)
+    if kind is _aten.argmax and len(arguments) > 1:
+        return 0, _shape(arguments[0])[arguments[1]] - 1
+    if kind in _CLAMPING and isinstance(arguments[1], int):
+        (least, most), bound = _range_of(arguments[0]), arguments[1]
+        of_two = max if kind is _aten.clamp_min else min
+        return of_two(least, bound), of_two(most, bound)
+    if kind is _aten.remainder and isinstance(arguments[1], int) and arguments[1] > 0:
+        return 0, arguments[1] - 1
+    return -inf, inf
+
+
+def _has_integers(node: Any) -> bool:
+    value = getattr(node, "meta", {}).get("val")
+    is_mask = getattr(value, "dtype", None) in (torch.bool, torch.uint8)
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not is_mask
 
 
 def _shape(node: Any) -> tuple[Any, ...]:
