@@ -143,11 +143,20 @@ def test_a_device_that_is_not_here_has_no_measurements(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", "3", '{"k": 3}', '{"k": {"add": "soon"}}', '{"k": {"add": -1}}', "\0"],
+    ['{"k": 3}', '{"k": {"add": "soon"}}', '{"k": {"add": -1}}', '{"k": {"add": true}}'],
 )
-def test_a_damaged_file_counts_for_nothing(home: Path, damage: str) -> None:
+def test_a_damaged_measurement_counts_for_nothing(home: Path, damage: str) -> None:
     measurements_file().write_text(damage)
     assert read_measurements() == {}
+    assert keep_measurements({"k": {"add": 1.0}}) is None
+    assert read_measurements() == {"k": {"add": 1.0}}
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "3", "\0", '{"k": {"add": Infinity}}'])
+def test_a_damaged_file_counts_for_nothing_and_is_named(home: Path, damage: str) -> None:
+    measurements_file().write_text(damage)
+    with pytest.warns(UserWarning, match=r"measurements\.json is not used"):
+        assert read_measurements() == {}
     assert keep_measurements({"k": {"add": 1.0}}) is None
     assert read_measurements() == {"k": {"add": 1.0}}
 
@@ -163,6 +172,7 @@ def test_the_file_is_read_again_when_it_changes(home: Path) -> None:
 
 def test_where_it_cannot_be_written_that_is_said(home: Path) -> None:
     measurements_file().mkdir()
-    said = keep_measurements({"k": {"add": 1.0}})
+    with pytest.warns(UserWarning, match=r"measurements\.json is not used \(Is a directory\)"):
+        said = keep_measurements({"k": {"add": 1.0}})
     assert said is not None
     assert said.startswith("the measurements could not be kept in")

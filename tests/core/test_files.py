@@ -178,7 +178,7 @@ def test_what_somebody_else_could_have_written_is_not_trusted(tmp_path: Path) ->
     assert files.distrust(link) is None
     path.chmod(0o646)
     for each in (path, link):
-        assert refused(each, trusted=True) == files.distrust(each) == "everyone may write it"
+        assert refused(each, trusted=True) == files.distrust(each) == "it may be written by everyone"
     assert files.read_small(path) == b"{}"
     path.chmod(0o664)
     if os.geteuid() != 0:

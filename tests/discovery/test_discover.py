@@ -154,11 +154,35 @@ def test_a_bad_verdict_makes_a_device_unusable_with_that_reason(home: Path) -> N
     assert finding.usable
 
 
-@pytest.mark.parametrize("damage", ["", "not json", "[1]", '{"a": 3}', '{"a": {"b": 1}}'])
-def test_a_damaged_file_of_verdicts_counts_for_nothing(home: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["", "not json", "[1]", "[" * 100_000])
+def test_a_damaged_file_of_verdicts_counts_for_nothing_and_is_named(
+    home: Path, damage: str
+) -> None:
     from anydevice.settings.files import verdicts_file
 
     verdicts_file().write_text(damage)
+    with pytest.warns(UserWarning, match=r"verdicts\.json is not used"):
+        assert read_verdicts() == {}
+
+
+_KEPT = {"device": "cpu", "engine": "numpy", "right": False, "reason": None, "seconds": 1}
+_DAMAGED: list[object] = [
+    3,
+    {"b": 1},
+    {**_KEPT, "device": ["cpu"]},
+    {**_KEPT, "right": "yes"},
+    {**_KEPT, "seconds": None},
+    {**_KEPT, "first_call": "soon"},
+    {**_KEPT, "reason": {"code": 3, "text": "x"}},
+    {**_KEPT, "reason": ["code"]},
+]
+
+
+@pytest.mark.parametrize("damage", _DAMAGED, ids=str)
+def test_a_damaged_verdict_counts_for_nothing(home: Path, damage: object) -> None:
+    from anydevice.settings.files import verdicts_file
+
+    verdicts_file().write_text(json.dumps({"a": damage}))
     assert read_verdicts() == {}
     assert keep_verdict("k", Verdict("cpu", "numpy", True)) is None
     assert read_verdicts() == {"k": Verdict("cpu", "numpy", True)}
@@ -179,7 +203,8 @@ def test_a_verdict_that_cannot_be_kept_is_said(home: Path) -> None:
     from anydevice.settings.files import verdicts_file
 
     verdicts_file().mkdir()
-    said = keep_verdict("k", Verdict("cpu", "numpy", True))
+    with pytest.warns(UserWarning, match=r"verdicts\.json is not used \(Is a directory\)"):
+        said = keep_verdict("k", Verdict("cpu", "numpy", True))
     assert said is not None
     assert str(verdicts_file()) in said
 

@@ -151,10 +151,19 @@ def test_the_hash_follows_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[" * 100_000, "[]", '{"a": 5}', '{"a": [1]}', '{"a": [["b"]]}'],
+    ["", "{", "[" * 100_000, "[]"],
     ids=lambda text: text[:10] or "nothing",
 )
-def test_a_damaged_file_is_as_good_as_none(one_card: list[str], text: str) -> None:
+def test_a_damaged_file_is_as_good_as_none_and_is_named(one_card: list[str], text: str) -> None:
+    trusted_kernels.kernels_file().write_text(text)
+    with pytest.warns(UserWarning, match=r"kernels\.json is not used"):
+        assert trusted_kernels.load_trusted() == ()
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 5}', '{"a": [1]}', '{"a": [["b"]]}', '{"a": [["b", 1]]}', '{"a": {"bc": 1}}']
+)
+def test_damaged_entries_are_passed_over(one_card: list[str], text: str) -> None:
     trusted_kernels.kernels_file().write_text(text)
     assert trusted_kernels.load_trusted() == ()
     save(Verdicts((cell(),)))

@@ -12,7 +12,7 @@ from anydevice.core.device import Device
 from anydevice.core.files import writing
 from anydevice.discovery.verdicts import key_of
 from anydevice.engines import registry
-from anydevice.settings.files import measurements_file, stamp
+from anydevice.settings.files import measurements_file, read_cache, stamp
 
 Times = Mapping[str, float]
 """Seconds by what was measured: the op, its case and its dtype in one text."""
@@ -76,23 +76,15 @@ def read_measurements() -> dict[str, dict[str, float]]:
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
-    try:
-        text = path.read_text("utf-8")
-        import json  # most machines have no such file, and need not wait for the parser
-
-        return {
-            str(key): {str(name): _seconds(seconds) for name, seconds in times.items()}
-            for key, times in json.loads(text).items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
+    return {
+        key: {name: float(seconds) for name, seconds in times.items()}
+        for key, times in read_cache(path).items()
+        if isinstance(times, dict) and all(map(_is_time, times.values()))
+    }
 
 
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{value!r} is not a time")
-    return seconds
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def keep_measurements(new: Mapping[str, Times]) -> str | None:
@@ -104,7 +96,7 @@ def keep_measurements(new: Mapping[str, Times]) -> str | None:
 
     path = measurements_file()
     try:
-        with writing(path) as write:
+        with writing(path, private=True) as write:
             kept = {key: dict(times) for key, times in read_measurements().items()}
             for key, times in new.items():
                 kept.setdefault(key, {}).update(times)

@@ -358,7 +358,8 @@ class Compiled:
 def _kept_in(engine: Engine, compiles: bool) -> str | None:
     if not compiles or isinstance(engine.compiler, Absent):
         return None
-    return engine.compiler.keep(str(compiled_folder(engine.name)))
+    folder = compiled_folder(engine.name)
+    return None if folder is None else engine.compiler.keep(str(folder))
 
 
 def _other_engine(source: ModelAdapter, device: Any) -> tuple[str, ...]:

@@ -23,10 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from anydevice.core.locks import FolderLock
 from anydevice.errors import TransferError
-
-if os.name == "posix":
-    import fcntl
 
 _RANDOM_BYTES = 8
 """In the name of a file that is being written."""
@@ -61,7 +59,7 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
     with open(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)
         _check_ordinary(status, path)
-        if trusted and (why := _distrust(status) or _distrust(os.lstat(path), is_link=True)):
+        if trusted and (why := _distrust(status, "it") or _distrust_link(path)):
             raise PermissionError(errno.EPERM, why, str(path))
         pieces, left = [], most + 1
         while left and (piece := file.read(left)):
@@ -72,18 +70,16 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
     return b"".join(pieces)
 
 
-def distrust(path: str | Path) -> str | None:
-    """Why what is at a path may be somebody else's work; `None` if it cannot, or is not there.
+def distrust(path: str | Path, name: str = "it") -> str | None:
+    """Why a file or folder may be somebody else's work; `None` if not, or if there is none.
 
-    It is ours if it belongs to this user or to root and only they and their group may write it. A
-    link counts with what it leads to.
+    It is ours if it belongs to this user or to root, and not everyone may write it. A link counts
+    with what it leads to. The sentence calls it by the `name`.
 
-    >>> distrust("/")
+    >>> distrust("/", "the root")
     """
-    if os.name != "posix":
-        return None
     try:
-        return _distrust(os.stat(path)) or _distrust(os.lstat(path), is_link=True)
+        return _distrust(os.stat(path), name) or _distrust_link(path)
     except (OSError, ValueError):
         return None
 
@@ -148,28 +144,25 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Callable[[str], None]]:
+def writing(
+    path: Path, *, private: bool = False, wait: float = 10.0
+) -> Iterator[Callable[[str], None]]:
     """A block that reads a text file, changes it, and writes it with the function it is given.
 
     Only one thread of one process is in it, for each folder. Where the folder cannot be locked
     (Windows, NFS) the block runs all the same, and of two writers the later one wins. The file is
-    written as by `write_whole`; what a killed writer left is replaced by the next one. Raises
-    `OSError` if the file cannot be written.
+    written as by `write_whole`; what a killed writer left is replaced by the next one. Where it is
+    `private`, a folder that is made is for this user alone, and one that is not to be trusted is
+    refused. Raises `OSError` if the file cannot be written, and `TimeoutError`, which names the
+    process that holds the lock, after `wait` seconds.
     """
-    target = _target(path)
-    if os.name != "posix":
-        yield lambda text: _replace(target, _unused_name(target), [text.encode()])
-        return
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            new = target.with_name(f".{target.name}.new")
-        except OSError:
-            new = _unused_name(target)
-        yield lambda text: _replace(target, new, [text.encode()])
-    finally:
-        os.close(descriptor)
+    target = _target(path, private=private)
+    if private and (why := distrust(target.parent, "its folder")):
+        raise PermissionError(errno.EPERM, why, str(path))
+    with FolderLock(target.parent, wait) as locked:
+        new = target.with_name(f".{target.name}.new") if locked else _unused_name(target)
+        new.unlink(missing_ok=True)
+        yield lambda text: _replace(target, new, [text.encode()], rights=0o644)
 
 
 def check_writable(path: Path) -> None:
@@ -200,13 +193,23 @@ def remove_leftovers(path: Path) -> None:
                 each.unlink(missing_ok=True)
 
 
-def _target(path: Path) -> Path:
+def make_folder(path: Path, *, private: bool = False) -> None:
+    """Make a folder and those above it, where they are missing; `private`: for this user alone.
+
+    Raises `OSError` if that is impossible.
+    """
+    missing = [path, *path.parents]
+    found = next((i for i, folder in enumerate(missing) if folder.exists()), len(missing))
+    for folder in reversed(missing[:found]):
+        folder.mkdir(0o700 if private else 0o777, exist_ok=True)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def _target(path: Path, *, private: bool = False) -> Path:
     """The file that a path leads to, in a folder that is made where there is none."""
     target = Path(os.path.realpath(path))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    make_folder(target.parent, private=private)
     return target
 
 
@@ -214,12 +217,12 @@ def _unused_name(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.urandom(_RANDOM_BYTES).hex()}.part")
 
 
-def _replace(target: Path, new: Path, pieces: Iterable[Any]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    # Not through a link that somebody put there; and on Windows no translation of line ends.
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o666) -> None:
+    # Not through a link or into a file that somebody put there; and on Windows no translation of
+    # line ends.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with open(os.open(new, flags, 0o666), "wb") as file:
+        with open(os.open(new, flags, rights), "wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -260,12 +263,20 @@ def _check_ordinary(status: os.stat_result, path: str | Path) -> None:
         raise _error("it is not an ordinary file", path)
 
 
-def _distrust(status: os.stat_result, *, is_link: bool = False) -> str | None:
-    if os.name != "posix" or (is_link and not stat.S_ISLNK(status.st_mode)):
+def _distrust(status: os.stat_result, name: str) -> str | None:
+    if os.name != "posix":
         return None
     if status.st_uid not in (os.geteuid(), 0):
-        return f"{'the link' if is_link else 'it'} belongs to another user"
-    return None if is_link or not status.st_mode & stat.S_IWOTH else "everyone may write it"
+        return f"{name} belongs to another user"
+    return f"{name} may be written by everyone" if status.st_mode & stat.S_IWOTH else None
+
+
+def _distrust_link(path: str | Path) -> str | None:
+    status = os.lstat(path)
+    if os.name != "posix" or not stat.S_ISLNK(status.st_mode):
+        return None
+    # Only its owner counts: everyone may write a link, which means nothing.
+    return None if status.st_uid in (os.geteuid(), 0) else "the link belongs to another user"
 
 
 def _check_depth(data: bytes | bytearray) -> None:

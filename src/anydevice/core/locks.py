@@ -1,4 +1,4 @@
-"""Locks that are free in a forked child, and values that are made once.
+"""Locks that are free in a forked child, among threads and processes, and values made once.
 
 A fork copies the memory of all threads, but only the thread that forks: a lock that another thread
 held would stay held for ever. The fork does not wait, so what such a lock protects must be valid,
@@ -7,12 +7,19 @@ or made again, after any single step of its holder.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
+
+if os.name == "posix":
+    import fcntl
 
 Key = TypeVar("Key")
 Made = TypeVar("Made")
@@ -47,6 +54,87 @@ class ForkSafeLock:
 _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
+class FolderLock:
+    """A block that one process, and one thread of it, is in at a time, for each folder.
+
+    The block is given whether the folder could be locked: Windows and some network drives have no
+    such locks. A forked child does not hold the lock of its parent. Raises `TimeoutError`, whose
+    `strerror` names the process that holds the lock, after `wait` seconds in which nothing in the
+    folder changed.
+    """
+
+    def __init__(self, folder: Path, wait: float) -> None:
+        self._folder, self._wait = folder, wait
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> bool:
+        if os.name != "posix":
+            return False
+        self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        _folder_locks.add(self)
+        try:
+            return self._take(self._descriptor)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _take(self, descriptor: int) -> bool:
+        pause, changed, since = 0.001, 0, time.monotonic()
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                pass
+            except OSError:
+                return False
+            if (now := os.fstat(descriptor).st_mtime_ns) != changed:  # others take their turns
+                changed, since = now, time.monotonic()
+            elif time.monotonic() - since > self._wait:
+                raise self._refusal()
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def __exit__(self, *_: object) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        _folder_locks.discard(self)
+        if descriptor is not None:
+            with suppress(OSError):  # it was not taken
+                # A child that was forked just now may still have the descriptor.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _let_go(self) -> None:
+        # In a forked child: the lock is the parent's. To unlock would take it from there.
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _refusal(self) -> TimeoutError:
+        by = _holder(self._folder)
+        text = f"{by} has held the lock of {self._folder} for more than {self._wait:g} s"
+        return TimeoutError(errno.ETIMEDOUT, text)
+
+
+_folder_locks: WeakSet[FolderLock] = WeakSet()
+
+
+def _holder(folder: Path) -> str:
+    """The process that holds the lock of a folder, in words."""
+    with suppress(OSError, ValueError, IndexError):
+        status = os.stat(folder)
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            # "1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF"; a waiting one has "->" behind "1:"
+            words = line.split()
+            if words[1] == "FLOCK" and place in words:
+                pid = int(words[4])
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                program = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                return f"process {pid} ({program[:80]})"
+    return "another process"
+
+
 def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
     """The function, with its results kept, and run only once for each argument by all threads.
 
@@ -77,6 +165,9 @@ def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
 def _renew_all() -> None:
     for lock in list(_locks):
         lock._renew()
+    for held in list(_folder_locks):
+        held._let_go()
+    _folder_locks.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,7 +8,7 @@ from anydevice.core.files import writing
 from anydevice.core.finding import Facts, Reason, Verdict
 from anydevice.core.record import as_dict
 from anydevice.engines import registry
-from anydevice.settings.files import verdicts_file
+from anydevice.settings.files import read_cache, verdicts_file
 
 
 def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
@@ -24,25 +24,26 @@ def key_of(backend: str, index: int, facts: Facts, engine: str) -> str:
 
 def read_verdicts() -> dict[str, Verdict]:
     """Every verdict that is kept and can be read; none if the file is missing or damaged."""
-    try:
-        text = verdicts_file().read_text("utf-8")
-    except (OSError, ValueError):
-        return {}
-    import json  # most machines have no such file, and need not wait for the parser
-
-    try:
-        kept = {key: _verdict(value) for key, value in json.loads(text).items()}
-    except (ValueError, AttributeError):
-        return {}
+    kept = {key: _verdict(value) for key, value in read_cache(verdicts_file()).items()}
     return {key: verdict for key, verdict in kept.items() if verdict is not None}
 
 
 def _verdict(plain: Any) -> Verdict | None:
+    """The verdict; `None` for one of another version, or a damaged one."""
     try:
         reason = Reason(**plain["reason"]) if plain["reason"] else None
-        return Verdict(**{**plain, "reason": reason})
-    except (TypeError, KeyError):  # of another version, or damaged
+        verdict = Verdict(**{**plain, "reason": reason})
+    except (TypeError, KeyError):
         return None
+    texts = (verdict.device, verdict.engine, *(as_dict(reason).values() if reason else ()))
+    times = (verdict.seconds, verdict.first_call, verdict.second_call)
+    fits = (
+        isinstance(verdict.right, bool)
+        and verdict.seconds is not None
+        and all(isinstance(text, str | None) for text in texts)
+        and all(isinstance(seconds, int | float | None) for seconds in times)
+    )
+    return verdict if fits else None
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def keep_verdict(key: str, verdict: Verdict) -> str | None:
 
     path = verdicts_file()
     try:
-        with writing(path) as write:
+        with writing(path, private=True) as write:
             kept = {k: _plain(v) for k, v in (read_verdicts() | {key: verdict}).items()}
             write(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     except OSError as error:

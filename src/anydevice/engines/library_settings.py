@@ -6,8 +6,9 @@ Each function that sets one returns a sentence for everything that came too late
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,10 @@ class Variables:
 
     def __bool__(self) -> bool:
         return bool(self._put)
+
+    def __iter__(self) -> Iterator[tuple[str, str | None, str | None]]:
+        """Each variable with its value, and with the one that it would have without this."""
+        return ((name, value, self._before[name]) for name, value in self._put.items())
 
     def before(self, name: str) -> str | None:
         """The value that a variable would have without this setting; `None` if it has none."""
@@ -110,17 +115,121 @@ _NOT_COMPILING = (
 )
 
 
-def set_variables(variables: Mapping[str, str]) -> list[str]:
+HARMLESS = frozenset(
+    [
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUPY_GPU_MEMORY_LIMIT",
+        "CUPY_TF32",
+        "JAX_DEBUG_INFS",
+        "JAX_DEBUG_NANS",
+        "JAX_DEFAULT_MATMUL_PRECISION",
+        "JAX_DISABLE_JIT",
+        "JAX_ENABLE_X64",
+        "JAX_LOG_COMPILES",
+        "JAX_NUM_CPU_DEVICES",
+        "JAX_TRACEBACK_FILTERING",
+        "MKL_NUM_THREADS",
+        "MLX_DISABLE_COMPILE",
+        "NUMEXPR_NUM_THREADS",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS",
+        "ONEDNN_MAX_CPU_ISA",
+        "OPENBLAS_NUM_THREADS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ENABLE_MPS_FALLBACK",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        "PYTORCH_MPS_LOW_WATERMARK_RATIO",
+        "TF_CPP_MIN_LOG_LEVEL",
+        "TOKENIZERS_PARALLELISM",
+        "TORCHDYNAMO_DISABLE",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "VECLIB_MAXIMUM_THREADS",
+        "XLA_PYTHON_CLIENT_ALLOCATOR",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    ]
+)
+"""Variables that a project may set: numbers and switches, which lead to no file and no program."""
+
+HARMLESS_FLAGS = frozenset(
+    [
+        "xla_allow_excess_precision",
+        "xla_backend_optimization_level",
+        "xla_cpu_enable_fast_math",
+        "xla_cpu_enable_fast_min_max",
+        "xla_cpu_max_isa",
+        "xla_cpu_multi_thread_eigen",
+        "xla_cpu_prefer_vector_width",
+        "xla_force_host_platform_device_count",
+        "xla_gpu_all_reduce_combine_threshold_bytes",
+        "xla_gpu_autotune_level",
+        "xla_gpu_deterministic_ops",
+        "xla_gpu_enable_command_buffer",
+        "xla_gpu_enable_cublaslt",
+        "xla_gpu_enable_fast_min_max",
+        "xla_gpu_enable_latency_hiding_scheduler",
+        "xla_gpu_enable_triton_gemm",
+        "xla_gpu_exclude_nondeterministic_ops",
+        "xla_gpu_graph_min_graph_size",
+        "xla_gpu_memory_limit_slop_factor",
+        "xla_gpu_strict_conv_algorithm_picker",
+        "xla_gpu_triton_gemm_any",
+    ]
+)
+"""The flags that a project may have in `XLA_FLAGS`."""
+
+_PLAIN = re.compile(r"[\w.,:+\[\]-]*", re.ASCII)
+"""A value that is no path."""
+
+_FLAG = re.compile(r"--(\w+)(?:=[\w.,+-]*)?", re.ASCII)
+
+
+def harmless(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Those of a project's variables that may be set, and the names of the others.
+
+    >>> harmless({"OMP_NUM_THREADS": "4", "LD_PRELOAD": "./x.so", "XLA_FLAGS": "--xla_dump_to=x"})
+    ({'OMP_NUM_THREADS': '4'}, ['LD_PRELOAD', 'XLA_FLAGS --xla_dump_to'])
+    """
+    kept: dict[str, Any] = {}
+    refused = []
+    for name, value in variables.items():
+        if name == "XLA_FLAGS" and isinstance(value, str):
+            good = []
+            for flag in value.split():
+                match = _FLAG.fullmatch(flag)
+                if match and match[1] in HARMLESS_FLAGS:
+                    good.append(flag)
+                else:
+                    refused.append(f"{name} {flag.partition('=')[0]}")
+            if good:
+                kept[name] = " ".join(good)
+        elif name in HARMLESS and (not isinstance(value, str) or _PLAIN.fullmatch(value)):
+            kept[name] = value
+        else:
+            refused.append(name)
+    return kept, refused
+
+
+def set_variables(variables: Mapping[str, str], *, for_children: bool = True) -> list[str]:
     """Put variables into the environment, and put those back that were set here before.
 
-    Flags in `XLA_FLAGS` are merged, ours winning.
+    Flags in `XLA_FLAGS` are merged, ours winning. Unless they are `for_children`, the processes
+    that anydevice starts do not get them.
     """
     flags = variables.get("XLA_FLAGS")
     if flags is not None:
         merged = merge_flags(_variables.before("XLA_FLAGS") or "", flags)
         variables = {**variables, "XLA_FLAGS": merged}
     late = []
-    for name in _variables.put(variables):
+    changed = _variables.put(variables)
+    if changed or variables:
+        from anydevice.hardware.driver_process import parent
+
+        parent.withheld = () if for_children else tuple(_variables)
+    for name in changed:
         done = "set" if name in variables else "put back"
         for prefixes, started, library in _READ_AT_START:
             if name.startswith(prefixes) and started():

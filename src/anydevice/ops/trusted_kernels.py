@@ -13,24 +13,24 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import RLock
 from types import ModuleType
 from typing import Any, cast
 
 from anydevice.core.device import Device
 from anydevice.core.files import writing
 from anydevice.core.hooks import load
+from anydevice.core.locks import ForkSafeLock
 from anydevice.discovery._discover import discover
 from anydevice.discovery.verdicts import key_of
 from anydevice.engines import trust
 from anydevice.engines.lookup import place_of
 from anydevice.engines.registry import row_of
 from anydevice.engines.trust import Entry
-from anydevice.settings.files import verdicts_file
+from anydevice.settings.files import read_cache, verdicts_file
 
 _trusted: set[Entry] = set()
 _is_loaded = False
-_lock = RLock()
+_lock = ForkSafeLock(reentrant=True)
 """Held while what is trusted is read, changed or written; never while anything is computed."""
 
 
@@ -40,7 +40,7 @@ def load_trusted() -> tuple[Entry, ...]:
     The file is read once in a process. Returns what is trusted now.
     """
     global _is_loaded
-    with _lock:
+    with _lock.native:
         kept = {} if _is_loaded else _read()
         _is_loaded = True
         if kept:  # else nobody need look at the machine
@@ -58,11 +58,11 @@ def change_trusted(right: set[Entry], wrong: set[Entry]) -> str | None:
 
     Returns why the file could not be written; `None` if all is well.
     """
-    with _lock:
+    with _lock.native:
         load_trusted()
         _replace((_trusted | right) - wrong)
         try:
-            with writing(kernels_file()) as write:
+            with writing(kernels_file(), private=True) as write:
                 kept = _read()
                 for device, key in _keys().items():
                     here = kept.get(key, set())
@@ -87,7 +87,7 @@ def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Call
     tried = {(kernel, dtype, device) for kernel in kernels}
 
     def condemn() -> None:
-        with _lock:
+        with _lock.native:
             _replace(_trusted - tried)
 
     with trust.trial(tried):
@@ -97,7 +97,7 @@ def on_trial(kernels: Collection[str], dtype: str, device: str) -> Iterator[Call
 def forget() -> None:
     """Trust no kernel any more, until the file, which stays as it is, is read again."""
     global _is_loaded
-    with _lock:
+    with _lock.native:
         _is_loaded = False
         _replace(set())
 
@@ -163,11 +163,13 @@ def _keys() -> dict[str, str]:
 
 def _read() -> dict[str, set[tuple[str, str]]]:
     """What is kept; nothing where the file is missing or damaged."""
-    try:
-        data: Any = json.loads(kernels_file().read_text("utf-8"))
-        return {
-            str(key): {(str(kernel), str(dtype)) for kernel, dtype in pairs}
-            for key, pairs in data.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
+    return {
+        key: {(kernel, dtype) for kernel, dtype in pairs}
+        for key, pairs in read_cache(kernels_file()).items()
+        if isinstance(pairs, list) and all(map(_is_pair, pairs))
+    }
+
+
+def _is_pair(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) == 2
+    return is_list and all(isinstance(text, str) for text in value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -259,7 +260,17 @@ def _env(value: object) -> Mapping[str, str]:
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str) or not name or "=" in name:
             raise ConfigurationError(f"{name!r}={text!r} is not a variable: both must be texts")
+        if "\0" in name + text or not _encodes(name + text):
+            raise ConfigurationError(f"{name!r}={text!r} holds what no variable can hold")
     return MappingProxyType(dict(value))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
@@ -276,7 +287,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
 def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[str, str]) -> None:
     late: list[str] = []
     if "env" in changes:
-        late += library_settings.set_variables(config.env)
+        late += library_settings.set_variables(config.env, for_children=not _is_project_s("env"))
     if "x64" in changes:
         late += library_settings.set_x64(config.x64 if "x64" in origins else None)
     if "jit" in changes:
@@ -285,6 +296,14 @@ def _take_effect(changes: Mapping[str, Any], config: Config, origins: Mapping[st
         late += _limit_memory(config if "memory" in origins else None)
     for sentence in late:
         warn(sentence)
+
+
+def _is_project_s(name: str) -> bool:
+    """Whether a setting that is in force comes from the project's file."""
+    named = {
+        file.origin for file in read_files() for setting in file.settings if setting[0] == name
+    }
+    return name not in _changes and "project file" in named
 
 
 def _limit_memory(config: Config | None) -> list[str]:

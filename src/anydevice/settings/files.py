@@ -1,14 +1,17 @@
-"""The paths of anydevice's files, and whether one has changed since it was read."""
+"""The paths of anydevice's files, whose they are, and whether one has changed since it was read."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from anydevice.core.files import distrust, make_folder, parse_json, read_small
 from anydevice.core.warn import warn
 
 FILE_NAME = "anydevice.toml"
@@ -16,7 +19,15 @@ FILE_NAME = "anydevice.toml"
 _UNSETTLED = 2_000_000_000
 """Nanoseconds in which a file may change twice without another time stamp, on any file system."""
 
+LARGEST_SETTINGS = 2**16
+LARGEST_CACHE = 2**24
+"""Bytes; a full `measurements.json` has some hundred thousand."""
+
+NO_HOME = Path(os.devnull) / "anydevice"
+"""The home of a user who has none: nothing is there, and nothing can be saved."""
+
 _hidden: frozenset[Path] = frozenset()
+_said_no_home = False
 _fake_project: Path | None = None
 _watched: tuple[object, tuple[str, ...]] = (None, ())
 
@@ -29,10 +40,45 @@ def user_file() -> Path:
 def project_file() -> Path | None:
     """The nearest `anydevice.toml` in the working directory or above it; `None` without one.
 
-    A file that belongs to another user (but not to root) is passed over with a warning: anyone
-    may put one into a shared folder such as `/tmp`.
+    One that belongs to another user (but not to root), or that everyone may write, is passed over
+    with a warning: anyone may put one into a shared folder such as `/tmp`.
     """
     return next(filter(_is_ours, _project_files()), None)
+
+
+def read_project(path: Path) -> bytes:
+    """The bytes of a project's file; `OSError` if it cannot be read or is not to be trusted."""
+    return read_small(path, most=LARGEST_SETTINGS, trusted=True)
+
+
+def read_home(path: Path, most: int = LARGEST_SETTINGS) -> bytes:
+    """The bytes of a file in the user's home; `OSError` as of `read_project`.
+
+    There the folder counts, too: who may write it may put other files there.
+    """
+    if why := distrust(path.parent, "its folder"):
+        raise PermissionError(errno.EPERM, why, str(path))
+    return read_small(path, most=most, trusted=True)
+
+
+def read_cache(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the user's cache; empty if there is none.
+
+    One that is damaged or not to be trusted is empty, too, and a warning says so.
+    """
+    try:
+        kept = parse_json(read_home(path, LARGEST_CACHE))
+        if isinstance(kept, dict):
+            return kept
+        why = "it holds no JSON object"
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:
+        why = f"it is not JSON: {error}"
+    warn(f"{path} is not used ({why}); delete it, or set ANYDEVICE_HOME to a folder of your own")
+    return {}
 
 
 def new_project_file() -> Path:
@@ -53,9 +99,36 @@ def verdicts_file() -> Path:
     return _home("user_cache_dir") / "verdicts.json"
 
 
-def compiled_folder(engine: str) -> Path:
-    """Where an engine keeps compiled code for later processes."""
-    return _home("user_cache_dir") / "compiled" / engine
+def compiled_folder(engine: str) -> Path | None:
+    """Where an engine keeps compiled code for later processes; it is there, for this user alone.
+
+    `None`, with a warning, if that is impossible or somebody else could put code there.
+    """
+    home = _home("user_cache_dir")
+    folder = home / "compiled" / engine
+    if home == NO_HOME:
+        return None
+    try:
+        make_folder(folder, private=True)
+        why = next(filter(None, map(distrust, (home, folder.parent, folder))), None)
+        # Whoever may rename a folder above can put another in its place while the code is used.
+        above = next(filter(_is_open, home.resolve().parents), None)
+        if above is not None:
+            why = why or f"{above} may be written by everyone"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why is None:
+        return folder
+    warn(
+        f"compiled code is not kept in {folder} ({why}); "
+        "set ANYDEVICE_HOME to a folder that only you may write"
+    )
+    return None
+
+
+def _is_open(folder: Path) -> bool:
+    mode = folder.stat().st_mode
+    return bool(os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX)
 
 
 @contextmanager
@@ -127,8 +200,7 @@ def stamp(path: str | Path) -> object:
         stamp = (path, *_identity(of_link), *_identity(status))
         if time.time_ns() - changed > _UNSETTLED:
             return stamp
-        with open(path, "rb") as file:
-            return (*stamp, file.read())
+        return (*stamp, read_small(path, most=LARGEST_CACHE))
     except OSError as error:
         return (path, error.errno)
 
@@ -153,21 +225,36 @@ def _project_files() -> Iterator[Path]:
 
 def _is_ours(path: Path) -> bool:
     try:
-        owner = path.lstat().st_uid
+        path.lstat()
     except OSError:  # there is none, or its folder may not be entered
         return False
-    if os.name != "posix" or owner in (os.geteuid(), 0):
-        return True
-    warn(
-        f"{path} belongs to another user and is not obeyed; to use it, make it yours",
-    )
-    return False
+    why = distrust(path)
+    if why:
+        warn(
+            f"{path} is not obeyed: {why}; to use it, make it a file that belongs to you and that "
+            "only you may write",
+        )
+    return not why
 
 
 def _home(kind: str) -> Path:
+    global _said_no_home
     own = os.environ.get("ANYDEVICE_HOME")
     if own:
-        return Path(os.path.expanduser(own))
-    import platformdirs
+        # What is still a "~" is no folder of this name here, which anyone may have put there.
+        found = Path(os.path.expanduser(own))
+        is_known = not str(found).startswith("~")
+    else:
+        import platformdirs
 
-    return Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
+        found = Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
+        is_known = found.is_absolute()
+    if is_known:
+        return found
+    if not _said_no_home:
+        _said_no_home = True
+        warn(
+            "this user has no home folder, so no settings are read and nothing is saved; "
+            "set ANYDEVICE_HOME to a folder to change that"
+        )
+    return NO_HOME

@@ -10,15 +10,26 @@ from typing import Any, Literal
 
 from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
-from anydevice.core.files import writing
+from anydevice.core.files import parse_toml, writing
 from anydevice.core.record import Record
+from anydevice.core.text import joined, shortened
 from anydevice.core.warn import warn
+from anydevice.engines.library_settings import harmless
 from anydevice.engines.registry import engine_names, unknown_engine
 from anydevice.errors import ConfigurationError
-from anydevice.settings.files import new_project_file, project_file, state, user_file
+from anydevice.settings.files import (
+    new_project_file,
+    project_file,
+    read_home,
+    read_project,
+    state,
+    user_file,
+)
 
 SETTINGS = ("order", "memory", "x64", "jit", "mixed_precision", "time_limit", "env")
 _KEYS = ("device", "engine", *SETTINGS)
+_MOST_NAMED = 5
+"""Of what a file has too much of, the message names so many."""
 
 Origin = Literal["user file", "project file"]
 
@@ -26,7 +37,8 @@ Origin = Literal["user file", "project file"]
 class FileSettings(Record):
     """The contents of one settings file. `wishes` are device names, first choice first.
 
-    `settings` are the other keys, each with its value and with its file and line.
+    `settings` are the other keys, each with its value and with its file and line. Of the variables
+    in a project's file, they have those that a project may set.
     """
 
     origin: Origin
@@ -108,8 +120,8 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
     if path is None:
         return None
     try:
-        text = path.read_bytes()
-    except FileNotFoundError:
+        text = read_home(path) if origin == "user file" else read_project(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         warn(f"{path} cannot be read ({error.strerror}); going on without it")
@@ -139,15 +151,13 @@ def split_wishes(text: str) -> tuple[str, ...]:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    import tomllib  # most machines have no such file, and need not wait for the parser
-
     try:
-        return tomllib.loads(text.decode("utf-8"))
+        return parse_toml(text)
     except UnicodeDecodeError as error:
         line = text[: error.start].count(b"\n") + 1
         source = f"{path}, line {line}"
         raise ConfigurationError(f"{source}: this is not UTF-8 text", source) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         found = re.search(r"at line (\d+)", str(error))
         line = int(found[1]) if found else text.count(b"\n") + 1
         source = f"{path}, line {line}"
@@ -160,20 +170,43 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
     settings: list[tuple[str, Any, str]] = []
     wishes: tuple[str, ...] = ()
     engine: str | None = None
-    for key, value in _parse(path, text).items():
+    read = _parse(path, text)
+    unknown = [key for key in read if key not in _KEYS]
+    if unknown:
+        names = joined(repr(shortened(key)) for key in unknown[:_MOST_NAMED])
+        more = f", nor the {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        warn(
+            f"{path}, line {_line_of(unknown[0], text)}: there is no setting {names}{more}; "
+            f"the settings are {', '.join(_KEYS)}",
+        )
+    for key in _KEYS:
+        if key not in read:
+            continue
+        value = read[key]
         source = f"{path}, line {_line_of(key, text)}"
         if key == "device":
             wishes = _wishes(value, source)
         elif key == "engine":
             engine = _text(key, value, source)
             check_engine(engine, source)
-        elif key in SETTINGS:
-            settings.append((key, value, source))
+        elif key == "env" and origin == "project file" and isinstance(value, Mapping):
+            if kept := _harmless(value, source):
+                settings.append((key, kept, source))
         else:
-            warn(
-                f"{source}: there is no setting {key!r}; the settings are {', '.join(_KEYS)}",
-            )
+            settings.append((key, value, source))
     return FileSettings(origin, path, wishes, engine, tuple(settings))
+
+
+def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
+    kept, refused = harmless(variables)
+    if refused:
+        names = joined(map(shortened, refused[:_MOST_NAMED]))
+        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
+        warn(
+            f"{source}: a project's file may not set {names}{more}, since that could run code of "
+            f"whoever wrote it; where you want it, put it into your own file, {user_file()}"
+        )
+    return kept
 
 
 def _wishes(value: object, source: str) -> tuple[str, ...]:
@@ -202,10 +235,13 @@ def _line_of(key: str, text: bytes) -> int:
 
 def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
     import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
     try:
-        with writing(path) as write:
-            old = path.read_bytes() if path.exists() else b""
+        is_user_s = path == user_file()
+        with writing(path, private=is_user_s) as write:
+            read = read_home if is_user_s else read_project
+            old = read(path) if path.exists() else b""
             _parse(path, old)
             document = tomlkit.parse(old.decode("utf-8"))
             for key, value in changes.items():
@@ -214,6 +250,11 @@ def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
                 else:
                     document[key] = value
             write(tomlkit.dumps(document))
+    except (TOMLKitError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be changed ({error}); nothing was changed. Change it by hand",
+            str(path),
+        ) from error
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be written ({error.strerror}); nothing was changed. "

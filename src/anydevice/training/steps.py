@@ -135,7 +135,9 @@ class Stepper(ABC):
         self._compilers = compilers_for(engine, config.optimize).compilers
         self._warned = False
         if self._compilers and not isinstance(engine.compiler, Absent):
-            engine.compiler.keep(str(compiled_folder(engine.name)))
+            folder = compiled_folder(engine.name)
+            if folder is not None:
+                engine.compiler.keep(str(folder))
         if config.policy.needs_loss_scale and self._scale is None:
             self._scale = self._scaling.start(self._like)
         self._start(state.steps)

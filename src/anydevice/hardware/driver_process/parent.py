@@ -35,6 +35,9 @@ _AT_ONCE = 2**16
 _leaving: set[int] = set()
 """Children that have answered and were still ending when nobody waited for them any longer."""
 
+withheld: tuple[tuple[str, str | None, str | None], ...] = ()
+"""Variables of this process that children do not get: the name, the value, and that instead."""
+
 _conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
 """Those whose child is ended with this process, and forgotten in a forked copy of it."""
 
@@ -120,7 +123,7 @@ def start_command(command: list[str], environment: Mapping[str, str] | None = No
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=None if environment is None else dict(environment),
+                env=_own_environment(environment),
                 start_new_session=True,
             )
         )
@@ -242,7 +245,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=None if self._environment is None else dict(self._environment),
+            env=_own_environment(self._environment),
             # A buffer has a lock, which a thread that reads or writes holds across a fork.
             bufsize=0,
             start_new_session=True,
@@ -317,6 +320,16 @@ def _command(name: str, arguments: Mapping[str, object], *, site: bool = False) 
     flags = ["-I"] if site else ["-I", "-S"]
     question = marshal.dumps(dict(arguments)).hex()
     return [sys.executable, *flags, str(_FOLDER / "entry.py"), str(_FOLDER / name), question]
+
+
+def _own_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
+    own = dict(os.environ if environment is None else environment)
+    for name, value, instead in withheld:
+        if own.get(name) == value:
+            own.pop(name, None)
+            if instead is not None:
+                own[name] = instead
+    return own
 
 
 def _late(step: str | None, limit: float) -> Outcome:
