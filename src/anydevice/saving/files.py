@@ -24,8 +24,13 @@ from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.transfer.moving import to_numpy
 from anydevice.transfer.weights.files import PlainFile
-from anydevice.transfer.weights.loading import CHUNK, load_weights
-from anydevice.transfer.weights.safetensors import Header, read_header
+from anydevice.transfer.weights.loading import CHUNK, load_file
+from anydevice.transfer.weights.safetensors import (
+    Header,
+    header_of,
+    open_safetensors,
+    read_header,
+)
 
 VERSION = 1
 """The version of this format; a file with a greater one is from a newer anydevice."""
@@ -98,10 +103,11 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 
     Raises `TransferError`, with the path, where the file is damaged, newer, or of another kind.
     """
-    header = read_header(path)
-    found = _metadata(path, header, kind)
-    _check_hash(path, header)
-    arrays = load_weights(path, device, progress=False)
+    with open_safetensors(path) as file:  # another process may replace it: all is from this one
+        header = header_of(file)
+        found = _metadata(path, header, kind)
+        _check_hash(file, header)
+        arrays = load_file(file, header, device, progress=False)
     try:
         trees = {name: _filled(tree, arrays) for name, tree in found["trees"].items()}
         return Contents(trees, found["said"], str(found.get("anydevice", "unknown")))
@@ -149,8 +155,8 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
     return read
 
 
-def _check_hash(path: Path, header: Header) -> None:
-    start = min((entry.start for entry in header.entries.values()), default=header.stamp.size)
+def _check_hash(file: PlainFile, header: Header) -> None:
+    start = min((entry.start for entry in header.entries.values()), default=file.size)
     table = {
         name: {
             "dtype": entry.dtype.code,
@@ -160,13 +166,12 @@ def _check_hash(path: Path, header: Header) -> None:
         for name, entry in header.entries.items()
     }
     digest = _hash_of(header.metadata[_KEY], table)
-    with PlainFile(path, header.stamp) as file:
-        for at in range(start, header.stamp.size, CHUNK):
-            digest.update(file.read(min(CHUNK, header.stamp.size - at), at))
-        file.confirm_unchanged()
+    for at in range(start, file.size, CHUNK):
+        digest.update(file.read(min(CHUNK, file.size - at), at))
     if digest.hexdigest() != header.metadata.get(_HASH):
         raise TransferError(
-            f"{path} is damaged: its hash is not the one that was written; take another copy of it"
+            f"{file.path} is damaged: its hash is not the one that was written; "
+            "take another copy of it"
         )
 
 

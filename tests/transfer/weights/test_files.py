@@ -86,3 +86,25 @@ def test_no_file_stays_open(file: Path) -> None:
     with pytest.raises(TransferError):
         PlainFile(file, opened.stamp)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_was_written_to_and_dated_back_is_refused(file: Path) -> None:
+    file.write_bytes(b"before")
+    times = file.stat()
+    with PlainFile(file) as opened:
+        with file.open("r+b") as stream:
+            stream.write(b"after!")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises(TransferError, match="was changed while it was being read"):
+            opened.confirm_unchanged()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="an opened file can be replaced")
+def test_a_file_that_is_replaced_while_it_is_open_is_read_to_its_end(file: Path) -> None:
+    file.write_bytes(b"before")
+    with PlainFile(file) as opened:
+        other = file.with_name("other")
+        other.write_bytes(b"later!")
+        other.replace(file)
+        assert opened.read(6, 0) == b"before"
+        opened.confirm_unchanged()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.errors import TransferError
 
 _LOCK = threading.Lock()
@@ -22,6 +22,15 @@ class Stamp(Record):
     inode: int
     size: int
     modified: int
+    changed: int
+    links: int
+
+    def is_of(self, content: Stamp) -> bool:
+        """Whether the file still has the content that it had then."""
+        if self.links == content.links:
+            return self == content
+        # Another file took its name, or it got one more: its time of change says nothing now.
+        return self == replace(content, links=self.links, changed=self.changed)
 
 
 class PlainFile:
@@ -44,7 +53,7 @@ class PlainFile:
         except (OSError, ValueError) as error:  # a ValueError where the path holds a null byte
             raise self._unreadable(error) from error
         self.stamp = self._stamp_now()
-        if stamp is not None and stamp != self.stamp:
+        if stamp is not None and not self.stamp.is_of(stamp):
             self.close()
             raise self._changed()
 
@@ -85,13 +94,23 @@ class PlainFile:
         return buffer
 
     def confirm_unchanged(self) -> None:
-        """Raise where the file was written to since it was opened."""
-        if self._stamp_now() != self.stamp:
+        """Raise where the file was written to since it was opened.
+
+        One that was replaced by another file is still there for whoever has opened it.
+        """
+        if not self._stamp_now().is_of(self.stamp):
             raise self._changed()
 
     def _stamp_now(self) -> Stamp:
         seen = os.fstat(self._file)
-        return Stamp(seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        return Stamp(
+            seen.st_dev,
+            seen.st_ino,
+            seen.st_size,
+            seen.st_mtime_ns,
+            seen.st_ctime_ns,
+            seen.st_nlink,
+        )
 
     def _changed(self) -> TransferError:
         return TransferError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,16 @@ from anydevice.errors import (
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.staging import WORTH_STAGING, Piece, ring_of
 from anydevice.transfer.weights.files import PlainFile
-from anydevice.transfer.weights.safetensors import Entry, Header, Placed, read_model
+from anydevice.transfer.weights.safetensors import (
+    Entry,
+    Header,
+    Placed,
+    header_of,
+    is_index,
+    open_safetensors,
+    read_index,
+    source_of,
+)
 
 CHUNK = 8 * 2**20
 """Bytes that are read, and converted where a dtype is given, at a time."""
@@ -72,23 +81,56 @@ def load_weights(
     target = device if isinstance(device, Device) and device.usable else one_device(device)
     if sys.byteorder != "little":
         raise UnsupportedError("safetensors files are little-endian, and this machine is not")
-    model = read_model(Path(path).expanduser())
-    if target.engine is None:
-        raise not_driven(target)
-    engine = registry.load(target.engine)
+    source = source_of(Path(path).expanduser())
+    if not is_index(source):
+        with open_safetensors(source) as file:
+            return load_file(file, header_of(file), target, wanted, progress)
+    model = read_index(source)
     arrays: dict[str, Any] = dict.fromkeys(model)
-    try:
-        with _progress(sum(each.entry.nbytes for each in model.values()), progress) as advance:
-            for header, entries in _by_file(model):
-                _load_file(header, entries, wanted, engine, target, advance, arrays)
-    except BaseException:
-        arrays.clear()  # the error keeps this frame, and half a model is of use to nobody
-        raise
+    total = sum(each.entry.nbytes for each in model.values())
+    with _loading(target, arrays, total, progress) as (engine, advance):
+        for header, entries in _by_file(model):
+            with PlainFile(header.path, header.stamp) as file:
+                _load_entries(file, entries, wanted, engine, target, advance, arrays)
     return arrays
 
 
-def _load_file(
+def load_file(
+    file: PlainFile,
     header: Header,
+    device: Device,
+    dtype: DType | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """The tensors of an opened file, whose header was read from it, as `load_weights` has them.
+
+    Raises `TransferError` if the file was changed since it was opened.
+    """
+    arrays: dict[str, Any] = dict.fromkeys(header.entries)
+    entries = _in_file_order(header.entries.values())
+    total = sum(entry.nbytes for entry in entries)
+    with _loading(device, arrays, total, progress) as (engine, advance):
+        _load_entries(file, entries, dtype, engine, device, advance, arrays)
+    return arrays
+
+
+@contextmanager
+def _loading(
+    device: Device, arrays: dict[str, Any], total: int, progress: bool | None
+) -> Iterator[tuple[Engine, Advance]]:
+    """The engine that makes the arrays, and the progress; an error leaves no array behind."""
+    if device.engine is None:
+        raise not_driven(device)
+    try:
+        with _progress(total, progress) as advance:
+            yield registry.load(device.engine), advance
+    except BaseException:
+        arrays.clear()  # the error keeps the frames, and half a model is of use to nobody
+        raise
+
+
+def _load_entries(
+    file: PlainFile,
     entries: Sequence[Entry],
     wanted: DType | None,
     engine: Engine,
@@ -96,21 +138,17 @@ def _load_file(
     advance: Advance,
     arrays: dict[str, Any],
 ) -> None:
-    """Put these tensors of one file into `arrays`, on a device, and check the file once more.
-
-    Raises `TransferError` if the file was changed meanwhile.
-    """
-    with PlainFile(header.path, header.stamp) as file:
-        for entry in entries:
-            dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
-            try:
-                arrays[entry.name] = _place(file, entry, dtype, engine, device, advance)
-            except TransferError:
-                raise
-            except Exception as error:  # each library refuses with errors of its own
-                refuse(error, device, what=f"{file.path}: the tensor {entry.name!r}")
-                raise _refused(file, entry, str(error)) from error
-        file.confirm_unchanged()
+    """Put these tensors of one file into `arrays`, on a device, and check the file once more."""
+    for entry in entries:
+        dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
+        try:
+            arrays[entry.name] = _place(file, entry, dtype, engine, device, advance)
+        except TransferError:
+            raise
+        except Exception as error:  # each library refuses with errors of its own
+            refuse(error, device, what=f"{file.path}: the tensor {entry.name!r}")
+            raise _refused(file, entry, str(error)) from error
+    file.confirm_unchanged()
 
 
 def _place(
@@ -185,7 +223,11 @@ def _by_file(model: Mapping[str, Placed]) -> Iterator[tuple[Header, list[Entry]]
     for placed in model.values():
         entries[placed.header.path].append(placed.entry)
     for path, header in headers.items():
-        yield header, sorted(entries[path], key=lambda entry: entry.start)
+        yield header, _in_file_order(entries[path])
+
+
+def _in_file_order(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: entry.start)
 
 
 def _float_dtype(dtype: object) -> DType | None:

@@ -96,37 +96,52 @@ def read_model(path: Path) -> dict[str, Placed]:
     tensors of an index come in the index's order; those of its files that it does not name are not
     the model's. Raises `TransferError`, with the file's path, for everything that is wrong.
     """
-    source = _source(path)
-    if source.suffix == ".json":
-        return _read_index(source)
+    source = source_of(path)
+    if is_index(source):
+        return read_index(source)
     header = read_header(source)
     return {name: Placed(header, entry) for name, entry in header.entries.items()}
 
 
+def is_index(path: Path) -> bool:
+    """Whether a file is an index of others, by its name."""
+    return path.suffix == ".json"
+
+
 def read_header(path: Path) -> Header:
     """The checked header of one safetensors file."""
+    with open_safetensors(path) as file:
+        return header_of(file)
+
+
+def open_safetensors(path: Path) -> PlainFile:
+    """The file, opened; one that is a pickle by its name is refused."""
     if path.suffix.lower() in _PICKLED:
         raise _pickled(path)
-    with PlainFile(path) as file:
-        if file.size < 8:
-            raise TransferError(
-                f"{path} has {file.size} bytes, and a safetensors file has at least 8; {_AGAIN}"
-            )
-        start = file.read(8, 0)
-        length = int.from_bytes(start, "little")
-        if not 0 < length <= min(file.size - 8, LONGEST_HEADER):
-            raise _wrong_length(file, start, length)
-        text = file.read(length, 8)
-        stamp = file.stamp
+    return PlainFile(path)
+
+
+def header_of(file: PlainFile) -> Header:
+    """The checked header of an opened file."""
+    path = file.path
+    if file.size < 8:
+        raise TransferError(
+            f"{path} has {file.size} bytes, and a safetensors file has at least 8; {_AGAIN}"
+        )
+    start = file.read(8, 0)
+    length = int.from_bytes(start, "little")
+    if not 0 < length <= min(file.size - 8, LONGEST_HEADER):
+        raise _wrong_length(file, start, length)
+    text = file.read(length, 8)
     try:
         header = _parse_object(text)
         metadata = _strings(header.pop(_METADATA, {}))
-        entries = _read_entries(header, 8 + length, stamp.size)
+        entries = _read_entries(header, 8 + length, file.size)
     except ValueError as error:
         raise TransferError(f"{path}: its header is not valid: {error}; {_AGAIN}") from error
     except TransferError as error:
         raise TransferError(f"{path}: {error}", error.path) from error
-    return Header(path, stamp, entries, metadata)
+    return Header(path, file.stamp, entries, metadata)
 
 
 def _read_entries(header: Mapping[str, Any], base: int, size: int) -> dict[str, Entry]:
@@ -314,7 +329,8 @@ def _check_cover(entries: Mapping[str, Entry], base: int, size: int) -> None:
         raise TransferError(f"its last {size - reached} bytes belong to no tensor; {_AGAIN}")
 
 
-def _read_index(path: Path) -> dict[str, Placed]:
+def read_index(path: Path) -> dict[str, Placed]:
+    """Every tensor that an index names, as `read_model` has them."""
     files = _weight_map(path)
     paths = {file: _shard_path(path, file) for file in dict.fromkeys(files.values())}
     missing = [file for file, shard in paths.items() if not os.path.exists(shard)]
@@ -365,7 +381,7 @@ def _shard_path(index: Path, file: str) -> Path:
     return index.parent.joinpath(*inside.parts)
 
 
-def _source(path: Path) -> Path:
+def source_of(path: Path) -> Path:
     """The file or the index that a path stands for."""
     if not os.path.isdir(path):
         return path
