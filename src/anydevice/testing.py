@@ -85,8 +85,8 @@ def fake_machine(
     What `to_device` places on a fake device, and what `ops`, models and training compute from it,
     is there for `device_of`, and takes of its memory until it is freed; what does not fit is an
     `OutOfMemoryError`, and operands on two devices are a `DeviceMismatchError`. PyTorch's own
-    functions take part in the thread of the block, if PyTorch was imported before it. The result
-    of a function of another library is a host array to `device_of`, and goes with any device.
+    functions take part in the thread of the block. The result of another library's function is a
+    host array to `device_of`, and goes with any device; `docs/testing-your-code.md` has the rest.
 
     The machine is that of the whole process: other threads see it too. The user's own settings are
     ignored in the block: variables such as `ANYDEVICE_DEVICE` and `LOCAL_RANK`, the settings files,
