@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import anydevice
 from anydevice import (
     ConfigurationError,
     Device,
@@ -20,6 +21,7 @@ from anydevice import (
     configure,
     device,
     discover,
+    nn,
 )
 from anydevice.compat.artifex import (
     MLP,
@@ -423,6 +425,18 @@ def test_settings_for_generative_models(mixed: bool) -> None:
         assert configure().mixed_precision is mixed
         assert configure().memory == "conservative"
         assert (configure().x64, configure().jit) == (False, True)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_mixed_precision_is_what_models_are_compiled_for(mixed: bool) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    with fake_machine(keep_settings=True):
+        configure_for_generative_models(enable_mixed_precision=mixed)
+        model = nn.build(nn.Dense(64, 2), device="cpu")
+        compiled = anydevice.compile(model, optimize="none")
+        error = np.abs(np.asarray(compiled(x)) - np.asarray(model(x))).max()
+        assert compiled.report.policy.name == ("mixed" if mixed else "float32")
+        assert (error > 1e-4) is mixed, "16 bits are seen in the result"
 
 
 @pytest.mark.parametrize(
