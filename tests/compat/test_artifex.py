@@ -436,7 +436,7 @@ def test_mixed_precision_is_what_models_are_compiled_for(mixed: bool) -> None:
         compiled = anydevice.compile(model, optimize="none")
         error = np.abs(np.asarray(compiled(x)) - np.asarray(model(x))).max()
         assert compiled.report.policy.name == ("mixed" if mixed else "float32")
-        assert (error > 1e-4) is mixed, "16 bits are seen in the result"
+        assert bool(error > 1e-4) is mixed, "16 bits are seen in the result"
 
 
 @pytest.mark.parametrize(
