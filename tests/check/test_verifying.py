@@ -388,3 +388,19 @@ def test_an_op_that_is_slow_in_its_first_dtype_leaves_the_others_for_the_end(
     assert order[3] == ("softmax", ["bfloat16", "float64"])
     states = [cell.state for cells in found for cell in cells if cell.op != "softmax"]
     assert set(states) == {"right"}
+
+
+def test_a_kernel_of_which_no_case_ran_is_not_right(
+    replace: Replace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(x: Any) -> Any:
+        raise Absent("NumPy has no silu", instead="write one").error()
+
+    replace("numpy", silu=lacking)
+    monkeypatch.setattr(trusted_kernels, "kernels_of", lambda engine, device: ("silu",))
+    verdicts = verify("silu", engines="numpy", dtypes="float32")  # which has no gradients either
+    assert {(cell.of, cell.state, cell.cases) for cell in verdicts} == {
+        ("value", "unsupported", 0),
+        ("kernel", "unsupported", 0),
+        ("gradient", "unsupported", 0),
+    }

@@ -365,6 +365,8 @@ def _judged(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that numbers overflow is what some cases are for
                 found = check(here.load(), here.place)
+        except _NotAskedError:
+            count -= 1
         except UnsupportedError as error:
             lacking.append((name, error))
         except Exception as error:  # an engine fails in any way it likes: that is a finding
@@ -405,11 +407,15 @@ def _checks(step: _Step, *, quick: bool) -> Iterator[tuple[str, Check]]:
         yield "its gradient", partial(_gradient_if_any, trials.prepare_gradient(row, dtype))
 
 
+class _NotAskedError(Exception):
+    """A check is none of this engine's."""
+
+
 def _gradient_if_any(
     trial: trials.GradientTrial, engine: Engine, device: Device
 ) -> str | Difference | None:
     if isinstance(engine.autodiff, Absent):
-        return None  # a kernel need not have what its engine has not
+        raise _NotAskedError  # a kernel need not have what its engine has not
     return trials.run_gradient(trial, engine, device)
 
 
