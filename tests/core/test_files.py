@@ -178,7 +178,9 @@ def test_what_somebody_else_could_have_written_is_not_trusted(tmp_path: Path) ->
     assert files.distrust(link) is None
     path.chmod(0o646)
     for each in (path, link):
-        assert refused(each, trusted=True) == files.distrust(each) == "it may be written by everyone"
+        assert (
+            refused(each, trusted=True) == files.distrust(each) == "it may be written by everyone"
+        )
     assert files.read_small(path) == b"{}"
     path.chmod(0o664)
     if os.geteuid() != 0:
@@ -235,3 +237,77 @@ def test_whatever_is_wrong_with_toml_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=BAD_TOML[data]):
         files.parse_toml(data)
     assert files.parse_toml(b"a = [1]\n[b]\nc = 2") == {"a": [1], "b": {"c": 2}}
+
+
+@posix
+def test_what_is_no_ordinary_file_is_not_replaced(tmp_path: Path) -> None:
+    path, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(path)
+    link.symlink_to(path)
+    for each in (path, link):
+        with pytest.raises(TransferError, match="cannot be written: it is not an ordinary file"):
+            files.write_whole(each, [b"new"])
+        with pytest.raises(OSError, match="not an ordinary file"), files.writing(each) as write:
+            write("new")
+    assert path.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+@posix
+def test_a_read_only_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    with pytest.raises(TransferError, match="cannot be written: it is read-only"):
+        files.write_whole(path, [b"new"])
+    with pytest.raises(TransferError, match="cannot be written: it is read-only"):
+        files.check_writable(path)
+    assert path.read_bytes() == b"old"
+    assert path.stat().st_mode & 0o777 == 0o444
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@posix
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="only root can give it away")
+def test_another_user_s_link_is_not_followed(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"old")
+    link.symlink_to(path)
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    with pytest.raises(TransferError, match="cannot be written: the link belongs to another user"):
+        files.write_whole(link, [b"new"])
+    assert path.read_bytes() == b"old"
+
+
+@posix
+def test_what_replaces_a_private_file_is_private_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    seen: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        seen.extend(each.stat().st_mode & 0o777 for each in tmp_path.iterdir())
+        yield b"new"
+
+    files.write_whole(path, pieces())
+    assert seen == [0o600, 0o600]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@posix
+def test_what_another_process_writes_is_no_leftover(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def pieces() -> Iterator[bytes]:
+        yield b"one "
+        files.remove_leftovers(path)  # as a second training on this file does when it begins
+        yield b"two"
+
+    files.write_whole(path, pieces())
+    assert path.read_bytes() == b"one two"
+
+
+def test_a_name_with_a_null_character_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="cannot be written: its name holds a null character"):
+        files.write_whole(tmp_path / "a\0b", [b""])

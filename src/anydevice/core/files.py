@@ -19,12 +19,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from anydevice.core.locks import FolderLock
-from anydevice.errors import TransferError
+from anydevice.errors import ConfigurationError, TransferError
+
+if os.name == "posix":
+    import fcntl
 
 _RANDOM_BYTES = 8
 """In the name of a file that is being written."""
@@ -40,6 +43,20 @@ _MOST_DIGITS = 300
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path that may begin with `~`; `ConfigurationError` if that stands for no folder.
+
+    >>> expanded("model")
+    PosixPath('model')
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(
+            f"{path}: there is no such home folder; write the whole path", source="path"
+        ) from None
+
+
 def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) -> bytes:
     """The bytes of an ordinary file of at most `most` bytes.
 
@@ -50,15 +67,9 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
     Traceback (most recent call last):
     OSError: [Errno 22] it is not an ordinary file: '/dev/zero'
     """
-    try:
-        _check_ordinary(os.stat(path), path)  # opening a device may already do something
-        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
-    except ValueError:
-        raise _error("its name holds a null character", path) from None
+    descriptor = open_ordinary(path)
     with open(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)
-        _check_ordinary(status, path)
         if trusted and (why := _distrust(status, "it") or _distrust_link(path)):
             raise PermissionError(errno.EPERM, why, str(path))
         pieces, left = [], most + 1
@@ -68,6 +79,26 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
     if not left:
         raise _error(f"it has more than {most} bytes", path)
     return b"".join(pieces)
+
+
+def open_ordinary(path: str | Path) -> int:
+    """The descriptor of an ordinary file, opened for reading; the caller closes it.
+
+    Pipes, devices and folders are refused, not waited for. Raises `OSError`, whose `strerror` says
+    why.
+    """
+    try:
+        _check_ordinary(os.stat(path), path)  # opening a device may already do something
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
+    except ValueError:
+        raise _error("its name holds a null character", path) from None
+    try:
+        _check_ordinary(os.fstat(descriptor), path)  # it may be another one by now
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def distrust(path: str | Path, name: str = "it") -> str | None:
@@ -126,7 +157,8 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
 
     They go to a new file in the same folder, which takes the name once it is on the disk. A process
     that is killed meanwhile leaves the old file as it was, and at most a hidden file beside it. A
-    file that is replaced keeps its permissions. Of a symbolic link, the target is replaced.
+    file that is replaced keeps its permissions; a read-only one is not replaced. Of a symbolic
+    link, the target is replaced, unless the link belongs to another user.
 
     Raises `TransferError` if the file cannot be written.
 
@@ -177,20 +209,34 @@ def check_writable(path: Path) -> None:
             open(new, "xb").close()
         finally:
             new.unlink(missing_ok=True)
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise _refusal(path, error) from error
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete what killed writers of this file left beside it; nobody may be writing it now."""
+    """Delete what killed writers of this file left beside it, as far as that is possible.
+
+    What another process is writing now is left alone.
+    """
     target = Path(os.path.realpath(path))
     left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}\.part")
-    if target.parent.is_dir():
+    with suppress(OSError):
         for each in target.parent.iterdir():
             if left.fullmatch(each.name):
-                each.unlink(missing_ok=True)
+                with suppress(OSError):
+                    _remove_abandoned(each)
+
+
+def _remove_abandoned(part: Path) -> None:
+    if os.name != "posix":
+        part.unlink()  # Windows refuses it for a file that is open
+        return
+    descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds this lock
+        part.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
@@ -207,9 +253,23 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 
 
 def _target(path: Path, *, private: bool = False) -> Path:
-    """The file that a path leads to, in a folder that is made where there is none."""
-    target = Path(os.path.realpath(path))
+    """The file that a path leads to, in a folder that is made where there is none.
+
+    Raises `OSError` if the folder cannot be made, or the file must not be replaced.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+    except ValueError:
+        raise _error("its name holds a null character", path) from None
+    if os.path.islink(path) and (why := _distrust_link(path)):
+        raise PermissionError(errno.EPERM, why, str(path))
     make_folder(target.parent, private=private)
+    if target.exists():
+        _check_ordinary(target.stat(), path)  # to replace a device would break the system
+        if not _mode(target) & 0o222:  # which means nothing to root
+            raise PermissionError(errno.EACCES, "it is read-only", str(path))
+        if not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return target
 
 
@@ -218,27 +278,55 @@ def _unused_name(target: Path) -> Path:
 
 
 def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o666) -> None:
-    # Not through a link or into a file that somebody put there; and on Windows no translation of
-    # line ends.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    kept = _mode(target) if target.exists() else None
+    descriptor = _created(new, rights if kept is None else kept)
     try:
-        with open(os.open(new, flags, rights), "wb") as file:
+        with open(descriptor, "wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if target.exists() and (mode := _mode(target)) != _mode(new):
-            os.chmod(new, mode)
+        if kept is not None and kept != _mode(new):
+            os.chmod(new, kept)
         os.replace(new, target)
     except BaseException:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            new.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the folder's new entry, too, is on the disk
-        descriptor = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    _sync_folder(target.parent)
+
+
+def _created(new: Path, rights: int) -> int:
+    """A new file, locked as long as it is open, so that nobody takes it for an abandoned one."""
+    # Not through a link or into a file that somebody put there; and on Windows no translation of
+    # line ends.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    while True:
+        descriptor = os.open(new, flags, rights)
+        if os.name != "posix":
+            return descriptor
+        with suppress(OSError):  # network drives may have no locks; nothing is abandoned there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # it was deleted before it was locked
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the folder's new entry on the disk, too."""
+    if os.name != "posix":
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return  # one that may be written and not read
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # drives that cannot do it
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _mode(path: Path) -> int:

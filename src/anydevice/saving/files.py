@@ -18,7 +18,7 @@ import numpy as np
 from anydevice import __version__
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.files import write_whole
+from anydevice.core.files import expanded, write_whole
 from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
@@ -50,7 +50,7 @@ class Contents(Record):
 
 def checked_path(path: Any) -> Path:
     """The path of such a file; raises `ConfigurationError` for another suffix."""
-    checked = Path(path).expanduser()
+    checked = expanded(path)
     if checked.suffix != SUFFIX:
         raise ConfigurationError(
             f"{path}: the file is a safetensors file, so its name must end with {SUFFIX}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from anydevice.core.files import open_ordinary
 from anydevice.core.record import Record, replace
 from anydevice.errors import TransferError
 
@@ -44,13 +44,10 @@ class PlainFile:
     def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
         self.path = path
         try:
-            kind = os.stat(path).st_mode
-            if not stat.S_ISREG(kind):
-                raise TransferError(f"{path} is not an ordinary file, so it is not read")
-            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self._file = open_ordinary(path)
         except FileNotFoundError as error:
             raise TransferError(f"there is no file {path}") from error
-        except (OSError, ValueError) as error:  # a ValueError where the path holds a null byte
+        except OSError as error:
             raise self._unreadable(error) from error
         self.stamp = self._stamp_now()
         if stamp is not None and not self.stamp.is_of(stamp):
@@ -117,9 +114,8 @@ class PlainFile:
             f"{self.path} was changed while it was being read; load it again once it is complete"
         )
 
-    def _unreadable(self, error: OSError | ValueError) -> TransferError:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return TransferError(f"{self.path} cannot be read: {reason}")
+    def _unreadable(self, error: OSError) -> TransferError:
+        return TransferError(f"{self.path} cannot be read: {error.strerror or error}")
 
 
 def _read_by_position(file: int, buffer: memoryview, position: int) -> int:

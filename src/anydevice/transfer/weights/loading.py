@@ -16,6 +16,7 @@ from anydevice.choose.scope import one_device
 from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
+from anydevice.core.files import expanded
 from anydevice.core.progress import ProgressBar
 from anydevice.engines import registry
 from anydevice.errors import (
@@ -81,7 +82,7 @@ def load_weights(
     target = device if isinstance(device, Device) and device.usable else one_device(device)
     if sys.byteorder != "little":
         raise UnsupportedError("safetensors files are little-endian, and this machine is not")
-    source = source_of(Path(path).expanduser())
+    source = source_of(expanded(path))
     if not is_index(source):
         with open_safetensors(source) as file:
             return load_file(file, header_of(file), target, wanted, progress)
