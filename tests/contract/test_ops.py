@@ -265,6 +265,56 @@ def test_what_is_no_number_passes_through(at: Home) -> None:
         assert np.isnan(at.get(at.call(op, at.put(image, "float32"), (2, 2), None))).all()
 
 
+EXCLUDED: dict[str, tuple[int, bool, Any, Any]] = {
+    "lengths": (3, False, None, np.array([6, 6])),
+    "lengths, causal": (3, True, None, np.array([6, 4])),
+    "lengths, one query": (1, True, None, np.array([6, 5])),
+    "padding": (3, True, np.arange(8)[None, :] < [[6], [6]], None),
+    "a mask for all": (3, False, np.broadcast_to(np.arange(8) < 6, (1, 1, 3, 8)), None),
+    "a mask for each head": (3, False, np.broadcast_to(np.arange(8) < 6, (2, 4, 3, 8)), None),
+    "a mask of one key": (1, False, np.broadcast_to(np.arange(8) < 6, (4, 1, 8)), None),
+    "both": (3, False, np.arange(8)[None, :] < [[7], [6]], np.array([6, 8])),
+}
+"""The number of queries, `causal`, `mask` and `lengths`, by which the keys 6 and 7 are excluded."""
+
+
+@each(bad=[NAN, INF], dtype=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", EXCLUDED)
+def test_what_is_excluded_has_no_influence(at: Home, case: str, bad: float, dtype: str) -> None:
+    queries, causal, mask, lengths = EXCLUDED[case]
+    q, k, v = heads(queries, 8)
+    mask, lengths = at.put(mask, dtype), at.put(lengths, dtype)
+    found = []
+    for filling in (0.0, bad):
+        k[:, :, 6:] = v[:, :, 6:] = filling
+        q_, k_, v_ = (at.put(x, dtype) for x in (q, k, v))
+        found.append(at.get(at.call("attention", q_, k_, v_, causal, None, mask, None, lengths)))
+    compare(found[1], found[0], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("case", EXCLUDED)
+def test_what_is_excluded_has_no_influence_on_gradients(at: Home, case: str) -> None:
+    queries, causal, mask, lengths = EXCLUDED[case]
+    q, k, v = heads(queries, 8)
+    autodiff, xp = at.autodiff(), at.engine.ops
+    mask, lengths = at.put(mask, "float32"), at.put(lengths, "float32")
+    weights = at.put(draw(*q.shape, seed=9), "float32")
+
+    def scalar(inputs: dict[str, Any]) -> Any:
+        arrays = (inputs[name] for name in "qkv")
+        result = at.call("attention", *arrays, causal, None, mask, None, lengths)
+        return xp.sum(xp.multiply(result, weights), (0, 1, 2, 3))
+
+    differentiated = autodiff.value_and_grad(scalar)
+    found = []
+    for filling in (0.0, NAN):
+        k[:, :, 6:] = v[:, :, 6:] = filling
+        given = {name: at.put(x, "float32") for name, x in zip("qkv", (q, k, v), strict=True)}
+        _, gradients = differentiated(given)
+        found.append([at.get(gradients[name]) for name in "qkv"])
+    compare(found[1], found[0], TOLERANCE["float32"])
+
+
 def test_nothing_to_attend_to_is_handed_over(at: Home) -> None:
     q, k = at.put(draw(1, 2, 3, 4), "float32"), at.put(np.zeros((1, 2, 0, 4)), "float32")
     call: Any = partial(at.fused.get("attention", lambda *a: NotImplemented), q, k, k)

@@ -277,7 +277,9 @@ def _attention(
             scores = np.where(seen[b, h], q[b, h] @ k[b, h // group].T * factor, -np.inf)
             some = seen[b, h].any(-1)  # a query that sees nothing stays zero
             if some.any():
-                result[b, h, some] = _softmax(scores[some]) @ v[b, h // group]
+                # What no query attends to counts for nothing, not as zero times what it holds.
+                held = np.where(seen[b, h].any(0)[:, None], v[b, h // group], 0)
+                result[b, h, some] = _softmax(scores[some]) @ held
     return result
 
 

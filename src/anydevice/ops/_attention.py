@@ -47,8 +47,8 @@ def attention(
     gives zeros:
 
     - `lengths` (batch,), integers on the device: only the first `lengths[b]` keys are valid,
-      as in a cache that is not full yet. The other keys are ignored, but must be finite. A length
-      below 0 counts as 0, and one beyond the keys as all of them.
+      as in a cache that is not full yet. A length below 0 counts as 0, and one beyond the keys as
+      all of them.
     - `causal`: the last query is aligned with the last valid key, and each query attends to the
       keys up to its own. Query i attends to key j if j <= valid - queries + i.
     - `window`, with `causal`: the number of keys that a query attends to, its own included; a
@@ -56,6 +56,9 @@ def attention(
     - `mask`, booleans, true where a query attends to a key: (batch, keys), or three or four axes
       that broadcast to (batch, heads, queries, keys). Two axes are never (queries, keys); give such
       a mask as `mask[None, None]`.
+
+    A key that `lengths` or `mask` excludes from every query may hold anything, and its value too:
+    NaN there reaches neither the result nor a gradient. What some queries attend to must be finite.
 
     >>> import numpy
     >>> q, k = numpy.zeros((1, 1, 2, 4)), numpy.zeros((1, 1, 2, 4))
@@ -150,10 +153,14 @@ def _attention(
     if not batch * heads * queries * size * keys:
         return xp.full(tuple(q.shape), 0, xp.dtype(q), q)
     asked = xp.multiply(widened(xp, q), size**-0.5 if scale is None else float(scale))
-    turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
-    values = widened(xp, v)
     if mask is not None:
         mask = _grouped_mask(xp, mask, kv_heads, heads // kv_heads)
+    if mask is not None or lengths is not None:
+        # A weight of zero is not enough: times NaN it is NaN.
+        held = _held(xp, q, keys, mask, lengths)
+        k, v = xp.where(held, k, 0), xp.where(held, v, 0)
+    turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
+    values = widened(xp, v)
     block = max(1, _SCORES_AT_ONCE // (batch * heads * keys))
     blocks = []
     for start in range(0, queries, block):
@@ -193,6 +200,21 @@ def _within(xp: Primitives, lengths: Array, keys: int) -> Array:
     if xp.dtype(lengths).bits < 32:  # which would not hold the number of keys
         lengths = xp.astype(lengths, INT32)
     return xp.astype(xp.maximum(xp.minimum(lengths, keys), 0), INT32)
+
+
+def _held(xp: Primitives, q: Array, keys: int, mask: Array | None, lengths: Array | None) -> Array:
+    """The keys that lengths and mask leave to any query: (batch, kv heads, keys, 1), or 1 each."""
+    held: Array = None
+    if lengths is not None:
+        valid = xp.reshape(_within(xp, lengths, keys), (q.shape[0], 1, 1, 1))
+        held = xp.less(xp.reshape(xp.arange(keys, INT32, q), (keys, 1)), valid)
+    if mask is None:
+        return held
+    batch, kv_heads, groups, queries, columns = mask.shape
+    if groups * queries > 1:
+        mask = xp.less(0, xp.sum(xp.astype(mask, INT32), (2, 3)))
+    some = xp.reshape(mask, (batch, kv_heads, columns, 1))
+    return some if held is None else xp.logical_and(some, held)
 
 
 def _grouped_mask(xp: Primitives, mask: Array, kv_heads: int, groups: int) -> Array:

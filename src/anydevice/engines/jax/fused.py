@@ -145,6 +145,10 @@ def _attended(
     asked = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
     precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
     kind = wide(q).dtype
+    held = _seen(q, kv_heads, keys, False, mask, None, lengths)
+    if held is not None:  # a weight of 0 is not enough: times NaN it is NaN
+        some = held.any((2, 3))[..., None]
+        k, v = jnp.where(some, k, 0), jnp.where(some, v, 0)
     product = partial(jnp.einsum, precision=precision, preferred_element_type=kind)
     scores = product("bghqs,bgks->bghqk", asked, k) * (size**-0.5 if scale is None else scale)
     seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)

@@ -63,6 +63,8 @@ def _attention(
     seen: Any = None
     if mask is not None or window is not None or lengths is not None:
         seen = _seen(queries, keys, causal, mask, window, lengths)
+        if mask is not None or lengths is not None:
+            k, v = _held(k, v, _seen(queries, keys, False, mask, None, lengths))
     elif causal:
         if queries > keys:  # the first queries see nothing
             return NotImplemented
@@ -97,6 +99,14 @@ def _seen(queries: int, keys: int, causal: bool, mask: Any, window: Any, lengths
     for part in parts[1:]:
         seen = mx.logical_and(seen, part)
     return seen
+
+
+def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
+    """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
+    shape = (1,) * (4 - seen.ndim) + tuple(seen.shape)
+    split = (1, 1) if shape[1] == 1 else (k.shape[1], shape[1] // k.shape[1])
+    some = mx.any(seen.reshape(shape[0], *split, *shape[2:]), axis=(2, 3))[..., None]
+    return mx.where(some, k, 0), mx.where(some, v, 0)
 
 
 def _within(lengths: Any, keys: int) -> Any:

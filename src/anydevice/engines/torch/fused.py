@@ -42,6 +42,7 @@ with 16,384, flash attention's 266 and 335. Cards that are not named keep PyTorc
 
 _orders: dict[Any, tuple[SDPBackend, ...]] = {}
 _WIDE = (torch.float32, torch.float64)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
 _mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
 _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
@@ -180,7 +181,31 @@ def attention(
     seen = _seen(q, keys, causal, mask, window, lengths)
     some = seen.any(-1, keepdim=True)
     # A query that sees nothing would give NaN; it sees all, and is left out after.
-    return torch.where(some, _of_groups(q, k, v, seen | ~some, scale), 0.0)
+    shown = seen | ~some
+    # What no query attends to may be NaN. On a CPU that shows in the result, nearly always not.
+    hopeful = _is_eager_on_cpu(*(x for x in (q, k, v, mask, lengths) if x is not None))
+    if not hopeful and (mask is not None or lengths is not None):
+        k, v = _held(k, v, seen)
+    result = torch.where(some, _of_groups(q, k, v, shown, scale), 0.0)
+    if hopeful and not torch.isfinite(result.detach().sum()):
+        return NotImplemented
+    return result
+
+
+def _is_eager_on_cpu(*tensors: Any) -> bool:
+    """Whether a result can be looked at, at little cost."""
+    return not torch.compiler.is_compiling() and all(
+        type(x) in _PLAIN and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        for x in tensors
+    )
+
+
+def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
+    """Zeros for the keys and values that no query attends to: a weight of 0 times NaN is NaN."""
+    some = seen.any(2)
+    if some.shape[1] > 1:
+        some = some.reshape(some.shape[0], k.shape[1], -1, some.shape[2]).any(2)
+    return torch.where(some[..., None], k, 0.0), torch.where(some[..., None], v, 0.0)
 
 
 def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
