@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 import anydevice
+from anydevice.choose import measurements
+from anydevice.core.finding import Verdict
+from anydevice.discovery.verdicts import keep_verdict, read_verdicts
+from anydevice.ops import trusted_kernels
+from anydevice.ops.trusted_kernels import kernels_file
+from anydevice.settings import files
 from anydevice.settings.files import user_file
+from anydevice.settings.preferences import forget_files
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and rights as POSIX has them")
 
@@ -142,3 +153,253 @@ def test_of_xla_s_flags_a_project_may_set_the_harmless_ones(home: Path) -> None:
     )
     with pytest.warns(UserWarning, match="XLA_FLAGS --xla_dump_to and XLA_FLAGS --xla_gpu_cuda"):
         assert dict(anydevice.configure().env) == {"XLA_FLAGS": "--xla_gpu_autotune_level=2"}
+
+
+def belongs_to_another(path: Path) -> None:
+    os.chown(path, NOBODY, -1)
+
+
+def may_be_written_by_everyone(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def leads_to_another_s(path: Path) -> None:
+    target = path.with_name("target")
+    path.rename(target)
+    os.chown(target, NOBODY, -1)
+    path.symlink_to(target)
+
+
+def is_another_s_link(path: Path) -> None:
+    leads_to_another_s(path)
+    os.chown(path.with_name("target"), os.geteuid(), -1)
+    os.chown(path, NOBODY, -1, follow_symlinks=False)
+
+
+WAYS = (
+    belongs_to_another,
+    may_be_written_by_everyone,
+    leads_to_another_s,
+    is_another_s_link,
+)
+
+
+def plant(how: Callable[[Path], None], path: Path) -> None:
+    if how is not may_be_written_by_everyone and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    how(path)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_project_s_file_that_another_could_have_written_is_not_obeyed(
+    home: Path, how: Callable[[Path], None]
+) -> None:
+    path = Path("anydevice.toml")
+    path.write_text('device = "no-such-backend"\n')
+    plant(how, path)
+    with pytest.warns(UserWarning, match=r"anydevice\.toml is not obeyed: (it|the link) "):
+        assert anydevice.device("cpu").backend == "cpu"
+    assert project_file_is_unseen()
+
+
+def project_file_is_unseen() -> bool:
+    with pytest.warns(UserWarning, match="is not obeyed"):
+        return files.project_file() is None
+
+
+def prepare_a_home() -> None:
+    """What a neighbour would put into a home that he may write."""
+    user_file().write_text('[env]\nLD_PRELOAD = "x.so"\n')
+    wrong = {"code": "wrong_answer", "text": "off by 1", "fix": None}
+    bad = {"device": "cpu", "engine": "numpy", "right": False, "reason": wrong, "seconds": 1.0}
+    files.verdicts_file().write_text(json.dumps({"k": bad}))
+    files.measurements_file().write_text(json.dumps({"k": {"add": 1.0}}))
+    kernels_file().write_text(json.dumps({"k": [["softmax", "float32"]]}))
+
+
+def believed() -> list[str]:
+    """Which of the files in the home are believed."""
+    forget_files()
+    measurements._kept = (None, {})
+    believed = ["anydevice.toml"] if anydevice.configure().env else []
+    believed += ["verdicts.json"] if read_verdicts() else []
+    believed += ["measurements.json"] if measurements.read_measurements() else []
+    return believed + (["kernels.json"] if trusted_kernels._read() else [])
+
+
+ALL = ["anydevice.toml", "verdicts.json", "measurements.json", "kernels.json"]
+
+
+@pytest.mark.parametrize("how", WAYS[:2])
+def test_nothing_in_a_shared_home_is_believed(home: Path, how: Callable[[Path], None]) -> None:
+    prepare_a_home()
+    assert believed() == ALL
+    plant(how, home)
+    with pytest.warns(UserWarning, match=r"its folder (belongs to another|may be written)") as said:
+        assert believed() == []
+    text = " ".join(str(each.message) for each in said)
+    assert all(name in text for name in ALL)
+    with pytest.warns(UserWarning, match="compiled code is not kept in"):
+        assert files.compiled_folder("torch") is None
+    with pytest.raises(anydevice.ConfigurationError, match="its folder"):
+        anydevice.prefer("cpu")
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("name", ALL)
+def test_a_file_that_another_could_have_written_is_not_believed(
+    home: Path, how: Callable[[Path], None], name: str
+) -> None:
+    prepare_a_home()
+    plant(how, home / name)
+    with pytest.warns(UserWarning, match=rf"{name} (is not used|cannot be read) \((it|the link) "):
+        assert believed() == [each for each in ALL if each != name]
+
+
+def test_compiled_code_is_kept_where_only_its_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0)
+    try:
+        monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "a" / "home"))
+        for engine in ("torch", "jax"):
+            folder = files.compiled_folder(engine)
+            assert folder == tmp_path / "a" / "home" / "compiled" / engine
+            for made in (folder, *folder.parents[:3]):
+                assert made.stat().st_mode & 0o777 == 0o700
+        anydevice.prefer("cpu")
+        assert user_file().stat().st_mode & 0o777 == 0o644
+        assert anydevice.device().chosen_by == "user file"
+    finally:
+        os.umask(before)
+    monkeypatch.setenv("ANYDEVICE_HOME", str(tmp_path / "b" / "home"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b").chmod(0o777)
+    with pytest.warns(UserWarning, match="compiled code is not kept in .*b may be written by ever"):
+        assert files.compiled_folder("torch") is None
+    (tmp_path / "b").chmod(0o1777)  # nobody can put another folder in the place of ours
+    assert files.compiled_folder("torch") is not None
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def zeros(path: Path) -> None:
+    target = Path("/dev/zero")
+    if os.geteuid() == 0:  # who might replace the machine's own
+        target = path.parent.parent / "zeros"
+        os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    path.symlink_to(target)
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**36)
+
+
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000 if path.suffix == ".json" else "a = " + "[" * 50_000)
+
+
+def digits(path: Path) -> None:
+    path.write_text(
+        f'{{"a": {{"b": {"9" * 5000}}}}}' if path.suffix == ".json" else "x64 = " + "9" * 5000
+    )
+
+
+def null(path: Path) -> None:
+    path.write_text(
+        '{"a\\u0000": {"b": "\0"}}' if path.suffix == ".json" else 'env = {A = "\\u0000"}'
+    )
+
+
+def infinite(path: Path) -> None:
+    path.write_text('{"version": Infinity}' if path.suffix == ".json" else "memory = inf")
+
+
+HOSTILE = (fifo, zeros, huge, deep, digits, null, infinite)
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.parametrize("name", ALL)
+def test_a_hostile_small_file_is_named_at_once(
+    home: Path, how: Callable[[Path], None], name: str
+) -> None:
+    how(home / name)
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            assert believed() == []
+            anydevice.device("cpu")
+            keep_verdict("k", Verdict("cpu", "numpy", True))
+        except anydevice.ConfigurationError as error:
+            said_of_it = str(error)
+        else:
+            said_of_it = " ".join(str(each.message) for each in said)
+    assert str(home / name) in said_of_it
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("keys", [300, 6000])
+def test_unknown_keys_are_named_in_one_sentence(home: Path, keys: int) -> None:
+    user_file().write_text("x64 = true\n" + "".join(f"k{n} = 1\n" for n in range(keys)))
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="line 2: there is no setting 'k0', 'k1'") as said:
+        assert anydevice.configure().x64
+    assert len(said) == 1
+    assert f"nor the {keys - 5} more" in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        anydevice.prefer("cpu")
+    assert time.monotonic() - began < 5
+
+
+WITHOUT_A_HOME = """
+import os, sys, warnings
+import anydevice
+from anydevice.cli.main import main
+from anydevice.settings.files import compiled_folder
+def everything():
+    for words in ([], ["devices"], ["config"], ["plan", "nobody/none"], ["prefer", "cpu"]):
+        print(words, main(words), file=sys.stderr)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        device = anydevice.device("cpu")
+        device.check()
+        print(device, compiled_folder("jax"), len(said), file=sys.stderr)
+sys.stdout = open(os.devnull, "w")
+everything()  # imports all, since the interpreter may lie where only root can read
+del os.environ["ANYDEVICE_HOME"]
+anydevice.discover(refresh=True)
+print("without", file=sys.stderr)
+os.setgroups([]), os.setgid(54321), os.setuid(54321)
+everything()
+"""
+
+
+def test_without_a_home_everything_works_and_nothing_is_saved(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become a user who is in no list")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_HOME],
+        cwd=tmp_path,
+        env={"ANYDEVICE_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.partition("without\n")[2]
+    assert said.count("this user has no home folder") == 1, said
+    codes = [line for line in said.splitlines() if line.startswith("[")]
+    assert codes == [
+        "[] 0",
+        "['devices'] 0",
+        "['config'] 0",
+        "['plan', 'nobody/none'] 2",  # it is not downloaded, which is said
+        "['prefer', 'cpu'] 1",
+    ]
+    assert said.splitlines()[-1] == "cpu None 0"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["home"]

@@ -239,7 +239,7 @@ def _cache(environment: Mapping[str, str]) -> Path:
     direct = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
-    return Path(direct or f"{home}/hub").expanduser()
+    return Path(os.path.expanduser(direct or f"{home}/hub"))
 
 
 def _snapshots(repository: Path) -> Iterator[Path]:

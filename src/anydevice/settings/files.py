@@ -247,7 +247,10 @@ def _home(kind: str) -> Path:
     else:
         import platformdirs
 
-        found = Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
+        try:
+            found = Path(getattr(platformdirs, kind)("anydevice", appauthor=False))
+        except RuntimeError:  # neither a variable nor the system's list of users names one
+            found = Path()
         is_known = found.is_absolute()
     if is_known:
         return found
