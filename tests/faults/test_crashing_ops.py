@@ -11,9 +11,12 @@ import sys
 import time
 from pathlib import Path
 from shutil import copy
+from typing import Any
 
 import pytest
 
+from anydevice.bench.ceilings import WorkloadSizes
+from anydevice.bench.measuring import bench
 from anydevice.check import verifying
 from anydevice.check.verdicts import Cell
 from anydevice.check.verifying import verify, warm_up
@@ -156,13 +159,6 @@ def test_a_line_is_printed_as_soon_as_its_op_is_decided(site: Path, home: Path) 
     running.stdout.close()
 
 
-def test_a_benchmark_outlives_them_too(site: Path, home: Path) -> None:
-    code, lines, errors = command(site, "bench", "--quick", "--op", "exp,sqrt", "--limit", "0.001")
-    assert code == 0, errors
-    assert [line.split()[0] for line in lines if " float32 planted " in line] == ["sqrt"]
-    assert lines[-1] == "failed: exp in float32 on cpu with planted: crashed (SIGABRT)"
-
-
 @pytest.mark.usefixtures("planted")
 def test_python_outlives_them_too() -> None:
     cells = cells_of("exp", "sqrt", "sin", "abs", quick=True)
@@ -173,6 +169,17 @@ def test_python_outlives_them_too() -> None:
         "crashed",
         "right",
     ]
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_benchmark_outlives_them_too() -> None:
+    tiny = WorkloadSizes((2**16,), 2**16, (16,))
+    how: dict[str, Any] = {"engines": "planted", "quick": True, "limit": 0.001, "sizes": tiny}
+    results = bench(["exp", "sqrt"], isolated=True, **how)
+    exp, sqrt = results.measurements
+    assert (exp.state, exp.reason) == ("failed", "crashed (SIGABRT)")
+    assert sqrt.state == "measured", sqrt.reason
+    assert sqrt.seconds > 0
 
 
 @pytest.mark.usefixtures("planted")
@@ -191,12 +198,12 @@ def test_a_hang_is_a_time_out(
 
 @pytest.mark.usefixtures("planted")
 def test_what_the_time_does_not_reach_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "QUICK_SECONDS", 2.0)
+    monkeypatch.setattr(verifying, "QUICK_SECONDS", 1.0)
     began = time.monotonic()
     verdicts = verify(["tanh", "sqrt"], engines="planted", dtypes="float32", quick=True)
     assert time.monotonic() - began < 15
     assert [cell.state for cell in verdicts] == ["not_reached", "not_reached"]
-    assert verdicts.cells[1].reason == "the 2 s of a quick run are over"
+    assert verdicts.cells[1].reason == "the 1 s of a quick run are over"
     assert not verdicts
     assert json.loads(json.dumps(verdicts.to_dict()))["right"] is False
 
