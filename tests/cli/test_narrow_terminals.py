@@ -22,7 +22,6 @@ COMMANDS = (
     "doctor cpu --engine numpy",
     "bench --quick --engine numpy --op reshape,exp --limit 0.001",
     "verify --quick --engine numpy --op softmax,add",
-    "watch --once",
     "prefer cpu",
     "",
     "--help",

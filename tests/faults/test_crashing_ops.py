@@ -108,7 +108,7 @@ def planted(site: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.load.cache_clear()
 
 
-def cells_of(*ops: str, **how: bool) -> dict[tuple[str, str], Cell]:
+def cells_of(*ops: str, **how: Any) -> dict[tuple[str, str], Cell]:
     found = verify(ops, engines="planted", dtypes="float32", **how)
     return {(cell.op, cell.of): cell for cell in found}
 
