@@ -39,6 +39,7 @@ from anydevice.core.device import Device, unknown_backend
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Absent, Engine, Memory, MemoryUse
 from anydevice.core.finding import Facts, Reason, Seen, Sighting, Standing
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import replace
 from anydevice.core.text import parse_size
 from anydevice.discovery._discover import discover, machine_from
@@ -217,7 +218,7 @@ class _Machine:
 
     def __init__(self, sightings: Iterable[Sighting]) -> None:
         self._sightings = tuple(sightings)
-        self._lock = threading.RLock()  # an array may end while this thread holds it
+        self._lock = ForkSafeLock(reentrant=True)  # an array may end while this thread holds it
         self._allocations: dict[int, _Allocation] = {}
         self._free: dict[Device, int] = {}
         self._in_use: Counter[tuple[str, Device]] = Counter()
@@ -319,7 +320,7 @@ class _Machine:
         """
         memory = _memory_of(x)
         key = id(memory)
-        with self._lock:
+        with self._lock.native:
             if key in self._allocations:
                 return
             size = 0 if is_view else _size_of(memory)
@@ -332,7 +333,7 @@ class _Machine:
 
     def require(self, size: int, engine: str, device: Device) -> None:
         """Raise the error of the engine's library if a device has less memory left than that."""
-        with self._lock:
+        with self._lock.native:
             self._end_deleted()
             left = self._free.get(device, size)
             limit = self._limit.get((engine, device))
@@ -348,13 +349,13 @@ class _Machine:
 
     def free(self, device: Device) -> int:
         """The bytes of a fake device that are free now."""
-        with self._lock:
+        with self._lock.native:
             self._end_deleted()
             return self._free[device]
 
     def use(self, engine: str, device: Device) -> MemoryUse:
         """The memory of a device that the arrays of an engine take."""
-        with self._lock:
+        with self._lock.native:
             self._end_deleted()
             key = (engine, device)
             in_use = self._in_use[key]
@@ -366,7 +367,7 @@ class _Machine:
 
     def reset_peak(self, engine: str, device: Device) -> None:
         """Begin to look for the peak again."""
-        with self._lock:
+        with self._lock.native:
             self._peak[engine, device] = self._in_use[engine, device]
 
     def _count(self, size: int, engine: str, device: Device) -> None:
@@ -377,7 +378,7 @@ class _Machine:
             self._free[device] -= size
 
     def _ended(self, key: int) -> None:
-        with self._lock:
+        with self._lock.native:
             self._donatable.discard(key)
             ended = self._allocations.pop(key, None)
             if ended is not None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from anydevice.core import locks
+import anydevice
+from anydevice.core import files, locks
 from anydevice.core.locks import ForkSafeLock, made_once
 
 COPIES = """
@@ -94,6 +98,9 @@ for reentrant in (False, True):
         ("anydevice.discovery._discover", "_lock", "forget_report()"),
         ("anydevice.settings.config", "_lock", "configure(time_limit=4)"),
         ("anydevice.choose.limits", "_lock", "set_limit(None)"),
+        ("anydevice.ops.trusted_kernels", "_lock", "load_trusted()"),
+        ("anydevice.compat.artifex", "_lock", "get_device_manager()"),
+        ("anydevice.check.verifying", "_judging", "verify('gelu', 'cpu', 'numpy', isolated=False)"),
     ],
 )
 def test_a_copy_goes_on_whatever_other_threads_were_doing(
@@ -105,6 +112,166 @@ held_elsewhere(module.{lock}.native)
 print(in_a_copy(lambda: module.{work}))
 """)
     assert said == "7"
+
+
+@needs_fork
+def test_a_copy_draws_from_a_generator_that_another_thread_was_drawing_from() -> None:
+    said = run("""
+import anydevice
+shared = anydevice.rng(0, "cpu")
+shared.normal(3)
+held_elsewhere(shared._lock.native)
+print(in_a_copy(lambda: shared.normal(3)))
+""")
+    assert said == "7"
+
+
+@needs_fork
+def test_what_another_thread_had_changed_at_the_fork_is_not_used() -> None:
+    said = run("""
+import anydevice
+from anydevice.core.locks import ForkSafeLock
+lock = ForkSafeLock(reentrant=True, leaves="the weights of a model")
+def take(expected):
+    try:
+        with lock.native:
+            pass
+    except anydevice.AnyDeviceError as error:
+        assert expected in str(error), error
+    else:
+        assert expected is None
+print(in_a_copy(lambda: take(None)))
+with lock.native:
+    print(in_a_copy(lambda: take(None)))
+held_elsewhere(lock.native)
+print(in_a_copy(lambda: take("another thread had changed the weights of a model")))
+""")
+    assert said.split() == ["7", "7", "7"]
+
+
+PLAIN = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier", "Queue"}
+
+
+def test_the_package_has_no_lock_that_a_fork_leaves_taken() -> None:
+    package = Path(locks.__file__).parents[1]
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in sorted(package.rglob("*.py"))
+        if path.name != "locks.py"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in PLAIN
+    ]
+    assert found == [], "use core.locks.ForkSafeLock, which is free in a forked child"
+
+
+@needs_fork
+def test_whichever_lock_is_held_at_a_fork_the_copy_can_take_them_all() -> None:
+    said = run("""
+import importlib
+from pathlib import Path
+import anydevice
+from anydevice.core import locks
+package = Path(anydevice.__file__).parent
+for path in package.rglob("*.py"):
+    if "ForkSafeLock(" in (text := path.read_text("utf-8")) or "made_once" in text:
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        try:
+            importlib.import_module(name)
+        except ImportError:  # of a library that is not installed here
+            pass
+anydevice.rng(0, "cpu").normal(3)
+list(anydevice.prefetch([1, 2], "cpu"))
+every = list(locks._locks)
+def take_all():
+    for lock in every:
+        try:
+            lock.native.acquire()
+        except anydevice.AnyDeviceError:  # said, and not waited for
+            pass
+codes = set()
+for lock in every:
+    held_elsewhere(lock.native)
+    codes.add(in_a_copy(take_all))
+print(codes, len(every) > 15)
+""")
+    assert said == "{7} True"
+
+
+FORK_IN_A_BLOCK = """
+import sys, time
+from pathlib import Path
+import anydevice
+from anydevice.core.files import writing
+from anydevice.settings.files import user_file
+inside, forked = threading.Event(), threading.Event()
+def write():
+    with writing(user_file()) as save:
+        inside.set()
+        forked.wait(20)
+        save('device = "cpu"')
+thread = threading.Thread(target=write)
+thread.start()
+inside.wait(20)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+forked.set()
+thread.join()
+"""
+
+
+@needs_fork
+def test_a_child_that_was_forked_while_a_file_was_written_holds_no_lock(home: Path) -> None:
+    said = run(
+        FORK_IN_A_BLOCK
+        + """
+import subprocess
+began = time.monotonic()
+command = [sys.executable, "-c", "import anydevice; anydevice.prefer('cuda')"]
+done = subprocess.run(command, timeout=20)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print(done.returncode, user_file().read_text())
+"""
+    )
+    assert said.split() == ["0", "device", "=", '"cuda"']
+
+
+@needs_fork
+def test_a_child_does_not_outlive_a_killed_parent_s_lock(home: Path) -> None:
+    script = COPIES + FORK_IN_A_BLOCK.replace(
+        "forked.set()", "print(child, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.wait(60)
+    try:
+        began = time.monotonic()
+        anydevice.prefer("cuda")
+        assert time.monotonic() - began < 5
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@needs_fork
+def test_a_lock_that_is_held_for_ever_is_an_error_that_names_its_holder(home: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    folder = os.open(home, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError) as caught, files.writing(home / "file", wait=0.2):
+            pass
+        assert 0.2 < time.monotonic() - began < 5
+    finally:
+        os.close(folder)
+    said = str(caught.value.strerror)
+    assert f"has held the lock of {home} for more than 0.2 s" in said
+    if Path("/proc/locks").exists():
+        assert said.startswith(f"process {os.getpid()} (")
 
 
 def test_threads_that_come_first_together_get_one_thing() -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from math import inf, isfinite
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from anydevice.choose.scope import device as choose_device
 from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import DTYPES, as_dtype
 from anydevice.core.engine import Absent, Engine
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record, replace
 from anydevice.engines.trust import Entry
 from anydevice.errors import UnsupportedError
@@ -64,7 +64,7 @@ LIMIT, QUICK_LIMIT = 120.0, 20.0
 MOST_FAILURES = 8
 """After so many new starts of one engine on one device the rest is not tried."""
 
-_judging = RLock()
+_judging = ForkSafeLock(reentrant=True)
 """Two threads that verify take turns: Python's warnings can be silenced only for all threads."""
 
 Check = Callable[[Engine, Device], str | Difference | None]
@@ -307,6 +307,7 @@ class _Course:
 _STATES: dict[str, State] = {
     "crashed": "crashed",
     "timed_out": "timed_out",
+    "endless_output": "crashed",
     "failed": "wrong",
     "not_started": "not_reached",
 }
@@ -330,7 +331,7 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
         op, of, dtype, quick = question
         step = _Step(row_of(op), of, dtype)
         kernels = (op,) if of == "kernel" else ()
-        with _judging, trusted_kernels.on_trial(kernels, dtype, str(here.place)) as condemn:
+        with _judging.native, trusted_kernels.on_trial(kernels, dtype, str(here.place)) as condemn:
             verdict, raised = _judged(step, here, tell, quick=quick)
             if verdict.state != "right":
                 condemn()

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +22,7 @@ from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
 from anydevice.core.engine import Absent
 from anydevice.core.finding import compare_versions
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.warn import warn
 from anydevice.engines.registry import version_of
 from anydevice.settings.config import STRATEGIES, change
@@ -242,7 +242,7 @@ class DeviceManager:
         return replace(self.config, memory_strategy=strategy, memory_fraction=None)
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _global: DeviceManager | None = None
 
 
@@ -251,7 +251,7 @@ def get_device_manager(
 ) -> DeviceManager:
     """The manager of the process, replaced with `force_reinit`; else another `config` warns."""
     global _global
-    with _lock:
+    with _lock.native:
         if _global is None or force_reinit:
             _global = DeviceManager(config)
         elif config not in (None, _global.config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from anydevice.compiling.verification import (
 from anydevice.compiling.versions import Program, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
@@ -146,7 +146,7 @@ class Compiled:
         self._gradients = gradients
         self._notes = notes
         self._keys: dict[type, KeyFunction] = {}
-        self._updating = threading.Lock()
+        self._updating = ForkSafeLock()
         self._start(adapter)
         self._kept_in = _kept_in(self._engine, bool(self._compilers.compilers))
 
@@ -272,7 +272,7 @@ class Compiled:
         """Take over changes of the module, which is then no longer verified."""
         if self._detector is None or not self._detector.has_changed():
             return
-        with self._updating:
+        with self._updating.native:
             detector = self._detector
             if detector is None or not detector.has_changed():
                 return  # another thread did it

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from anydevice.errors import AnyDeviceError
+
 if os.name == "posix":
     import fcntl
 
@@ -28,7 +30,9 @@ Made = TypeVar("Made")
 class ForkSafeLock:
     """A lock that is free in a forked child, whoever held it in the parent.
 
-    It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again.
+    It is taken by `with lock.native:`. `reentrant=True` lets its holder take it again. `leaves`
+    names what its holder has in a state that nobody else may see: in a child that was forked
+    meanwhile by another thread, taking the lock is an error.
 
     >>> lock = ForkSafeLock()
     >>> with lock.native:
@@ -36,18 +40,26 @@ class ForkSafeLock:
     True
     """
 
-    def __init__(self, *, reentrant: bool = False) -> None:
+    def __init__(self, *, reentrant: bool = False, leaves: str | None = None) -> None:
         self._make: Callable[[], Any] = threading.RLock if reentrant else threading.Lock
         self._native = self._make()
+        self._leaves = leaves
+        self._is_broken = False
         _locks.add(self)
 
     @property
     def native(self) -> Any:
         """The system's own lock as it is in this process: an interrupt cannot leave it taken."""
+        if self._is_broken:
+            raise AnyDeviceError(
+                f"this process was forked while another thread had changed {self._leaves}, which "
+                "stays so here; fork before, or use a process that is not forked"
+            )
         return self._native
 
     def _renew(self) -> None:
-        # A thread that forked in a block of the old one still leaves that one.
+        # Who forked in a block of a reentrant lock can take it, and still leaves that one.
+        self._is_broken = self._leaves is not None and not self._native.acquire(blocking=False)
         self._native = self._make()
 
 

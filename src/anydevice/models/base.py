@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +11,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.core.locks import ForkSafeLock
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
@@ -222,7 +222,7 @@ def _torch_scope() -> AbstractContextManager[Any]:
     return scope
 
 
-_changing_classes = threading.Lock()
+_changing_classes = ForkSafeLock(reentrant=True, leaves="the classes of a model")
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def recording(parts: Mapping[str, Any], after: After) -> Iterator[None]:
     another `__call__`, which leaves their other objects alone.
     """
     names = {id(part): f"{path} {type(part).__name__}" for path, part in parts.items()}
-    with _changing_classes:
+    with _changing_classes.native:
         changed: list[tuple[type, Any]] = []
         try:
             for kind in {type(part): None for part in parts.values()}:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.models.base import (
     After,
@@ -27,7 +27,7 @@ from anydevice.models.native import paths_of
 from anydevice.models.precision import cast, cast_parameters
 from anydevice.transfer.moving import device_of, to_device
 
-_changing = threading.RLock()
+_changing = ForkSafeLock(reentrant=True, leaves="the weights of a model")
 """Held while a module has other weights than its own."""
 
 
@@ -39,7 +39,7 @@ class MlxAdapter(ModelAdapter):
 
     def __init__(self, module: Any, arguments: Any = None, *, reference: bool = False) -> None:
         self.module = module
-        with _changing:
+        with _changing.native:
             self._own = module.parameters()
             self._structure = _structure_of(module)
         self.arguments = self._own if arguments is None else arguments
@@ -48,7 +48,7 @@ class MlxAdapter(ModelAdapter):
             self.notes = (training_mode_note(),)
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-        with _changing:
+        with _changing.native:
             own = self.module.parameters()
             self.module.update(arguments)
             try:
@@ -71,7 +71,7 @@ class MlxAdapter(ModelAdapter):
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
-        with _changing:
+        with _changing.native:
             own = self.module.parameters()
             if _structure_of(self.module) != self._structure:
                 return False
@@ -104,11 +104,11 @@ class MlxAdapter(ModelAdapter):
 
 class _LockedDetector(ChangeDetector):
     def has_changed(self) -> bool:
-        with _changing:
+        with _changing.native:
             return super().has_changed()
 
     def snapshot(self) -> Snapshot:
-        with _changing:
+        with _changing.native:
             return super().snapshot()
 
 

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.transfer.moving import take_over, to_device
@@ -41,13 +42,13 @@ class Prefetch:
         self.loader = loader
         self.device = device
         self.depth = depth
-        self._turn = threading.Lock()
+        self._turn = ForkSafeLock()
 
     def __iter__(self) -> PrefetchIterator:
         # Asked for here and not in the thread: a loader that forks workers must do so before it.
         source = iter(self.loader)
         one_shot = source is self.loader
-        turn = self._turn if one_shot else threading.Lock()
+        turn = self._turn if one_shot else ForkSafeLock()
         return PrefetchIterator(_Pull(source, self.device, self.depth, turn))
 
     def __len__(self) -> int:
@@ -126,7 +127,7 @@ class _Pull(threading.Thread):
     """Pulls batches from a source, in the context of its creator, and places them."""
 
     def __init__(
-        self, source: Iterator[Any], device: Device, depth: int, turn: threading.Lock
+        self, source: Iterator[Any], device: Device, depth: int, turn: ForkSafeLock
     ) -> None:
         # A daemon: a loader that never returns must not keep the process from ending.
         super().__init__(name="anydevice prefetch", daemon=True)
@@ -158,7 +159,7 @@ class _Pull(threading.Thread):
     def _place_batches(self) -> None:
         assert self._source is not None
         while self._tokens.get() is None and not self._stopped:
-            with self._turn:
+            with self._turn.native:
                 # It may have been stopped while it waited for its turn.
                 batch = _NOTHING if self._stopped else next(self._source, _NOTHING)
             if batch is _NOTHING:

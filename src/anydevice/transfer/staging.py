@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
@@ -164,7 +163,7 @@ class Ring:
         self._threads = ThreadPoolExecutor(
             lanes, thread_name_prefix="anydevice copy", initializer=copier.enter
         )
-        self._turn = threading.Lock()
+        self._turn = ForkSafeLock()
         self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
 
     def upload(self, pieces: Sequence[Piece], fill: Fill | None = None) -> None:
@@ -204,7 +203,7 @@ class Ring:
 
     def close(self) -> None:
         """Give the pinned memory and the threads back."""
-        with self._turn:
+        with self._turn.native:
             self._aside(lambda: [lane.close() for lane in self._lanes])
             self._lanes = []
             self._threads.shutdown()
@@ -214,7 +213,7 @@ class Ring:
         return self._threads.submit(work, *arguments).result()
 
     def _run(self, work: Callable[[_Lane, Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
-        with self._turn:
+        with self._turn.native:
             shared = _Shared(cut(pieces, self._chunk))
             needed = sum(-(-piece.size // self._chunk) for piece in pieces)
             lanes = self._lanes[:needed]
@@ -252,10 +251,10 @@ class _Shared(Iterator[Piece]):
 
     def __init__(self, pieces: Iterator[Piece]) -> None:
         self._pieces = pieces
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __next__(self) -> Piece:
-        with self._lock:
+        with self._lock.native:
             return next(self._pieces)
 
 

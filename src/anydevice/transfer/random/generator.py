@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import refuse
@@ -107,7 +107,7 @@ class Random:
         self._stream = stream
         self._counter = counter
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     @classmethod
     def from_state(cls, state: Mapping[str, int], device: Device | str | None = None) -> Random:
@@ -255,7 +255,7 @@ class Random:
 
     def _taken(self, words: int) -> int:
         """Reserve so many words of the stream for the caller; the position of the first."""
-        with self._lock:
+        with self._lock.native:
             start, end = self._counter, self._counter + words
             if end > LENGTH:
                 raise ConfigurationError(

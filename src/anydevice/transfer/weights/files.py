@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from anydevice.core.files import open_ordinary
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record, replace
 from anydevice.errors import TransferError
 
-_LOCK = threading.Lock()
+_LOCK = ForkSafeLock()
 
 
 class Stamp(Record):
@@ -124,7 +124,7 @@ def _read_by_position(file: int, buffer: memoryview, position: int) -> int:
 
 def _read_in_turns(file: int, buffer: memoryview, position: int) -> int:
     """The same on systems without `preadv`: one thread at a time moves the file position."""
-    with _LOCK:
+    with _LOCK.native:
         os.lseek(file, position, os.SEEK_SET)
         found = os.read(file, min(len(buffer), 2**20))
     buffer[: len(found)] = found

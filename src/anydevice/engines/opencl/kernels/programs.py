@@ -7,7 +7,6 @@ binary for later processes.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -19,6 +18,7 @@ import pyopencl as cl
 
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Absent
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
 from anydevice.engines.host import known_dtype, no_dtype
 from anydevice.engines.opencl import buffers
@@ -83,13 +83,13 @@ class Kernel:
     def __init__(self, kernel: Any, context: Any, scalars: Sequence[Any], group: int) -> None:
         kernel.set_scalar_arg_dtypes(list(scalars))
         self._kernel, self._queue = kernel, buffers.queue_of_context(context)
-        self._lock = threading.Lock()  # the arguments of a kernel are set one after the other
+        self._lock = ForkSafeLock()  # the arguments of a kernel are set one after the other
         self.group = group
 
     def __call__(self, groups: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
         """Start it and return at once; the device waits for work on the arrays that it reads."""
         size, events = self.group, buffers.events_of(*reads)
-        with self._lock:
+        with self._lock.native:
             self._kernel(self._queue, (groups * size,), (size,), *arguments, wait_for=events)
 
     def over(self, items: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
