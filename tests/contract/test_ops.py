@@ -259,6 +259,9 @@ def test_what_is_no_number_passes_through(at: Home) -> None:
     x = np.array([[NAN, 1.0, 2.0, -1.0], [0.0, INF, -2.0, 1.0]])
     for op in ("relu", "silu"):
         compare(at.get(at.call(op, at.put(x, "float32"))), reference.call(op, x), 1e-5)
+    large = np.array([NAN, INF, 3e38, 1e20, 65.0, 64.0, -1e20, 1.0] * 4)
+    found = at.get(at.call("gelu", at.put(large, "float32"), False))
+    compare(found, reference.call("gelu", large), 1e-5)
     image = np.zeros((1, 1, 2, 2))
     image[0, 0, 1, 0] = NAN
     for op in ("max_pool2d", "avg_pool2d"):

@@ -65,7 +65,18 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def _gelu(x: Any, approximate: bool) -> Any:
-    return F.gelu(x, approximate="tanh") if approximate else F.gelu(x)
+    if approximate:
+        return F.gelu(x, approximate="tanh")
+    if _GELU_OVERFLOWS and x.is_cpu:
+        return torch.where(x > _ALL, x, F.gelu(x.clamp(max=_ALL)))
+    return F.gelu(x)
+
+
+_ALL = 64.0  # from far less on, what is larger is its own gelu in every dtype
+# With the instructions of AVX-512, oneDNN makes NaN of infinity, and infinity of large numbers.
+_GELU_OVERFLOWS = not torch.equal(
+    F.gelu(torch.full((16,), torch.inf)), torch.full((16,), torch.inf)
+)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:
