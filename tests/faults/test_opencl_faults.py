@@ -29,17 +29,22 @@ DRIVER = """
 #include <unistd.h>
 
 struct platform { void **functions; };
+static struct platform only;
 static int platform_info(void *p, unsigned what, size_t room, void *out, size_t *size) {
     const char *said = what == 0x0904 ? "cl_khr_icd" : what == 0x0900 ? "FULL_PROFILE" : "BAD";
     if (size) *size = strlen(said) + 1;
     if (out) memcpy(out, said, strlen(said) + 1);
     return 0;
 }
+static int device_info(void *d, unsigned what, size_t room, void *out, size_t *size) {
+    INFO
+}
 static int device_ids(void *p, unsigned long kind, unsigned room, void *out, unsigned *count) {
     DEVICES
 }
 static int platform_ids(unsigned room, void **out, unsigned *count);
-static void *functions[200] = {(void *)platform_ids, (void *)platform_info, (void *)device_ids};
+static void *functions[200] = {
+    (void *)platform_ids, (void *)platform_info, (void *)device_ids, (void *)device_info};
 static struct platform only = {functions};
 static int platform_ids(unsigned room, void **out, unsigned *count) {
     PLATFORMS
@@ -59,10 +64,18 @@ void *clGetExtensionFunctionAddress(const char *name) {
 CRASH = "raise(SIGSEGV);"
 HANG = "for (;;) pause();"
 NO_DEVICE = "return -1;"
+ONE_DEVICE = "if (count) *count = 1; if (out) *(void **)out = &only; return 0;"
+COUNT = "if (count) *count = 4000000000u; return 0;"
+SIZE = "if (size) *size = (size_t)1 << 40; return 0;"
+ALL_ONES = "if (size) *size = 8; if (out) memset(out, 255, 8); return 0;"
+ZEROS = "if (size) *size = 8; if (out) memset(out, 0, 8); return 0;"
+NOTHING = "if (size) *size = 0; return 0;"
+FLOOD = 'for (;;) write(2, "out of my mind, and on and on\\n", 30);'
 
 
-def driver(platforms: str = "", devices: str = NO_DEVICE) -> str:
-    return DRIVER.replace("PLATFORMS", platforms).replace("DEVICES", devices)
+def driver(platforms: str = "", devices: str = NO_DEVICE, info: str = "return -30;") -> str:
+    filled = DRIVER.replace("PLATFORMS", platforms).replace("DEVICES", devices)
+    return filled.replace("INFO", info)
 
 
 @pytest.fixture
@@ -93,8 +106,10 @@ def look_beside_pocl(
         (driver(devices=CRASH), "crashed (SIGSEGV)", "clGetDeviceIDs of BAD"),
         (driver(platforms=HANG), "timed out (no answer within 1.", "clGetPlatformIDs"),
         (driver(devices=HANG), "timed out (no answer within 1.", "clGetDeviceIDs of BAD"),
+        (driver(platforms=COUNT), "crashed (SIGSEGV)", "clGetPlatformIDs"),
+        (driver(devices=FLOOD), "wrote without end (more than 16 MiB)", "clGetDeviceIDs of BAD"),
     ],
-    ids=["crash", "exit", "crash in devices", "hang", "hang in devices"],
+    ids=["crash", "exit", "crash in devices", "hang", "hang in devices", "count", "flood"],
 )
 def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
@@ -121,7 +136,27 @@ def test_the_bad_driver_is_named_and_the_good_one_still_seen(
     assert fix_of(device) == fix_of(sighting)
 
 
-def test_the_mend_mends(
+@pytest.mark.parametrize(
+    "source",
+    [
+        driver(devices=COUNT),
+        driver(devices=ONE_DEVICE, info=SIZE),
+        driver(devices=ONE_DEVICE, info=ALL_ONES),
+        driver(devices=ONE_DEVICE, info=ZEROS),
+        driver(devices=ONE_DEVICE, info=NOTHING),
+    ],
+    ids=["devices", "size", "ones", "zeros", "nothing"],
+)
+def test_an_absurd_answer_of_one_driver_hides_no_other(
+    look_beside_pocl: Callable[[str, float], tuple[Sighting, float]], source: str
+) -> None:
+    sighting, _ = look_beside_pocl(source, 5.0)
+    platforms = [device.facts.details["platform"] for device in sighting.devices]
+    assert "Portable Computing Language" in platforms
+    assert [device for device in sighting.devices if device.reason is None]
+
+
+def test_the_fix_fixes(
     look_beside_pocl: Callable[[str, float], tuple[Sighting, float]],
 ) -> None:
     sighting, _ = look_beside_pocl(driver(platforms=CRASH), 5.0)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,12 +60,66 @@ def test_a_crash_names_its_signal_and_step(question) -> None:  # type: ignore[no
     assert odd.sentence == "crashed (signal 40)"
 
 
-def test_a_child_that_never_stops_writing_is_stopped_in_time() -> None:
-    flood = "import os\nwhile True: os.write(1, b'x' * 65536)"
-    began = time.monotonic()
-    outcome = start_command([sys.executable, "-c", flood]).finish(1.0)
-    assert outcome.how == "timed_out"
-    assert time.monotonic() - began < 30
+@pytest.mark.parametrize("descriptor", [1, 2])
+@pytest.mark.parametrize("line", [b"x" * 65536, b"a line of text" * 100 + b"\\n"])
+def test_a_child_that_writes_without_end_is_ended(descriptor: int, line: bytes) -> None:
+    flood = f"import os\nwhile True: os.write({descriptor}, {line!r})".replace("\\\\", "\\")
+    outcome = start_command([sys.executable, "-c", flood]).finish(60.0)
+    assert outcome.sentence == "wrote without end (more than 16 MiB)"
+
+
+def test_what_an_endless_driver_printed_is_not_kept() -> None:
+    """A child of this test reads such a driver; its own memory is what grows, or does not."""
+    reader = (
+        "import resource, sys\n"
+        "from anydevice.hardware.driver_process.parent import start_command\n"
+        "flood = 'import os\\nwhile True: os.write(2, b\"x\" * 65536)'\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "outcome = start_command([sys.executable, '-c', flood]).finish(60.0)\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "print(outcome.how, grown)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", reader], capture_output=True, text=True)
+    how, grown_kib = done.stdout.split()
+    assert how == "endless_output"
+    assert int(grown_kib) < 8 * 1024
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such signal")
+@pytest.mark.parametrize("stay", [False, True])
+def test_a_hanging_child_ends_with_a_killed_parent(question, tmp_path: Path, stay: bool) -> None:  # type: ignore[no-untyped-def]
+    """SIGTERM runs nothing of Python in the parent: the child must notice by itself."""
+    pid = tmp_path / "pid"
+    name = question(f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(300)")
+    if stay:
+        with Path(f"{name}.py").open("a") as file:
+            file.write("def serve(tell, arguments): return lambda _: ask(tell, arguments)\n")
+        call = f"Conversation({name!r}, {{}}).ask(None, limit=300)"
+    else:
+        call = f"ask({name!r}, limit=300)"
+    program = f"from anydevice.hardware.driver_process.parent import *\n{call}"
+    process = subprocess.Popen([sys.executable, "-c", program])
+    child_pid = int(wait_for(lambda: pid.exists() and pid.read_text()))
+    process.terminate()
+    assert process.wait(timeout=30) == -signal.SIGTERM
+    wait_for(lambda: not is_running(child_pid))
+
+
+def wait_for(condition: Callable[[], object]) -> Any:
+    end = time.monotonic() + 30
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return value
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A child of nobody is collected by the first process, where that does so.
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_leaving_without_an_answer_is_a_crash(question) -> None:  # type: ignore[no-untyped-def]

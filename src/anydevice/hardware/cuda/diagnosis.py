@@ -31,7 +31,14 @@ _NO_DEVICE = 100
 _INVALID_DEVICE = 101
 """The code with which the driver refuses a CUDA_VISIBLE_DEVICES that names a card twice."""
 
-_UNNAMED = ("crashed", "timed_out", "failed", "not_started", "driver_broken")
+_UNNAMED = (
+    "crashed",
+    "timed_out",
+    "endless_output",
+    "failed",
+    "not_started",
+    "driver_broken",
+)
 """Codes of reasons in which the driver itself did not name the error."""
 
 

@@ -46,7 +46,29 @@ def _server(file: str, tell: Any, arguments: Any) -> Any:
     return serve
 
 
+def end_with_parent() -> None:
+    """End this process when its parent has ended, also while a driver hangs.
+
+    The parent holds the other end of the standard input, which closes with it.
+    """
+    import _thread
+    import select
+
+    def watch() -> None:
+        closing = select.poll()
+        closing.register(0, 0)  # asks for nothing: only the end of the other side is reported
+        closing.poll()
+        os._exit(1)
+
+    try:
+        _thread.start_new_thread(watch, ())
+    except RuntimeError:  # the system gives no thread: the parent's limit of time is left
+        pass
+
+
 def main() -> None:
+    if os.name == "posix":
+        end_with_parent()
     answers = os.dup(1)
     os.dup2(2, 1)
 

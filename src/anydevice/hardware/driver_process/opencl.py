@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _ALL_TYPES = 0xFFFFFFFF
 _NOTHING_FOUND = (-1, -1001)
 
+_MOST_HANDLES, _LONGEST_ANSWER = 1024, 2**20
+"""What a driver can mean: with more platforms or devices, or a longer text, its answer is wrong."""
+
 _PLATFORM_NAME, _PLATFORM_VENDOR = 0x0902, 0x0903
 
 # What is answered as it is, by the number of the question.
@@ -105,10 +108,12 @@ def _from_vendor(info: Info, extensions: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _handles(call: Any, *before: Any) -> tuple[int, list[int]]:
-    """The handles that a "how many, then which" function gives, and its error code."""
+def _handles(call: Any, *before: Any) -> tuple[int | str, list[int]]:
+    """The handles that a "how many, then which" function gives, and its error, 0 for none."""
     count = ctypes.c_uint32()
     code = call(*before, ctypes.c_uint32(0), None, ctypes.byref(count))
+    if code == 0 and count.value > _MOST_HANDLES:
+        return f"{count.value} handles", []
     if code == 0 and count.value:
         handles = (ctypes.c_void_p * count.value)()
         code = call(*before, count, handles, None)
@@ -121,6 +126,8 @@ def _info(call: Any, handle: int) -> Info:
     def info(question: int) -> bytes:
         size = ctypes.c_size_t()
         if call(ctypes.c_void_p(handle), question, ctypes.c_size_t(0), None, ctypes.byref(size)):
+            return b""
+        if size.value > _LONGEST_ANSWER:
             return b""
         answer = (ctypes.c_char * size.value)()
         code = call(ctypes.c_void_p(handle), question, size, answer, None)

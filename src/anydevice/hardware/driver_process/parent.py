@@ -32,6 +32,12 @@ _PAUSE = 5.0
 _AT_ONCE = 2**16
 """How many bytes are read at a time: as many as a pipe holds."""
 
+_MOST_WRITTEN = 16 * 2**20
+"""How many bytes a child may write for one question; one that writes more is ended."""
+
+_KEPT = 2**12
+"""How many of the last bytes that a driver printed are kept, to quote its last line."""
+
 _leaving: set[int] = set()
 """Children that have answered and were still ending when nobody waited for them any longer."""
 
@@ -41,7 +47,7 @@ withheld: tuple[tuple[str, str | None, str | None], ...] = ()
 _conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
 """Those whose child is ended with this process, and forgotten in a forked copy of it."""
 
-How = Literal["answered", "failed", "crashed", "timed_out", "not_started"]
+How = Literal["answered", "failed", "crashed", "timed_out", "endless_output", "not_started"]
 """How a question ended; all but the first are codes of a `Reason`."""
 
 
@@ -58,7 +64,8 @@ class Outcome(Record):
         """What went wrong, for a finding: "crashed (SIGSEGV) in cuInit"."""
         during = f" in {self.step}" if self.step else ""
         detail = f" ({self.error})" if self.error else ""
-        return f"{self.how.replace('_', ' ')}{detail}{during}"
+        what = "wrote without end" if self.how == "endless_output" else self.how.replace("_", " ")
+        return f"{what}{detail}{during}"
 
 
 class Question:
@@ -80,14 +87,17 @@ class Question:
             return Outcome("not_started", error=self._problem)
         messages = _Messages()
         try:
-            printed = _listen(process, messages, self._began + limit)
+            _listen(process, messages, self._began + limit)
             if messages.outcome is not None:
                 return messages.outcome
             code = process.wait(timeout=_TIME_TO_END)
-            return Outcome("crashed", step=messages.step, error=_cause(code, printed))
+            return Outcome("crashed", step=messages.step, error=_cause(code, messages.printed))
         except (TimeoutError, subprocess.TimeoutExpired):
             _kill(process)
             return _late(messages.step, limit)
+        except _EndlessOutputError:
+            _kill(process)
+            return _endless(messages.step)
         except BaseException:
             _kill(process)
             raise
@@ -120,7 +130,8 @@ def start_command(command: list[str], environment: Mapping[str, str] | None = No
         return Question(
             subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                # Nothing is written to it: it closes with this process, and the child then ends.
+                stdin=subprocess.PIPE if os.name == "posix" else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=_own_environment(environment),
@@ -285,16 +296,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
+class _EndlessOutputError(Exception):
+    """A child wrote more than any answer holds."""
+
+
 class _Messages:
     """Reads what a child writes: the step it is in, and the outcome once it is there."""
 
     def __init__(self) -> None:
         self.step: str | None = None
         self.outcome: Outcome | None = None
-        self._begun = b""
+        self.printed = bytearray()
+        self._begun = bytearray()
+        self._left = _MOST_WRITTEN
+
+    def add_printed(self, chunk: bytes) -> None:
+        """Take note of what the driver itself printed; the end of it is kept."""
+        self._count(chunk)
+        self.printed += chunk
+        del self.printed[:-_KEPT]
 
     def feed(self, written: bytes) -> Outcome | None:
-        *lines, self._begun = (self._begun + written).split(b"\n")
+        self._count(written)
+        self._begun += written
+        if b"\n" not in written:
+            return self.outcome
+        *lines, self._begun = self._begun.split(b"\n")
         for line in lines:
             kind, _, content = line.partition(b" ")
             try:
@@ -308,6 +335,11 @@ class _Messages:
             elif kind == b"error":
                 self.outcome = Outcome("failed", step=self.step, error=message)
         return self.outcome
+
+    def _count(self, chunk: bytes) -> None:
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise _EndlessOutputError
 
 
 def _no_interpreter() -> str | None:
@@ -336,8 +368,13 @@ def _late(step: str | None, limit: float) -> Outcome:
     return Outcome("timed_out", step=step, error=f"no answer within {limit:g} s")
 
 
-def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: float) -> bytes:
-    """Read messages until the outcome is there or the child ends; returns what its driver printed.
+def _endless(step: str | None) -> Outcome:
+    most = f"more than {_MOST_WRITTEN // 2**20} MiB"
+    return Outcome("endless_output", step=step, error=most)
+
+
+def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: float) -> None:
+    """Read messages until the outcome is there or the child ends.
 
     Raises `TimeoutError` at the deadline.
     """
@@ -348,10 +385,11 @@ def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: flo
             messages.feed(late.stdout or b"")
             raise TimeoutError from None
         messages.feed(written)
-        return printed
+        messages.add_printed(printed)
+        return
     assert process.stdout is not None
     assert process.stderr is not None
-    answers, said = process.stdout, bytearray()
+    answers = process.stdout
     with selectors.DefaultSelector() as pipes:
         pipes.register(answers, selectors.EVENT_READ)
         pipes.register(process.stderr, selectors.EVENT_READ)
@@ -366,8 +404,7 @@ def _listen(process: subprocess.Popen[bytes], messages: _Messages, deadline: flo
                 elif key.fileobj is answers:
                     messages.feed(chunk)
                 else:
-                    said += chunk
-    return bytes(said)
+                    messages.add_printed(chunk)
 
 
 def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
@@ -384,6 +421,8 @@ def _exchange(process: subprocess.Popen[bytes], question: Any) -> Outcome:
                 return outcome
     except (OSError, ValueError):  # it ended in the middle of a question or an answer
         pass
+    except _EndlessOutputError:
+        return _endless(messages.step)
     try:
         cause = _cause(process.wait(timeout=_TIME_TO_END), b"")
     except subprocess.TimeoutExpired:  # it writes a core file
@@ -401,7 +440,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdout, process.stderr):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe:
             pipe.close()
     if process.poll() is not None:
@@ -413,7 +452,7 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
     process.returncode = 0  # from here on it is ours to collect, not the Popen's
 
 
-def _cause(code: int, printed: bytes) -> str:
+def _cause(code: int, printed: bytes | bytearray) -> str:
     if code < 0:
         try:
             return signal.Signals(-code).name

@@ -49,7 +49,7 @@ def look_through(
     end = time.monotonic() + limit
     asked = asked or _start(loaders[0], loaders[0].environment(machine))
     outcome = asked.finish(_whole_hundredths(limit * _FIRST_SHARE))
-    if outcome.how in ("crashed", "timed_out"):
+    if outcome.how in ("crashed", "timed_out", "endless_output"):
         drivers = _separable_drivers(loaders[0], machine)
         outcomes = _ask_each(drivers, loaders[0], machine, end) if len(drivers) > 1 else ()
         return diagnosis.read_breakdown(outcome, drivers, outcomes, loaders[0], machine)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from anydevice.core.finding import Detail, Facts, Reason, Seen, Sighting, Stage, compare_versions
 from anydevice.core.record import Record, replace
+from anydevice.core.threads import started
 from anydevice.hardware import linux
 from anydevice.hardware.driver_process.parent import ask
 from anydevice.hardware.linux import exists
@@ -60,8 +61,10 @@ def look_within(limit: float, machine: AmdMachine) -> Sighting:
             answers.append(_stopped("reading_failed", text))
 
     worker = threading.Thread(target=work, name="anydevice-rocm", daemon=True)
-    worker.start()
-    worker.join(limit)
+    if started(worker):
+        worker.join(limit)
+    else:
+        work()
     if answers:
         return answers[0]
     text = f"timed out: the driver's files could not be read within {limit:g} s"
