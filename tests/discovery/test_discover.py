@@ -203,8 +203,7 @@ def test_a_verdict_that_cannot_be_kept_is_said(home: Path) -> None:
     from anydevice.settings.files import verdicts_file
 
     verdicts_file().mkdir()
-    with pytest.warns(UserWarning, match=r"verdicts\.json is not used \(Is a directory\)"):
-        said = keep_verdict("k", Verdict("cpu", "numpy", True))
+    said = keep_verdict("k", Verdict("cpu", "numpy", True))
     assert said is not None
     assert str(verdicts_file()) in said
 

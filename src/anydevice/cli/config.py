@@ -87,7 +87,7 @@ def _looked_at() -> dict[str, object]:
 
 
 def _exists(path: Path | None) -> bool:
-    return path is not None and path.exists()
+    return path is not None and os.path.exists(path)  # which never raises
 
 
 def _wishes(request: Request) -> list[Setting]:

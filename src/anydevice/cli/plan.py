@@ -9,6 +9,7 @@ from threading import Thread
 
 from anydevice.cli.options import add_filters
 from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.core.threads import started
 from anydevice.errors import AnyDeviceError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import locate
@@ -80,11 +81,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _looking_ahead() -> Iterator[None]:
     """A block during which a thread asks the drivers: loading the planner takes about as long."""
     looking = Thread(target=look_ahead, name="anydevice plan")
-    looking.start()
+    is_looking = started(looking)
     try:
         yield
     finally:
-        looking.join()
+        if is_looking:
+            looking.join()
 
 
 def _count(text: str) -> int:

@@ -125,7 +125,7 @@ def parse_json(data: bytes | bytearray, *, finite: bool = True) -> Any:
     {'version': 1}
     >>> parse_json(b'{"version": Infinity}')
     Traceback (most recent call last):
-    ValueError: Infinity is not a number in JSON
+    ValueError: JSON has no Infinity
     """
     import json  # most programs read no such file, and need not wait for the parser
 
@@ -411,4 +411,4 @@ def _finite(text: str) -> float:
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number in JSON")
+    raise ValueError(f"JSON has no {text}")

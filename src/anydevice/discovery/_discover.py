@@ -13,6 +13,7 @@ from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Reason, Sighting, Standing
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import replace
+from anydevice.core.threads import started
 from anydevice.discovery.report import Report
 from anydevice.engines.installed import EntryPoint, entry_points
 from anydevice.errors import AnyDeviceError, ConfigurationError
@@ -247,12 +248,14 @@ def _start(readers: Mapping[str, Begin], limit: float) -> Callable[[], dict[str,
         threading.Thread(target=work, args=pair, name=f"anydevice {pair[0]}", daemon=True)
         for pair in looks.items()
     ]
-    for thread in threads:
-        thread.start()
+    running = [started(thread) for thread in threads]
 
     def finish() -> dict[str, Sighting]:
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for pair, thread, is_running in zip(looks.items(), threads, running, strict=True):
+            if is_running:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            else:
+                work(*pair)
         late = Reason("timed_out", f"timed out: no answer within {limit:g} s")
         missing = {name: Sighting(name, True, stage="driver", reason=late) for name in looks}
         return missing | results

@@ -22,6 +22,7 @@ from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
+from anydevice.core.threads import started
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.transfer.moving import take_over, to_device
 
@@ -71,7 +72,7 @@ class PrefetchIterator(Iterator[Any]):
     def __init__(self, pull: _Pull) -> None:
         self._pull = pull
         self._ended = False
-        pull.start()
+        pull.begin()
 
     def __next__(self) -> Any:
         if self._ended:
@@ -103,7 +104,6 @@ class PrefetchIterator(Iterator[Any]):
         """
         self._ended = True
         self._pull.stop()
-        self._pull.join()
         self._pull.conclude()
 
     def __enter__(self) -> PrefetchIterator:
@@ -136,15 +136,18 @@ class _Pull(threading.Thread):
         self._turn = turn
         self._context = copy_context()
         self._stopped = False
+        self._is_beside = True
         # SimpleQueue may be used from a finalizer, at any point of the interrupted code.
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._ready: SimpleQueue[Any] = SimpleQueue()
         for _ in range(depth):
             self._tokens.put(None)
 
-    def start(self) -> None:
-        super().start()
-        _pulling.add(self)
+    def begin(self) -> None:
+        """Start to pull; where the system gives no thread, each batch is pulled when asked for."""
+        self._is_beside = started(self)
+        if self._is_beside:
+            _pulling.add(self)
 
     def run(self) -> None:
         try:
@@ -157,18 +160,24 @@ class _Pull(threading.Thread):
             self._source = None
 
     def _place_batches(self) -> None:
-        assert self._source is not None
         while self._tokens.get() is None and not self._stopped:
-            with self._turn.native:
-                # It may have been stopped while it waited for its turn.
-                batch = _NOTHING if self._stopped else next(self._source, _NOTHING)
+            batch = self._place_batch()
             if batch is _NOTHING:
                 return
-            self._ready.put(to_device(batch, self._device))
+            self._ready.put(batch)
             del batch  # while this thread waits, the batch is the loop's alone
+
+    def _place_batch(self) -> Any:
+        assert self._source is not None
+        with self._turn.native:
+            # It may have been stopped while it waited for its turn.
+            batch = _NOTHING if self._stopped else next(self._source, _NOTHING)
+        return batch if batch is _NOTHING else to_device(batch, self._device)
 
     def wait(self) -> Any:
         """The next batch, or the `_End`; one more may then be pulled."""
+        if not self._is_beside:
+            return self._place_now()
         if not self.is_alive() and self._ready.empty():
             raise AnyDeviceError(
                 "this iteration was begun before a fork, and its thread stayed in the parent "
@@ -177,6 +186,13 @@ class _Pull(threading.Thread):
         batch = self._ready.get()
         self._tokens.put(None)
         return batch
+
+    def _place_now(self) -> Any:
+        try:
+            batch = self._context.run(self._place_batch)
+        except Exception as error:
+            return _End(error)
+        return _End() if batch is _NOTHING else batch
 
     def hand_over(self, batch: Any) -> None:
         """Make the batch usable by the calling thread, where a library needs to be told."""
@@ -190,7 +206,9 @@ class _Pull(threading.Thread):
         self._drain()
 
     def conclude(self) -> None:
-        """After the thread has ended: drop its last batch, and wake those that still wait."""
+        """Wait until the thread has ended, drop its last batch, and wake those that still wait."""
+        if self._is_beside:
+            self.join()
         self._drain()
         self._ready.put(_End())
 

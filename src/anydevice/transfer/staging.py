@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
@@ -154,15 +155,37 @@ class _Lane:
         self.copier.destroy(self.stream, *self.events)
 
 
+class NoThreadsError(Exception):
+    """The system gives this process no further thread."""
+
+
+def _started_threads(count: int, copier: Copier) -> ThreadPoolExecutor:
+    """Threads that all run already, so that handing them work cannot fail."""
+    threads = ThreadPoolExecutor(
+        count, thread_name_prefix="anydevice copy", initializer=copier.enter
+    )
+    go_on = threading.Event()
+    try:
+        for _ in range(count):  # each waits, so the next needs a thread of its own
+            threads.submit(go_on.wait)
+    except RuntimeError:
+        go_on.set()
+        threads.shutdown()
+        raise NoThreadsError from None
+    go_on.set()
+    return threads
+
+
 class Ring:
-    """The lanes of one device: bounded, reused from copy to copy, freed by `close`."""
+    """The lanes of one device: bounded, reused from copy to copy, freed by `close`.
+
+    Raises `NoThreadsError` if the system does not give a thread for each.
+    """
 
     def __init__(self, copier: Copier, lanes: int, chunk: int = CHUNK) -> None:
         self._copier = copier
         self._chunk = chunk
-        self._threads = ThreadPoolExecutor(
-            lanes, thread_name_prefix="anydevice copy", initializer=copier.enter
-        )
+        self._threads = _started_threads(lanes, copier)
         self._turn = ForkSafeLock()
         self._lanes = self._aside(lambda: [_Lane(copier, chunk) for _ in range(lanes)])
 
@@ -270,7 +293,10 @@ def ring_of(device: Device) -> Ring | None:
     with _making.native:
         if key not in _rings:
             lanes = max(1, min(MOST_LANES, usable_cores()))
-            _rings[key] = Ring(driver_of(device.index), lanes)
+            try:
+                _rings[key] = Ring(driver_of(device.index), lanes)
+            except NoThreadsError:
+                return None
         return _rings[key]
 
 

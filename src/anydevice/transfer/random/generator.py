@@ -15,7 +15,6 @@ import math
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, SupportsFloat, SupportsIndex, TypedDict
 
 import numpy as np
@@ -25,6 +24,7 @@ from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.record import Record
+from anydevice.core.threads import side_by_side
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.moving import to_device
@@ -317,14 +317,7 @@ def in_pieces(count: int, step: int, work: Callable[[int, int, Scratch], None]) 
             begins.clear()
             raise
 
-    if threads < 2:
-        work_through()
-        return
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work_through) for _ in range(threads - 1)]
-        work_through()
-    for other in others:
-        other.result()
+    side_by_side(*[work_through] * max(1, threads))
 
 
 def _next(begins: deque[int]) -> int | None:
