@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anydevice.core.finding import Sighting
+from anydevice.core.threads import side_by_side
 from anydevice.hardware.driver_process.parent import Outcome, Question, start
 from anydevice.hardware.opencl import facts
 from anydevice.hardware.opencl.facts import Driver, Loader, OpenCLMachine
@@ -85,7 +86,7 @@ def _ask_each(
     drivers: Sequence[Driver], loader: Loader, machine: OpenCLMachine, end: float
 ) -> tuple[Outcome, ...]:
     """Each driver asked by itself, all at once; empty if no time or disk is left for it."""
-    from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
     from tempfile import TemporaryDirectory
 
     def ask_one(driver: Driver, folder: Path) -> Outcome:
@@ -96,8 +97,8 @@ def _ask_each(
         return ()
     try:
         with TemporaryDirectory(prefix="anydevice-") as folder:
-            folders = [Path(folder) / str(number) for number in range(len(drivers))]
-            with ThreadPoolExecutor(len(drivers)) as pool:
-                return tuple(pool.map(ask_one, drivers, folders))
+            folders = (Path(folder) / str(number) for number in range(len(drivers)))
+            asked = map(partial, [ask_one] * len(drivers), drivers, folders)
+            return tuple(side_by_side(*asked))
     except OSError:
         return ()
