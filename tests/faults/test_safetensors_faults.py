@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import string
+import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from anydevice.transfer.weights.loading import load_weights
 from anydevice.transfer.weights.safetensors import read_header
 
 CPU = Device("cpu", engine="numpy")
+soak = pytest.mark.soak
 SMALL = 128 * 1024
 """Bytes for the objects of a small header, the file's path, the error and its trace."""
 
@@ -227,7 +229,7 @@ def test_mutated_files_are_refused_or_read_rightly(tmp_path: Path) -> None:
     mutate_and_read(tmp_path / "model.safetensors", seed=1, count=550)
 
 
-@pytest.mark.soak
+@soak
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_ten_thousand_mutated_files_are_refused_or_read_rightly(tmp_path: Path, seed: int) -> None:
     mutate_and_read(tmp_path / "model.safetensors", seed, count=1_000)
@@ -339,6 +341,70 @@ def test_a_header_of_very_many_tensors_with_short_names_is_read(tmp_path: Path, 
     path = tmp_path / "model.safetensors"
     save_file({f"{n:x}": np.ones(1, np.uint8) for n in range(count)}, path)
     assert len(read_header(path).entries) == count
+
+
+def tensors_of_one_byte(count: int) -> bytes:
+    entries = (
+        f'"{at}":{{"dtype":"U8","shape":[1],"data_offsets":[{at},{at + 1}]}}' for at in range(count)
+    )
+    return f"{{{','.join(entries)}}}".encode()
+
+
+LONGEST = {
+    "lists": lambda: b'{"a":{"x":[' + b"[]," * 33_000_000,
+    "a million tensors": lambda: tensors_of_one_byte(1_000_000),
+    "texts": lambda: b'{"a":{"x":[' + b'"ab",' * 19_800_000,
+    "numbers": lambda: b'{"a":{"shape":[' + b"65536," * 16_500_000,
+    "a wide character": lambda: '{"a":{"x":"🙂"},'.encode() + b" " * 99_000_000,
+    "quotes": lambda: b"{" + b'"' * 99_000_000,
+    "backslashes": lambda: b'{"' + b"\\\\" * 49_500_000,
+    "brackets": lambda: b"[" * 99_000_000,
+    "metadata": lambda: b'{"__metadata__":{"a":"' + b"x" * 99_000_000 + b'"}}',
+    "tensors": lambda: tensors_of_one_byte(130_000),
+}
+"""Headers up to the format's own limit; the last two are valid, and are read."""
+
+READ_WITHIN_LIMITS = """
+import resource, sys, time
+from pathlib import Path
+from anydevice.errors import TransferError
+from anydevice.transfer.weights.safetensors import read_header
+began = time.monotonic()
+try:
+    read_header(Path(sys.argv[1]))
+    print("read")
+except TransferError:
+    print("refused")
+print(time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted as on Linux")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("lists", "a million tensors") else pytest.param(name, marks=soak)
+        for name in LONGEST
+    ],
+)
+def test_the_longest_headers_take_a_moment_and_little_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.safetensors"
+    header = LONGEST[name]()
+    with path.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little"))
+        stream.write(header)
+        stream.write(bytes(130_000 if name == "tensors" else 0))
+    del header
+    done = subprocess.run(  # through a shell: a child begins with the peak of its parent
+        ["/bin/sh", "-c", '"$0" -c "$1" "$2"', sys.executable, READ_WITHIN_LIMITS, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    outcome, seconds, mebibytes = done.stdout.split()
+    assert outcome == ("read" if name in ("metadata", "tensors") else "refused")
+    assert float(seconds) < 5
+    assert float(mebibytes) < 256
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is set as on Linux")

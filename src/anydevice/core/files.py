@@ -39,8 +39,14 @@ _DEEPEST = 64
 _MOST_DIGITS = 300
 """Of an integer in a file: `float` takes every integer that is no longer."""
 
-# A string, also one that does not end, or a bracket. Possessive: no step back, which takes memory.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
+_MOST_MEMORY = 160 * 2**20
+"""Bytes that a JSON text may take once it is parsed."""
+_BRACKET, _KEY, _COMMA = 100, 60, 70
+"""Bytes that each of these takes then, about."""
+
+_PIECE = 2048
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_UNMARKED = bytes(set(range(256)) - set(b"[]{}:,"))
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -115,11 +121,11 @@ def distrust(path: str | Path, name: str = "it") -> str | None:
         return None
 
 
-def parse_json(data: bytes | bytearray, *, finite: bool = True) -> Any:
+def parse_json(data: bytes | bytearray, *, finite: bool = True, deepest: int = _DEEPEST) -> Any:
     """The value of a JSON text in UTF-8; with `finite`, NaN and infinity are refused.
 
-    Raises `ValueError` for whatever is wrong with it, nesting deeper than 64 levels and integers
-    of more than 300 digits included.
+    Raises `ValueError` for whatever is wrong with it, nesting deeper than 64 levels, integers of
+    more than 300 digits and what would take far too much memory included.
 
     >>> parse_json(b'{"version": 1}')
     {'version': 1}
@@ -129,11 +135,60 @@ def parse_json(data: bytes | bytearray, *, finite: bool = True) -> Any:
     """
     import json  # most programs read no such file, and need not wait for the parser
 
-    _check_depth(data)
+    count_json(data, deepest=deepest)
     text = data.decode("utf-8")  # its error is a ValueError
     float_of = _finite if finite else float
     constant_of = _no_constant if finite else float
-    return json.loads(text, parse_int=_integer, parse_float=float_of, parse_constant=constant_of)
+    try:
+        return json.loads(
+            text, parse_int=_integer, parse_float=float_of, parse_constant=constant_of
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(str(error)) from None  # that error would keep the text
+    except RecursionError:  # a caller that is itself deep in calls
+        raise ValueError(_too_deep(deepest)) from None
+
+
+def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int, int]:
+    """The lists and objects of a JSON text, and the keys, counted before it is parsed.
+
+    Raises `ValueError` for one that is nested too deep, or that would take far too much memory.
+    The text need not be valid.
+
+    >>> count_json(b'{"a": [1, "[["], "b": []}')
+    (3, 2)
+    """
+    # A single wide character makes all characters of a text wide.
+    plain = text.isascii() and b"\\u" not in text
+    taken = len(text) * (1 if plain else 4)
+    opened = keys = 0
+    nest, inside, escape = b"", False, b""
+    for at in range(0, len(text), _PIECE):
+        piece = (escape + text[at : at + _PIECE]).replace(b"\\\\", b"")
+        escape = b"\\" if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        marks = b"".join(parts[inside::2]).translate(_SQUARE, _UNMARKED)
+        inside ^= len(parts) % 2 == 0
+        opened += marks.count(b"[")
+        keys += marks.count(b":")
+        taken += marks.count(b",") * _COMMA
+        if taken + opened * _BRACKET + keys * _KEY > _MOST_MEMORY:
+            raise ValueError("it holds too many values, or too long a text")
+        nest = _still_open(nest + marks.translate(None, b":,"), deepest)
+    return opened, keys
+
+
+def _still_open(nest: bytes, deepest: int) -> bytes:
+    """Of brackets, those that have no partner; each round takes the innermost pairs away."""
+    for _ in range(deepest + 1):
+        before, nest = nest, nest.replace(b"[]", b"")
+        if nest == before:
+            break
+    else:
+        raise ValueError(_too_deep(deepest))
+    if len(nest) > deepest:
+        raise ValueError(_too_deep(deepest))
+    return nest
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
@@ -147,7 +202,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     try:
         table = tomllib.loads(data.decode("utf-8"))
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(_too_deep()) from None
     _check_tree(table)
     return table
 
@@ -337,7 +392,8 @@ def _refusal(path: Path, error: OSError) -> TransferError:
     return TransferError(f"{path} cannot be written: {error.strerror or error}")
 
 
-_TOO_DEEP = f"it is nested more than {_DEEPEST} levels deep"
+def _too_deep(deepest: int = _DEEPEST) -> str:
+    return f"it is nested more than {deepest} levels deep"
 
 
 def _error(why: str, path: str | Path) -> OSError:
@@ -367,24 +423,12 @@ def _distrust_link(path: str | Path) -> str | None:
     return None if status.st_uid in (os.geteuid(), 0) else "the link belongs to another user"
 
 
-def _check_depth(data: bytes | bytearray) -> None:
-    depth = 0
-    for token in _TOKEN.finditer(data):
-        first = data[token.start()]
-        if first in b"[{":
-            depth += 1
-            if depth > _DEEPEST:
-                raise ValueError(_TOO_DEEP)
-        elif first in b"]}":
-            depth -= 1
-
-
 def _check_tree(tree: Any) -> None:
-    """Refuse what `_check_depth` and `_integer` do, where the parser has no such hooks."""
+    """Refuse what `count_json` and `_integer` do, where the parser has no such hooks."""
     depth, level = 0, [tree]
     while level:
         if depth > _DEEPEST:
-            raise ValueError(_TOO_DEEP)
+            raise ValueError(_too_deep())
         for value in level:
             if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
                 raise ValueError(_TOO_LONG)

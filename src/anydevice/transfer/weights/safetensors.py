@@ -4,9 +4,9 @@ A file is eight bytes with the length of its header, the header in JSON, and the
 without a gap. Nothing here allocates an array. Every tensor of a header that is returned lies
 inside its file, has the bytes that its shape and dtype need, and shares none with another.
 
-Files may come from anyone. Before a header is parsed, its brackets are counted, since many empty
-lists take little text and much memory. Then `json` reads it. Duplicate keys, NaN, infinity and
-text that is not valid Unicode are refused.
+Files may come from anyone. Before a header is parsed, its brackets, keys and commas are counted,
+since many empty lists take little text and much memory. Then `json` reads it. Duplicate keys, NaN,
+infinity and text that is not valid Unicode are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from anydevice.core.dtypes import BY_CODE, DType
+from anydevice.core.files import count_json
 from anydevice.core.record import NOTHING, Record
 from anydevice.errors import TransferError
 from anydevice.transfer.weights.files import PlainFile, Stamp
@@ -33,7 +34,6 @@ LONGEST_HEADER = 100_000_000
 MOST_DIMENSIONS = 32
 """What the oldest NumPy that we support can hold."""
 
-_DEEPEST = 64
 _LONGEST_NUMBER = 400
 """Characters of a number; a float has at most some 330."""
 
@@ -45,15 +45,10 @@ _SPARE_BRACKETS, _SPARE_KEYS = 1000, 4000
 _NAMED_DUPLICATES = 2**20
 """Bytes of JSON up to which the message names a duplicate key: finding it takes memory."""
 
-# A string, also one that does not end, a bracket or a colon. Possessive, since each way back takes
-# memory.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}:]', re.DOTALL)
-
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _PICKLED_CONTENT = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")
 _AGAIN = "it is damaged or incomplete: download or save it again"
 _METADATA = "__metadata__"
-_COLON = ord(":")
 
 
 class Entry(Record):
@@ -165,7 +160,10 @@ def _parse_object(raw: bytearray) -> dict[str, Any]:
     keys = _check_size(raw)
     text = raw.decode()
     raw.clear()  # it may be large, and what it becomes is larger
-    found = _object(_DECODER.decode(text))
+    try:
+        found = _object(_DECODER.decode(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(str(error)) from None  # that error would keep the text
     if keys != _check_strings(found):
         # Not found by a hook, which would have a list of all pairs beside each dict.
         if len(text) <= _NAMED_DUPLICATES:
@@ -178,22 +176,11 @@ def _check_size(text: bytearray) -> int:
     """The number of keys; a text that would become far more memory than it takes is refused."""
     most = _SPARE_BRACKETS + len(text) // _BYTES_EACH
     most_keys = _SPARE_KEYS + len(text) // _BYTES_A_KEY
-    depth = opened = keys = 0
-    for token in _TOKEN.finditer(text):
-        first = text[token.start()]
-        if first == _COLON:
-            keys += 1
-            if keys > most_keys:
-                raise ValueError(f"more than {most_keys} keys in {len(text)} bytes")
-        elif first in b"[{":
-            depth += 1
-            opened += 1
-            if depth > _DEEPEST:
-                raise ValueError(f"byte {token.start()} is nested more than {_DEEPEST} levels deep")
-            if opened > most:
-                raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
-        elif first in b"]}":
-            depth -= 1
+    opened, keys = count_json(text)
+    if opened > most:
+        raise ValueError(f"more than {most} lists and objects in {len(text)} bytes")
+    if keys > most_keys:
+        raise ValueError(f"more than {most_keys} keys in {len(text)} bytes")
     return keys
 
 
@@ -206,7 +193,8 @@ def _check_strings(tree: Any) -> int:
     while waiting:
         for value in waiting[-1]:
             if isinstance(value, str):
-                value.encode()
+                if not value.isascii():
+                    value.encode()
             elif isinstance(value, dict):
                 keys += len(value)
                 waiting += [iter(value), iter(value.values())]
