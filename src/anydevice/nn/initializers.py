@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from anydevice.errors import ConfigurationError
 from anydevice.nn.layer import (
     Settings,
@@ -16,7 +14,6 @@ from anydevice.nn.layer import (
     is_number,
     setting_error,
 )
-from anydevice.transfer.moving import to_device
 
 if TYPE_CHECKING:
     from anydevice.transfer.random.generator import Random
@@ -51,7 +48,7 @@ class Constant(Initializer):
             raise setting_error(self, "value", "a number", self.value)
 
     def __call__(self, generator: Random, shape: Shape, inputs: int, outputs: int) -> Array:
-        return to_device(np.full(shape, self.value, np.float32), generator.device)
+        return generator.filled(shape, self.value)
 
 
 class Normal(Initializer):

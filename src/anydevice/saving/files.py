@@ -18,7 +18,7 @@ import numpy as np
 from anydevice import __version__
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.files import expanded, write_whole
+from anydevice.core.files import count_json, expanded, parse_json, write_whole
 from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
@@ -37,6 +37,8 @@ VERSION = 1
 
 SUFFIX = ".safetensors"
 _KEY, _HASH = "anydevice", "sha256"
+_DEEPEST = 400
+"""Levels of JSON in a description: a layer inside another one takes four."""
 _RESUME = {"model": "; go on with it by nn.train(…, resume=path)"}
 
 
@@ -74,6 +76,10 @@ def write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str
         },
         ensure_ascii=False,
     )
+    try:
+        count_json(text.encode(), deepest=_DEEPEST)
+    except ValueError as error:
+        raise ConfigurationError(f"{path} could not be read again: {error}") from error
     table: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():
@@ -111,7 +117,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
     try:
         trees = {name: _filled(tree, arrays) for name, tree in found["trees"].items()}
         return Contents(trees, found["said"], str(found.get("anydevice", "unknown")))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TransferError(
             f"{path}: its description does not fit its tensors ({error})"
         ) from error
@@ -120,7 +126,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 def kind_of(path: Path) -> str | None:
     """The kind of such a file; `None` if there is none, or it cannot be read."""
     try:
-        return str(json.loads(read_header(path).metadata[_KEY])["kind"])
+        return str(_parsed(read_header(path).metadata[_KEY])["kind"])
     except (TransferError, ValueError, KeyError, TypeError):
         return None
 
@@ -141,8 +147,10 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
             "nn.save or nn.train. Read its tensors with anydevice.load_weights"
         )
     try:
-        read: dict[str, Any] = json.loads(text)
-        version, found = int(read["version"]), str(read["kind"])
+        read: dict[str, Any] = _parsed(text)
+        version, found = read["version"], str(read["kind"])
+        if type(version) is not int:
+            raise ValueError(f"its version is {version!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise TransferError(f"{path}: its description is damaged ({error})") from error
     if version > VERSION:
@@ -153,6 +161,11 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
     if found != kind:
         raise TransferError(f"{path} holds a {found}, not a {kind}{_RESUME.get(kind, '')}")
     return read
+
+
+def _parsed(text: str) -> Any:
+    """A description; raises `ValueError` for one that is not valid. A loss in it may be NaN."""
+    return parse_json(text.encode(), finite=False, deepest=_DEEPEST)
 
 
 def _check_hash(file: PlainFile, header: Header) -> None:

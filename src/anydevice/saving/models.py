@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict
+from anydevice.core.trees import difference
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.models.base import type_text
 from anydevice.nn import _recompute, convolution, initializers, layers, optimizers, transformer
@@ -20,6 +21,7 @@ from anydevice.nn.layer import Layer
 from anydevice.nn.model import Model, bound
 from anydevice.nn.optimizers import Optimizer, Schedule
 from anydevice.saving import files as tensor_files
+from anydevice.transfer.random.generator import ShapesOnly
 
 Kind = TypeVar("Kind", bound=type[Record])
 
@@ -80,11 +82,33 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     try:
         layer = from_json(contents.metadata["layer"])
         shape = tuple(contents.metadata["input_shape"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        parameters = contents.trees["parameters"]
+        if not all(type(size) is int and size > 0 for size in shape):
+            raise ValueError(f"its examples have the shape {shape}")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise tensor_files.misread(source, contents.written_by, error) from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}", source=error.source) from error
     if not isinstance(layer, Layer):
         raise TransferError(f"{source} does not describe a layer")
-    return bound(layer, shape, contents.trees["parameters"])
+    found = _misfit(layer, parameters)
+    if found is not None:
+        raise TransferError(f"{source}: its tensors do not fit its layers: {found}")
+    try:
+        return bound(layer, shape, parameters)
+    except ConfigurationError as error:
+        raise TransferError(f"{source}: its layers do not fit together: {error}") from error
+
+
+def _misfit(layer: Layer, parameters: Any) -> str | None:
+    """Where parameters differ from what the layer draws, in structure or shapes, as a sentence."""
+    try:
+        expected = layer.initial(ShapesOnly())
+    except ConfigurationError as error:
+        return str(error)
+    except Exception:  # your own layer may need real numbers, and shows at its first call what fits
+        return None
+    return difference(expected, parameters)
 
 
 def _not_a_model(given: Any) -> ConfigurationError:

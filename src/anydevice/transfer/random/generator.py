@@ -199,6 +199,10 @@ class Random:
         keys = self._made(length, np.dtype(np.uint64), 2, lambda words, *_: joined(words))
         return to_device(np.argsort(keys, kind="stable").astype(kind), self._device)
 
+    def filled(self, shape: Shape, value: float) -> Any:
+        """The same number everywhere, as float32; no random numbers are used for it."""
+        return to_device(np.full(_sizes(shape)[0], value, np.float32), self._device)
+
     def split(self, n: int) -> tuple[Random, ...]:
         """`n` generators of their own for this device; splitting again gives further ones."""
         number = _integer("n", n, least=1)
@@ -271,6 +275,30 @@ class Random:
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={value}" for name, value in self.state.items())
         return f"Random({numbers}, device={str(self._device)!r})"
+
+
+class ShapesOnly(Random):
+    """Draws nothing: its arrays have the shapes that are asked for, and take no memory.
+
+    >>> ShapesOnly().normal((1000, 1000, 1000)).shape
+    (1000, 1000, 1000)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Stream(0, 0), 0, Device("cpu", 0, engine="numpy"))
+
+    def filled(self, shape: Shape, value: float) -> Any:
+        return self._drawn(shape, np.dtype(np.float32), 1, lambda words, *_: words)
+
+    def split(self, n: int) -> tuple[Random, ...]:
+        return (self,) * n
+
+    def _drawn(self, shape: Shape, kind: np.dtype[Any], each: int, make: Make) -> Any:
+        sizes, _ = _sizes(shape)
+        try:
+            return np.broadcast_to(np.zeros((), kind), sizes)
+        except ValueError:
+            raise ConfigurationError(f"no array can have the shape {sizes}") from None
 
 
 def rng(seed: int | Mapping[str, int], device: Device | str | None = None) -> Random:
