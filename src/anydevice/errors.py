@@ -33,6 +33,12 @@ class AnyDeviceError(Exception):
     reasons: tuple[Reason, ...] = ()
     _code = "failed"
 
+    def __str__(self) -> str:
+        from anydevice.core.text import printable
+
+        # A message may name a file or repeat what a driver said.
+        return printable(super().__str__(), lines=True)
+
     @property
     def code(self) -> str:
         """The cause as a short code for programs; `docs/troubleshooting.md` lists all codes."""

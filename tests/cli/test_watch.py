@@ -70,7 +70,7 @@ def test_the_picture_of_a_card() -> None:
         "  memory traffic 41 %",
         "    48211   63.0 GiB  45 %  load  77 %  python train.py",
         "    50001    5.0 GiB 3.6 %              another container",
-        "    50002                               bad?[2Jname",
+        "    50002                               bad\\x1b[2Jname",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 
 import anydevice
 from anydevice.choose import measurements
-from anydevice.core.finding import Verdict
+from anydevice.core.finding import Facts, Reason, Seen, Sighting, Verdict
+from anydevice.discovery import _discover
 from anydevice.discovery.verdicts import keep_verdict, read_verdicts
 from anydevice.ops import trusted_kernels
 from anydevice.ops.trusted_kernels import kernels_file
@@ -153,6 +155,68 @@ def test_of_xla_s_flags_a_project_may_set_the_harmless_ones(home: Path) -> None:
     )
     with pytest.warns(UserWarning, match="XLA_FLAGS --xla_dump_to and XLA_FLAGS --xla_gpu_cuda"):
         assert dict(anydevice.configure().env) == {"XLA_FLAGS": "--xla_gpu_autotune_level=2"}
+
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\r\u202e"
+
+
+def raw(text: str) -> str:
+    """The characters in a text that a terminal would obey."""
+    return "".join({each for each in text if not each.isprintable() and each != "\n"})
+
+
+@pytest.mark.parametrize("words", [["config"], ["devices"], ["plan", f"model{ESCAPES}.json"]])
+@pytest.mark.parametrize("colour", [False, True])
+def test_commands_print_no_escapes_of_files_and_variables(
+    tmp_path: Path, words: list[str], colour: bool
+) -> None:
+    folder = tmp_path / f"project{ESCAPES}\nfake line"
+    folder.mkdir()
+    (folder / "anydevice.toml").write_text('"no\\u001bsetting" = 1\n[env]\n"A\\u001bB" = "1"\n')
+    environment = {
+        "ANYDEVICE_HOME": str(folder / "home"),
+        "ANYDEVICE_DEVICE": f"cpu{ESCAPES}" if words == ["devices"] else "cpu",
+        "FORCE_COLOR": "1" if colour else None,
+        "PYTHONIOENCODING": "utf-8",
+    }
+    done = python(["-m", "anydevice", *words], folder, environment)
+    printed = done.stdout + done.stderr
+    assert "\\x1b[2J" in printed
+    if colour:
+        printed = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    assert raw(printed) == ""
+    assert "\nfake line" not in printed
+
+
+def test_errors_and_warnings_in_a_program_print_no_escapes(home: Path) -> None:
+    name = f"model{ESCAPES}.safetensors"
+    with pytest.raises(anydevice.TransferError) as caught:
+        anydevice.load_weights(name, "cpu")
+    assert raw(str(caught.value)) == ""
+    Path("anydevice.toml").write_text('"a\\u001b[2J" = 1\n')
+    with pytest.warns(UserWarning, match="there is no setting") as said:
+        anydevice.configure()
+    assert raw(str(said[0].message)) == ""
+
+
+def test_what_drivers_say_is_printed_without_escapes(home: Path) -> None:
+    facts = Facts(f"card{ESCAPES}\nfake line", details={"note": f"x{ESCAPES}"})
+    why = Reason("no_driver", f"broken{ESCAPES}")
+    seen = (Seen(0, "gpu", facts), Seen(1, "gpu", facts, why))
+    sightings = [
+        Sighting("cpu", True, (Seen(0, "cpu", Facts(f"chip{ESCAPES}")),)),
+        Sighting("cuda", True, seen, notes=(f"note{ESCAPES}",)),
+        Sighting("rocm", True, stage="driver", reason=why),
+    ]
+    with _discover.machine_from(lambda limit: sightings):
+        report = anydevice.discover()
+        shown = [str(report), report._repr_html_(), str(report["rocm"].reason)]
+        standing = report["cuda"].devices[0].standing
+    assert standing is not None
+    shown.append(standing.facts.name)
+    assert raw("".join(shown)) == ""
+    assert "fake line" in shown[-1]
+    assert "\n" not in shown[-1]
 
 
 def belongs_to_another(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from anydevice.choose.scope import make_request, why
 from anydevice.cli.printing import Output, error_in_json
 from anydevice.core.choice import Choice, Request
-from anydevice.core.text import ABSENT, UNUSABLE, USABLE, percent, wrapped
+from anydevice.core.text import ABSENT, UNUSABLE, USABLE, percent, printable, wrapped
 from anydevice.discovery._discover import discover
 from anydevice.errors import AnyDeviceError
 from anydevice.ops.trusted_kernels import kernels_file
@@ -108,7 +108,8 @@ def _settings(config: Config, origins: dict[str, str]) -> list[Setting]:
             for name in ("x64", "jit", "mixed_precision")
         },
         "time_limit": f"{config.time_limit:g} s",
-        "env": ", ".join(f"{name}={value}" for name, value in config.env.items()) or "none",
+        "env": printable(", ".join(f"{name}={value}" for name, value in config.env.items()))
+        or "none",
     }
     if share is not None:
         values["memory"] += f" ({percent(share)})"
@@ -126,7 +127,7 @@ def _show_settings(settings: list[Setting], output: Output) -> None:
 def _show_places(output: Output) -> None:
     output.say("", output.paint("Looked at", "strong"))
     for variable in _VARIABLES:
-        output.say(f"  {variable:<18}{os.environ.get(variable, 'not set')}")
+        output.say(f"  {variable:<18}{printable(os.environ.get(variable, 'not set'))}")
     for name, path in (
         ("project file", project_file()),
         ("user file", user_file()),
@@ -134,7 +135,7 @@ def _show_places(output: Output) -> None:
         ("measurements", measurements_file()),
         ("our kernels", kernels_file()),
     ):
-        words = f"{path}{'' if _exists(path) else ' (does not exist)'}"
+        words = f"{printable(path)}{'' if _exists(path) else ' (does not exist)'}"
         output.say(f"  {name:<18}{words if path else 'none here or in a folder above'}")
 
 

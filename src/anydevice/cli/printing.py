@@ -10,6 +10,7 @@ from typing import TextIO
 
 from anydevice.core.progress import columns_of
 from anydevice.core.record import Record
+from anydevice.core.text import printable
 from anydevice.errors import AnyDeviceError
 
 _COLOURS = {"good": "32", "bad": "31", "dim": "2", "strong": "1", "fix": "36"}
@@ -26,6 +27,7 @@ _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 
 _WORD = re.compile(r" *[^ ]+")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_STYLES = re.compile(rf"({_STYLE.pattern})")
 _COLUMN = re.compile(r"(?<=\S) {2,}(?=\S)")
 
 
@@ -47,7 +49,11 @@ class Output(Record):
                 self.stream.write(self.showable(part) + "\n")
 
     def showable(self, line: str) -> str:
-        """The line in what the stream can encode."""
+        """The line in what the stream can show: no control characters but those of our styles."""
+        line = "".join(
+            part if self.colour and _STYLE.fullmatch(part) else printable(part)
+            for part in _STYLES.split(line)
+        )
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         try:
             line.encode(encoding)

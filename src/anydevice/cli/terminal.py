@@ -145,14 +145,14 @@ class Screen:
     def draw(self, lines: list[str]) -> None:
         """Show these lines, each at most as wide as the screen; raises `OSError` if it is gone."""
         changes = [
-            f"\x1b[{row};1H{line}{_REST_OF_LINE}"
+            f"\x1b[{row};1H{self._output.showable(line)}{_REST_OF_LINE}"
             for row, line in enumerate(lines, 1)
             if row > len(self._shown) or self._shown[row - 1] != line
         ]
         if len(lines) < len(self._shown):
             changes.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
         if changes:
-            self._write("".join(self._output.showable(change) for change in changes))
+            self._write("".join(changes))
         self._shown = lines
 
     def forget(self) -> None:

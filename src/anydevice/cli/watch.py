@@ -16,7 +16,7 @@ from anydevice.cli.options import add_filters, seconds
 from anydevice.cli.printing import Output
 from anydevice.cli.terminal import Event, Screen, TerminalEvents, shows_live_views
 from anydevice.cli.usage import Card, DeviceUsage, cards_among, usage_of
-from anydevice.core.text import bar, format_part, format_size, percent
+from anydevice.core.text import bar, format_part, format_size, percent, printable
 from anydevice.hardware.readers import DeviceProcess, Readings
 
 EXAMPLE = "anydevice watch --device cuda --interval 0.25"
@@ -142,15 +142,6 @@ def line(each: DeviceUsage) -> str:
         size = f" {format_size(largest.memory)}" if largest.memory is not None else ""
         parts.append(f"largest {largest.pid} {printable(largest.name)}{size}")
     return f"{each.device}{_GAP}{_GAP.join(parts)}".rstrip()
-
-
-def printable(text: str) -> str:
-    r"""The text without control characters, which the name of a process may have.
-
-    >>> printable("train\x1b[2J.py")
-    'train?[2J.py'
-    """
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _block(each: DeviceUsage, width: int) -> Iterator[list[Piece]]:

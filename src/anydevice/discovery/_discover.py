@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
 
 from anydevice.core import hooks
 from anydevice.core.backends import BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.finding import Finding, Reason, Sighting, Standing
 from anydevice.core.locks import ForkSafeLock
-from anydevice.core.record import replace
+from anydevice.core.record import Record, as_dict, replace
+from anydevice.core.text import printable
 from anydevice.core.threads import started
 from anydevice.discovery.report import Report
 from anydevice.engines.installed import EntryPoint, entry_points
@@ -165,9 +168,22 @@ def _look() -> Report:
     from anydevice.discovery.libraries import findings_of, read_ahead
 
     read_ahead()
-    findings = tuple(sorted(findings_of(sightings), key=_place_in_order))
+    findings = tuple(sorted(findings_of(map(_printable, sightings)), key=_place_in_order))
     reap()
     return Report(findings, recommend(findings), time.perf_counter() - began)
+
+
+def _printable(told: Any) -> Any:
+    """What a reader tells, with texts that can be printed: drivers may answer anything."""
+    if isinstance(told, str):
+        return printable(told)
+    if isinstance(told, Record):
+        return replace(told, **{name: _printable(each) for name, each in as_dict(told).items()})
+    if isinstance(told, tuple):
+        return tuple(map(_printable, told))
+    if isinstance(told, Mapping):
+        return MappingProxyType({name: _printable(each) for name, each in told.items()})
+    return told
 
 
 def _time_limit() -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from anydevice.core.device import Device
 from anydevice.core.finding import Finding, Reason, Stage, Standing, Verdict
 from anydevice.core.record import Record
-from anydevice.core.text import format_size, format_time, percent
+from anydevice.core.text import format_size, format_time, percent, printable
 from anydevice.hardware.readers import DeviceProcess
 
 TYPE_CHECKING = False
@@ -196,7 +196,7 @@ def _held_memory(
 
 def _holding(process: DeviceProcess, total: int) -> str:
     size = process.memory or 0
-    words = f"{process.name} (pid {process.pid}) holds {format_size(size)}"
+    words = f"{printable(process.name)} (pid {process.pid}) holds {format_size(size)}"
     low, high = _TAKEN_BY_JAX
     return (
         f"{words}, about what JAX takes at its start"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anydevice.core.files import distrust, make_folder, parse_json, read_small
+from anydevice.core.text import printable
 from anydevice.core.warn import warn
 
 FILE_NAME = "anydevice.toml"
@@ -77,7 +78,10 @@ def read_cache(path: Path) -> dict[str, Any]:
         why = error.strerror or str(error)
     except ValueError as error:
         why = f"it is not JSON: {error}"
-    warn(f"{path} is not used ({why}); delete it, or set ANYDEVICE_HOME to a folder of your own")
+    warn(
+        f"{printable(path)} is not used ({why}); delete it, or set ANYDEVICE_HOME to a folder of "
+        "your own"
+    )
     return {}
 
 
@@ -120,7 +124,7 @@ def compiled_folder(engine: str) -> Path | None:
     if why is None:
         return folder
     warn(
-        f"compiled code is not kept in {folder} ({why}); "
+        f"compiled code is not kept in {printable(folder)} ({why}); "
         "set ANYDEVICE_HOME to a folder that only you may write"
     )
     return None
@@ -231,8 +235,8 @@ def _is_ours(path: Path) -> bool:
     why = distrust(path)
     if why:
         warn(
-            f"{path} is not obeyed: {why}; to use it, make it a file that belongs to you and that "
-            "only you may write",
+            f"{printable(path)} is not obeyed: {why}; to use it, make it a file that belongs to "
+            "you and that only you may write",
         )
     return not why
 

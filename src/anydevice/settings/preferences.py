@@ -12,7 +12,7 @@ from anydevice.core.backends import AUTO, BACKENDS, KINDS
 from anydevice.core.device import Device, parse_place
 from anydevice.core.files import parse_toml, writing
 from anydevice.core.record import Record
-from anydevice.core.text import joined, shortened
+from anydevice.core.text import joined, printable, shortened
 from anydevice.core.warn import warn
 from anydevice.engines.library_settings import harmless
 from anydevice.engines.registry import engine_names, unknown_engine
@@ -124,7 +124,7 @@ def _read_file(origin: Origin, path: Path | None) -> FileSettings | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        warn(f"{path} cannot be read ({error.strerror}); going on without it")
+        warn(f"{printable(path)} cannot be read ({error.strerror}); going on without it")
         return None
     return _interpret(origin, path, text)
 
@@ -155,12 +155,12 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         return parse_toml(text)
     except UnicodeDecodeError as error:
         line = text[: error.start].count(b"\n") + 1
-        source = f"{path}, line {line}"
+        source = f"{printable(path)}, line {line}"
         raise ConfigurationError(f"{source}: this is not UTF-8 text", source) from None
     except ValueError as error:
         found = re.search(r"at line (\d+)", str(error))
         line = int(found[1]) if found else text.count(b"\n") + 1
-        source = f"{path}, line {line}"
+        source = f"{printable(path)}, line {line}"
         raise ConfigurationError(
             f"{source}: this is not TOML ({error}); fix the line or delete the file", source
         ) from None
@@ -176,14 +176,14 @@ def _interpret(origin: Origin, path: Path, text: bytes) -> FileSettings:
         names = joined(repr(shortened(key)) for key in unknown[:_MOST_NAMED])
         more = f", nor the {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         warn(
-            f"{path}, line {_line_of(unknown[0], text)}: there is no setting {names}{more}; "
-            f"the settings are {', '.join(_KEYS)}",
+            f"{printable(path)}, line {_line_of(unknown[0], text)}: there is no setting "
+            f"{names}{more}; the settings are {', '.join(_KEYS)}",
         )
     for key in _KEYS:
         if key not in read:
             continue
         value = read[key]
-        source = f"{path}, line {_line_of(key, text)}"
+        source = f"{printable(path)}, line {_line_of(key, text)}"
         if key == "device":
             wishes = _wishes(value, source)
         elif key == "engine":
@@ -204,7 +204,8 @@ def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
         more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
         warn(
             f"{source}: a project's file may not set {names}{more}, since that could run code of "
-            f"whoever wrote it; where you want it, put it into your own file, {user_file()}"
+            "whoever wrote it; where you want it, put it into your own file, "
+            f"{printable(user_file())}"
         )
     return kept
 
