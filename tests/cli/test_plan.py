@@ -43,6 +43,8 @@ SMALL = {**SHAPE_405B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_
     "num_key_value_heads": 2,
     "vocab_size": 100,
 }
+BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "torch_dtype": "float32"}
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
 PARTS = {"weights", "kv_cache", "activations", "logits", "overhead", "total", "total_gib"}
 
 
@@ -203,6 +205,75 @@ def test_bad_input_ends_with_2(
         code, out, err = anydevice("plan", *words, "--json")
     assert (code, err) == (2, "")
     assert said in json.loads(out)["error"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**SMALL, "model_type": "nimbus"}, "architecture 'nimbus' is not one of the"),
+        ({**SMALL, "model_type": None}, "it has no model_type"),
+        ({**SMALL, "architectures": ["OtherForCausalLM"]}, "'OtherForCausalLM' is not one of"),
+        ({**BERT, "architectures": ["BertForNothing"]}, "class 'ForNothing' of bert is not in"),
+        ({**BERT, "is_decoder": True}, "is_decoder = True is not in the table"),
+        ({"model_type": "llava", "text_config": SMALL}, "beside text_config it has parts"),
+        ({"model_type": "resnet", "depths": [3, 4, 6, 3]}, "architecture 'resnet' is not"),
+    ],
+)
+def test_what_cannot_be_counted_ends_with_2(
+    anydevice: Anydevice, tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    path = written(tmp_path, config)
+    with testing.fake_machine(cuda=1, memory="80GiB"):
+        code, out, err = anydevice("plan", path)
+        assert (code, out) == (2, "")
+        assert f"{path} cannot be counted: " in err
+        assert said in err
+        code, out, err = anydevice("plan", path, "--json")
+    assert (code, err) == (2, "")
+    assert said in json.loads(out)["error"]
+
+
+@pytest.mark.parametrize(
+    ("config", "title"),
+    [
+        (BERT, "110 M parameters in float32, context 512, batch 1"),
+        (T5, "60.5 M parameters in bfloat16, context 4096, batch 1"),
+        ({"model_type": "vit"}, "86.4 M parameters in bfloat16, context 197, batch 1"),
+        ({**SMALL, "vocab_size": 7_811_033}, "1.00 B parameters in bfloat16, context"),
+    ],
+)
+def test_the_title_counts_the_parameters(
+    anydevice: Anydevice, tmp_path: Path, config: dict[str, Any], title: str
+) -> None:
+    path = written(tmp_path, config)
+    with testing.fake_machine(cuda=1, memory="80GiB"):
+        code, out, _ = anydevice("plan", path)
+    assert code == 0
+    assert f"{tmp_path.name}: {title}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "context"),
+    [("8k", 8192), ("32k", 32768), ("128K", 131072), ("1m", 2**20), ("1.5k", 1536), ("4096", 4096)],
+)
+def test_a_context_as_people_say_it(
+    anydevice: Anydevice, small: str, words: str, context: int
+) -> None:
+    with testing.fake_machine(cuda=1):
+        code, out, _ = anydevice("plan", small, "--json", "--context", words)
+    assert (code, json.loads(out)["estimate"]["context"]) == (0, context)
+
+
+def test_fp8_for_weights_and_for_the_cache(anydevice: Anydevice, small: str) -> None:
+    found = []
+    for dtype in ("fp8", "float8_e4m3fn"):
+        with testing.fake_machine(cuda=1):
+            code, out, _ = anydevice("plan", small, "--json", "--dtype", dtype, "--kv-dtype", dtype)
+        assert code == 0
+        found.append(json.loads(out)["estimate"])
+    assert found[0] == found[1]
+    assert (found[0]["dtype"], found[0]["kv_dtype"]) == ("float8_e4m3fn", "float8_e4m3fn")
+    assert found[0]["parameters"] <= found[0]["weights"] < 1.01 * found[0]["parameters"]
 
 
 def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:

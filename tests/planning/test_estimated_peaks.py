@@ -30,6 +30,11 @@ SMALL = {
     "head_dim": 16,
 }
 ALL_HEADS = {"num_key_value_heads": 8}
+# Heads of values are as large as those of keys: PyTorch has no fused kernel for others on the CPU.
+LATENT = {**ALL_HEADS, "head_dim": 8, "q_lora_rank": 48, "kv_lora_rank": 32, "v_head_dim": 24}
+LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "n_routed_experts": 8, "n_group": 2}
+LATENT |= {"num_experts_per_tok": 2, "moe_intermediate_size": 96, "topk_group": 1}
+LATENT |= {"first_k_dense_replace": 1}
 
 
 def made(family: str, dtype: torch.dtype, changes: dict[str, Any]) -> Any:
@@ -47,7 +52,7 @@ def plain_attention(needed: bool) -> Any:
 def activations(estimate: MemoryEstimate, tokens: int, width: int) -> int:
     assert estimate.shape is not None
     work = ForwardPass(estimate.batch, tokens, estimate.context, width)
-    logits = logit_bytes(estimate.shape, estimate.batch, width)
+    logits = logit_bytes(estimate.shape, estimate.batch, estimate.context, width)
     return max(logits, *moments(estimate.shape, work).values())
 
 
@@ -66,6 +71,8 @@ def activations(estimate: MemoryEstimate, tokens: int, width: int) -> int:
         ("phi", torch.float32, 2, 68, ALL_HEADS),
         ("mixtral", torch.bfloat16, 2, 68, {}),
         ("gpt_neox", torch.bfloat16, 2, 68, ALL_HEADS),
+        ("deepseek_v3", torch.bfloat16, 2, 68, LATENT),
+        ("deepseek_v2", torch.float32, 2, 68, LATENT | {"q_lora_rank": None}),
     ],
 )
 def test_reading_and_writing(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from anydevice import ConfigurationError, MemoryEstimate, estimate_inference, estimate_training
 from anydevice.planning.config import LARGEST_CONFIG, read_config
@@ -113,7 +114,7 @@ def test_whole_numbers_of_any_library_count() -> None:
     assert type(estimate.context) is type(estimate.batch) is int
     assert json.dumps(estimate.to_dict())
     assert type(estimate_training(LLAMA, **numbers).context) is int
-    for wrong in (5.0, True, "5", np.zeros(2), None):
+    for wrong in (5.0, True, "5", np.zeros(2)):
         with pytest.raises(ConfigurationError, match="context must be an integer"):
             estimate_inference(LLAMA, context=wrong)  # type: ignore[arg-type]
 
@@ -309,7 +310,7 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds a list"):
         estimate_inference(tmp_path, context=8)
     file.write_text('{"a": 1}')
-    with pytest.raises(ConfigurationError, match="has no number of hidden units"):
+    with pytest.raises(ConfigurationError, match="cannot be counted: it has no model_type"):
         estimate_inference(tmp_path, context=8)
 
 
@@ -339,27 +340,69 @@ def test_a_model_and_numbers_do_not_go_together() -> None:
         estimate_inference(shape, context=8, dtype="float32")
 
 
-def test_an_unknown_family_is_an_approximation_that_says_so() -> None:
-    estimate = estimate_inference({**LLAMA, "model_type": "unheard_of"}, context=64)
-    assert not estimate.exact
-    assert any("'unheard_of' is not one of those known" in each for each in estimate.assumed)
-    assert "note: " in str(estimate)
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'unheard_of' is not one of the \d+ that"):
+        estimate_inference({**LLAMA, "model_type": "unheard_of"}, context=64)
     nameless = {key: value for key, value in LLAMA.items() if key != "model_type"}
-    assert any("without a model_type" in s for s in estimate_inference(nameless, context=8).assumed)
+    with pytest.raises(ConfigurationError, match="it has no model_type"):
+        estimate_inference(nameless, context=8)
 
 
-def test_the_text_part_of_a_model_for_pictures_is_counted_with_a_note() -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["LlavaLlamaForCausalLM"]}, "'LlavaLlamaForCausalLM' is not one of"),
+        ({"architectures": ["LlamaForSomething"]}, "class 'ForSomething' of llama is not in"),
+        ({"per_layer_config": {"0": {"hidden_size": 8}}}, "per_layer_config"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention = True"),
+    ],
+)
+def test_what_changes_the_count_and_is_not_known_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        estimate_inference({**LLAMA, **changes}, context=64)
+
+
+def test_a_model_for_pictures_is_counted_only_with_its_files(tmp_path: Path) -> None:
     inner = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
     outer = {
         "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
         "text_config": inner,
         "vision_config": {"hidden_size": 9},
         "torch_dtype": "float16",
     }
-    estimate = estimate_inference(outer, context=64)
-    assert estimate.weights == estimate_inference(LLAMA, context=64).weights
+    with pytest.raises(ConfigurationError, match="beside text_config it has parts"):
+        estimate_inference(outer, context=64)
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    picture, words = np.zeros((30, 9), np.float16), np.zeros((200, 64), np.float16)
+    tensors = {"vision_tower.patches": picture, "language_model.embed_tokens.weight": words}
+    save_file(tensors, tmp_path / "model.safetensors")
+    estimate = estimate_inference(tmp_path, context=64)
+    assert estimate.weights == picture.nbytes + words.nbytes
+    assert estimate.kv_cache == estimate_inference(LLAMA, context=64).kv_cache
     assert not estimate.exact
     assert any("only the text part (text_config)" in each for each in estimate.assumed)
+
+
+def test_fp8_is_float8_also_of_a_model_that_is_so_already() -> None:
+    by_name = estimate_inference(LLAMA, context=64, dtype="fp8", kv_dtype="fp8")
+    assert by_name == estimate_inference(
+        LLAMA, context=64, dtype="float8_e4m3fn", kv_dtype="float8_e4m3fn"
+    )
+    assert (by_name.dtype, by_name.kv_dtype) == ("float8_e4m3fn", "float8_e4m3fn")
+    quantized = {**LLAMA, **gptq("fp8", weight_block_size=[32, 32])}
+    assert estimate_inference(quantized, context=64, dtype="fp8") == estimate_inference(
+        quantized, context=64
+    )
+    with pytest.raises(ConfigurationError, match="quantized already"):
+        estimate_inference({**LLAMA, **gptq(bits=4)}, context=64, dtype="fp8")
+
+
+def test_a_context_that_is_not_given_is_the_usual_or_the_longest() -> None:
+    assert estimate_inference(LLAMA).context == 512
+    assert estimate_inference({**LLAMA, "max_position_embeddings": 131072}).context == 4096
 
 
 def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) -> None:

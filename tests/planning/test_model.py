@@ -66,7 +66,8 @@ def test_files_beside_a_config_tell_what_the_config_cannot(tmp_path: Path) -> No
     estimate = estimate_inference(tmp_path, context=32)
     assert estimate.weights == sum(each.nbytes for each in held.values())
     assert estimate.kv_cache == 3 * 32 * 64 * 2
-    assert estimate.assumed[-1] == "weights are counted from the files' headers"
+    assert "weights are those of the tensors" in estimate.assumed[0]
+    assert not estimate.exact
     config.write_text(json.dumps(LLAMA))  # known exactly: what transformers will allocate
     assert estimate_inference(tmp_path, context=32).exact
     quantized = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}
@@ -107,7 +108,7 @@ def test_modules_without_a_config_are_counted() -> None:
     model.config = Odd()
     estimate = estimate_inference(model, context=8)
     assert estimate.weights == (16 * 16 + 16) * 8
-    assert "not that of a language model" in estimate.assumed[-1]
+    assert estimate.assumed[-1] == "its config is not that of a model in the tables"
 
 
 def test_the_names_of_gpt2_are_known() -> None:

@@ -9,14 +9,14 @@ from threading import Thread
 
 from anydevice.cli.options import add_filters
 from anydevice.cli.printing import Output, complain, error_in_json
+from anydevice.core.text import parse_count
 from anydevice.core.threads import started
-from anydevice.errors import AnyDeviceError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import locate
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
 
-_CONTEXT = 4096
 _WRONG = 2
 
 
@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context",
         type=_count,
-        default=_CONTEXT,
         metavar="TOKENS",
-        help=f"tokens of prompt and answer together ({_CONTEXT})",
+        help="tokens of prompt and answer together, such as 8192, 32k or 1m "
+        "(4096, or the model's longest where that is less)",
     )
     parser.add_argument(
         "--batch", type=_count, default=1, metavar="COUNT", help="sequences at a time (1)"
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         metavar="DTYPE",
-        help="of the weights, such as bfloat16 or int4 (the model's own)",
+        help="of the weights, such as bfloat16, fp8 or int4 (the model's own)",
     )
     parser.add_argument(
         "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"
@@ -91,9 +91,6 @@ def _looking_ahead() -> Iterator[None]:
 
 def _count(text: str) -> int:
     try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
-    return number
+        return parse_count(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

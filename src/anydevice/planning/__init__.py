@@ -2,9 +2,11 @@
 
 A plan is made in five steps, a module each:
 
-1. `config`: a model's `config.json`, with what its family leaves out (`architectures`);
-2. `decoder`: the model's shape from its config, with quantized weights (`quantization`);
-   `model` gives the shape of anything else: files of weights, modules, trees of arrays;
+1. `config`: a model's `config.json`, with what its family leaves out: the tables are in
+   `architectures` for decoders and in `encoders` for all others;
+2. `decoder` and `encoder`: the model's shape from its config, with quantized weights
+   (`quantization`); `model` gives the shape of anything else: files of weights, modules, trees of
+   arrays;
 3. `estimates`: the memory of a shape, part by part (`training` for a training step), with what a
    process takes beside its tensors (`overheads`);
 4. `placement`: its layers on devices, by the memory that is free on each (`available`);

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from anydevice.core.dtypes import as_dtype
+from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
@@ -28,6 +28,10 @@ config's `sliding_window_pattern`) has none.
 """
 
 
+Outputs = Literal["new token", "tokens", "sequence"]
+"""What the numbers of a head are for: the token that is written, each that is read, or all."""
+
+
 class ModelFamily(Record):
     """One family: what its layers have beside the matrices that every decoder has.
 
@@ -39,10 +43,20 @@ class ModelFamily(Record):
     - `parallel`: attention and network of a layer have one input; `parallel_norms` is the key of
       the number of norms in such layers.
     - `eager` and `unfused`: attention holds all scores in memory.
+    - `post_norm`: a layer's norms come after its attention and its network, and not before.
+    - `keeps_embeddings`: those of the words live on beside their sums with positions.
+    - `bidirectional`: tokens attend to later ones as well; shorter sequences of a batch are masked.
+    - `position_bias`: a learned number for each pair of tokens and head is added to the scores.
+    - `score_tensors`: tensors of the size of all scores that attention holds at its peak.
     - `wide_routing`: the results of experts are weighted in float32.
+    - `shared_gate`: the experts that every token passes have a gate of their own.
+    - `router_bias`: the router has a bias for each expert, kept as a buffer.
+    - `latent`: keys and values are made from one small vector a token, which is what is cached.
     - `plain_heads`: heads share the hidden size evenly, each with its own keys; all share one key
       where the config's key `multi_query_if` is true, or `kv_heads` of them where `grouped_if` is.
     - `windows_if`: the key that turns windows on.
+    - `dense_if_none`: a config with 0 experts has layers without them.
+    - `only`: options that are counted with this value only.
 
     >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
     (True, False)
@@ -63,7 +77,15 @@ class ModelFamily(Record):
     parallel: Flag = False
     eager: bool = False
     unfused: bool = False
+    post_norm: bool = False
+    keeps_embeddings: bool = False
+    bidirectional: bool = False
+    position_bias: bool = False
+    score_tensors: int = 0
     wide_routing: bool = False
+    shared_gate: bool = False
+    router_bias: bool = False
+    latent: bool = False
     embedding_scale: bool = False
     rotary: bool = True
     rotary_by_window: bool = False
@@ -74,18 +96,23 @@ class ModelFamily(Record):
     windows_if: str = ""
     pattern: int = 0
     experts: bool = False
+    dense_if_none: bool = False
     plain_heads: bool = False
     multi_query_if: str = ""
     grouped_if: str = ""
     parallel_norms: str = ""
+    only: Mapping[str, Any] = NOTHING
     defaults: Mapping[str, Any] = NOTHING
 
 
 TIED = {"tie_word_embeddings": True}
 _GEMMA = {"head_dim": 256, **TIED}
+_SPARSE = {"mlp_only_layers": None, "decoder_sparse_step": 1}
+_LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128}
+_LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 
 UNKNOWN = ModelFamily()
-"""The row of a family that is not in the table: the layers of Llama are assumed."""
+"""The row of a model that is known by its tensors alone: layers like Llama's are assumed."""
 
 
 def _biases(flag: Flag) -> dict[str, Any]:
@@ -104,6 +131,9 @@ ARCHITECTURES: dict[str, ModelFamily] = {
     ),
     "mistral": ModelFamily(
         **_biases(False), defaults={"num_key_value_heads": 8, "sliding_window": 4096}
+    ),
+    "ministral3": ModelFamily(
+        **_biases(False), defaults={"num_key_value_heads": 8, "head_dim": 128}
     ),
     "qwen2": ModelFamily(
         **_biases(False) | {"qkv_bias": True},
@@ -166,19 +196,53 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         query_key_norms="head",
         windows_if="use_sliding_window",
         experts=True,
+        dense_if_none=True,
         defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
-        | {"moe_intermediate_size": 768, "sliding_window": None},
+        | {"moe_intermediate_size": 768, "sliding_window": None, **_SPARSE},
     ),
     "qwen2_moe": ModelFamily(
         **_biases(False) | {"qkv_bias": "qkv_bias"},
         windows="none",
         experts=True,
+        dense_if_none=True,
+        shared_gate=True,
         defaults={"qkv_bias": True, "num_key_value_heads": 16, "num_experts": 60}
         | {"num_experts_per_tok": 4, "moe_intermediate_size": 1408}
-        | {"shared_expert_intermediate_size": 5632},
+        | {"shared_expert_intermediate_size": 5632, **_SPARSE},
+    ),
+    "deepseek_v2": ModelFamily(
+        latent=True,
+        experts=True,
+        wide_routing=True,
+        defaults={"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407}
+        | {"first_k_dense_replace": 0, "num_experts_per_tok": 6, **_LATENT},
+    ),
+    "deepseek_v3": ModelFamily(
+        mlp_bias=False,
+        latent=True,
+        experts=True,
+        wide_routing=True,
+        router_bias=True,
+        defaults={"n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048}
+        | {"first_k_dense_replace": 3, "num_experts_per_tok": 8, **_LATENT},
     ),
     "olmo": ModelFamily(mlp_bias=False, norm_weights=False),
     "olmo2": ModelFamily(mlp_bias=False, query_key_norms="heads"),
+    "olmo3": ModelFamily(
+        mlp_bias=False,
+        query_key_norms="heads",
+        rotary_by_window=True,
+        windows="pattern",
+        pattern=4,
+        defaults={"sliding_window": 4096},
+    ),
+    "exaone4": ModelFamily(
+        **_biases(False),
+        query_key_norms="head",
+        windows="pattern",
+        pattern=4,
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096},
+    ),
     "smollm3": ModelFamily(windows="none", defaults={"num_key_value_heads": 4, **TIED}),
     "starcoder2": ModelFamily(
         **_biases("use_bias"),
@@ -194,6 +258,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         rotary=False,
         positions=True,
         plain_heads=True,
+        only={"add_cross_attention": False},
         defaults={"n_positions": 1024, "activation_function": "gelu_new", **TIED},
     ),
     "gpt_neox": ModelFamily(
@@ -237,22 +302,88 @@ class Experts(Record):
     layers: tuple[int, ...] = ()
 
 
-class ModelShape(Record):
-    """A decoder, or any other model, as the numbers that its memory follows from.
+class LatentSizes(Record):
+    """The sizes of latent attention (MLA): ranks of queries and keys, and the parts of a head.
 
-    Parameters are elements, bytes are those of the weights in `dtype`, quantized weights, scales
-    and buffers included. `layer_weights` and `layer_bytes` have one number a layer, in order;
-    `other_*` is what lies outside of the layers and is neither embedding nor head: final norms,
-    buffers, vision towers. A head that is tied to the embedding has no parameters of its own.
+    A head of a query or key is `plain` elements and `rotated` ones; keys and values of a token are
+    made from `rank` elements, and all its heads share the rotated ones. `query_rank` is 0 where
+    queries are made in one step.
+    """
+
+    query_rank: int
+    rank: int
+    plain: int
+    rotated: int
+    value: int
+
+
+class LayerStack(Record):
+    """Layers of one kind, as the numbers that the memory of running them follows from.
 
     `kv_elements` are the elements that one token leaves in the cache of each layer (0 where the
     layer has none), `windows` the most tokens that each layer keeps (`None`: all of them).
 
+    `build` is what its family's layers have, `activation` the name of the function in the network,
+    `parallel` whether attention and network of a layer work on one input. `distances` is the number
+    of distances between tokens for which heads have scores of their own.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    kv_elements: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    experts: Experts | None = None
+    latent: LatentSizes | None = None
+    build: ModelFamily = UNKNOWN
+    activation: str = ""
+    parallel: bool = False
+    distances: int = 0
+
+    @property
+    def key_elements(self) -> int:
+        """The elements of one token's keys, in all heads, as attention reads them."""
+        cached = self.kv_elements[0] // 2 if self.kv_elements and not self.latent else 0
+        return cached or self.heads * self.head_size
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several heads of queries share one head of keys."""
+        return self.key_elements != self.heads * self.head_size
+
+
+class Tower(LayerStack):
+    """One stack of a model that has several, or none that writes.
+
+    `tokens` is the length of what it reads where that is fixed, as for pictures. `source` is the
+    number of the tower whose output it attends to.
+    """
+
+    tokens: int | None = None
+    source: int | None = None
+
+
+class ModelShape(LayerStack):
+    """A model as the numbers that its memory follows from.
+
+    Parameters are elements, bytes are those of the weights in `dtype`, quantized weights, scales
+    and buffers included. `layer_weights` and `layer_bytes` have one number a layer, in order;
+    `other_*` is what lies outside of the layers and is neither embedding nor head: final norms,
+    buffers, poolers. A head that is tied to the embedding has no parameters of its own.
+
+    A decoder is one stack of layers. Encoders and encoder–decoders have `towers`, and the numbers
+    of the shape itself are those of the last one; `cross_elements` are what a token of the text
+    that is read leaves in the cache of each layer, and `source_tokens` their number where it is
+    fixed.
+
+    `outputs` are the numbers that the head gives (the vocabulary, or labels), `outputs_of` whether
+    it gives them for the token that is written, for every one that is read, or for a sequence.
+
     `rounding` are the bytes that PyTorch's allocator for GPUs adds to the matrices by giving them
     whole blocks, 0 if they are not known one by one.
-
-    `build` is what its family's layers have, `activation` the name of the function in the network,
-    `parallel` whether attention and network of a layer work on one input.
 
     `exact` says that weights and cache are right to the byte; where they are not, or where
     something had to be assumed, `assumed` says what, in sentences.
@@ -263,34 +394,27 @@ class ModelShape(Record):
     (2, (25600, 25600))
     """
 
-    name: str
-    architecture: str
-    dtype: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    tied_embeddings: bool
-    layer_weights: tuple[int, ...]
-    layer_bytes: tuple[int, ...]
-    embedding_parameters: int
-    embedding_bytes: int
-    head_parameters: int
-    head_bytes: int
-    other_parameters: int
-    other_bytes: int
-    kv_elements: tuple[int, ...]
-    windows: tuple[int | None, ...]
-    experts: Experts | None = None
+    name: str = ""
+    architecture: str = ""
+    dtype: str = "bfloat16"
+    vocabulary: int = 0
+    tied_embeddings: bool = False
+    layer_weights: tuple[int, ...] = ()
+    layer_bytes: tuple[int, ...] = ()
+    embedding_parameters: int = 0
+    embedding_bytes: int = 0
+    head_parameters: int = 0
+    head_bytes: int = 0
+    other_parameters: int = 0
+    other_bytes: int = 0
+    outputs: int = 0
+    outputs_of: Outputs = "new token"
+    towers: tuple[Tower, ...] = ()
+    cross_elements: tuple[int, ...] = ()
+    source_tokens: int | None = None
     quantization: str | None = None
     longest_context: int | None = None
     rounding: int = 0
-    build: ModelFamily = UNKNOWN
-    activation: str = ""
-    parallel: bool = False
     exact: bool = False
     assumed: tuple[str, ...] = ()
 
@@ -306,20 +430,33 @@ class ModelShape(Record):
         outside = self.embedding_bytes + self.head_bytes + self.other_bytes
         return sum(self.layer_bytes) + outside
 
+    @property
+    def fixed_context(self) -> int | None:
+        """The number of tokens where it does not depend on what is read, as for pictures."""
+        fixed = self.towers and all(each.tokens for each in self.towers)
+        return self.towers[-1].tokens if fixed else None
+
     def kv_bytes(self, context: int, batch: int = 1, dtype: str | None = None) -> tuple[int, ...]:
         """The bytes of a static cache for `context` tokens, layer by layer.
 
         `dtype` is that of its elements, the model's own where it is not given.
         """
         width = as_dtype(dtype or self.dtype).itemsize
-        return tuple(
-            batch * elements * width * (context if window is None else min(window, context))
+        own = (
+            elements * (context if window is None else min(window, context))
             for elements, window in zip(self.kv_elements, self.windows, strict=True)
+        )
+        read = self.source_tokens or context
+        crossed = self.cross_elements or (0,) * self.layers
+        return tuple(
+            batch * width * (kept + elements * read)
+            for kept, elements in zip(own, crossed, strict=True)
         )
 
 
 LARGEST = 2**63 - 1
 """The largest number of a shape; a larger one is an error in a file."""
+MOST_LAYERS = 100_000
 
 
 def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
@@ -340,12 +477,20 @@ def integer(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     return number
 
 
+def memory_dtype(spec: object) -> DType:
+    """The row of a dtype as people name it where memory is meant: "fp8" is float8_e4m3fn.
+
+    Raises `ConfigurationError` if there is none.
+    """
+    return as_dtype("float8_e4m3fn" if spec == "fp8" else spec)
+
+
 def float_dtype(name: str, spec: object) -> str:
     """The name of a dtype that weights or a cache can have: a float of 8 bits or more.
 
     Raises `ConfigurationError` for every other one.
     """
-    row = as_dtype(spec)
+    row = memory_dtype(spec)
     if row.kind != "float" or row.packed:
         raise ConfigurationError(
             f"{name} must be a float of 8 bits or more, such as 'bfloat16', not {row.name!r}", name

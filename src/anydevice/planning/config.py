@@ -1,4 +1,4 @@
-"""A model's `config.json`: where it is, the part of it that is the decoder, and its values.
+"""A model's `config.json`: where it is, the part of it that is counted, and its values.
 
 Families call the same number by different names; `ModelConfig` knows them all. A model may also
 be named as on the Hugging Face hub, where the local cache has it.
@@ -19,16 +19,18 @@ from anydevice.errors import ConfigurationError
 from anydevice.planning.architectures import (
     ARCHITECTURES,
     LARGEST,
+    MOST_LAYERS,
     UNKNOWN,
     ModelFamily,
     float_dtype,
     integer,
 )
+from anydevice.planning.encoder import EncoderFamily
+from anydevice.planning.encoders import ENCODERS
 
 CONFIG_NAME = "config.json"
 LARGEST_CONFIG = 50_000_000
 """Bytes; a larger file is not a config."""
-MOST_LAYERS = 100_000
 
 NAMES: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model", "n_embed", "hidden_dim", "model_dim", "dim"),
@@ -65,8 +67,9 @@ _FILES = (".json", ".safetensors")
 class ModelConfig(Record):
     """A config's values, with those that its family leaves out filled in.
 
-    `source` is where it came from, for errors; `family` is its `model_type`; `known` says that the
-    family is in the table. `assumed` says, in sentences, what had to be assumed. `raw` is all of
+    `source` is where it came from, for errors; `family` is its `model_type`; `architecture` is its
+    row if it is a decoder, `encoder` if it is not. `part` is the key of the part for text where
+    the model has others too. `assumed` says, in sentences, what had to be assumed. `raw` is all of
     the config, where `values` are the decoder's.
     """
 
@@ -74,24 +77,95 @@ class ModelConfig(Record):
     family: str
     source: str
     architecture: ModelFamily = UNKNOWN
-    known: bool = False
+    encoder: EncoderFamily | None = None
+    part: str = ""
     assumed: tuple[str, ...] = ()
     raw: Mapping[str, Any] = NOTHING
+
+    @property
+    def known(self) -> bool:
+        """Whether the family is in one of the tables."""
+        return self.encoder is not None or self.architecture is not UNKNOWN
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What a config of the family may leave out."""
+        return (self.encoder or self.architecture).defaults
+
+    @property
+    def model_class(self) -> str:
+        """The class that the config names, without the family's name: "ForMaskedLM"; "" if none.
+
+        Raises `ConfigurationError` if it is not a class of the family.
+        """
+        named = None if self.part else self.entries("architectures")
+        if not named:
+            return ""
+        family = re.sub(r"_(text|text_model|vision_model)$", "", self.family)
+        prefix, name = re.sub("[_-]", "", family), str(named[0]).replace("_", "")
+        if not name.lower().startswith(prefix):
+            raise self.refusal(f"the class {shortened(name)!r} is not one of {self.family}")
+        return name[len(prefix) :]
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype that the config names for the weights; `None` if it names no known one."""
+        for key in ("dtype", "torch_dtype"):
+            name = self.get(key)
+            if isinstance(name, str):
+                try:
+                    return float_dtype("dtype", name.removeprefix("torch."))
+                except ConfigurationError:
+                    return None
+        return None
+
+    @property
+    def labels(self) -> int:
+        """The number of labels of a classifier."""
+        names = self.get("id2label")
+        if isinstance(names, Mapping) and self.values.get("num_labels") is None:
+            return len(names)
+        return self.count("num_labels", 2)
+
+    def member(self, key: str, family: str) -> ModelConfig:
+        """The config under a key, of one of the models that this one consists of."""
+        values = self.get(f"{key}_dict") or self.get(key) or {}
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(f"{self.source}: {key} is not an object", self.source)
+        named = values.get("model_type") or family
+        if named != family:
+            raise self.refusal(f"{key} of the family {shortened(str(named))!r} is not in the table")
+        return as_config({**values, "model_type": family}, f"{self.source}: {key}")
+
+    def check_options(self, only: Mapping[str, Any]) -> None:
+        """Raise `ConfigurationError` for an option with another value than the one counted."""
+        for key, value in only.items():
+            given = self.get(key)
+            if given is not None and given != value:
+                raise self.refusal(f"{key} = {shortened(repr(given))} is not in the table")
+
+    def refusal(self, reason: str) -> ConfigurationError:
+        """The error for a model that cannot be counted from its config."""
+        return ConfigurationError(
+            f"{self.source} cannot be counted: {reason}. Give the folder with its safetensors "
+            "files, whose headers tell the weights",
+            self.source,
+        )
 
     def get(self, key: str) -> Any:
         """The config's value by its own key, or the family's default where it has no such key.
 
         A key that is there and null is `None`: `"sliding_window": null` says that there is none.
         """
-        return self.values[key] if key in self.values else self.architecture.defaults.get(key)
+        return self.values[key] if key in self.values else self.defaults.get(key)
 
     def flag(self, flag: bool | str) -> bool:
         """The value in this config of a flag of the family's row."""
         return bool(self.get(flag)) if isinstance(flag, str) else flag
 
-    def number(self, word: str, default: int | None = None) -> int:
+    def number(self, word: str, default: int | None = None, least: int = 1) -> int:
         """A number by our name for it; raises `ConfigurationError` if there is none."""
-        found = self.optional(word)
+        found = self.optional(word, least)
         if found is not None:
             return found
         if default is not None:
@@ -103,12 +177,11 @@ class ModelConfig(Record):
             self.source,
         )
 
-    def optional(self, word: str) -> int | None:
+    def optional(self, word: str, least: int = 1) -> int | None:
         """A number by our name for it, or `None`."""
         for name in NAMES[word]:
             value = self.get(name)
             if value is not None:
-                least = 0 if word in ("experts", "shared_expert_size") else 1
                 most = MOST_LAYERS if word == "layers" else LARGEST
                 return integer(f"{self.source}: {name}", value, least, most)
         return None
@@ -164,33 +237,26 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
     >>> as_config({"model_type": "llama", "n_layer": 3}).number("layers")
     3
     """
-    text, assumed = dict(values), []
-    for name in _NESTED:
+    text, part = dict(values), ""
+    family = str(values.get("model_type") or "")
+    for name in _NESTED if family not in ENCODERS else ():
         inner = values.get(name)
         if isinstance(inner, Mapping) and all(values.get(key) is None for key in NAMES["hidden"]):
             text = {**{k: v for k, v in values.items() if k in _INHERITED}, **inner}
-            assumed.append(f"only the text part ({name}) is counted; vision and audio come on top")
+            family, part = str(text.get("model_type") or family), name
             break
-    family = str(text.get("model_type") or values.get("model_type") or "")
     family = _ALIASES.get(family, family)
-    known = family in ARCHITECTURES
-    if not known:
-        called = f"the architecture {family!r} is" if family else "without a model_type, it is"
-        assumed.append(f"{called} not one of those known exactly: layers like Llama's are assumed")
-    architecture = ARCHITECTURES.get(family, UNKNOWN)
-    return ModelConfig(text, family, source, architecture, known, tuple(assumed), dict(values))
-
-
-def dtype_of_config(config: ModelConfig) -> str | None:
-    """The dtype that a config names for its weights; `None` if it names no known one."""
-    for key in ("dtype", "torch_dtype"):
-        name = config.get(key)
-        if isinstance(name, str):
-            try:
-                return float_dtype("dtype", name.removeprefix("torch."))
-            except ConfigurationError:
-                return None
-    return None
+    assumed = (f"only the text part ({part}) is known by its config",) if part else ()
+    return ModelConfig(
+        values=text,
+        family=family,
+        source=source,
+        architecture=ARCHITECTURES.get(family, UNKNOWN),
+        encoder=ENCODERS.get(family),
+        part=part,
+        assumed=assumed,
+        raw=dict(values),
+    )
 
 
 def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
-from anydevice.planning.architectures import Experts, ModelShape, quotient
-from anydevice.planning.config import ModelConfig, dtype_of_config
+from anydevice.planning.architectures import (
+    Experts,
+    LatentSizes,
+    ModelShape,
+    Outputs,
+    quotient,
+)
 from anydevice.planning.overheads import rounding
 from anydevice.planning.quantization import Quantization, quantization_of
 
+if TYPE_CHECKING:
+    from anydevice.planning.config import ModelConfig
+
 USUAL_DTYPE = "bfloat16"
 """The dtype of weights where neither the caller nor the model names one."""
+NO_DTYPE = f"no dtype is named for the weights: {USUAL_DTYPE} is assumed"
 
 
 class Matrix(Record):
@@ -51,63 +61,59 @@ class DecoderSizes(Record):
     kv_heads: int
     head_size: int
     vocabulary: int
+    latent: LatentSizes | None = None
 
 
-def shape_from_config(config: ModelConfig, dtype: object = None) -> ModelShape:
-    """The shape of the model that a config describes, its weights in `dtype` or in its own.
+def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
+    """The shape of the decoder that a config describes, its weights in `dtype` or in its own.
 
     Raises `ConfigurationError` if a number is missing, wrong, or does not go with another.
     """
-    try:
-        return _shape(config, dtype)
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        # A value of a type that nobody thought of is an error of the file, not of this code.
-        raise ConfigurationError(
-            f"{config.source} has a value that is not valid: {error}", config.source
-        ) from error
-
-
-def _shape(config: ModelConfig, dtype: object) -> ModelShape:
+    config.check_options(config.architecture.only)
     sizes, row = _sizes(config), config.architecture
-    name = as_dtype(dtype).name if dtype is not None else dtype_of_config(config)
+    name = dtype or config.dtype
     own = name or USUAL_DTYPE
     width = as_dtype(own).itemsize
     quantization = quantization_of(config.get("quantization_config"), config.source)
+    if quantization and width == 1:
+        own, width = _beside_quantized(config, quantization)
     experts = _experts(config, sizes)
     layers = [_matrices(config, sizes, experts, number) for number in range(sizes.layers)]
     vectors = _vectors(config, sizes)
-    tied = bool(config.get("tie_word_embeddings"))
-    head = sizes.vocabulary * ((0 if tied else sizes.hidden) + row.head_bias)
+    head = _head(config, sizes)
     positions = config.number("longest_context") * sizes.hidden if row.positions else 0
     final = sizes.hidden * row.norm_weights * (1 + row.layer_norm)
     assumed = list(config.assumed)
     if name is None:
-        assumed.append(f"no dtype is named for the weights: {own} is assumed")
+        assumed.append(NO_DTYPE)
     if quantization:
         assumed.append(f"weights are counted as {quantization.method} keeps them")
         assumed += quantization.assumed
     embedding = sizes.vocabulary * sizes.hidden
     matrix_bytes = [each.matrix_elements * width for layer in layers for each in layer]
-    matrix_bytes += [embedding * width] * (1 if tied else 2)
+    matrix_bytes += [embedding * width, head.parameters * width]
     return ModelShape(
         name=str(config.raw.get("_name_or_path") or config.family or "model"),
         architecture=config.family or "unknown",
         dtype=own,
         **vars(sizes),
-        tied_embeddings=tied,
+        tied_embeddings=head.tied,
         layer_weights=tuple(sum(each.elements for each in layer) + vectors for layer in layers),
         layer_bytes=tuple(
-            _layer_bytes(layer, number, quantization, width) + vectors * width
+            _layer_bytes(layer, number, quantization, width)
+            + (vectors + _router_bias(config, experts, number)) * width
             for number, layer in enumerate(layers)
         ),
         embedding_parameters=embedding,
         embedding_bytes=embedding * width,
-        head_parameters=head,
-        head_bytes=head * width,
+        head_parameters=head.parameters,
+        head_bytes=head.parameters * width,
         other_parameters=positions + final,
         other_bytes=(positions + final) * width + _buffers(config, sizes, width),
         kv_elements=_cached(config, sizes),
         windows=_windows(config, sizes),
+        outputs=head.outputs,
+        outputs_of=head.outputs_of,
         experts=experts,
         quantization=quantization.method if quantization else None,
         longest_context=config.optional("longest_context"),
@@ -115,9 +121,19 @@ def _shape(config: ModelConfig, dtype: object) -> ModelShape:
         build=row,
         activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
         parallel=config.flag(row.parallel),
-        exact=config.known and quantization is None and not config.assumed,
+        exact=quantization is None and not config.assumed,
         assumed=tuple(assumed),
     )
+
+
+def _beside_quantized(config: ModelConfig, quantization: Quantization) -> tuple[str, int]:
+    """The dtype of what is not quantized, and its bytes, where weights of 8 bits are asked for."""
+    if quantization.method != "fp8":
+        raise ConfigurationError(
+            f"the weights are quantized already ({quantization.method}): leave dtype out", "dtype"
+        )
+    own = config.dtype or USUAL_DTYPE
+    return own, as_dtype(own).itemsize
 
 
 def _sizes(config: ModelConfig) -> DecoderSizes:
@@ -128,8 +144,12 @@ def _sizes(config: ModelConfig) -> DecoderSizes:
         kv_heads = 1
     if _is_grouped(config):
         kv_heads = config.number("kv_heads", heads)
-    named = None if row.plain_heads else config.optional("head_size")
-    head_size = named or quotient(f"{source}: the hidden size", hidden, "the heads", heads)
+    latent = _latent_sizes(config) if row.latent else None
+    if latent:
+        kv_heads, head_size = heads, latent.plain + latent.rotated
+    else:
+        named = None if row.plain_heads else config.optional("head_size")
+        head_size = named or quotient(f"{source}: the hidden size", hidden, "the heads", heads)
     quotient(f"{source}: the number of heads", heads, "the key/value heads", kv_heads)
     usual = config.optional("expert_size") if row.gated else 4 * hidden
     return DecoderSizes(
@@ -140,7 +160,52 @@ def _sizes(config: ModelConfig) -> DecoderSizes:
         kv_heads=kv_heads,
         head_size=head_size,
         vocabulary=config.number("vocabulary"),
+        latent=latent,
     )
+
+
+def _latent_sizes(config: ModelConfig) -> LatentSizes:
+    rotated = config.optional("head_size")
+    if rotated and rotated != config.get("qk_rope_head_dim"):
+        raise config.refusal(f"head_dim = {rotated} is not qk_rope_head_dim")
+    return LatentSizes(
+        query_rank=config.count("q_lora_rank", least=1),
+        rank=config.count("kv_lora_rank", least=1),
+        plain=config.count("qk_nope_head_dim", least=1),
+        rotated=config.count("qk_rope_head_dim", least=1),
+        value=config.count("v_head_dim", least=1),
+    )
+
+
+class DecoderHead(Record):
+    """What lies behind the last layer: its parameters, and the numbers that it gives."""
+
+    parameters: int
+    outputs: int
+    outputs_of: Outputs = "tokens"
+    tied: bool = False
+
+
+def _head(config: ModelConfig, sizes: DecoderSizes) -> DecoderHead:
+    """The head of the class that the config names, of one that writes text if it names none."""
+    hidden, vocabulary = sizes.hidden, sizes.vocabulary
+    kind = config.model_class or "ForCausalLM"
+    if kind in ("ForCausalLM", "LMHeadModel"):
+        tied = bool(config.get("tie_word_embeddings"))
+        bias = vocabulary * config.architecture.head_bias
+        own = bias + (0 if tied else vocabulary * hidden)
+        return DecoderHead(own, vocabulary, "new token", tied)
+    if kind in ("Model", "TextModel"):
+        return DecoderHead(0, 0)
+    biases = {
+        "ForSequenceClassification": 0,
+        "ForTokenClassification": 1,
+        "ForQuestionAnswering": 1,
+    }
+    if kind not in biases:
+        raise config.refusal(f"the class {kind!r} of {config.family} is not in the table")
+    outputs = 2 if kind == "ForQuestionAnswering" else config.labels
+    return DecoderHead(outputs * (hidden + biases[kind]), outputs)
 
 
 def _is_grouped(config: ModelConfig) -> bool:
@@ -152,6 +217,13 @@ def _is_grouped(config: ModelConfig) -> bool:
 def _matrices(
     config: ModelConfig, sizes: DecoderSizes, experts: Experts | None, layer: int
 ) -> list[Matrix]:
+    attention = _latent_attention(config, sizes) if sizes.latent else _attention(config, sizes)
+    if experts and layer in experts.layers:
+        return attention + _expert_matrices(config, experts, sizes.hidden)
+    return attention + _network(config, sizes)
+
+
+def _attention(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
     row, hidden = config.architecture, sizes.hidden
     queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     bias = config.flag(row.qkv_bias)
@@ -160,9 +232,25 @@ def _matrices(
         rows = {"qkv": queries + 2 * keys}
     attention = [Matrix(f"self_attn.{k}_proj", n, hidden, bias) for k, n in rows.items()]
     attention.append(Matrix("self_attn.o_proj", hidden, queries, config.flag(row.output_bias)))
-    if experts and layer in experts.layers:
-        return attention + _expert_matrices(experts, hidden)
-    return attention + _network(config, sizes)
+    return attention
+
+
+def _latent_attention(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
+    latent, hidden, bias = sizes.latent, sizes.hidden, config.flag(config.architecture.qkv_bias)
+    assert latent is not None
+    queries, made = sizes.heads * sizes.head_size, sizes.heads * (latent.plain + latent.value)
+    into = [Matrix("self_attn.q_proj", queries, hidden)]
+    if latent.query_rank:
+        into = [
+            Matrix("self_attn.q_a_proj", latent.query_rank, hidden, bias),
+            Matrix("self_attn.q_b_proj", queries, latent.query_rank),
+        ]
+    return [
+        *into,
+        Matrix("self_attn.kv_a_proj_with_mqa", latent.rank + latent.rotated, hidden, bias),
+        Matrix("self_attn.kv_b_proj", made, latent.rank),
+        Matrix("self_attn.o_proj", hidden, sizes.heads * latent.value, bias),
+    ]
 
 
 def _network(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
@@ -175,37 +263,50 @@ def _network(config: ModelConfig, sizes: DecoderSizes) -> list[Matrix]:
     return [*into, Matrix("mlp.down_proj", hidden, inner, bias)]
 
 
-def _expert_matrices(experts: Experts, hidden: int) -> list[Matrix]:
+def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list[Matrix]:
     inner, count = experts.intermediate, experts.count
+    row, bias = config.architecture, config.flag(config.architecture.mlp_bias)
     found = [
         Matrix("mlp.gate", count, hidden),
         Matrix("mlp.experts.gate_up_proj", 2 * inner, hidden, count=count),
         Matrix("mlp.experts.down_proj", hidden, inner, count=count),
     ]
     if experts.shared:
+        shared = "mlp.shared_expert" if row.shared_gate else "mlp.shared_experts"
         found += [
-            Matrix("mlp.shared_expert.gate_proj", experts.shared, hidden),
-            Matrix("mlp.shared_expert.up_proj", experts.shared, hidden),
-            Matrix("mlp.shared_expert.down_proj", hidden, experts.shared),
-            Matrix("mlp.shared_expert_gate", 1, hidden),
+            Matrix(f"{shared}.gate_proj", experts.shared, hidden, bias),
+            Matrix(f"{shared}.up_proj", experts.shared, hidden, bias),
+            Matrix(f"{shared}.down_proj", hidden, experts.shared, bias),
         ]
+    if row.shared_gate:
+        found.append(Matrix("mlp.shared_expert_gate", 1, hidden))
     return found
 
 
 def _experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
-    count = config.number("experts") if config.architecture.experts else config.optional("experts")
-    if not count or (config.known and not config.architecture.experts):
+    row = config.architecture
+    if not row.experts or not (count := config.number("experts", least=not row.dense_if_none)):
         return None
-    dense = config.entries("mlp_only_layers") or ()
-    step = config.count("decoder_sparse_step", default=1, least=1)
-    layers = range(sizes.layers)
+    # Keys of other families say nothing here: only those that the row has are read.
+    values = {key: value for key, value in config.values.items() if key in config.defaults}
+    own = replace(config, values=values)
+    dense = own.entries("mlp_only_layers") or ()
+    step = own.count("decoder_sparse_step", default=1, least=1)
+    layers = range(own.count("first_k_dense_replace"), sizes.layers)
+    inner = config.number("expert_size", sizes.intermediate)
     return Experts(
         count=count,
-        per_token=config.number("experts_per_token"),
-        intermediate=config.number("expert_size", sizes.intermediate),
-        shared=config.optional("shared_expert_size") or 0,
+        per_token=config.number("experts_per_token", config.defaults.get("num_experts_per_tok")),
+        intermediate=inner,
+        shared=own.optional("shared_expert_size", least=0) or own.count("n_shared_experts") * inner,
         layers=tuple(n for n in layers if n not in dense and (n + 1) % step == 0),
     )
+
+
+def _router_bias(config: ModelConfig, experts: Experts | None, layer: int) -> int:
+    """The elements of a layer's buffer of biases, one for each expert."""
+    routed = experts is not None and layer in experts.layers
+    return experts.count if experts and routed and config.architecture.router_bias else 0
 
 
 def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
@@ -213,12 +314,15 @@ def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
     row = config.architecture
     norms = row.norms
     if row.parallel_norms and config.flag(row.parallel):
-        norms = config.count(row.parallel_norms) or (2 if _is_grouped(config) else 1)
+        named = config.get(row.parallel_norms)
+        norms = 2 if named == 2 or (named is None and _is_grouped(config)) else 1
     each = row.norm_weights * (1 + row.layer_norm)
     total = norms * sizes.hidden * each
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
         heads = 2 if row.query_key_norms == "head" else sizes.heads + sizes.kv_heads
         total += heads * sizes.head_size * each
+    if sizes.latent:
+        total += sizes.latent.query_rank + sizes.latent.rank
     return total
 
 
@@ -239,11 +343,12 @@ def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
     """Tables of rotary frequencies, in 32 bits and in two copies each, and a scalar."""
     row = config.architecture
     scale = width if row.embedding_scale else 0
-    if not row.rotary or config.get("alibi"):
+    if not row.rotary:
         return scale
     kinds = {window is None for window in _windows(config, sizes)}
     tables = len(kinds) if row.rotary_by_window else 1
-    frequencies = ceil(int(sizes.head_size * _rotary_share(config)) / 2)
+    rotated = sizes.latent.rotated if sizes.latent else sizes.head_size * _rotary_share(config)
+    frequencies = ceil(int(rotated) / 2)
     return tables * frequencies * 4 * 2 + scale
 
 
@@ -256,6 +361,8 @@ def _rotary_share(config: ModelConfig) -> float:
 
 
 def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
+    if sizes.latent:
+        return (sizes.latent.rank + sizes.latent.rotated,) * sizes.layers
     # Heads that are plain by default copy shared keys and values to each before they are cached.
     heads = sizes.heads if _is_grouped(config) else sizes.kv_heads
     return (2 * heads * sizes.head_size,) * sizes.layers

@@ -8,17 +8,26 @@ vendor; what a process takes beside its tensors is in `overheads`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
 from anydevice.core.text import format_size
-from anydevice.planning.architectures import Experts, ModelShape, float_dtype, integer
+from anydevice.planning.architectures import (
+    Experts,
+    LatentSizes,
+    LayerStack,
+    ModelShape,
+    float_dtype,
+    integer,
+)
 from anydevice.planning.decoder import USUAL_DTYPE
 from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import Overhead, overhead_of
 
+USUAL_CONTEXT = 4096
+"""Tokens where nobody says how many."""
 PARTS = ("weights", "kv_cache", "activations", "logits", "overhead")
 FLOAT32 = 4
 SCORES = "scores"
@@ -108,13 +117,13 @@ def part_lines(estimate: Record, names: Sequence[str]) -> list[str]:
 def estimate_inference(
     model: Any = None,
     *,
-    context: int,
+    context: int | None = None,
     batch: int = 1,
     dtype: object = None,
     kv_dtype: object = None,
     **numbers: Any,
 ) -> MemoryEstimate:
-    """The memory that running a language model takes on one device; nothing is loaded.
+    """The memory that running a model takes on one device; nothing is loaded.
 
     `model` is the path of a `config.json`, of its folder or of safetensors files, the name of a
     model in the local Hugging Face cache, a config, a `torch.nn.Module` (on `meta`, too), a tree of
@@ -122,11 +131,12 @@ def estimate_inference(
     heads vocabulary`, and optionally `kv_heads head_size tied window experts experts_per_token
     expert_size architecture`.
 
-    `context` tokens of each of `batch` sequences can be read and written. The weights are in
-    `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype` (`None`: the same;
-    where weights are quantized, the dtype they are computed in); both are floats. With
-    "int8" or "int4" as `dtype`, the layers are quantized as the usual formats do, and no longer
-    counted to the byte.
+    `context` tokens of each of `batch` sequences can be read and written (`None`: 4096, or as many
+    as the model allows where that is less). An encoder–decoder reads as many and writes as many.
+    The weights are in `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype`
+    (`None`: the same; where weights are quantized, the dtype they are computed in); both are
+    floats, and "fp8" is float8_e4m3fn. With "int8" or "int4" as `dtype`, the layers are quantized
+    as the usual formats do, and no longer counted to the byte.
 
     >>> estimate = estimate_inference(
     ...     layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, vocabulary=32000,
@@ -137,30 +147,36 @@ def estimate_inference(
     >>> 19 < estimate.total_gib < 21
     True
 
-    Raises `ConfigurationError` for an unknown model or invalid dimensions, and `TransferError` for
-    invalid safetensors files.
+    Raises `ConfigurationError` for a model that is not known or cannot be counted and for invalid
+    dimensions, and `TransferError` for invalid safetensors files.
     """
-    context, batch = integer("context", context), integer("batch", batch)
+    batch = integer("batch", batch)
+    asked = None if context is None else integer("context", context)
     shape = shape_of(model, dtype=dtype, **numbers)
+    context = (
+        shape.fixed_context or asked or min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT)
+    )
     # Weights of fewer bits are widened where they are computed with.
     computed = shape.dtype if as_dtype(shape.dtype).itemsize > 1 else USUAL_DTYPE
     cache = float_dtype("kv_dtype", kv_dtype) if kv_dtype is not None else computed
     width = as_dtype(computed).itemsize
-    logits = logit_bytes(shape, batch, width)
+    logits = logit_bytes(shape, batch, context, width)
     activations = recurring = 0
     if shape.hidden and shape.layers:
-        prefill = moments(shape, ForwardPass(batch, context, context, width))
-        decode = moments(shape, ForwardPass(batch, 1, context, width))
-        last = 2 * batch * context * shape.hidden * width + logits
-        activations = max(*prefill.values(), *decode.values(), last) - logits
+        peaks = list(_passes(shape, batch, context, width))
+        last = _behind(shape, batch, context) * width + logits
+        activations = max(last, *(size for peak in peaks for size in peak.values())) - logits
         # Scores lie in segments of their own, much larger than what else a layer makes: an
         # allocator that takes the smallest block that is large enough leaves these whole.
-        recurring = max(size for name, size in prefill.items() if name != SCORES)
+        recurring = max(size for peak in peaks[:1] for name, size in peak.items() if name != SCORES)
     kv_cache = sum(shape.kv_bytes(context, batch, cache))
     overheads = overhead_of(shape.rounding, kv_cache, min(recurring, activations))
     assumed, longest = shape.assumed, shape.longest_context
     if longest is not None and context > longest:
         note = f"the context of {context} tokens is beyond the model's longest, {longest}"
+        assumed = (*assumed, note)
+    if asked not in (None, context):
+        note = f"what it reads is always {context} tokens long: the context changes nothing"
         assumed = (*assumed, note)
     return MemoryEstimate(
         weights=shape.weight_bytes,
@@ -197,19 +213,48 @@ class ForwardPass(Record):
         return self.batch * self.tokens
 
 
-def logit_bytes(shape: ModelShape, batch: int, width: int) -> int:
-    """The last token's logits, and their float32 copy for sampling."""
-    return batch * shape.vocabulary * (width + FLOAT32)
+def logit_bytes(shape: ModelShape, batch: int, context: int, width: int) -> int:
+    """The numbers that the head gives; those of a new token also in float32, for sampling."""
+    if shape.outputs_of == "new token":
+        return batch * shape.outputs * (width + FLOAT32)
+    tokens = context if shape.outputs_of == "tokens" else 1
+    return batch * tokens * shape.outputs * width
 
 
-def moments(shape: ModelShape, work: ForwardPass) -> dict[str, int]:
+def _passes(shape: ModelShape, batch: int, context: int, width: int) -> Iterator[dict[str, int]]:
+    """The moments of each pass: a decoder reads and writes, and every tower works by itself.
+
+    A tower that attends to another's output has that beside it, and what it makes of it before the
+    first token: keys and values of one layer. Where a model writes, it does so token by token.
+    """
+    if not shape.towers:
+        yield moments(shape, ForwardPass(batch, context, context, width))
+        yield moments(shape, ForwardPass(batch, 1, context, width))
+    for tower in shape.towers:
+        tokens = tower.tokens or context
+        beside = 0
+        if tower.source is not None:
+            tokens = 1 if shape.outputs_of == "new token" else context
+            read = batch * (shape.towers[tower.source].tokens or context)
+            beside = read * (tower.hidden + 2 * tower.heads * tower.head_size) * width
+        found = moments(tower, ForwardPass(batch, tokens, max(tokens, context), width))
+        yield {name: size + beside for name, size in found.items()}
+
+
+def _behind(shape: ModelShape, batch: int, context: int) -> int:
+    """The elements beside the numbers that the head gives: what it reads, and makes of it."""
+    each = 2 if shape.outputs_of == "new token" else 3
+    return each * batch * context * shape.hidden
+
+
+def moments(shape: LayerStack, work: ForwardPass) -> dict[str, int]:
     """The bytes alive at each moment of a layer, by name."""
     held = _held(shape, work)
     stream = _stream(shape, work)
     norm = _norm(shape, work, shape.hidden)
     found = {"norm": held + stream + norm, **_attention(shape, work, held + stream)}
     # Beside what is held: the residual, and what the network reads.
-    beside = held + 2 * stream
+    beside = held + (1 if shape.build.post_norm else 2) * stream
     if shape.build.fused_qkv and shape.build.layer_norm and not shape.parallel:
         beside += stream  # GPT-2's layers keep the output of their attention till the end
     if shape.experts:
@@ -219,24 +264,28 @@ def moments(shape: ModelShape, work: ForwardPass) -> dict[str, int]:
     return found
 
 
-def _stream(shape: ModelShape, work: ForwardPass) -> int:
+def _stream(shape: LayerStack, work: ForwardPass) -> int:
     return work.rows * shape.hidden * work.width
 
 
-def _held(shape: ModelShape, work: ForwardPass) -> int:
+def _held(shape: LayerStack, work: ForwardPass) -> int:
     """The bytes that live through all layers: embeddings, a layer's input, rotary tables, masks."""
-    streams = min(2, shape.layers) * _stream(shape, work)
+    streams = (min(2, shape.layers) + shape.build.keeps_embeddings) * _stream(shape, work)
     rotary = 2 * work.tokens * int(shape.head_size * shape.build.rotary_share) * work.width
-    if shape.build.positions:
-        rotary = work.tokens * shape.hidden * work.width
+    if not shape.build.rotary:
+        rotary = work.tokens * shape.hidden * work.width * shape.build.positions
+    if shape.build.position_bias:
+        streams += shape.heads * work.tokens * work.cached * work.width
     tables = len(set(shape.windows)) if shape.build.rotary_by_window else 1
     # Layers with the same window share one mask.
     masks = sum(_mask_bytes(shape, work, window) for window in set(shape.windows))
     return streams + tables * rotary + work.tokens * 8 + masks
 
 
-def _mask_bytes(shape: ModelShape, work: ForwardPass, window: int | None) -> int:
+def _mask_bytes(shape: LayerStack, work: ForwardPass, window: int | None) -> int:
     """The mask of the layers with this window; 0 if they need none."""
+    if shape.build.bidirectional:
+        return work.rows * work.cached * (work.batch > 1)
     seen, masked = _attended(window, work)
     if shape.build.eager:
         return work.rows * seen * work.width
@@ -256,10 +305,12 @@ def _attended(window: int | None, work: ForwardPass) -> tuple[int, bool]:
     return max(work.tokens, window), True
 
 
-def _attention(shape: ModelShape, work: ForwardPass, held: int) -> dict[str, int]:
+def _attention(shape: LayerStack, work: ForwardPass, held: int) -> dict[str, int]:
     """Projections with their rotation, norms of queries and keys, and the attention itself."""
+    if shape.latent:
+        return _latent_attention(shape, shape.latent, work, held)
     queries = work.rows * shape.heads * shape.head_size * work.width
-    keys = work.rows * shape.kv_elements[0] // 2 * work.width
+    keys = work.rows * shape.key_elements * work.width
     projected = queries + 2 * keys
     found = {"projections": held + projected}
     if shape.build.rotary:
@@ -268,6 +319,9 @@ def _attention(shape: ModelShape, work: ForwardPass, held: int) -> dict[str, int
         # What is not rotated is put beside what is, in a copy of the whole.
         whole = queries if share < 1 or shape.build.fused_qkv else 0
         found["rotation"] = held + projected + int(rotated) + whole
+    if shape.build.bidirectional:
+        found[SCORES] = held + projected + _pair_scores(shape, work)
+        return found
     if shape.build.query_key_norms:
         together = shape.build.norms > 2 or shape.build.query_key_norms == "heads"
         before = projected if together else queries
@@ -281,12 +335,50 @@ def _attention(shape: ModelShape, work: ForwardPass, held: int) -> dict[str, int
     return found
 
 
+def _latent_attention(
+    shape: LayerStack, latent: LatentSizes, work: ForwardPass, held: int
+) -> dict[str, int]:
+    """Keys and values are made anew from all of the cache, for every head."""
+    queries = work.rows * shape.heads * shape.head_size
+    rotated = work.rows * shape.heads * latent.rotated
+    compressed = work.rows * (2 * latent.rank + latent.rotated)
+    made = work.batch * work.cached * shape.heads * (latent.plain + latent.value + shape.head_size)
+    output = work.rows * shape.heads * latent.value
+    mask = work.rows * work.cached if work.tokens == 1 else 0
+    beside = 2 * queries + rotated + compressed
+    return {
+        "rotation": held + (queries + 4 * rotated + compressed) * work.width,
+        "attention": held + (beside + made + 2 * output + mask) * work.width,
+    }
+
+
+def _pair_scores(shape: LayerStack, work: ForwardPass) -> int:
+    """The output of an attention in both directions, and what it holds for pairs of tokens.
+
+    A fused kernel reads a mask; with a bias for positions, that has the size of all scores.
+    Otherwise these lie in memory, with integers for their distances.
+    """
+    build, pairs = shape.build, work.rows * work.cached
+    scores = shape.heads * pairs * work.width
+    output = work.rows * shape.heads * shape.head_size * work.width
+    if build.score_tensors:
+        far = work.rows * shape.heads * shape.distances * work.width
+        far += 2 * work.batch * shape.distances * shape.hidden * work.width
+        integers = 8 * (pairs + 3 * work.tokens * work.cached) * (build.score_tensors > 3)
+        copies = 7 if build.fused_qkv else 2
+        return copies * output + build.score_tensors * scores + far + integers
+    masked = work.batch > 1
+    if build.position_bias:
+        return output + (2 * scores if masked else scores // work.batch)
+    return output + pairs * work.width * masked
+
+
 def _scores(
-    shape: ModelShape, work: ForwardPass, window: int | None, queries: int, keys: int
+    shape: LayerStack, work: ForwardPass, window: int | None, queries: int, keys: int
 ) -> int:
     """Queries, the output, and the copies of keys and values that the kernel needs."""
     seen, masked = _attended(window, work)
-    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    grouped = shape.grouped
     if shape.build.eager:
         seen = work.cached if window is None or work.tokens > 1 else min(window, work.cached)
     every_head = work.batch * shape.heads * seen
@@ -310,21 +402,21 @@ def _scores(
     return max(2 * queries + copies + mask + fresh + partial, rolled)
 
 
-def _is_plain(shape: ModelShape, work: ForwardPass, window: int | None) -> bool:
+def _is_plain(shape: LayerStack, work: ForwardPass, window: int | None) -> bool:
     """Whether no fused kernel runs: it takes grouped heads only in 16 bits, or with a mask."""
-    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    grouped = shape.grouped
     masked = _attended(window, work)[1]
     return grouped and (shape.build.unfused or (work.width == FLOAT32 and not masked))
 
 
-def _norm(shape: ModelShape, work: ForwardPass, size: int) -> int:
+def _norm(shape: LayerStack, work: ForwardPass, size: int) -> int:
     """A norm of `size` elements a token: twice in float32, unless it is one operation."""
     if shape.build.layer_norm:
         return work.rows * size * work.width
     return 2 * work.rows * size * FLOAT32
 
 
-def _network(shape: ModelShape) -> int:
+def _network(shape: LayerStack) -> int:
     """The elements of a token in the feed-forward network at its peak."""
     function = _FORMULAS.get(shape.activation, 2)
     if shape.build.fused_gate:
@@ -334,7 +426,7 @@ def _network(shape: ModelShape) -> int:
     return max(3 if shape.build.gated else 2, function) * shape.intermediate
 
 
-def _expert_network(shape: ModelShape, experts: Experts, work: ForwardPass) -> int:
+def _expert_network(shape: LayerStack, experts: Experts, work: ForwardPass) -> int:
     """Each token goes to several experts, so there are as many copies of it."""
     inner, outer, width = experts.intermediate, shape.hidden, work.width
     weighed = FLOAT32 if shape.build.wide_routing else width

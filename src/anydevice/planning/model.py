@@ -16,8 +16,14 @@ from typing import Any
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
+from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
-from anydevice.planning.architectures import ModelShape, float_dtype
+from anydevice.planning.architectures import (
+    ARCHITECTURES,
+    ModelShape,
+    float_dtype,
+    memory_dtype,
+)
 from anydevice.planning.config import (
     NAMES,
     ModelConfig,
@@ -26,7 +32,9 @@ from anydevice.planning.config import (
     locate,
     read_config,
 )
-from anydevice.planning.decoder import shape_from_config
+from anydevice.planning.decoder import decoder_shape
+from anydevice.planning.encoder import encoder_shape
+from anydevice.planning.encoders import ENCODERS
 from anydevice.planning.overheads import rounding
 from anydevice.planning.quantization import QUANTIZED, quantized
 
@@ -64,13 +72,13 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     Raises `ConfigurationError` for an unknown model, or for missing or inconsistent dimensions, and
     `TransferError` for invalid safetensors files.
     """
-    name = None if dtype is None else as_dtype(dtype).name
+    name = None if dtype is None else memory_dtype(dtype).name
     if name in QUANTIZED:
         return quantized(shape_of(model, **numbers), name)
     if name is not None:
         float_dtype("dtype, if it is not 'int8' or 'int4',", name)
     if model is None:
-        return shape_from_config(_from_numbers(numbers), name)
+        return _from_config(_from_numbers(numbers), name)
     if numbers:
         raise ConfigurationError(
             f"give a model or its dimensions ({', '.join(sorted(numbers))}), not both"
@@ -80,10 +88,34 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
     if isinstance(model, str | os.PathLike):
         return _from_path(model, name)
     if isinstance(model, Mapping) and _is_config(model):
-        return shape_from_config(as_config(model), name)
+        return _from_config(as_config(model), name)
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
-        return shape_from_config(as_config(model.to_dict()), name)
+        return _from_config(as_config(model.to_dict()), name)
     return _from_tree(model, name)
+
+
+def _from_config(config: ModelConfig, dtype: str | None, *, partly: bool = False) -> ModelShape:
+    """The shape of the model that a config describes, its weights in `dtype` or in its own.
+
+    Raises `ConfigurationError` if the model is not in the tables, or is so only partly; if a number
+    is missing, wrong, or does not go with another.
+    """
+    if not config.known:
+        known = f"one of the {len(ARCHITECTURES) + len(ENCODERS)} that are known"
+        called = f"the architecture {shortened(config.family)!r} is not {known}"
+        raise config.refusal(called if config.family else "it has no model_type")
+    if config.part and not partly:
+        raise config.refusal(f"beside {config.part} it has parts that are not in the table")
+    if config.get("per_layer_config"):
+        raise config.refusal("layers that differ (per_layer_config) are not in the table")
+    try:
+        count = encoder_shape if config.encoder else decoder_shape
+        return count(config, dtype)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        # A value of a type that nobody thought of is an error of the file, not of this code.
+        raise ConfigurationError(
+            f"{config.source} has a value that is not valid: {error}", config.source
+        ) from error
 
 
 def _in_dtype(shape: ModelShape, dtype: str | None) -> ModelShape:
@@ -123,12 +155,16 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
             )
         return _shape_from_tensors(_tensors_of_files(path), dtype, path.resolve().stem)
     config = read_config(path)
-    shape = shape_from_config(config, dtype)
+    files = path.is_dir() and any(path.glob("*.safetensors"))
+    if files and not config.known:
+        shape = _shape_from_tensors(_tensors_of_files(path), dtype, config.family)
+    else:
+        shape = _from_config(config, dtype, partly=files)
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     if path != Path(model).expanduser():
         name = os.fspath(model)  # its folder in the cache is named by a commit
     shape = replace(shape, name=name or shape.name)
-    if shape.exact or not path.is_dir() or not any(path.glob("*.safetensors")):
+    if shape.exact or not files or not config.known:
         return shape
     # For an unknown format or family, headers tell the weights better than a config does.
     in_dtype = None if shape.quantization else dtype
@@ -144,12 +180,20 @@ def _from_tree(tree: Any, dtype: str | None) -> ModelShape:
     described = getattr(getattr(tree, "config", None), "to_dict", None)
     if described is None:
         return measured
+    own = (cls.__name__ for cls in type(tree).__mro__ if cls.__module__.startswith("transformers."))
+    named = {"architectures": [name]} if (name := next(own, None)) else {}
     try:
-        shape = shape_from_config(as_config(described()), dtype or measured.dtype)
-    except ConfigurationError as error:
-        note = f"its config is not that of a language model ({error})"
+        config = as_config({**described(), **named})
+        shape = _from_config(config, dtype or measured.dtype, partly=True)
+    except ConfigurationError:
+        note = "its config is not that of a model in the tables"
         return replace(measured, assumed=(*measured.assumed, note))
-    return replace(shape, **_weights(tensors, shape.layers, dtype), name=kind)
+    if not shape.towers:
+        return replace(shape, **_weights(tensors, shape.layers, dtype), name=kind)
+    # The layers of several towers have the same numbers in their names.
+    if shape.weight_bytes == measured.weight_bytes:
+        return replace(shape, name=kind)
+    return replace(measured, assumed=(*measured.assumed, "it is not as its config says"))
 
 
 def _is_config(values: Mapping[Any, Any]) -> bool:
@@ -279,6 +323,7 @@ def _shape_from_tensors(there: list[_Tensor], dtype: str | None, name: str) -> M
         **_weights(there, layers, dtype),
         kv_elements=(per_token,) * layers,
         windows=(None,) * layers,
+        outputs=embedding.sizes[0] if embedding else 0,
         exact=False,
         assumed=tuple(assumed),
     )

@@ -9,7 +9,16 @@ from typing import Any, Literal
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
-from anydevice.core.text import UNUSABLE, USABLE, bar, format_size, shortened, table, wrapped
+from anydevice.core.text import (
+    UNUSABLE,
+    USABLE,
+    bar,
+    format_count,
+    format_size,
+    shortened,
+    table,
+    wrapped,
+)
 from anydevice.planning.architectures import ModelShape
 from anydevice.planning.available import DeviceNames, available_memory
 from anydevice.planning.estimates import PARTS, MemoryEstimate, estimate_inference, part_lines
@@ -118,7 +127,7 @@ def plan_inference(
     model: Any = None,
     devices: DeviceNames = None,
     *,
-    context: int,
+    context: int | None = None,
     batch: int = 1,
     dtype: object = None,
     kv_dtype: object = None,
@@ -329,21 +338,10 @@ def _title(plan: Plan) -> str:
     shape = asked.shape
     name = shortened(shape.name, _LONGEST_NAME) if shape is not None and shape.name else "model"
     kept = shape.quantization if shape is not None and shape.quantization else asked.dtype
-    cache = f", kv-cache in {asked.kv_dtype}" if asked.kv_dtype != kept else ""
-    model = f"{name}: {_counted(asked.parameters)} parameters in {kept}{cache}"
+    apart = asked.kv_cache and asked.kv_dtype != kept
+    cache = f", kv-cache in {asked.kv_dtype}" if apart else ""
+    model = f"{name}: {format_count(asked.parameters)} parameters in {kept}{cache}"
     return f"{model}, context {asked.context}, batch {asked.batch}"
-
-
-def _counted(parameters: int) -> str:
-    """A count as people of the field say it: "8.03 B".
-
-    >>> _counted(8_030_261_248), _counted(405_853_388_800), _counted(12_345)
-    ('8.03 B', '406 B', '12,345')
-    """
-    for size, unit in ((10**9, "B"), (10**6, "M")):
-        if parameters >= size:
-            return f"{parameters / size:.3g} {unit}"
-    return f"{parameters:,}"
 
 
 def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]:

@@ -145,6 +145,12 @@ def estimate_training(
     if master and row.bits != 16:
         raise ConfigurationError(f"master=True is for parameters of 16 bits, not {row}", "master=")
     shape = shape_of(model, dtype=row.name, **numbers)
+    if shape.towers:
+        raise ConfigurationError(
+            f"the memory of training is estimated for decoders, and {shape.architecture} is an "
+            "encoder; find_batch_size finds the largest batch that fits by trying",
+            "model",
+        )
     step = TrainingStep(batch, context, row.itemsize, mixed, checkpointing)
     count = shape.parameters
     keeper = OPTIMIZERS[optimizer]
@@ -201,7 +207,7 @@ class TrainingStep(Record):
 
 def logits_in_training(shape: ModelShape, step: TrainingStep) -> int:
     """The logits of all tokens at the loss: their logarithms and two gradients, in float32."""
-    return 3 * FLOAT32 * step.rows * shape.vocabulary
+    return 3 * FLOAT32 * step.rows * shape.outputs
 
 
 def saved_activations(shape: ModelShape, step: TrainingStep) -> int:
@@ -224,7 +230,7 @@ def moments(
     layer_casts = _matrices(shape) * 2 if step.mixed else 0
     passing = max(_network_backward(shape, step), _attention_backward(shape, step))
     again = layer + layer_casts if step.checkpointing else 0
-    head = shape.vocabulary * shape.hidden
+    head = shape.outputs * shape.hidden
     head_gradient = head * step.width
     # A gradient of a cast is there in both types for a moment.
     last_gradient = head * (step.width + (2 if step.mixed else 0))
@@ -234,11 +240,11 @@ def moments(
     one_layer = again or layer + layer_casts
     # The casts of a block of autocast live to its end, even where nothing is saved for them.
     held_casts = 2 * (sum(shape.layer_weights) + head) if step.mixed else 0
-    forward_logits = step.rows * shape.vocabulary * (2 * FLOAT32 + (2 if step.computed == 2 else 0))
+    forward_logits = step.rows * shape.outputs * (2 * FLOAT32 + (2 if step.computed == 2 else 0))
     return {
         "forward": saved + held_casts + forward_logits,
         "loss": saved + casts + logits_in_training(shape, step),
-        "head": saved + casts + step.rows * shape.vocabulary * FLOAT32 + last_gradient,
+        "head": saved + casts + step.rows * shape.outputs * FLOAT32 + last_gradient,
         "last layer": kept + again + (0 if again else casts) + head_gradient + passing,
         "first layer": one_layer + grown + passing,
         "step": gradients + step_extra,
@@ -248,7 +254,7 @@ def moments(
 def _layer(shape: ModelShape, step: TrainingStep) -> int:
     """The bytes that one layer saves."""
     queries = shape.heads * shape.head_size
-    keys = shape.kv_elements[0] // 2
+    keys = shape.key_elements
     products = step.computed
     build = shape.build
     norms = (1 if shape.parallel and build.norms == 1 else 2) * _norm(shape, step)
@@ -287,7 +293,7 @@ def _network(shape: ModelShape) -> int:
 
 def _scores(shape: ModelShape, step: TrainingStep) -> int:
     """Attention's probabilities, where no fused kernel takes the heads; see inference."""
-    grouped = shape.kv_elements[0] != 2 * shape.heads * shape.head_size
+    grouped = shape.grouped
     if not (shape.build.eager or (grouped and (step.computed == FLOAT32 or shape.build.unfused))):
         return 0
     copies = 2 * step.rows * shape.heads * shape.head_size * FLOAT32
@@ -319,6 +325,6 @@ def _casts(shape: ModelShape, step: TrainingStep) -> int:
     """Casts of all matrices, which live until their layer's backward pass."""
     if not step.mixed:
         return 0
-    head = shape.vocabulary * shape.hidden
+    head = shape.outputs * shape.hidden
     layers = 0 if step.checkpointing else sum(shape.layer_weights)
     return 2 * (layers + head)
