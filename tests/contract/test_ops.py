@@ -268,6 +268,15 @@ def test_what_is_no_number_passes_through(at: Home) -> None:
         assert np.isnan(at.get(at.call(op, at.put(image, "float32"), (2, 2), None))).all()
 
 
+@each(op=["max", "min"], length=[700, 3001, 5003], place=[0, 333, -1])
+def test_nan_is_found_in_long_rows(at: Home, op: str, length: int, place: int) -> None:
+    x = draw(2, length)
+    x[0, place] = NAN
+    for axis, array in ((1, x), (0, x.T)):
+        found = at.get(getattr(at.engine.ops, op)(at.put(array, "float32"), axis))
+        assert np.isnan(found).tolist() == [True, False]
+
+
 EXCLUDED: dict[str, tuple[int, bool, Any, Any]] = {
     "lengths": (3, False, None, np.array([6, 6])),
     "lengths, causal": (3, True, None, np.array([6, 4])),

@@ -68,14 +68,25 @@ def _sum(x: Any, axis: Axes, keepdims: bool = False) -> Any:
     return jnp.sum(x, axis, dtype=jnp.int32 if kind == _BOOL else kind, keepdims=keepdims)
 
 
+_PASSED_OVER = 1024
+"""Rows that are shorter give NaN as they are."""
+
+
 @partial(_one_program, static=(1, 2))
 def _max(x: Any, axis: Axes, keepdims: bool = False) -> Any:
-    return jnp.max(x, axis, keepdims=keepdims)
+    return _with_nan(x, jnp.max(x, axis, keepdims=keepdims), axis, keepdims)
 
 
 @partial(_one_program, static=(1, 2))
 def _min(x: Any, axis: Axes, keepdims: bool = False) -> Any:
-    return jnp.min(x, axis, keepdims=keepdims)
+    return _with_nan(x, jnp.min(x, axis, keepdims=keepdims), axis, keepdims)
+
+
+def _with_nan(x: Any, found: Any, axis: Axes, keepdims: bool) -> Any:
+    """NaN where there is one: of many numbers, XLA on a CPU finds the largest of the others."""
+    if x.size < _PASSED_OVER * found.size or not jnp.issubdtype(x.dtype, jnp.floating):
+        return found
+    return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, found)
 
 
 class JaxPrimitives:
