@@ -308,3 +308,10 @@ def test_as_plain_data() -> None:
 def test_nothing_is_limited_where_nobody_asks() -> None:
     config = Config()
     assert (config.memory, config.memory_fraction, config.memory_limit) == (None, None, None)
+
+
+def test_the_page_on_security_lists_what_a_project_may_set() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+    variables, flags = (block.split("```")[0].split() for block in page.split("```text")[1:])
+    assert variables == sorted(library_settings.HARMLESS)
+    assert flags == sorted(library_settings.HARMLESS_FLAGS)

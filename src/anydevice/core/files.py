@@ -162,7 +162,7 @@ def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int
     plain = text.isascii() and b"\\u" not in text
     taken = len(text) * (1 if plain else 4)
     opened = keys = 0
-    nest, inside, escape = b"", False, b""
+    brackets, inside, escape = b"", False, b""
     for at in range(0, len(text), _PIECE):
         piece = (escape + text[at : at + _PIECE]).replace(b"\\\\", b"")
         escape = b"\\" if piece.endswith(b"\\") else b""
@@ -174,21 +174,21 @@ def count_json(text: bytes | bytearray, *, deepest: int = _DEEPEST) -> tuple[int
         taken += marks.count(b",") * _COMMA
         if taken + opened * _BRACKET + keys * _KEY > _MOST_MEMORY:
             raise ValueError("it holds too many values, or too long a text")
-        nest = _still_open(nest + marks.translate(None, b":,"), deepest)
+        brackets = _still_open(brackets + marks.translate(None, b":,"), deepest)
     return opened, keys
 
 
-def _still_open(nest: bytes, deepest: int) -> bytes:
+def _still_open(brackets: bytes, deepest: int) -> bytes:
     """Of brackets, those that have no partner; each round takes the innermost pairs away."""
     for _ in range(deepest + 1):
-        before, nest = nest, nest.replace(b"[]", b"")
-        if nest == before:
+        before, brackets = brackets, brackets.replace(b"[]", b"")
+        if brackets == before:
             break
     else:
         raise ValueError(_too_deep(deepest))
-    if len(nest) > deepest:
+    if len(brackets) > deepest:
         raise ValueError(_too_deep(deepest))
-    return nest
+    return brackets
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
