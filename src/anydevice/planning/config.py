@@ -6,13 +6,13 @@ be named as on the Hugging Face hub, where the local cache has it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from anydevice.core.files import parse_json, read_small
 from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
@@ -29,7 +29,7 @@ from anydevice.planning.encoder import EncoderFamily
 from anydevice.planning.encoders import ENCODERS
 
 CONFIG_NAME = "config.json"
-LARGEST_CONFIG = 50_000_000
+LARGEST_CONFIG = 4 * 2**20
 """Bytes; a larger file is not a config."""
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -213,9 +213,7 @@ def read_config(path: Path) -> ModelConfig:
     """
     file = path / CONFIG_NAME if path.is_dir() else path
     try:
-        if os.path.getsize(file) > LARGEST_CONFIG:
-            raise ConfigurationError(f"{file} is too large to be a config", str(file))
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = parse_json(read_small(file, most=LARGEST_CONFIG), finite=False)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"there is no file {file}; give a model's config.json, or the folder it is in",
@@ -223,7 +221,7 @@ def read_config(path: Path) -> ModelConfig:
         ) from error
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}", str(file)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"{file} is not JSON: {error}", str(file)) from error
     if not isinstance(values, dict):
         kind = type(values).__name__
@@ -311,10 +309,10 @@ def _cache(environment: Mapping[str, str]) -> Path:
 def _snapshots(repository: Path) -> Iterator[Path]:
     """The downloaded snapshots of a repository: that of its main branch, then the newest ones."""
     try:
-        commit = (repository / "refs" / "main").read_text("utf-8").strip()
+        commit = read_small(repository / "refs" / "main").decode("utf-8").strip()
         if commit:
             yield repository / "snapshots" / commit
-    except OSError:
+    except (OSError, ValueError):
         pass  # a single commit may have been asked for by its number
     try:
         folders = list((repository / "snapshots").iterdir())

@@ -204,7 +204,7 @@ def _is_config(values: Mapping[Any, Any]) -> bool:
     return any(isinstance(values.get(name), int) for name in names)
 
 
-_LAYER = re.compile(r"(?:layers?|blocks?|\bh)['\"]?\]?[._\[]['\"]?(\d+)")
+_LAYER = re.compile(r"(?:layers?|blocks?|\bh)['\"]?\]?[._\[]['\"]?(\d{1,5})(?!\d)")
 _EMBEDDING = re.compile(r"embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|token_embedding")
 _HEAD = re.compile(r"lm_head|embed_out|output_projection")
 _KEYS = re.compile(r"(?:k_proj|key_proj|\bwk)\W*(?:weight|kernel)")

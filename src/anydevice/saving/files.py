@@ -20,6 +20,7 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.files import count_json, expanded, parse_json, write_whole
 from anydevice.core.record import Record
+from anydevice.core.text import shortened
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.transfer.moving import to_numpy
@@ -119,7 +120,7 @@ def read(path: Path, kind: str, device: Device) -> Contents:
         return Contents(trees, found["said"], str(found.get("anydevice", "unknown")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TransferError(
-            f"{path}: its description does not fit its tensors ({error})"
+            f"{path}: its description does not fit its tensors ({shortened(str(error))})"
         ) from error
 
 
@@ -134,8 +135,9 @@ def kind_of(path: Path) -> str | None:
 def misread(path: Path, written_by: str, error: Exception) -> TransferError:
     """The error for a file that is not damaged, but that this anydevice cannot read."""
     return TransferError(
-        f"{path} holds what anydevice {__version__} cannot read ({error}); it was written by "
-        f"anydevice {written_by}. Where that is newer, run: pip install --upgrade anydevice"
+        f"{path} holds what anydevice {__version__} cannot read ({shortened(str(error), 200)}); "
+        f"it was written by anydevice {shortened(written_by)}. Where that is newer, run: "
+        "pip install --upgrade anydevice"
     )
 
 
@@ -152,14 +154,17 @@ def _metadata(path: Path, header: Header, kind: str) -> dict[str, Any]:
         if type(version) is not int:
             raise ValueError(f"its version is {version!r}")
     except (ValueError, KeyError, TypeError) as error:
-        raise TransferError(f"{path}: its description is damaged ({error})") from error
+        raise TransferError(
+            f"{path}: its description is damaged ({shortened(str(error))})"
+        ) from error
     if version > VERSION:
         raise TransferError(
             f"{path} has version {version} of its format, and this anydevice knows {VERSION}; "
             "run: pip install --upgrade anydevice"
         )
     if found != kind:
-        raise TransferError(f"{path} holds a {found}, not a {kind}{_RESUME.get(kind, '')}")
+        other = shortened(found)
+        raise TransferError(f"{path} holds a {other}, not a {kind}{_RESUME.get(kind, '')}")
     return read
 
 
