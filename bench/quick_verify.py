@@ -3,7 +3,8 @@
     PYTHONPATH=src python bench/quick_verify.py [engine …]
 
 Piped, each engine in a process of its own, with the caches of compiled kernels cold: those of
-PoCL, JAX and NVIDIA's driver start empty. The bar is 60 s an engine and an exit code of 0 or 1.
+PoCL, CuPy, Triton and NVIDIA's driver start empty. The bar is 60 s an engine and an exit code of
+0 or 1.
 """
 
 from __future__ import annotations

@@ -367,7 +367,7 @@ def test_a_quick_run_takes_one_device_of_each_model_unless_they_are_named() -> N
     with testing.fake_machine(cuda=3, engines=["numpy"]):
         unasked = verify("add", engines="numpy", dtypes="float32", quick=True)
         named = verify("add", "cuda", "numpy", "float32", quick=True)
-    assert [cell.device for cell in unasked] == ["cuda:0", "cpu"]
+    assert [cell.device for cell in unasked] == ["cpu", "cuda:0"]
     assert [cell.device for cell in named] == ["cuda:0", "cuda:1", "cuda:2"]
 
 

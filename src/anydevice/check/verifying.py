@@ -184,7 +184,10 @@ def _one_of_each_model(runners: Sequence[Runner]) -> list[Runner]:
         (each.engine, each.device.backend, each.device.facts.name): each
         for each in reversed(runners)
     }
-    return [each for each in runners if each in first.values()]
+    kept = [each for each in runners if each in first.values()]
+    engines = list(dict.fromkeys(each.engine for each in kept))
+    # The CPU is quick, and leaves its engine's other devices the time.
+    return sorted(kept, key=lambda each: (engines.index(each.engine), each.device.backend != "cpu"))
 
 
 def _steps(

@@ -83,11 +83,15 @@ class Kernel:
     def __init__(self, kernel: Any, context: Any, scalars: Sequence[Any], group: int) -> None:
         kernel.set_scalar_arg_dtypes(list(scalars))
         self._kernel, self._queue = kernel, buffers.queue_of_context(context)
+        self._context = context
         self._lock = ForkSafeLock()  # the arguments of a kernel are set one after the other
         self.group = group
 
     def __call__(self, groups: int, *arguments: Any, reads: Sequence[Any] = ()) -> None:
         """Start it and return at once; the device waits for work on the arrays that it reads."""
+        # A driver need not notice: NVIDIA's waits for ever for memory of another context.
+        if any(x.context != self._context for x in reads):
+            raise ValueError("the arrays that a kernel reads are on several devices")
         size, events = self.group, buffers.events_of(*reads)
         with self._lock.native:
             self._kernel(self._queue, (groups * size,), (size,), *arguments, wait_for=events)
