@@ -67,7 +67,13 @@ def test_files_beside_a_config_tell_what_the_config_cannot(tmp_path: Path) -> No
     assert estimate.weights == sum(each.nbytes for each in held.values())
     assert estimate.kv_cache == 3 * 32 * 64 * 2
     assert "weights are those of the tensors" in estimate.assumed[0]
+    assert "architecture 'unheard_of' is not one of" in estimate.assumed[-1]
     assert not estimate.exact
+    config.write_text(json.dumps({**LLAMA, "architectures": ["MyOwnForCausalLM"]}))
+    assert estimate_inference(tmp_path, context=32).weights == estimate.weights
+    config.write_text(json.dumps({**LLAMA, "hidden_size": "64"}))  # wrong, and not unknown
+    with pytest.raises(ConfigurationError, match="hidden_size must be an integer"):
+        estimate_inference(tmp_path, context=32)
     config.write_text(json.dumps(LLAMA))  # known exactly: what transformers will allocate
     assert estimate_inference(tmp_path, context=32).exact
     quantized = {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}

@@ -64,6 +64,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = (".json", ".safetensors")
 
 
+class UncountableError(ConfigurationError):
+    """A config that does not tell the memory of its model, which the tables do not have."""
+
+    def __init__(self, reason: str, source: str) -> None:
+        advice = "Give the folder with its safetensors files, whose headers tell the weights"
+        super().__init__(f"{source} cannot be counted: {reason}. {advice}", source)
+        self.reason = reason
+
+
 class ModelConfig(Record):
     """A config's values, with those that its family leaves out filled in.
 
@@ -144,13 +153,9 @@ class ModelConfig(Record):
             if given is not None and given != value:
                 raise self.refusal(f"{key} = {shortened(repr(given))} is not in the table")
 
-    def refusal(self, reason: str) -> ConfigurationError:
+    def refusal(self, reason: str) -> UncountableError:
         """The error for a model that cannot be counted from its config."""
-        return ConfigurationError(
-            f"{self.source} cannot be counted: {reason}. Give the folder with its safetensors "
-            "files, whose headers tell the weights",
-            self.source,
-        )
+        return UncountableError(reason, self.source)
 
     def get(self, key: str) -> Any:
         """The config's value by its own key, or the family's default where it has no such key.

@@ -27,6 +27,7 @@ from anydevice.planning.architectures import (
 from anydevice.planning.config import (
     NAMES,
     ModelConfig,
+    UncountableError,
     as_config,
     is_config_path,
     locate,
@@ -156,15 +157,18 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
         return _shape_from_tensors(_tensors_of_files(path), dtype, path.resolve().stem)
     config = read_config(path)
     files = path.is_dir() and any(path.glob("*.safetensors"))
-    if files and not config.known:
-        shape = _shape_from_tensors(_tensors_of_files(path), dtype, config.family)
-    else:
-        shape = _from_config(config, dtype, partly=files)
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     if path != Path(model).expanduser():
         name = os.fspath(model)  # its folder in the cache is named by a commit
+    try:
+        shape = _from_config(config, dtype, partly=files)
+    except UncountableError as error:
+        if not files:
+            raise
+        shape = _shape_from_tensors(_tensors_of_files(path), dtype, name)
+        return replace(shape, assumed=(*shape.assumed, f"its config does not help: {error.reason}"))
     shape = replace(shape, name=name or shape.name)
-    if shape.exact or not files or not config.known:
+    if shape.exact or not files:
         return shape
     # For an unknown format or family, headers tell the weights better than a config does.
     in_dtype = None if shape.quantization else dtype
