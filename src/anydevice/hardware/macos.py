@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from anydevice.core.record import Record
+from anydevice.hardware.driver_process.parent import own_environment
 from anydevice.hardware.linux import as_number
 
 Run = Callable[[Sequence[str]], str | None]
@@ -65,6 +66,7 @@ def running_until(deadline: float) -> Run:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=own_environment(),
                 timeout=left,
                 check=False,
             )

@@ -134,7 +134,7 @@ def start_command(command: list[str], environment: Mapping[str, str] | None = No
                 stdin=subprocess.PIPE if os.name == "posix" else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_own_environment(environment),
+                env=own_environment(environment),
                 start_new_session=True,
             )
         )
@@ -256,7 +256,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_own_environment(self._environment),
+            env=own_environment(self._environment),
             # A buffer has a lock, which a thread that reads or writes holds across a fork.
             bufsize=0,
             start_new_session=True,
@@ -354,7 +354,8 @@ def _command(name: str, arguments: Mapping[str, object], *, site: bool = False) 
     return [sys.executable, *flags, str(_FOLDER / "entry.py"), str(_FOLDER / name), question]
 
 
-def _own_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
+def own_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a child, this process's unless another is given; see `withheld`."""
     own = dict(os.environ if environment is None else environment)
     for name, value, instead in withheld:
         if own.get(name) == value:
