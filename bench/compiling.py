@@ -1,4 +1,4 @@
-"""What `compile` costs: in a second process, and with every call.
+"""What `compile` costs: in a second process, with every call, and to follow a module's changes.
 
     PYTHONPATH=src python bench/compiling.py [--quick]
 
@@ -104,6 +104,28 @@ def each_call(engine: str, calls: int) -> Row:
     return (f"{engine}: each call", said, more <= 5)
 
 
+def following(layers: int, calls: int) -> Row:
+    """How much longer a call is for looking whether the module of PyTorch was changed."""
+    import torch
+
+    parts = [torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(layers)]
+    module = torch.nn.Sequential(*parts or [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]).eval()
+    weights = len(list(module.parameters()))
+    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16")
+    detector: Any = compiled._detector
+
+    def each() -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            detector.has_changed()
+        return (time.perf_counter() - began) / calls * 1e6
+
+    took = min(each() for _ in range(40))
+    bar = 5.0 if not layers else 0.5 * weights
+    said = f"{took:.1f} µs a call for {weights} weights (bar {bar:.0f})"
+    return (f"torch: changes of {weights} weights", said, took <= bar)
+
+
 def main() -> list[Row]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller, and once each")
@@ -124,6 +146,8 @@ def main() -> list[Row]:
                 rows.append(part())
             except Exception as error:
                 rows.append((f"{engine}: failed", f"{type(error).__name__}: {error}", False))
+    calls = 50 if given.quick else 500
+    rows += [following(0, calls), following(12, calls)]
     for name, said, right in rows:
         print(f"{'✓' if right else '✗'} {name:<28} {said}")
     return rows

@@ -122,9 +122,10 @@ class Compiled:
     sets, others run as written, with one warning.
 
     The next call sees later changes of a module, in every library and precision: new weights are
-    taken over, and for other parts or another mode, as after `eval()`, it is compiled again. Only
-    writes through PyTorch's `.data` are missed if the compiled weights are copies in another dtype:
-    call `refresh`. Training does not change a `nn.Model`; it returns a new one.
+    taken over, and for other parts, hooks or another mode, as after `eval()`, it is compiled again.
+    `report.follows` names what is missed if the compiled weights are copies in another dtype, such
+    as writes through PyTorch's `.data`: call `refresh`. Training does not change a `nn.Model`; it
+    returns a new one.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class Compiled:
         self._overflowed = False
         self._checked: Checked | None = None
         self._checked_detector: ChangeDetector | None = None
+        self._is_outdated = False
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output of the model for these inputs, which are moved to its device first.
@@ -206,7 +208,9 @@ class Compiled:
 
         Needed only after changes that a call does not see by itself; see `Compiled`.
         """
+        was_verified = self._is_outdated or self._checked is not None
         self._start(adapter_of(self.model).moved(self.device, self.policy.parameters))
+        self._is_outdated = was_verified
 
     def verify(self, example: Any, properties: Sequence[Property] = ()) -> CompileReport:
         """Verify the model on its device against a float64 reference; see `compile`.
@@ -222,12 +226,12 @@ class Compiled:
         return self.report
 
     def _verify(self, original: Original, example: Any, properties: Sequence[Property]) -> None:
-        self._checked = None
+        self._checked, self._is_outdated = None, False
         compilers = self._compilers.compilers
         compiler = compilers[0][1] if compilers else None
         candidate = Candidate(self._adapter, self.device, self.policy, self, compiler)
         self._checked = verify_model(candidate, original, self._inputs_of(example), properties)
-        self._checked_detector = self._adapter.verified_detector()
+        self._checked_detector = self._adapter.verified_detector(self._checked.rewritten)
 
     def _inputs_of(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         named = example if isinstance(example, dict) else {}
@@ -253,7 +257,7 @@ class Compiled:
             fell_back += (_too_many(),)
         detector = self._checked_detector
         if detector is not None and detector.has_changed():
-            self._checked = self._checked_detector = None
+            self._end_verdict()
         return CompileReport(
             model=self._adapter.kind,
             device=self.device,
@@ -266,6 +270,8 @@ class Compiled:
             fell_back=tuple(dict.fromkeys(fell_back)),
             notes=self._notes + tuple(self._adapter.notes),
             checked=self._checked,
+            is_outdated=self._is_outdated,
+            follows=self._adapter.follows,
         )
 
     def _update(self) -> None:
@@ -277,11 +283,16 @@ class Compiled:
             if detector is None or not detector.has_changed():
                 return  # another thread did it
             snapshot = detector.snapshot()
-            self._checked = self._checked_detector = None
+            self._end_verdict()
             if self._adapter.update_weights(self.device, self.policy.parameters):
                 detector.reset(snapshot)
             else:
                 self.refresh()
+
+    def _end_verdict(self) -> None:
+        """The model is no longer the one that was verified."""
+        self._is_outdated = self._is_outdated or self._checked is not None
+        self._checked = self._checked_detector = None
 
     def _moved_first(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         signature, arrays = split_inputs(inputs, named)

@@ -13,6 +13,9 @@ _SHOWN = 4
 """How many sets of shapes are printed one by one."""
 
 
+_OUTDATED = "no: the model was changed after it was verified; verify it again"
+
+
 class Made(Record):
     """Code for one set of shapes: how it was compiled, and the time of that and its first run."""
 
@@ -26,7 +29,8 @@ class Checked(Record):
 
     `reference` is the reference as text, `parts` how many outputs inside the model were compared
     with it, `weights` how many arrays were read back. `largest` is the largest error as a share of
-    the allowed one, `properties` are the names of those that hold.
+    the allowed one, `properties` are the names of those that hold, `rewritten` those of what the
+    model changes in itself when it is called.
     """
 
     reference: str
@@ -34,6 +38,7 @@ class Checked(Record):
     weights: int
     largest: float
     properties: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         inside = f"{self.parts} parts, " if self.parts else ""
@@ -50,7 +55,8 @@ class CompileReport(Record):
 
     `how` describes the compiler, `fell_back` what failed and was run otherwise, `kept_in` is the
     folder that keeps compiled code for later processes, `made` has one row for each set of shapes
-    so far.
+    so far. `is_outdated` if the model was changed after it was verified; `follows` says which
+    changes of a module a call sees, and which not.
     """
 
     model: str
@@ -64,6 +70,8 @@ class CompileReport(Record):
     fell_back: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     checked: Checked | None = None
+    is_outdated: bool = False
+    follows: str = ""
 
     @property
     def seconds(self) -> float:
@@ -81,8 +89,15 @@ class CompileReport(Record):
         rows += [("compiled", text) for text in _rows(self.made)]
         rows += [("fell back", reason) for reason in self.fell_back]
         rows += [("note", note) for note in self.notes]
-        rows.append(("verified", "no" if self.checked is None else str(self.checked)))
+        if self.follows:
+            rows.append(("follows", self.follows))
+        rows.append(("verified", self._verified()))
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+    def _verified(self) -> str:
+        if self.checked is not None:
+            return str(self.checked)
+        return _OUTDATED if self.is_outdated else "no"
 
 
 def _rows(made: Sequence[Made]) -> list[str]:

@@ -187,7 +187,14 @@ def verify_model(
         example = named or (given[0] if len(given) == 1 else given)
         held = _check_properties(example, output, properties)
     count = sum(1 for part in reference.exact[:-1] if part.arrays)
-    return Checked(reference.text, count, len(original.digests), max(largest, last), held)
+    return Checked(
+        reference.text,
+        count,
+        len(original.digests),
+        max(largest, last),
+        held,
+        reference.rewritten,
+    )
 
 
 def _nothing_compared(what: str) -> ConfigurationError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from anydevice.compiling.inputs import CallSignature
@@ -159,18 +160,24 @@ def _unchanged(function: Function) -> Function:
 
 def _of_arrays(function: Function, signature: CallSignature, dtype: str) -> Function:
     """The function of its arrays alone; floating ones are cast to a dtype."""
-    if signature.is_plain:
 
-        def run_plain(arguments: Arguments, *arrays: Array) -> Any:
-            return function(arguments, *[cast(x, dtype) for x in arrays])
-
-        return run_plain
+    def run_plain(arguments: Arguments, *arrays: Array) -> Any:
+        return function(arguments, *[cast(x, dtype) for x in arrays])
 
     def run(arguments: Arguments, *arrays: Array) -> Any:
         given, named = signature.filled([cast(x, dtype) for x in arrays])
         return function(arguments, *given, **named)
 
-    return run
+    return _with_own_code(run_plain if signature.is_plain else run)
+
+
+def _with_own_code(function: Any) -> Function:
+    """The function with a code object that no other has.
+
+    PyTorch finds what it compiled by the code object, and does not look whether hooks are new.
+    """
+    code, scope = function.__code__.replace(), function.__globals__
+    return FunctionType(code, scope, function.__name__, None, function.__closure__)
 
 
 def _reason(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import Parameter, signature
@@ -38,7 +38,7 @@ class ModelAdapter(ABC):
 
     `kind` is the class of the model as text; `library` the engine it is written for, `None` if
     it runs on all. `notes` go into the report. `detector` sees later changes of the module; `None`
-    if there can be none.
+    if there can be none. `follows` says which changes a call sees, and which not.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class ModelAdapter(ABC):
     notes: tuple[str, ...] = ()
     arguments: Arguments = ()
     detector: ChangeDetector | None = None
+    follows: str = ""
 
     @abstractmethod
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
@@ -77,8 +78,11 @@ class ModelAdapter(ABC):
         """
         return False
 
-    def verified_detector(self) -> ChangeDetector | None:
-        """Sees changes of the model that is verified now; `None` if there can be none."""
+    def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
+        """Sees changes of the model that is verified now; `None` if there can be none.
+
+        What it rewrites itself when it is called is no change.
+        """
         return self.detector
 
     def state(self) -> State:

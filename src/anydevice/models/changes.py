@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from operator import is_
 from typing import Any
 
 from anydevice.core.record import Record
 
-Read = Callable[[], Any]
+Read = Callable[[], Iterable[Any]]
 
 
 class Watched(Record):
     """The parts of a module that are watched.
 
-    `views` are collections of its objects, `readers` return single values of it, `counters` return
-    how often something was changed in place.
+    `views` are collections of its objects, each of `readers` returns further ones: these are
+    compared by identity. What `values` return, such as counts of changes in place, is compared by
+    equality, which is faster.
     """
 
-    views: list[Iterable[Any]]
+    views: list[Collection[Any]]
     readers: list[Read]
-    counters: list[Read]
+    values: list[Read]
 
 
 class Snapshot(Record):
     """The objects of a module at one time. They are kept alive, so identities are not reused."""
 
     watched: Watched
+    empty: list[Collection[Any]]
     objects: list[Any]
-    counts: list[int]
+    values: list[Any]
 
 
 class ChangeDetector:
@@ -54,9 +56,11 @@ class ChangeDetector:
     def has_changed(self) -> bool:
         """Whether any object is another one, or was changed in place."""
         last = self._last
-        objects, counts = _read(last.watched)
+        if any(last.empty):
+            return True
+        objects, values = _read(last.watched)
         return not (
-            counts == last.counts
+            values == last.values
             and len(objects) == len(last.objects)
             and all(map(is_, objects, last.objects))
         )
@@ -64,14 +68,20 @@ class ChangeDetector:
     def snapshot(self) -> Snapshot:
         """The module as it is now. The watched parts are looked up again: they may be new."""
         watched = self._watched()
-        return Snapshot(watched, *_read(watched))
+        # Most collections hold nothing, and whether they still do is the fastest question.
+        filled = Watched([x for x in watched.views if x], watched.readers, watched.values)
+        return Snapshot(filled, [x for x in watched.views if not x], *_read(filled))
 
     def reset(self, snapshot: Snapshot) -> None:
         """From now on, compare with this snapshot."""
         self._last = snapshot
 
 
-def _read(watched: Watched) -> tuple[list[Any], list[int]]:
-    objects = list(chain.from_iterable(watched.views))
-    objects += [read() for read in watched.readers]
-    return objects, [count() for count in watched.counters]
+def _read(watched: Watched) -> tuple[list[Any], list[Any]]:
+    objects: list[Any] = list(chain.from_iterable(watched.views))
+    values: list[Any] = []
+    for read in watched.readers:
+        objects.extend(read())
+    for read in watched.values:
+        values.extend(read())
+    return objects, values

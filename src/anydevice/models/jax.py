@@ -25,7 +25,7 @@ from anydevice.models.base import (
     training_mode_error,
     training_mode_note,
 )
-from anydevice.models.changes import ChangeDetector, Read, Watched
+from anydevice.models.changes import ChangeDetector, Watched
 from anydevice.models.precision import Policy, cast
 from anydevice.transfer.moving import device_of, is_array, to_device
 
@@ -281,20 +281,20 @@ def _watched(module: Any) -> Watched:
     nnx: Any = sys.modules["flax.nnx"]
     base = nnx.Pytree if hasattr(nnx, "Pytree") else nnx.Object  # the name in earlier releases
     views: list[Any] = []
-    readers: list[Read] = []
+    values: list[Callable[[], Any]] = []
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Variable):
-            readers.append(_reader_of(node))
+            values.append(_reader_of(node))
         elif isinstance(node, dict):
             views.append(node.values())
         elif isinstance(node, list | tuple):
             views.append(node)
         elif isinstance(node, base):
             views.append(vars(node).values())
-    return Watched(views, readers, [])
+    return Watched(views, [lambda: [read() for read in values]], [])
 
 
-def _reader_of(variable: Any) -> Read:
+def _reader_of(variable: Any) -> Callable[[], Any]:
     # In earlier releases it is an attribute.
     return getattr(variable, "get_raw_value", None) or (lambda: variable.raw_value)
 

@@ -36,6 +36,10 @@ class MlxAdapter(ModelAdapter):
 
     kind = "mlx.nn.Module"
     library = "mlx"
+    follows = (
+        "weights, parts, mode; not what is written into an array in place, as by w[0] = 1: call "
+        "refresh() after that"
+    )
 
     def __init__(self, module: Any, arguments: Any = None, *, reference: bool = False) -> None:
         self.module = module

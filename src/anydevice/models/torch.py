@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
+from weakref import ref
 
 from anydevice.core.device import Device
 from anydevice.engines import registry
@@ -24,10 +27,18 @@ from anydevice.models.base import (
     training_mode_error,
     training_mode_note,
 )
-from anydevice.models.changes import ChangeDetector, Read, Watched
+from anydevice.models.changes import ChangeDetector, Watched
 from anydevice.models.precision import Policy
 from anydevice.transfer.moving import device_of, to_device
 
+_FOLLOWS = (
+    "weights, steps of optimizers, buffers, parts, mode, hooks, forward; not plain attributes, nor "
+    "writes through NumPy or .data: call refresh() after these"
+)
+_SHARED = (
+    "everything, for the module itself runs; only writes through NumPy or .data do not end a "
+    "verification"
+)
 _RANDOM_IN_TRAINING = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "DropPath")
 
 
@@ -47,7 +58,9 @@ class TorchAdapter(ModelAdapter):
         self.module = module
         self.notes = notes
         self._computing = computing
+        self.follows = _SHARED
         self._copied: Any = None
+        self._code: list[Any] = []
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
@@ -97,18 +110,25 @@ class TorchAdapter(ModelAdapter):
         wanted = getattr(torch, dtype)
         types = {x.dtype for x in self.weights().values() if x.is_floating_point()}
         if types <= {wanted}:
-            return TorchAdapter(to_device(self.module, device), _notes(self.module))
+            moved = TorchAdapter(to_device(self.module, device), _notes(self.module))
+            # The weights are the module's own. Of the rest, compiled code does not see the hooks.
+            moved.detector = ChangeDetector(lambda: _watched_code(moved.module))
+            return moved
         copied = _copy_of(self.module).to(wanted)
         others = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types - {wanted}))
         note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
         moved = TorchAdapter(to_device(copied, device), (*_notes(copied), note))
-        moved._copied = self.module
+        moved.follows = _FOLLOWS
+        moved._copied, moved._code = self.module, _code_of(self.module)
         moved.detector = ChangeDetector(lambda: _watched(self.module))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
         torch: Any = sys.modules["torch"]
-        if _structure(self._copied) != _structure(self.module):
+        if self._copied is None or _structure(self._copied) != _structure(self.module):
+            return False
+        code = _code_of(self._copied)
+        if len(code) != len(self._code) or not all(map(is_, code, self._code)):
             return False
         with torch.no_grad():
             for source, part in zip(self._copied.modules(), self.module.modules(), strict=True):
@@ -117,9 +137,9 @@ class TorchAdapter(ModelAdapter):
                 _copy(source._buffers, part._buffers)
         return True
 
-    def verified_detector(self) -> ChangeDetector | None:
-        # A module may write into its buffers when it is called, as into a cache: no change.
-        return self.detector or ChangeDetector(lambda: _watched(self.module, buffers=False))
+    def verified_detector(self, rewritten: Collection[str]) -> ChangeDetector | None:
+        given = self.module if self._copied is None else self._copied
+        return ChangeDetector(lambda: _watched_verdict(given, rewritten))
 
     def state(self) -> State:
         plain = vars(sys.modules["torch"].nn.Module()).keys()
@@ -223,15 +243,99 @@ def _name_of(module: Any) -> str:
 
 
 def _watched(module: Any, *, buffers: bool = True) -> Watched:
-    views: list[Any] = []
-    tensors: list[Any] = []
-    for part in module.modules():
-        held = [part._parameters, part._buffers] if buffers else [part._parameters]
-        views += [x.values() for x in (part._modules, *held)]
-        tensors += [x for each in held for x in each.values()]
-    modes: list[Read] = [partial(getattr, part, "training") for part in module.modules()]
-    counts: list[Read] = [partial(getattr, x, "_version") for x in tensors if _has_version(x)]
-    return Watched(views, modes, counts)
+    """The weights, the mode and the code of a module."""
+    code, parts = _watched_code(module), list(module.modules())
+    held = [part._parameters for part in parts]
+    if buffers:
+        held += [part._buffers for part in parts]
+    tensors = [x for each in held for x in each.values() if _has_version(x)]
+    return Watched(
+        [*code.views, *[each.values() for each in held]],
+        [],
+        [
+            *code.values,
+            partial(map, attrgetter("training"), parts),
+            partial(map, attrgetter("_version"), tensors),
+            _StepCounter(module.parameters()),
+        ],
+    )
+
+
+def _watched_code(module: Any) -> Watched:
+    """What decides how a module computes: its parts, hooks, and each `forward`."""
+    parts = list(module.modules())
+    everywhere = sys.modules["torch"].nn.modules.module
+    views = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
+    for part in parts:
+        views += [part._modules, part._forward_pre_hooks, part._forward_hooks]
+    kinds = [kind for kind in {type(part): None for part in parts} if hasattr(kind, "forward")]
+    own = [vars(part) for part in parts]
+    return Watched(
+        [each.values() for each in views],
+        [],
+        [lambda: [each.get("forward") for each in own], partial(map, attrgetter("forward"), kinds)],
+    )
+
+
+def _watched_verdict(module: Any, rewritten: Collection[str]) -> Watched:
+    """All that can be seen of a module, without what it rewrites itself when it is called."""
+    watched = _watched(module, buffers=False)
+    plain = {*vars(sys.modules["torch"].nn.Module()), *rewritten}
+    held = [
+        (holder, name)
+        for path, part in module.named_modules()
+        for holder in (part._buffers, vars(part))
+        for name in list(holder.keys())
+        if name not in plain and f"{path}.{name}".lstrip(".") not in plain
+    ]
+
+    def values() -> list[Any]:
+        return [
+            holder[name] if name in holder else None  # noqa: SIM401 - TorchScript's have no get
+            for holder, name in held
+        ]
+
+    return Watched(
+        watched.views,
+        [values],
+        [*watched.values, lambda: map(_version_of, values())],
+    )
+
+
+class _StepCounter:
+    """Counts the steps of optimizers that hold one of these weights.
+
+    Optimizers with `fused=True` write weights without moving PyTorch's counters of writes.
+    """
+
+    def __init__(self, weights: Iterator[Any]) -> None:
+        self._weights = {id(x) for x in weights}
+        self._count = 0
+        key, counters = id(self), _step_counters()
+        counters[key] = ref(self, lambda _: counters.pop(key, None))
+
+    def __call__(self) -> tuple[int]:
+        return (self._count,)
+
+    def see(self, optimizer: Any) -> None:
+        """An optimizer took a step."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        self._count += any(id(x) in self._weights for x in chain.from_iterable(groups))
+
+
+@cache
+def _step_counters() -> dict[int, ref[_StepCounter]]:
+    """All that there are. PyTorch tells them of each step, from the first module on."""
+    counters: dict[int, ref[_StepCounter]] = {}
+
+    def after_step(optimizer: Any, given: Any, named: Any) -> None:
+        for each in list(counters.values()):
+            counter = each()
+            if counter is not None:
+                counter.see(optimizer)
+
+    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(after_step)
+    return counters
 
 
 def _version_of(x: Any) -> int:
@@ -254,6 +358,11 @@ def _structure(module: Any) -> list[Any]:
 
 def _shapes(tensors: Mapping[str, Any]) -> list[Any]:
     return [(name, None if x is None else x.shape) for name, x in tensors.items()]
+
+
+def _code_of(module: Any) -> list[Any]:
+    code = _watched_code(module)
+    return [x for each in (*code.views, *[read() for read in code.values]) for x in each]
 
 
 def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
