@@ -321,6 +321,7 @@ def test_a_child_that_does_not_end_is_ended(
     process = echo._process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)  # it can no longer notice that nobody asks
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     echo.close()
     assert process.returncode == -signal.SIGKILL
 
