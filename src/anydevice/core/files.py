@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from anydevice.core.locks import FolderLock
 from anydevice.errors import ConfigurationError, TransferError
@@ -74,7 +74,7 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
     OSError: [Errno 22] it is not an ordinary file: '/dev/zero'
     """
     descriptor = open_ordinary(path)
-    with open(descriptor, "rb", buffering=0) as file:
+    with _as_file(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if trusted and (why := _distrust(status, "it") or _distrust_link(path)):
             raise PermissionError(errno.EPERM, why, str(path))
@@ -252,6 +252,21 @@ def writing(
         yield lambda text: _replace(target, new, [text.encode()], rights=0o644)
 
 
+def is_there(path: Path) -> bool:
+    """Whether a path leads to anything; `TransferError` where the system cannot tell.
+
+    >>> is_there(Path("/no/such/file"))
+    False
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise TransferError(f"{path} cannot be read: {error.strerror or error}") from error
+    return True
+
+
 def check_writable(path: Path) -> None:
     """Raise the `TransferError` of `write_whole` now, where the file could not be written later.
 
@@ -336,7 +351,7 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
     kept = _mode(target) if target.exists() else None
     descriptor = _created(new, rights if kept is None else kept)
     try:
-        with open(descriptor, "wb") as file:
+        with _as_file(descriptor, "wb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -351,6 +366,15 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
     _sync_folder(target.parent)
 
 
+def _as_file(descriptor: int, mode: str) -> IO[bytes]:
+    """An opened file, which closes its descriptor even where it cannot be made of it."""
+    try:
+        return cast("IO[bytes]", open(descriptor, mode))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def _created(new: Path, rights: int) -> int:
     """A new file, locked as long as it is open, so that nobody takes it for an abandoned one."""
     # Not through a link or into a file that somebody put there; and on Windows no translation of
@@ -362,7 +386,12 @@ def _created(new: Path, rights: int) -> int:
             return descriptor
         with suppress(OSError):  # network drives may have no locks; nothing is abandoned there
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
+        try:
+            is_named = os.fstat(descriptor).st_nlink > 0
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_named:
             return descriptor
         os.close(descriptor)  # it was deleted before it was locked
 

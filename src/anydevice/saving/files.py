@@ -23,6 +23,7 @@ from anydevice.core.record import Record
 from anydevice.core.text import shortened
 from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, TransferError
+from anydevice.memory.out_of_memory import explaining
 from anydevice.transfer.moving import to_numpy
 from anydevice.transfer.weights.files import PlainFile
 from anydevice.transfer.weights.loading import CHUNK, load_file
@@ -64,6 +65,11 @@ def checked_path(path: Any) -> Path:
 
 def write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Write trees of arrays and metadata, which is ready for JSON, whole or not at all."""
+    with explaining(what=f"{path} cannot be written"):
+        _write(path, kind, trees, metadata)
+
+
+def _write(path: Path, kind: str, trees: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     arrays: dict[str, Any] = {}
     described = {name: _described(tree, name, arrays) for name, tree in trees.items()}
     tensors = {name: np.ascontiguousarray(to_numpy(array)) for name, array in arrays.items()}
@@ -110,7 +116,8 @@ def read(path: Path, kind: str, device: Device) -> Contents:
 
     Raises `TransferError`, with the path, where the file is damaged, newer, or of another kind.
     """
-    with open_safetensors(path) as file:  # another process may replace it: all is from this one
+    # Another process may replace it meanwhile: all is from this one opening.
+    with explaining(what=f"{path} cannot be read"), open_safetensors(path) as file:
         header = header_of(file)
         found = _metadata(path, header, kind)
         _check_hash(file, header)

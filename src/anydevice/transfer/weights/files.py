@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -49,10 +50,13 @@ class PlainFile:
             raise TransferError(f"there is no file {path}") from error
         except OSError as error:
             raise self._unreadable(error) from error
-        self.stamp = self._stamp_now()
-        if stamp is not None and not self.stamp.is_of(stamp):
+        try:
+            self.stamp = self._stamp_now()
+            if stamp is not None and not self.stamp.is_of(stamp):
+                raise self._changed()
+        except BaseException:
             self.close()
-            raise self._changed()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +65,9 @@ class PlainFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file; what was read from it is right, whatever the system says then."""
+        with suppress(OSError):
+            os.close(self._file)
 
     @property
     def size(self) -> int:
@@ -99,7 +104,10 @@ class PlainFile:
             raise self._changed()
 
     def _stamp_now(self) -> Stamp:
-        seen = os.fstat(self._file)
+        try:
+            seen = os.fstat(self._file)
+        except OSError as error:
+            raise self._unreadable(error) from error
         return Stamp(
             seen.st_dev,
             seen.st_ino,
