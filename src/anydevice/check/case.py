@@ -92,6 +92,21 @@ class Draw:
         """Between two bounds."""
         return self._filled(self._random.uniform(low, high, self._count(shape)), shape)
 
+    def digits(self, *shape: int) -> Array:
+        """Integers that no float32 holds, and floating-point numbers of either sign."""
+        if self.dtype.kind != "int":
+            return self.normal(*shape)
+        return self._filled(self._random.integers(-(2**30), 2**30, self._count(shape)), shape)
+
+    def neighbours(self, *shape: int) -> tuple[Array, Array]:
+        """Two arrays whose elements are equal, or the next number that the dtype has."""
+        one = self.digits(*shape)
+        step = self._random.integers(-1, 2, shape)
+        if self.dtype.kind == "int":
+            return one, (one + step).astype(one.dtype)
+        bits = f"i{one.dtype.itemsize}"
+        return one, (one.view(bits) + step).astype(bits).view(one.dtype)
+
     def heavy(self, *shape: int) -> Array:
         """Like `normal`, but the last of each row outweighs the rest: who drops it, shows."""
         drawn = self.normal(*shape)
@@ -141,6 +156,11 @@ class Draw:
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 NUMBERS = (*FLOATS, "int32")
+INTEGERS = ("int32",)
+LARGE = ("float32",)
+"""The dtypes of cases with a million elements: how far an index goes does not depend on it."""
+LARGE_KERNELS = ("float32", "bfloat16")
+"""The same, where kernels of our own may be for 16 bits alone."""
 EVERYTHING = (*NUMBERS, "bool")
 
 Make = Callable[[Draw], Call]
@@ -218,10 +238,11 @@ class Row(Record):
     `gives` names the dtypes of its results; the last one counts for all that follow.
     `inside` is the dtype that is computed in, where that is not float64 for float64 and float32
     for all else. `comparable` brings results into a form in which they can be compared,
-    where several are right. `gradient` draws small arguments for comparing gradients by all
-    floating-point ones. `gpu` and `cpu` draw the arguments of benchmarks, by name: at the size of
-    a 7B model on a GPU, smaller ones on a CPU. `moved` and `operations` count what a call needs at
-    least: bytes to and from memory, given those of the results, and floating-point operations.
+    where several are right. With `signs`, zeros keep theirs. `gradient` draws small arguments for
+    comparing gradients by all floating-point ones. `gpu` and `cpu` draw the arguments of
+    benchmarks, by name: at the size of a 7B model on a GPU, smaller ones on a CPU. `moved` and
+    `operations` count what a call needs at least: bytes to and from memory, given those of the
+    results, and floating-point operations.
     """
 
     op: str
@@ -231,6 +252,7 @@ class Row(Record):
     gives: Gives = same
     inside: str | None = None
     comparable: Callable[[Any, Call], Any] | None = None
+    signs: bool = False
     gradient: Make | None = None
     gpu: Mapping[str, Make] = NOTHING
     cpu: Mapping[str, Make] = NOTHING

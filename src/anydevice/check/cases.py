@@ -30,6 +30,8 @@ from anydevice.check import budgets
 from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
+    INTEGERS,
+    LARGE,
     NUMBERS,
     Call,
     Case,
@@ -52,6 +54,8 @@ _NAMED = 4
 """So many ops are named in a sentence; more are counted."""
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((33, 17), (129,), (1,), (0,), (2, 3, 5))
+_MILLION: tuple[tuple[int, ...], ...] = ((1031, 1033), (3,), (70001,))
+_MANY: tuple[tuple[int, ...], ...] = tuple((size % 7 + 1, size % 3 + 1) for size in range(70))
 
 
 def _along(*shape: int, kind: str = "normal", **options: Any) -> Make:
@@ -62,6 +66,34 @@ def _with_nan(draw: Draw) -> Call:
     x = draw.normal(4, 7)
     x[0, 3], x[1, 0], x[2, 6] = np.nan, np.inf, -np.inf
     return call(x, axis=-1)
+
+
+def _ending_with_nan(draw: Draw) -> Call:
+    x = draw.normal(3, 100003)
+    x[0, -1], x[1, -1] = np.nan, np.inf
+    return call(x, axis=-1)
+
+
+def _of_one_sign(draw: Draw) -> Call:
+    """Rows in which 0 would be the largest, or the smallest."""
+    x = draw.positive(2, 77)
+    x[0] *= -1
+    return call(x, axis=-1)
+
+
+def _infinite(draw: Draw) -> Call:
+    return call(draw.listed([[-np.inf] * 3, [np.inf] * 3, [-np.inf, 1.0, 2.0]]), axis=-1)
+
+
+def _ending_most(*shape: int) -> Make:
+    """The last of the first row is its largest by far, that of the others their smallest."""
+
+    def make(draw: Draw) -> Call:
+        x = draw.heavy(*shape)
+        x[1:, -1] *= -1
+        return call(x, axis=-1)
+
+    return make
 
 
 _REDUCED = (
@@ -75,13 +107,38 @@ _REDUCED = (
     Case("very long", _along(1000003, axis=0), FLOATS),
     Case("nan and infinities", _with_nan, FLOATS),
     Case("elements that lie apart", _along(9, 33, axis=-1), strided=True),
+    Case("a middle axis from behind", _along(3, 5, 7, axis=-2)),
+    Case("two axes from behind", _along(3, 5, 7, axis=(-1, 0))),
+    Case("five axes", _along(2, 3, 5, 7, 2, axis=(1, 3)), LARGE),
+    Case("of one sign", _of_one_sign),
+    Case("infinities alone", _infinite, FLOATS),
+    Case("the end of a million", _ending_most(2, 1000003), LARGE),
+    Case("nan at the end", _ending_with_nan, LARGE),
+    Case("a million in all", _along(1031, 1033, kind="heavy"), LARGE),
+    Case("many rows", _along(70001, 17, axis=-1), LARGE),
+    Case("many columns", _along(17, 70001, axis=0), LARGE),
+    Case("long columns", _along(70001, 17, axis=0, kind="positive"), LARGE),
+    Case("many of each", _along(67, 129, 131, axis=1), LARGE),
 )
 _ADDED = (
     *_REDUCED,
+    Case("a million that grow", _along(1000003, axis=0, kind="positive"), FLOATS),
+    Case("a million rows that grow", _along(1031, 1033, kind="positive"), LARGE),
+    Case("sixteen million that grow", _along(2**24 + 43, kind="positive"), LARGE),
     Case("sums that grow", _along(2, 5003, axis=-1, kind="positive"), FLOATS),
     Case("the last counts most", _along(3, 1001, axis=-1, kind="heavy"), FLOATS),
     Case("large", _along(3, 33, axis=-1, kind="large"), FLOATS),
 )
+
+
+_COMPARED = (
+    *_REDUCED,
+    Case("all digits", lambda draw: call(_of_near_ones(draw).arguments[0], axis=-1), INTEGERS),
+)
+
+
+def _large_integers(draw: Draw) -> Call:
+    return call(draw.integers(-(2**20), 2**20 + 1, 3, 1001), axis=-1)
 
 
 def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
@@ -96,11 +153,23 @@ def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
 
 
 def _of(shape: tuple[int, ...], *arguments: Any) -> Make:
-    return lambda draw: call(draw.normal(*shape), *arguments)
+    return lambda draw: call(draw.digits(*shape), *arguments)
 
 
 def _ties(draw: Draw) -> Call:
     return call(draw.listed([[1, 3, 3, 2], [0, 0, 0, 0], [5, 1, 5, 5]]))
+
+
+def _ties_far_apart(draw: Draw) -> Call:
+    x = -draw.positive(3, 100003)
+    x[0, [70000, 90000]], x[1, [0, 100002]], x[2, [65536, 65537]] = 1, 1, 1
+    return call(x)
+
+
+def _of_near_ones(draw: Draw) -> Call:
+    """Integers of which several are one number as float32."""
+    rows = np.arange(2**24, 2**24 + 40, dtype=np.int32).reshape(4, 10)
+    return call(rows[:, [3, 1, 9, 2, 8, 0, 7, 6, 5, 4]])
 
 
 _ARGMAX = Row(
@@ -114,6 +183,15 @@ _ARGMAX = Row(
         Case("one column", _along(4, 1)),
         Case("no rows", _along(0, 4)),
         Case("nan and infinities", _with_nan, FLOATS),
+        Case("from behind", _along(5, 77, 3, axis=-2)),
+        Case("of one sign", _of_one_sign),
+        Case("infinities alone", _infinite, FLOATS),
+        Case("all digits", _of_near_ones, INTEGERS),
+        Case("the end of a million", _ending_most(2, 1000003), LARGE),
+        Case("equal ones far apart", _ties_far_apart, LARGE),
+        Case("nan at the end", _ending_with_nan, LARGE),
+        Case("many rows", _along(70001, 17), LARGE),
+        Case("long columns", _along(70001, 17, axis=0), LARGE),
     ),
     NUMBERS,
     gives=index,
@@ -148,6 +226,12 @@ _TOP_K = Row(
         Case("equal ones", lambda draw: call(_ties(draw).arguments[0], 3)),
         Case("no rows", _of((0, 9), 2)),
         Case("nan and infinities", _largest_with_nan, FLOATS),
+        Case("of one sign", lambda draw: call(_of_one_sign(draw).arguments[0], 5)),
+        Case("infinities alone", lambda draw: call(_infinite(draw).arguments[0], 2), FLOATS),
+        Case("all digits", lambda draw: call(_of_near_ones(draw).arguments[0], 4), INTEGERS),
+        Case("300 of 100,003", lambda draw: call(draw.heavy(2, 100003), 300), LARGE),
+        Case("many rows", _of((70001, 17), 3), LARGE),
+        Case("rows that lie apart", _of((9, 33), 4), strided=True),
     ),
     NUMBERS,
     gives=lambda dtype, made: (dtype, dtype, "bool", "int32"),
@@ -163,6 +247,14 @@ def _picked(rows: int, width: int, *ids: int) -> Make:
 
 def _at(shape: tuple[int, ...], places: Any, *axis: int) -> Make:
     return lambda draw: call(draw.normal(*shape), np.array(places, np.int32), *axis)
+
+
+_FAR = [0, 65535, 65536, 70000, 69999, 3]
+"""Places beyond what 16 bits can number."""
+
+
+def _special_at(places: Any) -> Make:
+    return lambda draw: call(draw.special().reshape(3, 3), np.array(places, np.int32))
 
 
 def _with_long_ids(draw: Draw) -> Call:
@@ -183,7 +275,14 @@ _EMBEDDING = Row(
         Case("no tokens", _picked(5, 3, 0)),
         Case("ids of 64 bits", _with_long_ids),
         Case("ids out of range", _at((9, 5), [0, 8, 9, -1, 100000])),
+        Case("ids far out of range", _at((9, 5), [2**31 - 1, -(2**31), 65536, -9, 256, 3])),
+        Case("ids above 65,535", _at((70001, 5), _FAR), LARGE),
+        Case("many tokens", _picked(70001, 3, 33, 1031), LARGE),
+        Case("wide rows", _picked(129, 4099, 3, 67), LARGE),
+        Case("rows that lie apart", _picked(33, 17, 9), strided=True),
+        Case("nan, infinities and limits", _special_at([2, 0, 1, 1]), FLOATS),
     ),
+    signs=True,
     gradient=_at((4, 3), [1, 3, 1]),
     gpu={"16,384 tokens": _picked(VOCABULARY, HIDDEN, 1, 16384)},
     cpu={"256 tokens": _picked(VOCABULARY, 1024, 1, 256)},
@@ -206,8 +305,14 @@ _TAKE = Row(
         Case("none", _taken((3, 33), 1, 0)),
         Case("out of range", _at((3, 5), [4, 5, -1, 0], 1)),
         Case("ids of 64 bits", _with_long_ids),
+        Case("out of range, rows", _at((9, 5), [2**31 - 1, -(2**31), 65536, -9, 3])),
+        Case("ids above 65,535", _at((70001, 5), _FAR), LARGE),
+        Case("places above 65,535", _at((3, 70001), _FAR, 1), LARGE),
+        Case("a million", _taken((517, 1031), 1, 2053), LARGE),
+        Case("nan, infinities and limits", _special_at([2, 0, 1, 1]), FLOATS),
     ),
     EVERYTHING,
+    signs=True,
     gradient=_at((3, 4), [2, 0, 2], 1),
     gpu={"4,096 rows of 4096": _taken((VOCABULARY, HIDDEN), 0, 4096)},
     cpu={"256 rows of 1024": _taken((VOCABULARY, 1024), 0, 256)},
@@ -216,12 +321,20 @@ _TAKE = Row(
 )
 
 
-def _shaped(op: str, gpu: Make, cpu: Make, gradient: Make, **cases: Make) -> Row:
-    named = (Case(name.replace("_", " "), make) for name, make in cases.items())
+def _shaped(op: str, gpu: Make, cpu: Make, gradient: Make, special: Make, **cases: Make) -> Row:
+    named = (
+        Case(name.replace("_", " "), make, LARGE if "million" in name else None)
+        for name, make in cases.items()
+    )
     return Row(
         op,
-        (*named, Case("elements that lie apart", gradient, strided=True)),
+        (
+            *named,
+            Case("elements that lie apart", gradient, strided=True),
+            Case("nan, infinities and limits", special, FLOATS),
+        ),
         EVERYTHING,
+        signs=True,
         gradient=gradient,
         gpu={"4,096 × 4096": gpu},
         cpu={"512 × 4096": cpu},
@@ -230,18 +343,42 @@ def _shaped(op: str, gpu: Make, cpu: Make, gradient: Make, **cases: Make) -> Row
 
 
 def _joined(*shapes: tuple[int, ...], axis: int = 0) -> Make:
-    return lambda draw: call([draw.normal(*shape) for shape in shapes], axis)
+    return lambda draw: call([draw.digits(*shape) for shape in shapes], axis)
+
+
+def _special(*arguments: Any) -> Make:
+    return lambda draw: call(draw.special().reshape(3, 3), *arguments)
 
 
 def _converted(target: str) -> tuple[Case, ...]:
     cases = [
         Case(f"to {target}", _of((3, 77), target)),
         Case(f"none to {target}", _of((0,), target)),
+        Case(f"a million to {target}", _of((1031, 1033), target), LARGE),
+        Case(f"that lie apart to {target}", _of((9, 17), target), LARGE, strided=True),
+        Case(f"of all sizes to {target}", _of_sizes(target), NUMBERS),
     ]
     if target in FLOATS:
         special = lambda draw: call(draw.special(), target)  # noqa: E731
         cases.append(Case(f"nan, infinities and limits to {target}", special, FLOATS))
     return tuple(cases)
+
+
+def _of_sizes(target: str) -> Make:
+    """As large as the target holds, and with parts of one."""
+    most = {"float16": 6e4, "int32": 2e9}.get(target, 3e9)
+
+    def make(draw: Draw) -> Call:
+        if draw.dtype.kind == "int":
+            return call(
+                draw.integers(-60000, 60001, 9, 33) if most < 1e9 else draw.digits(9, 33), target
+            )
+        scale = min(most, 6e4 if draw.dtype.name == "float16" else most)
+        x = draw.uniform(-scale, scale, 9, 33)
+        x[3:6], x[6:] = draw.uniform(-3, 3, 3, 33), draw.uniform(-1, 1, 3, 33)
+        return call(x, target)
+
+    return make
 
 
 _ASTYPE = Row(
@@ -258,13 +395,17 @@ _ASTYPE = Row(
 MANIPULATION: tuple[Row, ...] = (
     _reduction(
         "sum",
-        (*_ADDED, Case("nothing to add", _along(3, 0, axis=1))),
+        (
+            *_ADDED,
+            Case("nothing to add", _along(3, 0, axis=1)),
+            Case("integers that grow", _large_integers, INTEGERS),
+        ),
         dtypes=NUMBERS,
         budget=budgets.of_reduction("sum"),
     ),
     _reduction("mean", _ADDED, budget=budgets.of_reduction("mean")),
-    _reduction("max", dtypes=NUMBERS),
-    _reduction("min", dtypes=NUMBERS),
+    _reduction("max", _COMPARED, dtypes=NUMBERS),
+    _reduction("min", _COMPARED, dtypes=NUMBERS),
     _ARGMAX,
     _TOP_K,
     _EMBEDDING,
@@ -274,6 +415,9 @@ MANIPULATION: tuple[Row, ...] = (
         _of((4096, HIDDEN), (HIDDEN, 32, 128)),
         _of((512, HIDDEN), (512, 32, 128)),
         _of((3, 4), (2, 6)),
+        _special((9,)),
+        a_million=_of((1031, 1033), (1033, 1031)),
+        five_axes=_of((6, 35, 4), (2, 3, 5, 7, 4)),
         split=_of((6, 8), (2, 3, 8)),
         one_size_left_open=_of((6, 8), (4, -1)),
         to_no_axis=_of((1, 1), ()),
@@ -284,6 +428,10 @@ MANIPULATION: tuple[Row, ...] = (
         _of((4096, HIDDEN), (1, 0)),
         _of((512, HIDDEN), (1, 0)),
         _of((2, 3), (1, 0)),
+        _special((1, 0)),
+        a_million=_of((1031, 1033), (1, 0)),
+        a_million_in_heads=_of((3, 129, 33, 67), (0, 2, 1, 3)),
+        five_axes=_of((2, 3, 4, 5, 6), (3, 1, 4, 0, 2)),
         heads=_of((2, 7, 4, 16), (0, 2, 1, 3)),
         all=_of((3, 5, 7), (2, 0, 1)),
         nothing=_of((3, 5), (0, 1)),
@@ -294,6 +442,11 @@ MANIPULATION: tuple[Row, ...] = (
         _joined((2048, HIDDEN), (2048, HIDDEN)),
         _joined((256, HIDDEN), (256, HIDDEN)),
         lambda draw: call([draw.normal(2, 3), draw.normal(1, 3)]),
+        lambda draw: call([draw.special().reshape(3, 3), draw.normal(1, 3)]),
+        a_million=_joined((1031, 519), (1031, 514), axis=1),
+        a_million_in_rows=_joined((70001, 5), (3, 5), (70001, 5)),
+        many=_joined(*((size % 4 + 1, 3) for size in range(40))),
+        a_middle_axis=_joined((2, 3, 5), (2, 4, 5), axis=-2),
         rows=_joined((3, 5), (1, 5), (7, 5)),
         columns=_joined((3, 5), (3, 1), axis=-1),
         one=_joined((3, 5)),
@@ -304,6 +457,11 @@ MANIPULATION: tuple[Row, ...] = (
         _of((8192, HIDDEN), 0, 0, 4096),
         _of((1024, HIDDEN), 0, 0, 512),
         _of((3, 5), 1, 1, 4, 2),
+        _special(0, 0, 3),
+        a_million=_of((1031, 1033), 1, 1, 1033, 3),
+        the_end_of_a_million=_of((3, 350003), 1, 349001, 350003),
+        the_last_rows_of_a_million=_of((70001, 17), 0, 65530, 70001, 5),
+        a_middle_axis_from_behind=_of((3, 9, 5), -2, 1, 8, 3),
         rows=_of((9, 5), 0, 2, 7),
         every_other_column=_of((9, 5), 1, 1, 5, 2),
         from_behind=_of((3, 9, 5), -1, 0, 3),
@@ -315,6 +473,10 @@ MANIPULATION: tuple[Row, ...] = (
         _of((1, HIDDEN), (4096, HIDDEN)),
         _of((1, HIDDEN), (512, HIDDEN)),
         _of((1, 3), (2, 3)),
+        _special((2, 3, 3)),
+        a_million=_of((1031, 1), (1031, 1033)),
+        a_million_of_one_row=_of((1033,), (1031, 1033)),
+        five_axes=_of((2, 1, 3, 1, 5), (2, 4, 3, 2, 5)),
         rows=_of((5,), (3, 5)),
         a_middle_axis=_of((3, 1, 5), (3, 4, 5)),
         no_axis=_of((), (2, 3)),
@@ -339,6 +501,19 @@ def _states(count: int, shapes: tuple[tuple[int, ...], ...] = _SHAPES, **options
     return make
 
 
+def _without_change(made: Call) -> Call:
+    """The same with gradients and states of zero, and a few gradients that are not finite."""
+    parameters, gradients, *states = made.arguments
+    still = [array * 0 for array in gradients]
+    still[1][:3] = np.nan, np.inf, -np.inf
+    zeros = [s if not isinstance(s, list) else [array * 0 for array in s] for s in states]
+    return call(parameters, still, *zeros, **made.options)
+
+
+def _still(make: Make) -> Make:
+    return lambda draw: _without_change(make(draw))
+
+
 def _without_velocity(draw: Draw) -> Call:
     return call(*_states(0)(draw).arguments, None, rate=0.1, decay=0.01)
 
@@ -348,10 +523,13 @@ def _adam(
     shapes: tuple[tuple[int, ...], ...] = _SHAPES,
     *,
     fresh: bool = False,
+    scale: float | None = None,
     **options: Any,
 ) -> Make:
     def make(draw: Draw) -> Call:
         parameters, gradients, *states = _states(2, shapes)(draw).arguments
+        if scale is not None:
+            gradients = [(array * scale).astype(array.dtype) for array in gradients]
         if fresh:
             states = [[array * 0 for array in state] for state in states]
         return call(parameters, gradients, *states, step, rate=0.01, **options)
@@ -371,6 +549,8 @@ def _update(op: str, cases: tuple[Case, ...], timed: Callable[..., Make], operat
 
 
 _FIVE = np.array(5, np.int32)
+_NOT_HALF = ("float32", "bfloat16", "float64")
+"""The dtypes that hold 1e-8."""
 
 UPDATES: tuple[Row, ...] = (
     _update(
@@ -379,6 +559,15 @@ UPDATES: tuple[Row, ...] = (
             Case("with momentum", _states(1, rate=0.1, momentum=0.9, decay=0.01)),
             Case("without velocities", _without_velocity),
             Case("Nesterov", _states(1, rate=0.1, momentum=0.9, nesterov=True)),
+            Case(
+                "Nesterov with decay",
+                _states(1, rate=0.1, momentum=0.9, decay=0.1, nesterov=True),
+            ),
+            Case("velocities alone", _states(1, rate=0.1)),
+            Case("a million", _states(1, _MILLION, rate=0.1, momentum=0.9, decay=0.01), LARGE),
+            Case("many", _states(1, _MANY, rate=0.1, momentum=0.9), LARGE),
+            Case("elements that lie apart", _states(1, rate=0.1, momentum=0.9), strided=True),
+            Case("zeros, nan and infinities", _still(_states(1, rate=0.1, momentum=0.9))),
         ),
         partial(_states, 1, rate=0.1, momentum=0.9),
         operations=4,
@@ -391,6 +580,15 @@ UPDATES: tuple[Row, ...] = (
             Case("step 10,000", _adam(10000)),
             Case("Adam with decay", _adam(3, decay=0.1, decoupled=False)),
             Case("the step as an array", _adam(_FIVE, beta1=0.8, beta2=0.95, eps=1e-6)),
+            Case("small beside eps", _adam(1, fresh=True, scale=1e-8), _NOT_HALF),
+            Case("step 1,000,000", _adam(1000000)),
+            Case("a million", _adam(7, _MILLION, decay=0.1), LARGE),
+            Case(
+                "a million, Adam with decay", _adam(7, _MILLION, decay=0.1, decoupled=False), LARGE
+            ),
+            Case("many", _adam(7, _MANY), LARGE),
+            Case("elements that lie apart", _adam(7), strided=True),
+            Case("zeros, nan and infinities", _still(_adam(7))),
         ),
         partial(_adam, 7),
         operations=12,
@@ -400,6 +598,10 @@ UPDATES: tuple[Row, ...] = (
         (
             Case("with decay", _states(1, rate=0.01, decay=0.1)),
             Case("without decay", _states(1, rate=0.01, beta1=0.95, beta2=0.98)),
+            Case("a million", _states(1, _MILLION, rate=0.01, decay=0.1), LARGE),
+            Case("many", _states(1, _MANY, rate=0.01), LARGE),
+            Case("elements that lie apart", _states(1, rate=0.01), strided=True),
+            Case("zeros, nan and infinities", _still(_states(1, rate=0.01))),
         ),
         partial(_states, 1, rate=0.01),
         operations=6,

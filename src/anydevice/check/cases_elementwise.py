@@ -2,7 +2,8 @@
 
 Every op is checked in every dtype with one plain shape and all special numbers. How arrays of odd
 shapes are walked through does not depend on the op and the dtype together: that is checked for each
-op in one dtype, and in every dtype for one op of each kind (`thorough`).
+op in one dtype, and in every dtype for one op of each kind (`thorough`). A million elements, in odd
+sizes, are more than any block that a kernel takes at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from anydevice.check.budgets import Budget
 from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
+    INTEGERS,
+    LARGE,
+    LARGE_KERNELS,
     NUMBERS,
     Call,
     Case,
@@ -50,12 +54,34 @@ _SHAPES = (
     ("one element", (1,)),
     ("no axis", ()),
     ("empty", (0, 7)),
+    ("five axes", (2, 3, 2, 5, 3)),
+    ("a million, odd", (1031, 1033)),
 )
 _FLUSHED = Case("denormals", lambda draw: call(draw.denormal(65)), _SHORT, denormal=True)
 _ONE_TIMED: dict[str, Any] = {
     "gpu": {"16,384 rows of 4096": _one(16384, 4096)},
     "cpu": {"512 rows of 4096": _one(512, 4096)},
 }
+
+
+def _of_all_magnitudes(draw: Draw) -> Call:
+    return call(draw.large(7, 129))
+
+
+def _of_all_sizes(draw: Draw) -> Call:
+    return call(np.abs(draw.large(7, 129)))
+
+
+def _up_to_eighty(draw: Draw) -> Call:
+    return call(draw.uniform(-80, 80, 7, 129))
+
+
+def _of_all_digits(draw: Draw) -> Call:
+    return call(draw.digits(7, 129))
+
+
+def _around_integers(draw: Draw) -> Call:
+    return call(draw.listed([-2.5, -2.0, -0.5, -0.25, -0.0, 0.0, 0.25, 0.5, 2.0, 2.5, 1023.5]))
 
 
 def _unary(
@@ -65,10 +91,12 @@ def _unary(
     dtypes: tuple[str, ...] = FLOATS,
     positive: bool = False,
     special: Make = _special,
+    spread: Make = _of_all_magnitudes,
     smooth: bool = True,
     gives: Gives = same,
     operations: int = 1,
     thorough: bool = False,
+    signs: bool = False,
 ) -> Row:
     def make(*shape: int) -> Make:
         if positive:
@@ -76,10 +104,14 @@ def _unary(
         return _one(*shape, spread=4.0)
 
     odd = None if thorough else _ONE_DTYPE
-    (plain, shape), *others = _SHAPES
+    (plain, shape), *others, (many, large) = _SHAPES
     cases = [Case(plain, make(*shape))]
     cases += [Case(name, make(*shape), odd) for name, shape in others]
+    cases += [Case(many, make(*large), LARGE)]
     cases += [Case("nan, infinities and limits", special, FLOATS), _FLUSHED]
+    cases.append(Case("of all magnitudes", spread, FLOATS))
+    if dtypes == NUMBERS:
+        cases.append(Case("all digits", _of_all_digits, INTEGERS))
     cases.append(Case("elements that lie apart", make(9, 17), odd, strided=True))
     return Row(
         op,
@@ -87,6 +119,7 @@ def _unary(
         dtypes,
         budget,
         gives,
+        signs=signs,
         gradient=make(3, 5) if smooth else None,
         operations=per_element(operations),
         **_ONE_TIMED,
@@ -119,6 +152,9 @@ _PAIRS = (
     ("one element", (1,), (1,)),
     ("no axis", (), ()),
     ("empty", (0, 7), (7,)),
+    ("five axes, each repeated", (2, 1, 3, 1, 5), (7, 1, 2, 1)),
+    ("a million, odd", (1031, 1033), (1031, 1033)),
+    ("a million, repeated", (1031, 1), (1033,)),
 )
 _TWO_TIMED: dict[str, Any] = {
     "gpu": {"16,384 rows of 4096": _two((16384, 4096), (16384, 4096))},
@@ -133,6 +169,8 @@ def _binary(
     dtypes: tuple[str, ...] = NUMBERS,
     kinds: tuple[str, str] = ("normal", "normal"),
     special: Make = lambda draw: _crossed(draw.special(), draw.special()),
+    spread: Make = lambda draw: call(draw.large(7, 129), draw.large(7, 129)),
+    integers: Make = lambda draw: call(draw.digits(7, 129), draw.digits(7, 129)),
     denormal: bool = True,
     smooth: bool = True,
     gives: Gives = same,
@@ -142,7 +180,10 @@ def _binary(
     odd = None if thorough else _ONE_DTYPE
     (plain, a, b), *others = _PAIRS
     cases = [Case(plain, make(a, b))]
-    cases += [Case(name, make(a, b), odd) for name, a, b in others]
+    cases += [Case(name, make(a, b), LARGE if "million" in name else odd) for name, a, b in others]
+    cases.append(Case("of all magnitudes", spread, FLOATS))
+    if dtypes == NUMBERS:
+        cases.append(Case("all digits", integers, INTEGERS))
     cases.append(Case("elements that lie apart", make((9, 17), (9, 17)), odd, strided=True))
     cases.append(Case("a number on the right", lambda draw: call(draw.positive(5, 7), 3)))
     # Exact in every dtype.
@@ -165,26 +206,50 @@ def _binary(
 
 
 def _divided(draw: Draw) -> Call:
-    return _crossed(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0]))
+    return _crossed(draw.special(), draw.listed([2.0, -3.0, np.inf, np.nan, 0.0, -0.0]))
+
+
+def _divided_by_like(draw: Draw) -> Call:
+    """Numbers of all magnitudes by others of about the same: no quotient is too large or small."""
+    a = draw.large(7, 129)
+    return call(a, (a * draw.positive(7, 129)).astype(a.dtype))
 
 
 def _integer_powers(draw: Draw) -> Call:
-    bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0])
+    bases = draw.listed([0.5, -2.0, 3.0, -1.5, 1.0, 0.0, np.inf, -np.inf, np.nan])
     return _crossed(bases, draw.listed([0.0, 1.0, 2.0, 3.0, 5.0]))
+
+
+def _powers(draw: Draw) -> Call:
+    return call(draw.uniform(0.01, 30, 7, 129), draw.uniform(-3, 3, 7, 129))
+
+
+def _short_integers(draw: Draw) -> Call:
+    return call(draw.integers(-46340, 46341, 7, 129), draw.integers(-46340, 46341, 7, 129))
+
+
+def _neighbours(draw: Draw) -> Call:
+    return call(*draw.neighbours(7, 129))
+
+
+def _compared(op: str, **how: Any) -> Row:
+    return _binary(op, spread=_neighbours, integers=_neighbours, **how)
 
 
 def _logical(op: str) -> Row:
     cases = tuple(Case(name, _two(a, b)) for name, a, b in _PAIRS)
-    return Row(op, cases, ("bool",), gives=condition, **_TWO_TIMED)
+    apart = Case("elements that lie apart", _two((9, 17), (9, 17)), strided=True)
+    return Row(op, (*cases, apart), ("bool",), gives=condition, **_TWO_TIMED)
 
 
 def _where(at: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> Make:
-    return lambda draw: call(draw.chance(*at), draw.normal(*a), draw.normal(*b))
+    return lambda draw: call(draw.chance(*at), draw.digits(*a), draw.digits(*b))
 
 
 def _where_special(draw: Draw) -> Call:
+    """What is not chosen has no influence, on either side."""
     special = draw.special()
-    return call(draw.chance(len(special)), special, draw.normal(len(special)))
+    return call(np.arange(18) % 2 == 0, np.repeat(special, 2), np.repeat(special[::-1], 2))
 
 
 _WHERE = Row(
@@ -195,9 +260,14 @@ _WHERE = Row(
         Case("a number elsewhere", lambda draw: call(draw.chance(3, 5), draw.normal(3, 5), 0)),
         Case("a number there", lambda draw: call(draw.chance(3, 5), 1, draw.normal(3, 5))),
         Case("empty", _where((0, 7), (7,), (0, 7))),
+        Case("five axes", _where((2, 1, 3, 1, 5), (7, 1, 2, 1), (3, 7, 3, 2, 5)[1:])),
+        Case("a million, odd", _where((1031, 1033), (1031, 1033), (1031, 1033)), LARGE),
+        Case("a million, repeated", _where((1031, 1), (1033,), (1031, 1033)), LARGE),
+        Case("elements that lie apart", _where((9, 17), (9, 17), (9, 17)), strided=True),
         Case("nan, infinities and limits", _where_special, FLOATS),
     ),
     EVERYTHING,
+    signs=True,
     gradient=_where((3, 5), (3, 5), (5,)),
     gpu={"16,384 rows of 4096": _where((16384, 4096), (16384, 4096), (16384, 4096))},
     cpu={"512 rows of 4096": _where((512, 4096), (512, 4096), (512, 4096))},
@@ -216,7 +286,16 @@ _GELU = Row(
         Case("odd width", _gelu(False, 3, 77)),
         Case("odd width, by tanh", _gelu(True, 3, 77)),
         Case("empty", _gelu(True, 0)),
+        Case("a million, odd", _gelu(False, 1031, 1033), LARGE),
+        Case("a million, odd, by tanh", _gelu(True, 1031, 1033), LARGE),
+        Case("rows that lie apart", _gelu(False, 9, 17), strided=True),
+        Case("up to eighty", _up_to_eighty),
+        Case("of all magnitudes", _of_all_magnitudes),
         Case("nan, infinities and limits", _special, FLOATS),
+        Case(
+            "nan, infinity and the largest, by tanh",
+            lambda draw: call(draw.listed([np.nan, np.inf, 1e4, -30.0, 0.0]), True),
+        ),
     ),
     budget=budgets.of_gelu,
     gradient=_gelu(False, 3, 5),
@@ -239,9 +318,16 @@ _SWIGLU = Row(
         Case("empty", _gated(0, 8)),
         Case("rows that lie apart", _gated(3, 5, 64), strided=True),
         Case("columns that lie apart", _gated(33, 65), strided=True),
+        Case("a million, odd", _gated(1031, 1033), LARGE_KERNELS),
+        Case("many rows", _gated(70001, 5), LARGE_KERNELS),
+        Case("up to eighty", lambda draw: call(draw.uniform(-80, 80, 9, 65), draw.normal(9, 65))),
         Case("nan and infinities", lambda draw: call(draw.special(), draw.positive(9)), FLOATS),
+        Case(
+            "nan and infinities above",
+            lambda draw: call(draw.positive(7), _bounded(draw).arguments[0]),
+        ),
     ),
-    budget=budgets.relative(32),
+    budget=budgets.of_sigmoid(32),
     gradient=_gated(3, 5),
     gpu={"16,384 rows of 14336": _gated(16384, 14336)},
     cpu={"256 rows of 14336": _gated(256, 14336)},
@@ -251,13 +337,14 @@ _SWIGLU = Row(
 ELEMENTWISE: tuple[Row, ...] = (
     _binary("add", thorough=True),
     _binary("subtract"),
-    _binary("multiply"),
+    _binary("multiply", integers=_short_integers),
     _binary(
         "divide",
         budgets.relative(6),
         dtypes=FLOATS,
         kinds=("normal", "positive"),
         special=_divided,
+        spread=_divided_by_like,
         denormal=False,
     ),
     _binary(
@@ -266,39 +353,43 @@ ELEMENTWISE: tuple[Row, ...] = (
         dtypes=FLOATS,
         kinds=("positive", "normal"),
         special=_integer_powers,
+        spread=_powers,
         denormal=False,
     ),
-    _binary("maximum"),
-    _binary("minimum"),
-    _binary("equal", smooth=False, gives=condition),
-    _binary("less", smooth=False, gives=condition, thorough=True),
-    _binary("less_equal", smooth=False, gives=condition),
+    _compared("maximum"),
+    _compared("minimum"),
+    _compared("equal", smooth=False, gives=condition),
+    _compared("less", smooth=False, gives=condition, thorough=True),
+    _compared("less_equal", smooth=False, gives=condition),
     _logical("logical_and"),
     _logical("logical_or"),
     _WHERE,
-    _unary("negative", dtypes=NUMBERS, thorough=True),
-    _unary("abs", dtypes=NUMBERS),
+    _unary("negative", dtypes=NUMBERS, thorough=True, signs=True),
+    _unary("abs", dtypes=NUMBERS, signs=True),
     _unary("sign", dtypes=NUMBERS, smooth=False),
-    _unary("floor", smooth=False),
-    _unary("exp", budgets.relative(16), operations=4, thorough=True),
-    _unary("log", budgets.relative(16), positive=True, operations=4),
-    _unary("sqrt", budgets.relative(6), positive=True),
-    _unary("rsqrt", budgets.relative(6), positive=True, special=_bounded),
-    _unary("sin", budgets.absolute(8), special=_bounded, operations=4),
-    _unary("cos", budgets.absolute(8), special=_bounded, operations=4),
+    _unary("floor", smooth=False, spread=_around_integers),
+    _unary("exp", budgets.of_exponential(16), operations=4, thorough=True),
+    _unary("log", budgets.relative(16), positive=True, spread=_of_all_sizes, operations=4),
+    _unary("sqrt", budgets.relative(6), positive=True, spread=_of_all_sizes),
+    _unary("rsqrt", budgets.relative(6), positive=True, spread=_of_all_sizes, special=_bounded),
+    _unary("sin", budgets.absolute(8), special=_bounded, spread=_up_to_eighty, operations=4),
+    _unary("cos", budgets.absolute(8), special=_bounded, spread=_up_to_eighty, operations=4),
     _unary("tanh", budgets.relative(32), operations=4),
-    _unary("sigmoid", budgets.relative(16), operations=4),
+    _unary("sigmoid", budgets.of_sigmoid(16), operations=4),
     _unary("erf", budgets.absolute(32), operations=4),
     _unary("isnan", smooth=False, gives=condition, thorough=True),
     Row(
         "logical_not",
-        tuple(Case(name, _one(*shape)) for name, shape in _SHAPES),
+        (
+            *(Case(name, _one(*shape)) for name, shape in _SHAPES),
+            Case("elements that lie apart", _one(9, 17), strided=True),
+        ),
         ("bool",),
         gives=condition,
         **_ONE_TIMED,
     ),
     _unary("relu", dtypes=NUMBERS),
-    _unary("silu", budgets.relative(24), operations=5),
+    _unary("silu", budgets.of_sigmoid(24), spread=_up_to_eighty, operations=5),
     _GELU,
     _SWIGLU,
 )

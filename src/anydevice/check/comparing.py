@@ -10,7 +10,8 @@ A result may differ from the float64 reference by the sum of
 
 So a 16-bit sum that is added up in 16 bits is wrong, though each step is as good as the dtype
 allows: its result is off by many units where one is allowed. Integers and booleans are compared
-for equality, infinities and NaN by position, zeros without their sign.
+for equality, infinities and NaN by position, zeros without their sign, unless the row of the op
+says that it keeps signs.
 
 Denormal numbers: XLA on the CPU takes them for zero in arguments and results, GPUs may. Either is
 right here, element by element, except in float16, where they are a tenth of all that softmax gives.
@@ -79,11 +80,17 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def compare(
-    got: Array, wants: Sequence[Array], budget: Array, dtype: str, result: str
+    got: Array,
+    wants: Sequence[Array],
+    budget: Array,
+    dtype: str,
+    result: str,
+    signs: bool = False,
 ) -> Difference | None:
     """What is wrong with `got`, an array of dtype `result`, of an op on `dtype`; else `None`.
 
-    `wants` are the references of which any may be met, each of the shape of `got`.
+    `wants` are the references of which any may be met, each of the shape of `got`. With `signs`,
+    zeros have to have theirs.
 
     >>> import numpy
     >>> compare(numpy.float32(1.5), [numpy.array(1.0)], 0.0, "float32", "float32").error
@@ -93,7 +100,16 @@ def compare(
         return None
     numbers = np.asarray(got).astype(np.float64)
     with np.errstate(all="ignore"):
+        near = np.abs(numbers - wants[0]) <= _allowed(np.asarray(wants[0]), budget, dtype, result)
+        if near.all() and not (signs and _turned(numbers, wants[0]).any()):
+            return None
         excesses = [_excess(numbers, want, budget, dtype, result) for want in wants]
+    if signs:
+        turned = [_turned(numbers, want) for want in wants]
+        excesses = [
+            (np.where(wrong, np.inf, excess), allowed)
+            for wrong, (excess, allowed) in zip(turned, excesses, strict=True)
+        ]
     nearest = np.argmin([excess for excess, _ in excesses], axis=0)
     excess = np.choose(nearest, [excess for excess, _ in excesses])
     wrong = excess > 1
@@ -129,6 +145,11 @@ def _excess(got: Array, want: Array, budget: Array, dtype: str, result: str) -> 
     excess = np.where(got == want, 0.0, excess)
     excess = np.where(np.isnan(got) & np.isnan(want), 0.0, excess)
     return np.where(np.isnan(excess), np.inf, excess), allowed
+
+
+def _turned(got: Array, want: Array) -> Array:
+    """Where a zero has the wrong sign."""
+    return (got == 0) & (want == 0) & (np.signbit(got) != np.signbit(want))
 
 
 def _allowed(want: Array, budget: Array, dtype: str, result: str) -> Array:

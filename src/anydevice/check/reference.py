@@ -274,12 +274,15 @@ def _attention(
     result = np.zeros((*q.shape[:3], v.shape[-1]))
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
-            scores = np.where(seen[b, h], q[b, h] @ k[b, h // group].T * factor, -np.inf)
+            at = h // group
             some = seen[b, h].any(-1)  # a query that sees nothing stays zero
-            if some.any():
-                # What no query attends to counts for nothing, not as zero times what it holds.
-                held = np.where(seen[b, h].any(0)[:, None], v[b, h // group], 0)
-                result[b, h, some] = _softmax(scores[some]) @ held
+            used = seen[b, h].any(0)  # a key that none sees counts for nothing, whatever it holds
+            if not some.any():
+                continue
+            keys, values = (x[b, at] if used.all() else x[b, at, used] for x in (k, v))
+            scores = q[b, h, some] @ keys.T * factor
+            scores[~seen[b, h][some][:, used]] = -np.inf
+            result[b, h, some] = _softmax(scores) @ values
     return result
 
 

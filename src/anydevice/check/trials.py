@@ -203,7 +203,7 @@ def _judged(trial: Trial, number: int, got: Array) -> str | Difference | None:
     # What `comparable` adds beside the results is exact.
     budget = trial.budgets[number] if number < len(trial.budgets) else 0.0
     wants = [want[number] for want in trial.wants]
-    return compare(got, wants, budget, trial.row.inside or trial.dtype, kind)
+    return compare(got, wants, budget, trial.row.inside or trial.dtype, kind, trial.row.signs)
 
 
 def _misplaced(x: Any, engine: Engine, device: Device) -> str | None:
