@@ -20,6 +20,7 @@ from anydevice import nn
 from anydevice.choose import measurements
 from anydevice.core.finding import Reason, Verdict
 from anydevice.discovery.verdicts import keep_verdict, read_verdicts
+from anydevice.settings.files import verdicts_file
 from anydevice.settings.preferences import forget_files
 
 SAVED = Path(__file__).parents[1] / "recorded" / "saved"
@@ -101,7 +102,7 @@ def record(folder: Path) -> None:
     keep_verdict("device | driver | library", VERDICT)
     measurements.keep_measurements({"device | driver | library": {"add": 0.25}})
     for name in ("verdicts.json", "measurements.json"):
-        shutil.copy(measurements.measurements_file().with_name(name), folder)
+        shutil.copy(verdicts_file().with_name(name), folder)
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from anydevice.compiling._compile import OPTIMIZATIONS, Compiled
 from anydevice.core.device import Device
-from anydevice.core.files import check_writable, remove_leftovers
+from anydevice.core.files import check_writable, is_there, remove_leftovers
 from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.core.warn import warn
@@ -143,11 +143,15 @@ def train(
     if remark is not None:
         _warn_once(remark)
     config = StepConfig(layer, loss, optimizer, policy, clip, accumulate, optimize or "default")
-    settings = settings_of(config, seed, schedule, data, validation)
     source = _source(resume, target)
+    settings: dict[str, Any] = {}
+    if target is not None or source is not None:
+        settings = settings_of(config, seed, schedule, data, validation)
     if source is not None:
         patient = patience is not None
-        start = read_checkpoint(source, settings, model.parameters, chosen, patient=patient)
+        start = read_checkpoint(
+            source, settings, model.parameters, optimizer, chosen, patient=patient
+        )
     else:
         parameters = to_device(model.parameters, chosen, convert=True)
         with explaining(chosen):
@@ -233,7 +237,7 @@ def _target(save: PathLike | None, resume: PathLike | bool | None) -> Path | Non
     if save is None:
         return None
     target = checked_path(save)
-    if resume is None and target.exists():
+    if resume is None and is_there(target):
         on = "resume=True goes on with it" if is_checkpoint(target) else "it is not a training"
         raise ConfigurationError(
             f"save: {target} exists already; {on}, resume=False replaces it",
@@ -252,7 +256,7 @@ def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
         return checked_path(resume)
     if save is None:
         raise ConfigurationError("resume=True needs save=", source="resume")
-    return save if save.exists() else None
+    return save if is_there(save) else None
 
 
 def _check(model: Any, optimizer: Any, optimize: str | None, schedule: Any) -> None:

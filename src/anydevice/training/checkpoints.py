@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import re
 import sys
 import types
@@ -14,18 +15,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict, replace
-from anydevice.core.trees import leaves
+from anydevice.core.trees import difference, leaves, mapped
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.nn._recompute import Recomputed
+from anydevice.nn.optimizers import Optimizer
 from anydevice.saving import files as tensor_files
-from anydevice.training.batches import sizes_of
+from anydevice.training.batches import INPUT_ERRORS, Batches, pair_of, sizes_of
 from anydevice.training.history import History
 from anydevice.training.steps import StepConfig, StepState
+from anydevice.transfer.moving import to_numpy
 
 _KIND = "training"
-_VALIDATION = "validation"
+_VALIDATION, _CONTENT = "validation", "content"
+_MOST_HASHED, _MOST_BATCHES = 64 * 2**20, 64
+"""Bytes and batches of data that are read for its content; of more, evenly spaced ones are."""
 _PLAIN = (bool, int, float, str, type(None))
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _CODE = f"code of Python {sys.version_info[0]}.{sys.version_info[1]}"
@@ -73,9 +80,51 @@ def settings_of(
         "clip": config.clip,
         "accumulate": config.accumulate,
         "seed": seed,
-        "data": sizes_of(data),
-        _VALIDATION: None if validation is None else sizes_of(validation),
+        "data": _described_data(data),
+        _VALIDATION: None if validation is None else _described_data(validation),
     }
+
+
+def _described_data(data: Any) -> dict[str, Any]:
+    content = content_of(data)
+    return {**sizes_of(data), **({} if content is None else {_CONTENT: content})}
+
+
+def content_of(data: Any) -> str | None:
+    """A hash of the numbers of data in arrays, whatever their library; `None` for other data.
+
+    Of a few batches and up to 64 MiB all numbers are read, of more some rows of all parts.
+
+    >>> from anydevice import nn
+    >>> content_of(nn.Batches([1.5, 2.5], [0, 1], size=1))
+    '4fc98d64ac8d78665331c09f2236dac4'
+    >>> content_of(lambda seed, epoch: [])
+    """
+    if isinstance(data, Batches):
+        arrays = [data.x, data.y]
+    elif isinstance(data, list | tuple):
+        few = data[:: -(-len(data) // _MOST_BATCHES) or 1]
+        try:
+            arrays = leaves([list(pair_of(batch)) for batch in few])
+        except INPUT_ERRORS:
+            return None  # the training itself refuses it, and says why
+    else:
+        return None
+    step = -(-sum(_bytes_of(array) for array in arrays) // _MOST_HASHED) or 1
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        rows = to_numpy(array[::step] if step > 1 and len(array.shape) else array)
+        # The same numbers in another dtype are the same data: they are converted in any case.
+        kind = np.float32 if rows.dtype.kind not in "biu" else np.int64
+        with np.errstate(over="ignore"):
+            same = np.ascontiguousarray(rows.astype(kind, copy=False))
+        digest.update(repr(tuple(array.shape)).encode())
+        digest.update(same.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _bytes_of(array: Any) -> int:
+    return 4 * math.prod(int(size) for size in array.shape)
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -103,9 +152,15 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_checkpoint(
-    path: Path, settings: Mapping[str, Any], like: Any, device: Device, *, patient: bool
+    path: Path,
+    settings: Mapping[str, Any],
+    like: Any,
+    optimizer: Optimizer,
+    device: Device,
+    *,
+    patient: bool,
 ) -> Checkpoint:
-    """The checkpoint of a file, on a device.
+    """The checkpoint of a file, on a device: that of a model with parameters `like` these.
 
     A `patient` training looks for the best epoch, with the validation it had before; where there
     was no patience before, that begins now. Raises `TransferError` if the file is damaged,
@@ -121,15 +176,15 @@ def read_checkpoint(
         loop = LoopState(**{**saved, "history": History.from_list(saved["history"])})
         if not kept:
             loop = replace(loop, best=None, waited=0)
-        step = StepState(
-            trees["parameters"],
-            trees["state"],
-            metadata["batches"],
-            metadata["started"],
-            metadata["steps"],
-            trees["scale"],
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        counts = {name: metadata[name] for name in ("batches", "started", "steps")}
+        step = StepState(trees["parameters"], trees["state"], **counts, scale=trees["scale"])
+        best = trees["best"] if kept else None
+        _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
+        _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0)
+        for each in loop.history:
+            _check_counts(each.epoch, each.steps, each.left_out)
+            _check_numbers(each.loss, each.validation or 0.0, each.rate, each.seconds)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
     if found is not None:
         raise ConfigurationError(
@@ -137,10 +192,46 @@ def read_checkpoint(
             "path, or resume=False to start again",
             source="resume",
         )
-    shapes = [tuple(x.shape) for x in leaves(step.parameters)]
-    if shapes != [tuple(x.shape) for x in leaves(like)]:
-        raise TransferError(f"{path}: its parameters do not have the shapes of the model's")
-    return Checkpoint(step, loop, trees["best"] if kept else None)
+    for what, tree, expected in (
+        ("parameters", step.parameters, like),
+        ("optimizer's state", step.optimizer, _state_like(optimizer, like)),
+        ("best parameters", best, None if best is None else like),
+    ):
+        different = None if expected is None else difference(expected, tree)
+        if different is not None:
+            raise TransferError(f"{path} does not fit the model: in its {what}, {different}")
+    if step.scale is not None and not _is_scale(step.scale):
+        raise TransferError(f"{path}: its scale of the loss is damaged")
+    return Checkpoint(step, loop, best)
+
+
+def _check_counts(*counts: Any) -> None:
+    for count in counts:
+        if type(count) is not int or not 0 <= count < 2**63:
+            raise ValueError(f"{count!r} is not a count")
+
+
+def _check_numbers(*numbers: Any) -> None:
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"{number!r} is not a number")
+
+
+def _state_like(optimizer: Optimizer, parameters: Any) -> Any:
+    """What the optimizer's state looks like; `None` if your own one needs real parameters."""
+    hollow = mapped(lambda x: np.broadcast_to(np.float32(0), tuple(x.shape)), parameters)
+    try:
+        return optimizer.init(hollow)
+    except Exception:
+        return None
+
+
+def _is_scale(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and found.keys() == {"scale", "good_steps"}
+        and all(tuple(getattr(each, "shape", (0,))) == () for each in found.values())
+    )
 
 
 def _first_difference(
@@ -163,9 +254,14 @@ def _data_difference(before: Any, now: Any, where: str) -> str | None:
         if before is now:
             return None
         return f"its {where} is there only {'now' if before is None else 'then'}"
-    both = [name for name in before if name in now]
+    both = [name for name in before if name in now and name != _CONTENT]
     then, today = ({f".{name}": each[name] for name in both} for each in (before, now))
-    return setting_difference(then, today, where)
+    found = setting_difference(then, today, where)
+    # Files of anydevice before that field, and data that cannot be read ahead, have no content.
+    contents = {each[_CONTENT] for each in (before, now) if _CONTENT in each}
+    if found is None and len(contents) > 1:
+        return f"its {where} held other numbers than now"
+    return found
 
 
 def fingerprint(value: Any) -> Any:

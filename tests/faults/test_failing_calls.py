@@ -1,0 +1,294 @@
+"""Every call to the system fails once, and then for good: the disk, and the memory for arrays.
+
+A library that is loaded before all others counts the calls that concern one folder, and lets the
+n-th fail. Whatever is done is done again for n = 1, 2, … until it needs fewer calls than that. Each
+time it must end well, or with an error of ours; and the files are as before or as after, whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are caught as on Linux")
+
+LIBRARY = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static char folder[4096];
+static long at, seen, allocation, allocated;
+static int code, lasting;
+
+/* The at-th call fails with this error; where it is lasting, all later ones, too. */
+void faults_arm(const char *where, long number, int error, int is_lasting) {
+    snprintf(folder, sizeof folder, "%s", where);
+    at = number; seen = 0; code = error; lasting = is_lasting;
+}
+long faults_end(void) { long calls = seen; at = 0; return calls; }
+void faults_arm_memory(long number) { allocation = number; allocated = 0; }
+long faults_end_memory(void) { long calls = allocated; allocation = 0; return calls; }
+
+static int named(const char *path) {
+    return at && path && !strncmp(path, folder, strlen(folder));
+}
+static int described(int descriptor) {
+    char name[64], path[4096];
+    long length;
+    if (!at) return 0;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", descriptor);
+    length = syscall(SYS_readlink, name, path, sizeof path - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return named(path);
+}
+static int fails(void) {
+    seen++;
+    if (seen == at || (lasting && seen > at)) { errno = code; return 1; }
+    return 0;
+}
+#define REAL(name) ((__typeof__(&name)) dlsym(RTLD_NEXT, #name))
+#define CALL(type, name, takes, concerns, gives) \
+    type name takes { \
+        static __typeof__(&name) real; \
+        if (!real) real = REAL(name); \
+        if ((concerns) && fails()) return -1; \
+        return real gives; \
+    }
+#define OPEN(name) \
+    int name(const char *path, int flags, ...) { \
+        static __typeof__(&name) real; \
+        va_list rest; va_start(rest, flags); \
+        mode_t mode = va_arg(rest, int); va_end(rest); \
+        if (!real) real = REAL(name); \
+        return named(path) && fails() ? -1 : real(path, flags, mode); \
+    }
+OPEN(open) OPEN(open64)
+CALL(ssize_t, read, (int f, void *b, size_t n), described(f), (f, b, n))
+CALL(ssize_t, pread64, (int f, void *b, size_t n, off64_t o), described(f), (f, b, n, o))
+typedef const struct iovec *Pieces;
+CALL(ssize_t, preadv64, (int f, Pieces v, int n, off64_t o), described(f), (f, v, n, o))
+CALL(ssize_t, preadv64v2, (int f, Pieces v, int n, off64_t o, int g), described(f), (f, v, n, o, g))
+CALL(ssize_t, write, (int f, const void *b, size_t n), described(f), (f, b, n))
+CALL(ssize_t, writev, (int f, Pieces v, int n), described(f), (f, v, n))
+CALL(int, fsync, (int f), described(f), (f))
+CALL(int, fdatasync, (int f), described(f), (f))
+CALL(int, flock, (int f, int o), described(f), (f, o))
+CALL(int, fchmod, (int f, mode_t m), described(f), (f, m))
+CALL(int, chmod, (const char *p, mode_t m), named(p), (p, m))
+CALL(int, fchmodat, (int d, const char *p, mode_t m, int g), named(p), (d, p, m, g))
+CALL(int, rename, (const char *a, const char *b), named(a), (a, b))
+CALL(int, renameat, (int c, const char *a, int d, const char *b), named(a), (c, a, d, b))
+CALL(int, unlink, (const char *p), named(p), (p))
+CALL(int, unlinkat, (int d, const char *p, int g), named(p), (d, p, g))
+CALL(int, mkdir, (const char *p, mode_t m), named(p), (p, m))
+CALL(int, access, (const char *p, int m), named(p), (p, m))
+CALL(int, faccessat, (int d, const char *p, int m, int g), named(p), (d, p, m, g))
+CALL(int, stat64, (const char *p, struct stat64 *s), named(p), (p, s))
+CALL(int, lstat64, (const char *p, struct stat64 *s), named(p), (p, s))
+CALL(int, fstat64, (int f, struct stat64 *s), described(f), (f, s))
+CALL(int, fstatat64, (int d, const char *p, struct stat64 *s, int g), named(p), (d, p, s, g))
+CALL(int, stat, (const char *p, struct stat *s), named(p), (p, s))
+CALL(int, lstat, (const char *p, struct stat *s), named(p), (p, s))
+CALL(int, fstat, (int f, struct stat *s), described(f), (f, s))
+CALL(ssize_t, readlink, (const char *p, char *b, size_t n), named(p), (p, b, n))
+DIR *opendir(const char *path) {
+    static DIR *(*real)(const char *);
+    if (!real) real = REAL(opendir);
+    return named(path) && fails() ? NULL : real(path);
+}
+int close(int descriptor) {  /* it is closed in any case, as on Linux */
+    int failed = described(descriptor) && fails(), kept = errno;
+    int closed = syscall(SYS_close, descriptor);
+    if (failed) { errno = kept; return -1; }
+    return closed;
+}
+
+/* Large allocations: those of arrays and buffers. */
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+static int refused(size_t size) {
+    if (!allocation || size < 65536) return 0;
+    allocated++;
+    if (allocated != allocation) return 0;
+    errno = ENOMEM;
+    return 1;
+}
+void *malloc(size_t size) { return refused(size) ? NULL : __libc_malloc(size); }
+void *calloc(size_t n, size_t size) { return refused(n * size) ? NULL : __libc_calloc(n, size); }
+void *realloc(void *old, size_t size) { return refused(size) ? NULL : __libc_realloc(old, size); }
+"""
+
+PROGRAM = r"""
+import ctypes, errno, hashlib, json, os, sys, warnings
+from pathlib import Path
+import numpy as np
+import anydevice
+from anydevice import nn
+from anydevice.core.trees import leaves, mapped
+from anydevice.errors import AnyDeviceError
+from anydevice.settings.files import user_file
+from anydevice.settings.preferences import forget_files
+
+what, folder, every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+faults = ctypes.CDLL(None, use_errno=True)
+numpy = anydevice.device("cpu", engine="numpy")
+path = folder / "file.safetensors"
+old, new = (nn.Model(nn.Dense(192, 192), seed=seed, device=numpy) for seed in (1, 2))
+turned = new.with_parameters(mapped(np.asfortranarray, new.parameters))  # which is copied
+
+def same(a, b):
+    return all(map(np.array_equal, leaves(a.parameters), leaves(b.parameters)))
+
+def clear():
+    for each in folder.iterdir():
+        each.unlink()
+
+class Save:
+    def prepare(self):
+        nn.save(old, path)
+    def do(self):
+        nn.save(turned, path)
+    def check(self, ended_well):
+        found = nn.load(path, numpy)
+        assert same(found, new) or (not ended_well and same(found, old))
+
+class Load(Save):
+    def do(self):
+        assert same(nn.load(path, numpy), old)
+    def check(self, ended_well):
+        assert same(nn.load(path, numpy), old)
+
+class Prefer:
+    text = '# mine\nx64 = false\ndevice = "cpu"\n'
+    def prepare(self):
+        user_file().write_text(self.text)
+        forget_files()
+    def do(self):
+        anydevice.prefer("cuda")
+    def check(self, ended_well):
+        found = user_file().read_text()
+        assert found.startswith("# mine\nx64 = false\n"), found
+        assert ("cuda" in found) or (not ended_well and found == self.text), (ended_well, found)
+
+class Read(Prefer):
+    def do(self):
+        forget_files()
+        anydevice.configure()
+    def check(self, ended_well):
+        assert user_file().read_text() == self.text
+
+class Train:
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)
+    def run(self, **saving):
+        model = nn.Model(nn.Chain(nn.Dense(4, 3), nn.Dropout(0.2)), device=numpy)
+        data = nn.Batches(self.x, self.x[:, :3], size=8)
+        here = anydevice.device("cpu", engine="torch")
+        return nn.train(model, data, nn.AdamW(1e-2), "mean_squared_error", epochs=3, device=here,
+                        optimize="none", progress=False, **saving).model
+    def prepare(self):
+        self.whole = getattr(self, "whole", None) or self.run()
+    def do(self):
+        assert same(self.run(save=path), self.whole)
+    def check(self, ended_well):
+        assert same(self.run(save=path, resume=True), self.whole)
+        left = [each.name for each in folder.iterdir()]
+        assert left == [path.name], left
+
+class Resume(Train):
+    def prepare(self):
+        super().prepare()
+        class Stops(nn.Callback):
+            def epoch(self, moment): raise KeyError
+        try:
+            self.run(save=path, callbacks=[Stops()])
+        except KeyError:
+            pass
+    def do(self):
+        assert same(self.run(save=path, resume=True), self.whole)
+
+task = {kind.__name__.lower(): kind for kind in (Save, Load, Prefer, Read, Train, Resume)}[what]()
+faults_seen, errors = {}, {}
+warnings.simplefilter("ignore")
+
+def attempt(arm, end):
+    clear()
+    task.prepare()
+    ended_well = False
+    arm()
+    try:
+        task.do()
+        ended_well = True
+    except AnyDeviceError as error:
+        errors[type(error).__name__] = errors.get(type(error).__name__, 0) + 1
+    finally:
+        calls = end()
+    task.check(ended_well)
+    return calls
+
+clear()
+task.prepare()
+task.do()
+where = str(folder).encode()
+kinds = [("EIO", errno.EIO, 0), ("ENOSPC", errno.ENOSPC, 0), ("EIO for good", errno.EIO, 1)]
+for name, error, lasting in kinds if every == 1 else kinds[:1]:
+    number, arm = 1, lambda: faults.faults_arm(where, number, error, lasting)
+    while attempt(arm, faults.faults_end) >= number:
+        number += every
+    faults_seen[name] = number - 1
+if what in ("save", "load"):
+    number, arm = 1, lambda: faults.faults_arm_memory(number)
+    while attempt(arm, faults.faults_end_memory) >= number:
+        number += 1
+    faults_seen["memory"] = number - 1
+print(json.dumps([faults_seen, errors]))
+"""
+LEAST = {"save": 15, "load": 8, "prefer": 15, "read": 4, "train": 40, "resume": 40}
+"""The calls of each; those of a training fail all in the long form, and else every ninth."""
+
+
+@pytest.mark.parametrize(
+    ("what", "every"),
+    [
+        *((what, 1) for what in ("save", "load", "prefer", "read")),
+        *((what, 9) for what in ("train", "resume")),
+        *(pytest.param(what, 1, marks=pytest.mark.soak) for what in ("train", "resume")),
+    ],
+)
+def test_each_call_fails_in_turn_and_nothing_is_damaged(
+    tmp_path: Path, build_library: Callable[[str, str], Path], what: str, every: int
+) -> None:
+    if what in ("train", "resume"):
+        pytest.importorskip("torch")
+    library = build_library("failing.so", LIBRARY) / "failing.so"
+    folder = tmp_path / "files"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, what, str(folder), str(every)],
+        env={**os.environ, "LD_PRELOAD": str(library), "ANYDEVICE_HOME": str(folder)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    seen, errors = json.loads(done.stdout.splitlines()[-1])
+    assert seen["EIO"] >= LEAST[what]
+    assert what == "read" or sum(errors.values()) >= 3
+    if what in ("save", "load"):
+        assert errors["OutOfMemoryError"] == seen["memory"] > 0

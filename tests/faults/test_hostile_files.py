@@ -1,0 +1,508 @@
+"""Files from anywhere: models, checkpoints, configs, settings and caches, damaged in any way.
+
+Each is read, or refused with an error of ours that names it, within seconds and little memory. The
+files of models and checkpoints have the right hash, as those have that somebody made on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import stat
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn
+from anydevice.choose import measurements
+from anydevice.core.device import Device
+from anydevice.discovery.verdicts import read_verdicts
+from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
+from anydevice.ops import trusted_kernels
+from anydevice.saving import files as tensor_files
+from anydevice.settings.files import measurements_file, user_file, verdicts_file
+from anydevice.settings.preferences import forget_files
+from anydevice.training.checkpoints import read_checkpoint, settings_of
+from anydevice.training.steps import StepConfig
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices as POSIX has them")
+
+CPU = Device("cpu", engine="numpy")
+LAYER = nn.Chain(nn.Dense(4, 8), "relu", nn.Dense(8, 2))
+
+Change = Callable[[Any, dict[str, Any]], Any]
+
+
+def rewritten(raw: bytes, change: Change) -> bytes:
+    """A saved file with another description and other tensors, whose hash is right.
+
+    The change gets the description and the table of tensors; it changes them, or gives a text.
+    """
+    end = 8 + int.from_bytes(raw[:8], "little")
+    table = json.loads(raw[8:end])
+    description = json.loads(table.pop("__metadata__")["anydevice"])
+    given = change(description, table)
+    text = given if isinstance(given, str) else json.dumps(description)
+    digest = tensor_files._hash_of(text, table)
+    digest.update(raw[end:])
+    own = {"anydevice": text, "sha256": digest.hexdigest()}
+    header = json.dumps({"__metadata__": own, **table}).encode()
+    return len(header).to_bytes(8, "little") + header + raw[end:]
+
+
+def saved(path: Path) -> bytes:
+    nn.save(nn.Model(LAYER, device=CPU), path)
+    return path.read_bytes()
+
+
+def swapped_shape(description: Any, table: dict[str, Any]) -> None:
+    table["parameters.0.weight"]["shape"].reverse()
+
+
+def swapped_names(description: Any, table: dict[str, Any]) -> None:
+    own = description["trees"]["parameters"]["list"][0]["dict"]
+    own["weight"], own["bias"] = own["bias"], own["weight"]
+
+
+def wider_layer(description: Any, table: dict[str, Any]) -> None:
+    description["said"]["layer"]["fields"]["layers"]["tuple"][0]["fields"]["outputs"] = 2**40
+
+
+def endless_layer(description: Any, table: dict[str, Any]) -> None:
+    first = description["said"]["layer"]["fields"]["layers"]["tuple"][0]["fields"]
+    first.update(outputs=2**70, initializer="ones")
+
+
+def of(**changes: Any) -> Change:
+    return lambda description, table: description.update(changes)
+
+
+MODELS: dict[str, tuple[Change, str]] = {
+    "swapped shape": (swapped_shape, r"\[0\]\['weight'\] has the shape \(8, 4\), and \(4, 8\)"),
+    "swapped names": (swapped_names, "its tensors do not fit its layers"),
+    "wider layer": (wider_layer, "its tensors do not fit its layers"),
+    "endless layer": (endless_layer, "no array can have the shape"),
+    "infinite version": (of(version=float("inf")), "its description is damaged"),
+    "version and a half": (of(version=1.5), "its description is damaged"),
+    "no trees": (of(trees={}), "cannot read"),
+    "two kinds of tree": (of(trees={"parameters": {"dict": {}, "list": []}}), "does not fit"),
+    "deep": (lambda *_: '{"a":' * 100_000, "nested more than"),
+    "deep and closed": (lambda *_: '{"a":' * 5000 + "1" + "}" * 5000, "nested more than"),
+    "digits": (lambda *_: '{"version": ' + "9" * 5000 + "}", "more than 300 digits"),
+    "many lists": (lambda *_: '{"x": [' + "[]," * 3_000_000 + "[]]}", "too many values"),
+    "shape of text": (lambda d, _: d["said"].update(input_shape=["a"]), "cannot read"),
+    "shape below 0": (lambda d, _: d["said"].update(input_shape=[-4]), "cannot read"),
+    "shape that fits nothing": (lambda d, _: d["said"].update(input_shape=[5]), "got 5 features"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_was_made_on_purpose_is_refused_when_it_is_loaded(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    change, words = MODELS[name]
+    path.write_bytes(rewritten(saved(path), change))
+    began = time.monotonic()
+    with pytest.raises(TransferError, match=words) as caught:
+        nn.load(path, CPU)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert time.monotonic() - began < 5
+
+
+def test_layers_inside_layers_are_saved_as_deep_as_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    layer: nn.Layer = nn.Dense(2, 2)
+    for _ in range(90):
+        layer = nn.Chain(layer)
+    nn.save(nn.Model(layer, device=CPU), path)
+    assert nn.load(path, CPU).layer == layer
+    for _ in range(20):
+        layer = nn.Chain(layer)
+    with pytest.raises(ConfigurationError, match="could not be read again: it is nested"):
+        nn.save(nn.Model(layer, device=CPU), path)
+
+
+# Checkpoints
+
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+
+
+def run(path: Path, **options: Any) -> nn.Trained:
+    given: dict[str, Any] = {
+        "data": nn.Batches(X, X[:, :2], size=4),
+        "epochs": 2,
+        "device": anydevice.device("cpu", engine="torch"),
+        **options,
+    }
+    model = nn.Model(LAYER, device=anydevice.device("cpu", engine="numpy"))
+    data = given.pop("data")
+    return nn.train(
+        model, data, nn.AdamW(1e-2), "mean_squared_error", progress=False, resume=path, **given
+    )
+
+
+def checkpoint(path: Path) -> bytes:
+    pytest.importorskip("torch")
+    run(None, save=path)  # type: ignore[arg-type]
+    return path.read_bytes()
+
+
+def place(**changes: Any) -> Change:
+    return lambda description, table: description["said"]["place"].update(changes)
+
+
+def swapped_state(description: Any, table: dict[str, Any]) -> None:
+    moments = description["trees"]["state"]["dict"]
+    own = next(iter(moments.values()))["list"][0]["dict"]
+    own["weight"], own["bias"] = own["bias"], own["weight"]
+
+
+CHECKPOINTS: dict[str, tuple[Change, str]] = {
+    "endless epochs": (place(epoch=-(10**9)), "is not a count"),
+    "half a batch": (place(position=0.5), "is not a count"),
+    "a loss of text": (place(lost="much"), "is not a number"),
+    "a history of text": (place(history=[{"epoch": "1"}]), "cannot read"),
+    "steps of text": (lambda d, _: d["said"].update(steps="5"), "is not a count"),
+    "moments of other shapes": (swapped_state, "in its optimizer's state, "),
+    "parameters of other shapes": (swapped_names, "in its parameters, "),
+    "a scale of lists": (lambda d, _: d["trees"].update(scale={"list": []}), "scale of the loss"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint_that_was_made_on_purpose_is_refused_before_the_first_step(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "run.safetensors"
+    change, words = CHECKPOINTS[name]
+    path.write_bytes(rewritten(checkpoint(path), change))
+    with pytest.raises(TransferError, match=words) as caught:
+        run(path, epochs=3)
+    assert str(path) in str(caught.value)
+
+
+def rows(x: Any, size: int = 4) -> list[tuple[Any, Any]]:
+    return [(x[at : at + size], x[at : at + size, :2]) for at in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize("kind", ["Batches", "list"])
+def test_a_training_is_resumed_with_the_numbers_it_began_with(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "run.safetensors"
+
+    def data(x: Any) -> Any:
+        return nn.Batches(x, x[:, :2], size=4) if kind == "Batches" else rows(x)
+
+    run(None, save=path, data=data(X))  # type: ignore[arg-type]
+    other = X.copy()
+    other[5, 1] += 0.5
+    with pytest.raises(ConfigurationError, match="another training: its data held other numbers"):
+        run(path, data=data(other))
+    assert len(run(path, data=data(X.astype("float64")), epochs=3).history) == 3
+    assert len(run(path, data=lambda seed, epoch: rows(X), epochs=3).history) == 3
+
+
+# Configs
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**36)
+
+
+CONFIGS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "zeros": lambda path: path.symlink_to(zeros(path.parent)),
+    "folder": lambda path: path.mkdir(),
+    "huge": huge,
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "deep and closed": lambda path: path.write_text('{"a":' * 900 + "1" + "}" * 900),
+    "digits": lambda path: path.write_text('{"hidden_size": ' + "9" * 5000 + "}"),
+    "null": lambda path: path.write_bytes(b'{"hidden_size": \0}'),
+    "many lists": lambda path: path.write_text('{"a": [' + "[]," * 1_300_000 + "[]]}"),
+}
+
+
+def zeros(folder: Path) -> Path:
+    """A device without end; where this user could replace the machine's own, another one."""
+    if os.geteuid() != 0:
+        return Path("/dev/zero")
+    path = folder / "zeros"
+    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    return path
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_hostile_config_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "config.json"
+    CONFIGS[name](path)
+    began = time.monotonic()
+    with pytest.raises(AnyDeviceError) as caught:
+        anydevice.estimate_inference(path, context=8)
+    assert str(path) in str(caught.value)
+    assert time.monotonic() - began < 5
+
+
+def test_tensors_of_endless_layers_are_no_layers(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    entry = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    header = json.dumps({f"layers.{10**12}.weight": entry}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"1")
+    began = time.monotonic()
+    assert anydevice.estimate_inference(path, context=8).total > 0
+    assert time.monotonic() - began < 5
+
+
+# Thousands of files, damaged at random
+
+NASTY: list[Any] = [
+    *(0, 1, -1, 2, 7, 10**6, 2**31, 2**63, 2**64, 10**100, -(10**30), 0.5, -0.0, 1e300),
+    *(
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        True,
+        False,
+        None,
+        "",
+        "a",
+        "\0",
+        "\ud800",
+        "x" * 5000,
+    ),
+    *(
+        [],
+        [0],
+        [[]],
+        {},
+        {"a": 1},
+        {"dict": {}},
+        {"list": []},
+        {"kind": "Dense", "fields": {}},
+        ["a"] * 300,
+    ),
+    *("cuda", "float32", "../../x", "relu", {"tuple": [1]}, [1] * 40, {"": {"": {"": []}}}),
+]
+TEXTS = [
+    b"[" * 3000,
+    b'{"a":' * 3000,
+    b"9" * 5000,
+    b"\0",
+    b"\xff",
+    b'"',
+    b"\\",
+    b"NaN",
+    b"Infinity",
+    b"-",
+]
+BYTES = b"{}[]\",:=#.'0123456789-+eE \n\\/u\x00\x1f\x7f\xc3\xff"
+
+
+def at_random(dice: random.Random, raw: bytes) -> bytes:
+    """Change, insert, delete or repeat a few bytes."""
+    damaged = bytearray(raw)
+    for _ in range(dice.choice([1, 1, 2, 5])):
+        where = dice.randrange(len(damaged) + 1)
+        stretch = slice(where, where + dice.choice([1, 1, 2, 8, 60]))
+        way = dice.randrange(5)
+        if way == 0:
+            damaged[where : where + 1] = bytes([dice.choice(BYTES)])
+        elif way == 1:
+            damaged[where:where] = bytes(dice.choices(BYTES, k=dice.choice([1, 2, 8])))
+        elif way == 2:
+            del damaged[stretch]
+        elif way == 3:
+            damaged[where:where] = damaged[stretch] * dice.choice([1, 1, 30])
+        else:
+            damaged[where:where] = dice.choice(TEXTS)
+    return bytes(damaged[: dice.randrange(len(damaged) + 1)] if dice.random() < 0.1 else damaged)
+
+
+def by_meaning(dice: random.Random, tree: Any) -> None:
+    """Replace, drop, copy or add a value somewhere in a tree of JSON."""
+    holder = tree
+    while isinstance(holder, dict | list) and len(holder):
+        keys: list[Any] = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = dice.choice(keys)
+        if isinstance(holder[key], dict | list) and holder[key] and dice.random() < 0.85:
+            holder = holder[key]
+            continue
+        way = dice.randrange(4)
+        if way == 0 and isinstance(holder, dict):
+            del holder[key]
+        elif way == 1 and isinstance(holder, dict):
+            holder[dice.choice(["kind", "fields", "dict", "device", "x"])] = holder[key]
+        elif way == 2 and isinstance(holder, list):
+            holder *= dice.choice([2, 50])
+        else:
+            holder[key] = json.loads(json.dumps(dice.choice(NASTY)))
+        return
+
+
+def of_a_saved_file(dice: random.Random, raw: bytes) -> bytes:
+    if dice.random() < 0.15:
+        return at_random(dice, raw)
+
+    def change(description: Any, table: dict[str, Any]) -> str | None:
+        if dice.random() < 0.25:
+            return at_random(dice, json.dumps(description).encode()).decode("utf-8", "replace")
+        for _ in range(dice.choice([1, 1, 2, 4])):
+            by_meaning(dice, description if dice.random() < 0.85 else table)
+        return None
+
+    return rewritten(raw, change)
+
+
+def of_json(dice: random.Random, raw: bytes) -> bytes:
+    if dice.random() < 0.4:
+        return at_random(dice, raw)
+    tree = json.loads(raw)
+    for _ in range(dice.choice([1, 1, 2, 4])):
+        by_meaning(dice, tree)
+    return json.dumps(tree).encode()
+
+
+Kind = tuple[Path, bytes, Callable[[random.Random, bytes], bytes], Callable[[], object]]
+
+
+def kinds(folder: Path) -> Iterator[Kind]:
+    """Of each kind of file: its path, a sound one, how it is damaged, and what reads it."""
+    model, training = folder / "model.safetensors", folder / "run.safetensors"
+    yield model, saved(model), of_a_saved_file, lambda: nn.load(model, CPU)
+
+    like = nn.Model(LAYER, device=CPU)
+    adam = nn.AdamW(1e-2)
+    step = StepConfig(LAYER, nn.mean_squared_error, adam, anydevice_policy(), None, 1)
+    data = nn.Batches(X, X[:, :2], size=4)
+    settings = settings_of(step, 0, None, data)
+    raw = checkpoint(training)
+
+    def resume() -> object:
+        return read_checkpoint(training, settings, like.parameters, adam, CPU, patient=False)
+
+    yield training, raw, of_a_saved_file, resume
+
+    config = folder / "config.json"
+    llama = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
+        "torch_dtype": "bfloat16", "max_position_embeddings": 512, "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        "rope_scaling": {"type": "linear", "factor": 2.0}, "sliding_window": None,
+    }  # fmt: skip
+    yield (
+        config,
+        json.dumps(llama).encode(),
+        of_json,
+        lambda: anydevice.estimate_inference(config, context=8),
+    )
+
+    settings_text = (
+        b'# mine\ndevice = "cpu"\nengine = "numpy"\norder = ["cpu"]\nmemory = 0.5\nx64 = false\n'
+        b'time_limit = 5.0\n[env]\nOMP_NUM_THREADS = "3"\n'
+    )
+
+    def obey() -> object:
+        forget_files()
+        return anydevice.configure(), anydevice.device()
+
+    yield user_file(), settings_text, at_random, obey
+
+    wrong = {"code": "wrong_answer", "text": "off by 1", "fix": None}
+    bad = {"device": "cpu", "engine": "numpy", "right": False, "reason": wrong, "seconds": 1.0}
+    for path, tree, read in (
+        (verdicts_file(), {"k": bad, "l": bad}, read_verdicts),
+        (measurements_file(), {"k": {"add": 1.0}, "l": {}}, measurements.read_measurements),
+        (trusted_kernels.kernels_file(), {"k": [["softmax", "float32"]]}, trusted_kernels._read),
+    ):
+        yield path, json.dumps(tree).encode(), of_json, read
+
+
+def anydevice_policy() -> Any:
+    from anydevice.models.precision import policy_of
+
+    return policy_of("float32", CPU)
+
+
+def peak() -> float:
+    """The most memory that this process has taken, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def attack(folder: Path, seed: int, count: int) -> Counter[str]:
+    """Damage so many files and read each; what came of them."""
+    came: Counter[str] = Counter()
+    every = list(kinds(folder))
+    for path, raw, _, read in every:
+        path.write_bytes(raw)
+        read()  # whatever is imported on first use
+        path.unlink()
+    before = peak()
+    for number in range(count):
+        path, raw, damage, read = every[number % len(every)]
+        dice = random.Random(f"{seed} {number}")
+        path.write_bytes(damage(dice, raw))
+        began, length = time.monotonic(), 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                read()
+                came[f"{path.name} read"] += 1
+            except AnyDeviceError as error:
+                length = len(str(error))
+                came[f"{path.name} refused"] += 1
+            except BaseException:
+                sys.stderr.write(f"seed {seed}, file {number}, {path}\n")
+                raise
+        assert time.monotonic() - began < 5, (seed, number)
+        assert length < 10_000, (seed, number)
+        path.unlink()
+    assert peak() - before < 256
+    return came
+
+
+def attack_elsewhere(folder: Path, seed: int, count: int) -> None:
+    """Attack in a process of its own: damaged settings may change all of it."""
+    program = (
+        "import json, os, pathlib, sys\n"
+        "sys.path.insert(0, os.path.dirname(sys.argv[1]))\n"
+        "from test_hostile_files import attack\n"
+        "came = attack(pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))\n"
+        "print(json.dumps(came))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, __file__, str(folder), str(seed), str(count)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    came = Counter(json.loads(done.stdout.splitlines()[-1]))
+    # A fuzzer that is always refused, or never, would find nothing.
+    for name in ("model.safetensors", "run.safetensors", "config.json", "anydevice.toml"):
+        assert min(came[f"{name} read"], came[f"{name} refused"]) > 0, came
+
+
+def test_damaged_files_are_read_or_refused(home: Path, tmp_path: Path) -> None:
+    attack_elsewhere(tmp_path, 0, 700)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_twenty_thousand_damaged_files_are_read_or_refused(
+    home: Path, tmp_path: Path, seed: int
+) -> None:
+    attack_elsewhere(tmp_path, seed, 2000)
