@@ -15,6 +15,7 @@ import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
 from anydevice.core.trees import leaves, mapped
+from anydevice.training.checkpoints import is_checkpoint
 
 CPU = Device("cpu", engine="numpy")
 
@@ -66,3 +67,30 @@ def test_a_model_that_is_saved_while_it_is_loaded_is_one_or_the_other(
     found = load_while_another_process_saves(tmp_path / "model.safetensors", times)
     assert set(found) == {"model 1", "model 2"}
     assert min(found.values()) > times / 10
+
+
+TRAINING = """
+import sys, time, numpy, anydevice
+from anydevice import nn
+from anydevice.errors import AnyDeviceError
+x = numpy.linspace(-1, 1, 4096, dtype=numpy.float32).reshape(64, 64)
+model = nn.Model(nn.Dense(64, 64), device=anydevice.device("cpu", engine="numpy"))
+for _ in range(12):
+    nn.train(
+        model, nn.Batches(x, x, size=8), nn.AdamW(1e-2), "mean_squared_error", epochs=2,
+        device=anydevice.device("cpu", engine="torch"), optimize="none", progress=False,
+        save=sys.argv[1], save_every=1, resume=False,
+    )
+"""
+
+
+@pytest.mark.soak
+def test_two_trainings_on_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "run.safetensors"
+    command = [sys.executable, "-c", TRAINING, str(path)]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate()[1] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert os.listdir(tmp_path) == [path.name]
+    assert is_checkpoint(path)
