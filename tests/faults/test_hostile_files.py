@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import stat
 import subprocess
 import sys
@@ -439,7 +438,10 @@ def anydevice_policy() -> Any:
 
 def peak() -> float:
     """The most memory that this process has taken, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    import resource
+
+    each = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / each
 
 
 def attack(folder: Path, seed: int, count: int) -> Counter[str]:
