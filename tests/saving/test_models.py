@@ -635,11 +635,11 @@ def test_a_killed_training_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_trainings_killed_fifty_times_end_as_undisturbed_ones(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("engine", ["jax", "torch", "mlx"])
+def test_trainings_killed_300_times_end_as_undisturbed_ones(tmp_path: Path, engine: str) -> None:
     hits = 0
-    for seed in range(15):
-        hits += killed(tmp_path / str(seed), engine, 5, seed, epochs=20)
-        if hits >= 25:
+    for seed in range(40):
+        hits += killed(tmp_path / str(seed), engine, 10, seed, epochs=40)
+        if hits >= 100:
             return
     pytest.fail(f"only {hits} of the kills came in the middle of a training")
