@@ -26,9 +26,7 @@ _UNITS = {
 _BINARY = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _COUNT = re.compile(r"\s*(\d[\d_]{0,15}(?:\.\d{1,9})?)\s*([km]?)\s*", re.IGNORECASE)
-_COUNT = re.compile(r"\s*(\d[\d_]{0,15}(?:\.\d{1,9})?)\s*([km]?)\s*", re.IGNORECASE)
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 _THOUSANDS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -111,33 +109,6 @@ def format_rate(rate: float, unit: str) -> str:
     """
     size, prefix = next((pair for pair in _THOUSANDS if rate >= 0.9995 * pair[0]), _THOUSANDS[-1])
     return f"{_three_digits(rate / size)} {prefix}{unit}"
-
-
-def format_count(count: int) -> str:
-    """A count as people of the field say it, with three digits where it is a million or more.
-
-    >>> format_count(8_030_261_248), format_count(999_885_952), format_count(12_345)
-    ('8.03 B', '1.00 B', '12,345')
-    """
-    for size, unit in _COUNTS:
-        if count >= 0.9995 * size:
-            return f"{_three_digits(count / size)} {unit}"
-    return f"{count:,}"
-
-
-def parse_count(text: str) -> int:
-    """A count above 0 from a text such as `"8192"`, `"8k"` or `"1.5M"`; a k is 1024.
-
-    >>> parse_count("32k"), parse_count("1m"), parse_count("4_096")
-    (32768, 1048576, 4096)
-    """
-    match = _COUNT.fullmatch(text)
-    count: float = float(match[1]) * 1024 ** " km".index(match[2].lower() or " ") if match else 0.0
-    if count < 1 or not count.is_integer():
-        raise ConfigurationError(
-            f"{shortened(text)!r} is not an integer above 0, such as 8192 or 8k", text
-        )
-    return int(count)
 
 
 def format_count(count: int) -> str:
