@@ -45,8 +45,8 @@ def main() -> int:
     print(f"3. a batch of {largest} fits; {BATCH} was the largest to try")
 
     saving = nn.recompute(model)
-    again = sum("recomputed" in part.label for _, part in saving.layer.parts)
-    print(f"4. {again} blocks recompute their activations, to save memory")
+    again = str(saving).count("recomputed")
+    print(f"4. {again} layers recompute their activations, to save memory")
 
     fast = anydevice.compile(saving, where, optimize="none")
     first = fast.warm_up(numpy.zeros((largest, SIZE), "float32"))

@@ -145,6 +145,12 @@ class Autodiff(Protocol):
     def checkpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, run again for its gradient instead of keeping what it computed."""
 
+    def together(self, tree: Any) -> Any:
+        """The same tree, whose gradients are all computed before any of them goes on.
+
+        For libraries that choose the order themselves, and hold what the last ones need.
+        """
+
 
 class Compiler(Protocol):
     """Makes faster versions of functions over arrays."""

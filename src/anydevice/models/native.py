@@ -44,7 +44,7 @@ class NativeAdapter(ModelAdapter):
 
     def _through(self, arguments: Arguments, after: After, *inputs: Any) -> Any:
         layer = self.model.layer
-        run = _Traced(root=type(layer).__name__, after=after)
+        run = _Traced(root=layer.root, after=after)
         y = self.model.apply(arguments, inputs[0], run)
         return y if layer.parts else after(layer.label, y)
 
@@ -59,7 +59,7 @@ class NativeAdapter(ModelAdapter):
         return values
 
     def weights(self) -> Mapping[str, Array]:
-        root = type(self.model.layer).__name__
+        root = self.model.layer.root
         return {root + path: x for path, x in paths_of(self.model.parameters).items()}
 
     def moved(self, device: Device, dtype: str) -> NativeAdapter:

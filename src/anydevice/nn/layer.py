@@ -102,6 +102,11 @@ class Layer(Settings):
         return type(self).__name__
 
     @property
+    def root(self) -> str:
+        """The name with which paths into this layer begin."""
+        return type(self).__name__
+
+    @property
     def parts(self) -> Sequence[tuple[str, Layer]]:
         """The layers inside this one, each with its path step."""
         return ()
@@ -141,7 +146,7 @@ class Layer(Settings):
         try:
             return part.output(shape)
         except MisfitError as error:
-            raise error.seen_from(type(self).__name__, step) from None
+            raise error.seen_from(self.root, step) from None
 
     def takes_features(self, shape: Shape, features: int) -> None:
         """Raise an error for a shape with another number of features."""

@@ -130,7 +130,7 @@ class Model:
     def __str__(self) -> str:
         rows = list(_rows(self.layer, self.input_shape, self.parameters, ""))
         sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
-        rows.append(_row(type(self.layer).__name__, sizes, "", self.parameters))
+        rows.append(_row(self.layer.root, sizes, "", self.parameters))
         return "\n".join(table(_HEADINGS, rows, right=(3, 4)))
 
     def __repr__(self) -> str:
@@ -321,19 +321,24 @@ def _features(layer: Layer) -> Iterator[int]:
         yield from _features(part)
 
 
-def _rows(layer: Layer, shape: Shape, parameters: Parameters, path: str) -> Iterator[Row]:
+def _rows(
+    layer: Layer, shape: Shape, parameters: Parameters, path: str, remark: str = ""
+) -> Iterator[Row]:
     """A row of the table for every layer of a chain, and of the chains inside it."""
-    if isinstance(layer, TiedEmbedding):
+    if layer.parts and not layer.parts[0][0]:  # it wraps a layer, such as one to recompute
+        inside = layer.parts[0][1]
+        remark += layer.label.removeprefix(inside.label)
+        yield from _rows(inside, shape, parameters, path, remark)
+    elif isinstance(layer, Chain):
+        for (step, part), own in zip(layer.parts, parameters, strict=True):
+            yield from _rows(part, shape, own, path + step, remark)
+            shape = part.output(shape)
+    elif isinstance(layer, TiedEmbedding):
         yield _row(path, layer.label, _sizes(layer.output(shape)), parameters["weight"])
         inner = (*shape, layer.size)
-        yield from _rows(layer.inside, inner, parameters["inside"], f"{path}.inside")
-        return
-    if not isinstance(layer, Chain):
-        yield _row(path, layer.label, _sizes(layer.output(shape)), parameters)
-        return
-    for (step, part), own in zip(layer.parts, parameters, strict=True):
-        yield from _rows(part, shape, own, path + step)
-        shape = part.output(shape)
+        yield from _rows(layer.inside, inner, parameters["inside"], f"{path}.inside", remark)
+    else:
+        yield _row(path, layer.label + remark, _sizes(layer.output(shape)), parameters)
 
 
 def _row(path: str, label: str, output: str, parameters: Parameters) -> Row:

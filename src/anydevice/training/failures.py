@@ -58,7 +58,7 @@ def failure(
     """
     wrong = _wrong_leaf(parameters)
     if wrong is not None:
-        layer = f"{type(config.layer).__name__}{wrong}"
+        layer = f"{config.layer.root}{wrong}"
         kind = _kind(paths_of(parameters)[wrong])
         return VerificationError(
             f"training stopped after step {since - 1}: the parameters {layer} became {kind} by "
@@ -93,7 +93,7 @@ def _failed_layer(
     def watch(path: str, layer: Layer, y: Any) -> None:
         # Inside a transformation of the library, arrays have no numbers yet.
         if not failed and not any(map(is_traced, leaves(y))) and not _is_finite(y):
-            failed.append((f"{type(config.layer).__name__}{path} {layer.label}", y))
+            failed.append((f"{config.layer.root}{path} {layer.label}", y))
 
     run = Run(training=True, seed=seed, step=batch.number, watch=watch)
     value = config.value(parameters, batch.x, batch.y, run)
@@ -120,7 +120,7 @@ def _failed_gradient(
     wrong = _wrong_leaf(gradients)
     if wrong is None:
         return None
-    name = f"{type(config.layer).__name__}{wrong}"
+    name = f"{config.layer.root}{wrong}"
     return f"the gradient of {name} is {_kind(paths_of(gradients)[wrong])}", name
 
 
@@ -260,7 +260,7 @@ def _first_without_output(config: StepConfig, finished: set[str]) -> str:
         if not rest:
             break
         path, layer = rest[0]
-    return f"{type(config.layer).__name__}{path} {layer.label}" if path else layer.label
+    return f"{config.layer.root}{path} {layer.label}" if path else layer.label
 
 
 def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:

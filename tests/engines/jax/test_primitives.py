@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,66 @@ def test_gradients() -> None:
     assert gradient["none"] is None
     assert not gradient["scale"].any()
     np.testing.assert_allclose(gradient["weight"], compiled["weight"], rtol=allowed, atol=allowed)
+
+
+def deep(parameters: Any, x: Any, ids: Any, layers: int = 3) -> Any:
+    """Some layers, whose rows are then chosen by ids."""
+    for weight in parameters["weights"][:layers]:
+        x = jnp.tanh(x @ weight)
+    return x[ids] * parameters["scale"]
+
+
+def checkpointed_loss(parameters: Any, x: Any, ids: Any, seed: Any) -> Any:
+    """Two checkpoints, with integers, what is closed over, and arguments by name."""
+    factor = parameters["scale"] * seed
+
+    def scaled(parameters: Any, x: Any, ids: Any, *, layers: int) -> Any:
+        return deep(parameters, x, ids, layers) * factor
+
+    x = AUTODIFF.checkpoint(scaled)(parameters, x, ids, layers=3)
+    return (AUTODIFF.checkpoint(scaled)(parameters, x, ids, layers=2) ** 2).sum()
+
+
+def plain_loss(parameters: Any, x: Any, ids: Any, seed: Any) -> Any:
+    factor = parameters["scale"] * seed
+    x = deep(parameters, x, ids) * factor
+    return ((deep(parameters, x, ids, 2) * factor) ** 2).sum()
+
+
+def test_a_checkpoint_gives_the_same_gradients_compiled_or_not() -> None:
+    drawn = np.random.default_rng(0)
+    parameters = {"weights": [jnp.array(drawn.normal(size=(8, 8)))] * 3, "scale": jnp.array(0.5)}
+    given = (parameters, jnp.array(drawn.normal(size=(16, 8))), jnp.arange(16)[::-1], jnp.array(3))
+    expected = jax.tree.leaves(jax.grad(plain_loss)(*given))
+    slopes = jax.grad(checkpointed_loss)
+    for gradient in (slopes, jax.jit(slopes), jax.grad(jax.jit(checkpointed_loss))):
+        for found, right in zip(jax.tree.leaves(gradient(*given)), expected, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+    def squared(parameters: Any, slopes: Any) -> Any:
+        found = jax.tree.leaves(slopes(parameters, *given[1:]))
+        return sum((each**2).sum() for each in found)
+
+    twice = jax.jit(jax.grad(partial(squared, slopes=slopes)))(parameters)
+    right = jax.grad(partial(squared, slopes=jax.grad(plain_loss)))(parameters)
+    for found, one in zip(jax.tree.leaves(twice), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(found, one, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_checkpoint_runs_again_stays_apart_from_the_first_run() -> None:
+    """On the CPU, XLA drops barriers; elsewhere, a branch would wait for the device."""
+    parameters = {"weights": [jnp.ones((8, 8))] * 3, "scale": jnp.array(0.5)}
+    given = (parameters, jnp.ones((16, 8)), jnp.arange(16), jnp.array(3))
+
+    def tanhs(loss: Any) -> int:
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(*given).compile()
+        return int(compiled.as_text().count(" tanh("))
+
+    assert tanhs(checkpointed_loss) == 2 * tanhs(plain_loss)
+    traced = jax.jit(jax.value_and_grad(checkpointed_loss)).trace(*given)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.optimization_barrier") == 2
+    assert text.count("stablehlo.tanh") == 10, "of branches for other platforms, nothing is left"
 
 
 @pytest.mark.parametrize(

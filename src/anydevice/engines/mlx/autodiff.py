@@ -52,5 +52,28 @@ class MlxAutodiff:
 
         return run
 
+    def together(self, tree: Any) -> Any:
+        """See the protocol.
+
+        MLX computes last what nothing else needs, the gradients by weights, and holds until then
+        what they are computed from.
+        """
+        arrays = leaves(tree)
+        floating = [at for at, x in enumerate(arrays) if mx.issubdtype(x.dtype, mx.floating)]
+        given: Any = _together(*[arrays[at] for at in floating])
+        for at, x in zip(floating, given, strict=True):
+            arrays[at] = x
+        return refilled(tree, arrays)
+
+
+@mx.custom_function
+def _together(*arrays: Any) -> Any:
+    return arrays
+
+
+@_together.vjp
+def _gradients_together(arrays: Any, gradients: Any, results: Any) -> Any:
+    return mx.depends(gradients, gradients)
+
 
 AUTODIFF: Autodiff = MlxAutodiff()

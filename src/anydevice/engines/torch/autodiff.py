@@ -53,6 +53,9 @@ class TorchAutodiff:
 
         return run_again
 
+    def together(self, tree: Any) -> Any:
+        return tree
+
 
 def _has_gradient(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
