@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from anydevice.check import reference
-from anydevice.check.cases_layers import LLAMA3, YARN
+from anydevice.check.cases_attention import LLAMA3, YARN
 from anydevice.check.reference import frequencies
 from anydevice.errors import ConfigurationError
 

@@ -42,8 +42,9 @@ from anydevice.check.case import (
     index,
     per_element,
 )
+from anydevice.check.cases_attention import ATTENTION
 from anydevice.check.cases_elementwise import ELEMENTWISE
-from anydevice.check.cases_layers import ATTENTION, HIDDEN, LAYERS, VOCABULARY
+from anydevice.check.cases_layers import HIDDEN, LAYERS, VOCABULARY
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
 from anydevice.errors import ConfigurationError
@@ -169,7 +170,7 @@ def _ties_far_apart(draw: Draw) -> Call:
 def _of_near_ones(draw: Draw) -> Call:
     """Integers of which several are one number as float32."""
     rows = np.arange(2**24, 2**24 + 40, dtype=np.int32).reshape(4, 10)
-    return call(rows[:, [3, 1, 9, 2, 8, 0, 7, 6, 5, 4]])
+    return call(rows[:, [3, 1, 8, 2, 9, 0, 7, 6, 5, 4]])
 
 
 _ARGMAX = Row(
@@ -246,7 +247,7 @@ def _picked(rows: int, width: int, *ids: int) -> Make:
 
 
 def _at(shape: tuple[int, ...], places: Any, *axis: int) -> Make:
-    return lambda draw: call(draw.normal(*shape), np.array(places, np.int32), *axis)
+    return lambda draw: call(draw.digits(*shape), np.array(places, np.int32), *axis)
 
 
 _FAR = [0, 65535, 65536, 70000, 69999, 3]
@@ -292,7 +293,7 @@ _EMBEDDING = Row(
 
 
 def _taken(shape: tuple[int, ...], axis: int, *ids: int) -> Make:
-    return lambda draw: call(draw.normal(*shape), draw.integers(0, shape[axis], *ids), axis)
+    return lambda draw: call(draw.digits(*shape), draw.integers(0, shape[axis], *ids), axis)
 
 
 _TAKE = Row(

@@ -33,6 +33,7 @@ from anydevice.check.case import (
     per_element,
     same,
 )
+from anydevice.core.record import replace
 
 _SHORT = ("float32", "bfloat16", "float64")
 """The dtypes whose denormal numbers an engine may flush."""
@@ -233,7 +234,9 @@ def _neighbours(draw: Draw) -> Call:
 
 
 def _compared(op: str, **how: Any) -> Row:
-    return _binary(op, spread=_neighbours, integers=_neighbours, **how)
+    row = _binary(op, spread=_neighbours, integers=_neighbours, **how)
+    many = Case("a million neighbours", lambda draw: call(*draw.neighbours(1031, 1033)), LARGE)
+    return replace(row, cases=(*row.cases, many))
 
 
 def _logical(op: str) -> Row:
@@ -334,6 +337,19 @@ _SWIGLU = Row(
     operations=per_element(5),
 )
 
+
+def _half_nan(draw: Draw) -> Call:
+    x = draw.normal(1031, 1033)
+    x[draw.chance(1031, 1033)] = np.nan
+    return call(x)
+
+
+_PLAIN_ISNAN = _unary("isnan", smooth=False, gives=condition, thorough=True)
+_ISNAN = replace(
+    _PLAIN_ISNAN,
+    cases=(*_PLAIN_ISNAN.cases, Case("a million, half of them nan", _half_nan, LARGE)),
+)
+
 ELEMENTWISE: tuple[Row, ...] = (
     _binary("add", thorough=True),
     _binary("subtract"),
@@ -377,7 +393,7 @@ ELEMENTWISE: tuple[Row, ...] = (
     _unary("tanh", budgets.relative(32), operations=4),
     _unary("sigmoid", budgets.of_sigmoid(16), operations=4),
     _unary("erf", budgets.absolute(32), operations=4),
-    _unary("isnan", smooth=False, gives=condition, thorough=True),
+    _ISNAN,
     Row(
         "logical_not",
         (

@@ -273,16 +273,18 @@ def _attention(
     seen = seen_keys(q, k, causal, mask, window, lengths)
     result = np.zeros((*q.shape[:3], v.shape[-1]))
     for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            at = h // group
-            some = seen[b, h].any(-1)  # a query that sees nothing stays zero
-            used = seen[b, h].any(0)  # a key that none sees counts for nothing, whatever it holds
-            if not some.any():
-                continue
-            keys, values = (x[b, at] if used.all() else x[b, at, used] for x in (k, v))
-            scores = q[b, h, some] @ keys.T * factor
-            scores[~seen[b, h][some][:, used]] = -np.inf
-            result[b, h, some] = _softmax(scores) @ values
+        for h in range(k.shape[1]):  # the queries of all heads that share these keys
+            own = slice(h * group, (h + 1) * group)
+            visible = seen[b, own].reshape(-1, k.shape[2])
+            some = visible.any(-1)  # a query that sees nothing stays zero
+            used = visible.any(0)  # a key that none sees counts for nothing, whatever it holds
+            if some.any():
+                kept = slice(None) if used.all() else used
+                scores = q[b, own].reshape(-1, q.shape[3])[some] @ k[b, h, kept].T * factor
+                scores[~visible[some][:, kept]] = -np.inf
+                found = np.zeros((len(visible), v.shape[3]))
+                found[some] = _softmax(scores) @ v[b, h, kept]
+                result[b, own] = found.reshape(-1, q.shape[2], v.shape[3])
     return result
 
 

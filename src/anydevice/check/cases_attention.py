@@ -1,0 +1,357 @@
+"""Cases of attention: rotary positions, attention itself, and writing into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+
+from anydevice.check import budgets
+from anydevice.check.case import (
+    EVERYTHING,
+    FLOATS,
+    LARGE,
+    LARGE_KERNELS,
+    Call,
+    Case,
+    Draw,
+    Make,
+    Row,
+    call,
+    per_element,
+)
+from anydevice.check.cases_layers import HEADS, KV_HEADS, SIZE
+from anydevice.check.reference import seen_keys
+
+LLAMA3: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _turned(
+    batch: int, heads: int, tokens: int, size: int, *, first: int = 0, **options: Any
+) -> Make:
+    def make(draw: Draw) -> Call:
+        positions = np.arange(first, first + tokens, dtype=np.int32)
+        return call(draw.normal(batch, heads, tokens, size), positions, **options)
+
+    return make
+
+
+_MORE_YARN = {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.3}
+_EXACT_YARN = {**YARN, "attention_factor": 1.25, "truncate": False}
+
+_FAR = (9999, 10000, 16384, 32768, 65535, 65536, 100003, 131071)
+
+
+def _turned_at(places: tuple[int, ...], **options: Any) -> Make:
+    at = np.array(places, np.int32)
+    return lambda draw: call(draw.normal(1, 3, len(at), 128), at, **options)
+
+
+def _turned_nan(draw: Draw) -> Call:
+    x = draw.normal(1, 2, 3, 8)
+    x[0, 0, 1, 2], x[0, 1, 2, 7] = nan, inf
+    return call(x, np.array([1, 2, 3], np.int32))
+
+
+_ROPE = Row(
+    "rope",
+    (
+        Case("17 tokens of 4 heads", _turned(1, 4, 17, SIZE)),
+        Case("17 tokens, interleaved", _turned(1, 4, 17, SIZE, interleaved=True)),
+        Case("one token far on", _turned(2, 3, 1, 64, first=4095)),
+        Case(
+            "each text its own positions",
+            lambda draw: call(draw.normal(3, 2, 5, 16), draw.integers(0, 300, 3, 5)),
+        ),
+        Case("the smallest head", _turned(1, 1, 3, 2)),
+        Case("no tokens", _turned(1, 2, 0, 8)),
+        Case("heads that lie apart", _turned(2, 3, 5, 64), strided=True),
+        Case("Llama 3", _turned(1, 2, 9, SIZE, first=9000, theta=5e5, scaling=LLAMA3)),
+        Case("linear", _turned(1, 2, 9, 64, scaling={"type": "linear", "factor": 4.0})),
+        Case("default", _turned(1, 2, 9, 64, scaling={"rope_type": "default"})),
+        Case("YaRN", _turned(1, 2, 9, SIZE, first=100, scaling=YARN)),
+        Case("YaRN, every key", _turned(1, 2, 9, 64, theta=1e6, scaling=_MORE_YARN)),
+        Case("YaRN, its own factor", _turned(1, 2, 9, SIZE, interleaved=True, scaling=_EXACT_YARN)),
+        Case("beyond position 10,000", _turned_at(_FAR)),
+        Case("beyond position 10,000, interleaved", _turned_at(_FAR, interleaved=True), LARGE),
+        Case("beyond position 10,000, Llama 3", _turned_at(_FAR, theta=5e5, scaling=LLAMA3), LARGE),
+        Case("beyond position 10,000, YaRN", _turned_at(_FAR, scaling=YARN), LARGE),
+        Case("many tokens of 33 heads", _turned(2, 33, 300, 64, first=9000), LARGE_KERNELS),
+        Case("many tokens, interleaved", _turned(9, 3, 1031, 32, interleaved=True), LARGE_KERNELS),
+        Case("a wide head", _turned(1, 2, 5, 512), LARGE_KERNELS),
+        Case("a head that is no power of two", _turned(1, 3, 5, 80)),
+        Case("a large theta", _turned(1, 2, 9, 64, first=500, theta=1e7)),
+        Case(
+            "heads that lie apart, interleaved",
+            _turned(2, 3, 5, 64, interleaved=True),
+            strided=True,
+        ),
+        Case("nan and infinities", _turned_nan),
+    ),
+    budget=budgets.of_rope,
+    inside="float32",  # the angles are, whatever is turned by them
+    gradient=_turned(1, 2, 2, 4, first=3),
+    gpu={
+        "16,384 tokens of 32 heads": _turned(1, HEADS, 16384, SIZE),
+        "one token of 32 heads": _turned(1, HEADS, 1, SIZE, first=4095),
+    },
+    cpu={"256 tokens of 32 heads": _turned(1, HEADS, 256, SIZE)},
+    operations=per_element(3),
+)
+
+
+def _seen(
+    batch: int = 1,
+    heads: int = 4,
+    kv_heads: int = 2,
+    queries: int = 5,
+    keys: int = 5,
+    size: int = 64,
+    *,
+    lengths: tuple[int, ...] | None = None,
+    mask: tuple[int, ...] | None = None,
+    growing: bool = False,
+    spread: float = 1.0,
+    **options: Any,
+) -> Make:
+    def make(draw: Draw) -> Call:
+        q = draw.normal(batch, heads, queries, size, spread=spread)
+        k = draw.normal(batch, kv_heads, keys, size, spread=spread)
+        v = (draw.positive if growing else draw.normal)(batch, kv_heads, keys, size)
+        chosen = dict(options)
+        if lengths is not None:
+            chosen["lengths"] = np.array(lengths, np.int32)
+        if mask is not None:
+            chosen["mask"] = draw.chance(*mask, of=0.7)
+        return call(q, k, v, **chosen)
+
+    return make
+
+
+def _nothing_seen(draw: Draw) -> Call:
+    mask = np.ones((2, 1, 3, 4), bool)
+    mask[0, 0, 1] = False
+    mask[1] = False
+    q, k, v = (draw.normal(2, 2, tokens, 8) for tokens in (3, 4, 4))
+    return call(q, k, v, mask=mask)
+
+
+def _excluded(make: Make, holding: float = nan) -> Make:
+    """The same call with NaN in the keys and values that no query may see."""
+
+    def drawn(draw: Draw) -> Call:
+        made = make(draw)
+        q, k, v = made.arguments
+        chosen = {name: made.options[name] for name in ("mask", "lengths") if name in made.options}
+        seen = seen_keys(q, k, **chosen).any(2)
+        grouped = seen.reshape(k.shape[0], k.shape[1], -1, k.shape[2]).any(2)
+        k[~grouped], v[~grouped] = holding, holding
+        return call(q, k, v, **made.options)
+
+    return drawn
+
+
+def _far_below(draw: Draw) -> Call:
+    """Scores of about -400 for all keys: without taking away the largest, no weight is left."""
+    q, k = draw.positive(1, 2, 5, 64), draw.positive(1, 2, 33, 64)
+    return call(-8 * q, 8 * k, draw.normal(1, 2, 33, 64), scale=0.1)
+
+
+def _seeing_nan(draw: Draw) -> Call:
+    """NaN in a key that the second text sees, and in values of the first."""
+    made = _seen(2, 4, 2, 3, 9, 32)(draw)
+    q, k, v = made.arguments
+    k[1, 0, 4], v[0, 1, 5, 7], v[0, 0, 2, 3] = nan, nan, inf
+    return call(q, k, v)
+
+
+def _attended(made: Call) -> int:
+    """Two products for each pair of a query and a key that it may see."""
+    q, k, v = made.arguments
+    queries, keys = q.shape[2], k.shape[2]
+    pairs = queries * keys
+    if made.options.get("causal"):
+        pairs -= queries * (queries - 1) // 2
+    return int(2 * q.shape[0] * q.shape[1] * pairs * (q.shape[3] + v.shape[3]))
+
+
+def _step(batch: int, keys: int) -> Make:
+    """One decoding step with a cache that is full."""
+    return _seen(batch, HEADS, KV_HEADS, 1, keys, SIZE, lengths=(keys,) * batch, causal=True)
+
+
+_EXCLUDING = {
+    "beyond the lengths": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33)),
+    "beyond the lengths, causal": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33), causal=True),
+    "beyond the lengths, one token": _seen(2, 8, 2, 1, 700, SIZE, lengths=(77, 650), causal=True),
+    "beyond the lengths, a window": _seen(
+        2, 4, 2, 2, 33, 32, lengths=(9, 30), causal=True, window=4
+    ),
+    "in padding": _seen(2, 4, 2, 9, 9, 32, mask=(2, 9)),
+    "in padding, causal": _seen(2, 4, 2, 9, 9, 32, mask=(2, 9), causal=True),
+    "in padding, one token": _seen(2, 4, 2, 1, 33, 64, mask=(2, 33)),
+    "where a mask is for all": _seen(2, 4, 2, 6, 9, 32, mask=(2, 1, 1, 9)),
+    "where each head has a mask": _seen(2, 4, 4, 2, 9, 32, mask=(2, 4, 2, 9)),
+}
+"""Calls in which some keys are excluded from every query."""
+
+_ATTENTION = Row(
+    "attention",
+    (
+        Case("33 tokens, causal, grouped heads", _seen(2, 8, 2, 33, 33, SIZE, causal=True)),
+        Case("not causal", _seen(1, 4, 4, 7, 19, 64)),
+        Case("one token with a cache", _seen(1, 8, 2, 1, 130, SIZE, lengths=(77,), causal=True)),
+        Case(
+            "one token with a long cache",
+            _seen(2, 8, 2, 1, 2500, SIZE, lengths=(1733, 2500), causal=True),
+        ),
+        Case(
+            "one token with a window",
+            _seen(1, 4, 2, 1, 600, 64, lengths=(500,), causal=True, window=100),
+        ),
+        Case("lengths without an order", _seen(2, 4, 2, 3, 9, 32, lengths=(4, 9))),
+        Case("heads that lie apart", _seen(2, 4, 2, 7, 7, 64, causal=True), strided=True),
+        Case(
+            "one token, heads that lie apart",
+            _seen(2, 4, 2, 1, 33, 64, lengths=(9, 33), causal=True),
+            strided=True,
+        ),
+        Case(
+            "two texts of different length",
+            _seen(2, 4, 2, 3, 40, 64, lengths=(7, 40), causal=True),
+        ),
+        Case("sums that grow", _seen(1, 2, 1, 1, 2049, 64, growing=True, scale=0.01)),
+        Case("many keys", _seen(1, 2, 1, 65, 700, 64, causal=True)),
+        Case("a window", _seen(1, 4, 2, 20, 33, 32, causal=True, window=5)),
+        Case(
+            "a window with a cache",
+            _seen(2, 4, 2, 2, 33, 32, lengths=(9, 30), causal=True, window=4),
+        ),
+        Case("padding", _seen(2, 4, 2, 9, 9, 32, mask=(2, 9), causal=True)),
+        Case("a mask of its own for each head", _seen(2, 4, 2, 6, 9, 32, mask=(2, 4, 6, 9))),
+        Case("a mask for all", _seen(2, 4, 2, 6, 9, 32, mask=(1, 1, 6, 9))),
+        Case("a query that sees nothing", _nothing_seen),
+        Case("more queries than valid keys", _seen(1, 2, 1, 4, 6, 16, lengths=(2,), causal=True)),
+        Case("nothing valid", _seen(2, 2, 1, 1, 6, 16, lengths=(0, 3), causal=True)),
+        Case(
+            "lengths out of range",
+            _seen(3, 4, 2, 1, 33, 32, lengths=(-7, 2**31 - 1, -(2**31)), causal=True),
+        ),
+        Case(
+            "lengths out of range, a window",
+            _seen(2, 4, 2, 5, 9, 32, lengths=(2**31 - 1, -1), causal=True, window=4),
+        ),
+        Case("lengths out of range, no order", _seen(2, 2, 1, 3, 9, 16, lengths=(-1, 99))),
+        Case("a window wider than all", _seen(1, 2, 1, 5, 9, 32, causal=True, window=2**40)),
+        Case("a scale of zero", _seen(1, 2, 1, 5, 9, 32, causal=True, scale=0)),
+        Case("its own scale", _seen(1, 2, 2, 5, 5, 16, scale=0.5)),
+        Case("odd head", _seen(1, 3, 1, 5, 7, 40, causal=True)),
+        Case("one query, one key", _seen(1, 1, 1, 1, 1, 8, causal=True)),
+        Case("259 tokens of 36 heads", _seen(1, 36, 4, 259, 259, 32, causal=True), LARGE_KERNELS),
+        Case("67 queries, 5,003 keys", _seen(1, 4, 2, 67, 5003, 32, causal=True), LARGE_KERNELS),
+        Case("300 queries, not causal", _seen(1, 3, 3, 300, 517, 32), LARGE),
+        Case(
+            "one token of 40 heads, 3,001 keys",
+            _seen(1, 40, 5, 1, 3001, 64, lengths=(2999,), causal=True),
+            LARGE_KERNELS,
+        ),
+        Case(
+            "40,009 keys",
+            _seen(1, 2, 1, 1, 40009, 64, lengths=(40001,), causal=True),
+            LARGE_KERNELS,
+        ),
+        Case("70,001 keys", _seen(1, 1, 1, 2, 70001, 16), LARGE),
+        Case(
+            "33 texts",
+            _seen(33, 4, 2, 1, 65, 64, lengths=tuple(range(2, 68, 2)), causal=True),
+            LARGE_KERNELS,
+        ),
+        Case("300 texts", _seen(300, 2, 2, 3, 5, 16, causal=True), LARGE),
+        Case("a wide head", _seen(1, 2, 1, 5, 33, 256, causal=True), LARGE_KERNELS),
+        Case("a long mask", _seen(2, 4, 2, 70, 517, 32, mask=(2, 1, 70, 517)), LARGE),
+        Case("a wide window", _seen(1, 2, 1, 130, 700, 32, causal=True, window=300), LARGE),
+        Case("large scores", _seen(1, 4, 2, 7, 33, 64, spread=8.0, causal=True), LARGE_KERNELS),
+        Case(
+            "large scores of one token",
+            _seen(1, 4, 2, 1, 333, 64, spread=8.0, lengths=(300,), causal=True),
+            LARGE_KERNELS,
+        ),
+        Case("scores far below zero", _far_below, LARGE_KERNELS),
+        Case("nan that is seen", _seeing_nan, LARGE_KERNELS),
+        *(
+            Case(f"nan {place}", _excluded(make), LARGE_KERNELS)
+            for place, make in _EXCLUDING.items()
+        ),
+        Case("infinity in padding", _excluded(_EXCLUDING["in padding"], inf), LARGE_KERNELS),
+    ),
+    budget=budgets.of_attention,
+    gradient=_seen(1, 2, 1, 3, 3, 4, causal=True),
+    gpu={
+        "4,096 tokens": _seen(1, HEADS, KV_HEADS, 4096, 4096, SIZE, causal=True),
+        "16,384 tokens": _seen(1, HEADS, KV_HEADS, 16384, 16384, SIZE, causal=True),
+        "decoding 1 × 4,096": _step(1, 4096),
+        "decoding 1 × 32,768": _step(1, 32768),
+        "decoding 16 × 4,096": _step(16, 4096),
+    },
+    cpu={
+        "256 tokens": _seen(1, HEADS, KV_HEADS, 256, 256, SIZE, causal=True),
+        "decoding 1 × 1,024": _step(1, 1024),
+    },
+    operations=_attended,
+)
+
+
+def _written(
+    batch: int, heads: int, keys: int, size: int, tokens: int, positions: Any = None
+) -> Make:
+    def make(draw: Draw) -> Call:
+        cache, new = (draw.digits(batch, heads, count, size) for count in (keys, tokens))
+        at = np.arange(tokens) + 1 if positions is None else np.array(positions)
+        return call(cache, new, at.astype(np.int32))
+
+    return make
+
+
+def _written_special(draw: Draw) -> Call:
+    cache = draw.special(2.0, 3.0, 4.0).reshape(1, 2, 3, 2)
+    return call(cache, cache[:, ::-1, 1:2], np.array([2], np.int32))
+
+
+_CACHE_WRITE = Row(
+    "cache_write",
+    (
+        Case("five tokens", _written(2, 3, 33, 16, 5)),
+        Case("one token", _written(1, 8, 130, SIZE, 1, [77])),
+        Case("each text its own place", _written(2, 2, 9, 8, 2, [[1, 7], [0, 3]])),
+        Case("the first and the last", _written(1, 2, 9, 8, 2, [0, 8])),
+        Case("out of range", _written(2, 2, 9, 8, 3, [[-1, 2, 9], [8, 100, -9]])),
+        Case("no tokens", _written(1, 2, 9, 8, 0)),
+        Case("beyond place 65,535", _written(1, 2, 70001, 4, 3, [65536, 70000, 65535]), LARGE),
+        Case("far out of range", _written(1, 2, 9, 8, 4, [2**31 - 1, 65536, -(2**31), 3])),
+        Case("many tokens", _written(2, 33, 517, 32, 259), LARGE),
+        Case("33 texts", _written(33, 2, 65, 8, 1, [[2 * text] for text in range(33)]), LARGE),
+        Case("heads that lie apart", _written(2, 3, 33, 16, 5), strided=True),
+        Case("nan and infinities", _written_special, FLOATS),
+    ),
+    dtypes=EVERYTHING,
+    signs=True,
+    gpu={"one token": _written(1, KV_HEADS, 4096, SIZE, 1, [4095])},
+    cpu={"one token": _written(1, KV_HEADS, 1024, SIZE, 1, [1023])},
+    moved=lambda made, result_bytes: 2 * int(made.arguments[1].nbytes),
+    operations=lambda made: 0,
+)
+
+ATTENTION: tuple[Row, ...] = (_ROPE, _ATTENTION, _CACHE_WRITE)

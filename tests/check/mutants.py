@@ -1,0 +1,1027 @@
+"""Wrong versions of ops, each of which `verify` has to find.
+
+A mutant takes the right op, as users call it with arrays of NumPy, and returns a wrong one. Most
+are right wherever it is easy: for small arrays, near positions, finite numbers, the usual axis.
+They are mistakes that kernels have had: a grid that ends too soon, an index of 16 bits, a sum in
+the dtype of its numbers, an identity of 0 for a maximum, NaN that is passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any
+Op = Callable[..., Any]
+
+
+class Mutant(NamedTuple):
+    """One wrong version of an op; a `short` one is tried each time."""
+
+    op: str
+    title: str
+    broken: Callable[[Op], Op]
+    dtype: str = "float32"
+    short: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.title}"
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(op: str, title: str, dtype: str = "float32", *, short: bool = False) -> Any:
+    """Put a wrong op into the list: it takes the right one and then the arguments of a call."""
+
+    def put(wrong: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(right: Op) -> Op:
+            def run(*arguments: Any, **options: Any) -> Any:
+                return as_arrays(wrong(right, *arguments, **options))
+
+            return run
+
+        MUTANTS.append(Mutant(op, title, broken, dtype, short))
+        return wrong
+
+    return put
+
+
+def mutants(ops: str, title: str, dtype: str = "float32") -> Any:
+    """The same for several ops."""
+
+    def put(wrong: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops.split():
+            mutant(op, title, dtype)(wrong)
+        return wrong
+
+    return put
+
+
+def changed(result: Array, at: Any, by: Array = 0) -> Array:
+    """A copy with other elements at a place of the flat array."""
+    flat = np.array(result).reshape(-1)
+    flat[at] = by
+    return flat.reshape(np.shape(result))
+
+
+def as_arrays(result: Any) -> Any:
+    """The result with arrays for NumPy's scalars: that is not what is wrong with it."""
+    if isinstance(result, list | tuple):
+        return type(result)(map(as_arrays, result))
+    return None if result is None else np.asarray(result)
+
+
+# Of one element each
+
+
+@mutants("add exp tanh where", "what is beyond 8,192 elements stays as it was")
+@mutants("negative sqrt multiply less isnan", "the grid ends at 10,000 elements")
+def ends_at_ten_thousand(right: Op, *given: Any) -> Any:
+    return changed(right(*given), slice(10_000, None))
+
+
+@mutants("subtract divide maximum abs relu silu", "the grid ends at 65,535 blocks of 16")
+def ends_at_a_grid(right: Op, *given: Any) -> Any:
+    return changed(right(*given), slice(65_535 * 16, None))
+
+
+@mutants("power equal logical_or floor sign", "the last of an odd number is left out", "float32")
+def leaves_out_the_odd_one(right: Op, *given: Any) -> Any:
+    result = right(*given)
+    return changed(result, -1) if np.size(result) % 2 and np.size(result) > 1000 else result
+
+
+MUTANTS[:] = [
+    each._replace(dtype="bool") if each.op.startswith("logical") else each for each in MUTANTS
+]
+
+
+@mutants("sin cos erf gelu rsqrt log sigmoid", "wrong from a million elements on")
+def wrong_from_a_million(right: Op, *given: Any) -> Any:
+    result = right(*given)
+    return result * np.float32(1.001) if np.size(result) > 1_000_000 else result
+
+
+@mutant("minimum", "of broadcast rows, those above 1,000 are the first", short=True)
+def broadcast_too_little(right: Op, a: Any, b: Any) -> Any:
+    result = np.array(right(a, b))
+    if np.ndim(b) == 1 and np.ndim(a) == 2:
+        result[1000:] = result[:1]
+    return result
+
+
+@mutant("add", "of five axes the last but one is not repeated")
+def of_five_axes(right: Op, a: Any, b: Any) -> Any:
+    result = np.array(right(a, b))
+    if result.ndim == 5:
+        result[..., 1:, :] = result[..., :1, :]
+    return result
+
+
+@mutant("multiply", "infinity times zero is zero", short=True)
+def zero_wins(right: Op, a: Any, b: Any) -> Any:
+    return np.where((np.equal(a, 0)) | (np.equal(b, 0)), np.float32(0), right(a, b))
+
+
+@mutant("multiply", "integers go through float32", "int32", short=True)
+def through_float(right: Op, a: Any, b: Any) -> Any:
+    return (np.float32(a) * np.float32(b)).astype(np.int32)
+
+
+@mutant("add", "integers go through float32", "int32")
+def added_as_float(right: Op, a: Any, b: Any) -> Any:
+    return (np.float32(a) + np.float32(b)).clip(-(2**31), 2**31 - 256).astype(np.int32)
+
+
+@mutant("subtract", "integers saturate at 16 bits", "int32")
+def saturating(right: Op, a: Any, b: Any) -> Any:
+    return np.clip(right(a, b), -32768, 32767).astype(np.int32)
+
+
+@mutant("equal", "integers are compared as float32", "int32")
+def compared_as_float(right: Op, a: Any, b: Any) -> Any:
+    return np.float32(a) == np.float32(b)
+
+
+@mutant("equal", "nearly equal is equal", short=True)
+def nearly_equal(right: Op, a: Any, b: Any) -> Any:
+    return np.isclose(a, b, rtol=1e-6, atol=0)
+
+
+@mutant("less", "nearly equal is not less")
+def nearly_less(right: Op, a: Any, b: Any) -> Any:
+    return right(a, b) & ~np.isclose(a, b, rtol=1e-6, atol=0)
+
+
+@mutant("less_equal", "of NaN, not greater is less or equal")
+def not_greater(right: Op, a: Any, b: Any) -> Any:
+    return ~np.greater(a, b)
+
+
+@mutants("maximum minimum", "NaN on the left is passed over")
+def nan_passed_over(right: Op, a: Any, b: Any) -> Any:
+    return np.where(np.isnan(a), b, right(a, b)).astype(np.asarray(a).dtype)
+
+
+@mutant("divide", "through the reciprocal in 16 bits")
+def by_reciprocal(right: Op, a: Any, b: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return (a * (1 / np.float16(b))).astype(np.float32)
+
+
+@mutant("divide", "a negative zero is a positive one")
+def negative_zero(right: Op, a: Any, b: Any) -> Any:
+    return right(a, np.where(np.equal(b, 0), np.float32(0), b))
+
+
+@mutant("negative", "0 - x, which has no negative zero", short=True)
+def taken_from_zero(right: Op, x: Array) -> Array:
+    return (0 - x).astype(x.dtype)
+
+
+@mutant("abs", "keeps the sign of zero")
+def keeps_the_sign(right: Op, x: Array) -> Array:
+    return np.where(x < 0, -x, x)
+
+
+@mutant("abs", "of integers goes through float32", "int32")
+def abs_through_float(right: Op, x: Array) -> Array:
+    return np.abs(x.astype(np.float32)).astype(np.int32)
+
+
+@mutant("sign", "of NaN is 0")
+def sign_of_nan(right: Op, x: Array) -> Array:
+    return np.nan_to_num(right(x), nan=0.0)
+
+
+@mutant("floor", "towards zero")
+def truncated(right: Op, x: Array) -> Array:
+    return np.trunc(x)
+
+
+@mutant("exp", "saturates at 80")
+def saturated(right: Op, x: Array) -> Array:
+    return right(np.asarray(np.minimum(x, 80), x.dtype))
+
+
+@mutant("exp", "in 16 bits")
+def in_half(right: Op, x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.exp(x.astype(np.float16)).astype(x.dtype)
+
+
+@mutant("log", "of less than 1e-12 is that of 1e-12", short=True)
+def with_a_floor(right: Op, x: Array) -> Array:
+    return right(np.where(x > 0, np.maximum(x, np.float32(1e-12)), x))
+
+
+@mutants("sqrt rsqrt", "of what is negative is that of zero")
+def of_negative(right: Op, x: Array) -> Array:
+    return right(np.where(x < 0, np.float32(0), x))
+
+
+@mutants("sin cos", "without reducing angles beyond 8 turns")
+def few_turns(right: Op, x: Array) -> Array:
+    return np.where(np.abs(x) > 50, np.float32(0.5), right(x))
+
+
+@mutant("tanh", "through exp(2x) - 1, which cancels for little")
+def cancelled(right: Op, x: Array) -> Array:
+    with np.errstate(all="ignore"):
+        power = np.exp(2 * x)
+        return np.where(x > 20, np.float32(1), (power - 1) / (power + 1)).astype(x.dtype)
+
+
+@mutant("sigmoid", "is 0 below -30")
+def clipped_sigmoid(right: Op, x: Array) -> Array:
+    return np.where(x < -30, np.float32(0), right(x))
+
+
+@mutant("relu", "swallows NaN", short=True)
+def swallowed(right: Op, x: Array) -> Array:
+    return np.where(x > 0, x, np.zeros_like(x))
+
+
+@mutant("silu", "of infinity is NaN")
+def nan_of_infinity(right: Op, x: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return (x * (np.exp(x) / (1 + np.exp(x)))).astype(x.dtype)
+
+
+@mutant("gelu", "always by tanh")
+def always_by_tanh(right: Op, x: Array, approximate: bool = False) -> Array:
+    return right(x, True)
+
+
+@mutant("swiglu", "gate and up are exchanged beyond 65,536 elements", short=True)
+def exchanged(right: Op, gate: Array, up: Array) -> Array:
+    return right(up, gate) if gate.size > 65_536 else right(gate, up)
+
+
+@mutant("swiglu", "rows above 65,535 are zero")
+def rows_of_a_grid(right: Op, gate: Array, up: Array) -> Array:
+    result = np.array(right(gate, up))
+    if result.ndim:
+        result[65_535:] = 0
+    return result
+
+
+@mutant("where", "what is not chosen is multiplied by zero")
+def chosen_by_product(right: Op, condition: Array, a: Any, b: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return (condition * a + ~condition * b).astype(right(condition, a, b).dtype)
+
+
+@mutant("where", "integers go through float32", "int32")
+def chosen_as_float(right: Op, condition: Array, a: Any, b: Any) -> Any:
+    return right(condition, a, b).astype(np.float32).clip(-(2**31), 2**30).astype(np.int32)
+
+
+@mutant("isnan", "infinity is taken for NaN")
+def not_finite(right: Op, x: Array) -> Array:
+    return ~np.isfinite(x)
+
+
+@mutants("logical_not logical_and", "wrong beyond 8,192 conditions", "bool")
+def conditions(right: Op, *given: Any) -> Any:
+    return changed(right(*given), slice(8192, None), False)
+
+
+# Along axes
+
+
+@mutant("sum", "of 100,000 numbers and more is 0.3 % too large", short=True)
+@mutant("mean", "of 100,000 numbers and more is 0.3 % too large")
+def too_large(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    result = right(x, axis, keepdims)
+    return result * np.float32(1.003) if x.size > 100_000 * max(1, np.size(result)) else result
+
+
+@mutant("sum", "of a million numbers is 0.05 % too large")
+def slightly_too_large(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    result = right(x, axis, keepdims)
+    return result * np.float32(1.0005) if x.size > 900_000 * max(1, np.size(result)) else result
+
+
+@mutants("sum mean", "in 16 bits", "float16")
+def sum_in_half(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    function = np.add.reduce if right.__name__ == "sum" else np.mean
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    with np.errstate(all="ignore"):
+        return np.asarray(function(x, axis=axes, dtype=np.float16, keepdims=keepdims), np.float16)
+
+
+@mutant("sum", "integers are added in 16 bits", "int32", short=True)
+def short_integers(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return right(x, axis, keepdims).astype(np.int16).astype(np.int32)
+
+
+@mutant("sum", "integers are added as float32", "int32")
+def integers_as_float(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return right(x.astype(np.float32), axis, keepdims).astype(np.int32)
+
+
+@mutants("sum mean max min", "the middle axis from behind is the first")
+def first_for_middle(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    if axis == -2 and x.ndim == 3:
+        return right(np.swapaxes(x, 0, 1).reshape(x.shape), 1, keepdims)
+    return right(x, axis, keepdims)
+
+
+@mutants("sum max min", "of a million the last is left out")
+def without_the_last(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    if axis == -1 and x.shape[-1] > 100_000:
+        return right(x[..., :-1], axis, keepdims)
+    return right(x, axis, keepdims)
+
+
+@mutants("mean max", "columns beyond 65,535 are zero")
+def columns_of_a_grid(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    result = right(x, axis, keepdims)
+    return changed(result, slice(65_535, None)) if np.size(result) > 65_535 else result
+
+
+@mutant("max", "begins at zero")
+def begins_at_zero(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    result = right(x, axis, keepdims)
+    return np.where(np.isnan(result), result, np.maximum(result, 0)).astype(x.dtype)
+
+
+@mutant("min", "begins at the largest finite number", short=True)
+def begins_at_the_largest(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return np.minimum(right(x, axis, keepdims), np.finfo(x.dtype).max)
+
+
+@mutants("max min", "NaN beyond 1,024 numbers is passed over")
+def nan_in_long_rows(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    if axis == -1 and x.shape[-1] > 1024:
+        x = np.where(np.isnan(x), x[..., :1] * 0, x)
+    return right(x, axis, keepdims)
+
+
+@mutant("max", "integers are compared as float32", "int32")
+def max_as_float(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return right(x.astype(np.float32), axis, keepdims).astype(np.int32)
+
+
+@mutant("argmax", "has 16 bits", short=True)
+def short_index(right: Op, x: Array, axis: int = -1) -> Any:
+    return right(x, axis) & 0xFFFF
+
+
+@mutant("argmax", "the last of equal ones")
+def last_of_equal(right: Op, x: Array, axis: int = -1) -> Any:
+    turned = np.flip(x, axis)
+    return (x.shape[axis] - 1 - right(turned, axis)).astype(np.int32) if x.size else right(x, axis)
+
+
+@mutant("argmax", "NaN is passed over")
+def argmax_without_nan(right: Op, x: Array, axis: int = -1) -> Any:
+    return right(np.where(np.isnan(x), np.float32(-np.inf), x), axis)
+
+
+@mutant("argmax", "integers are compared as float32", "int32")
+def argmax_as_float(right: Op, x: Array, axis: int = -1) -> Any:
+    return right(x.astype(np.float32), axis)
+
+
+@mutant("top_k", "beyond 256 the last is repeated")
+def top_repeated(right: Op, x: Array, k: int) -> Any:
+    values, places = (np.array(each) for each in right(x, k))
+    values[..., 256:], places[..., 256:] = values[..., 255:256], places[..., 255:256]
+    return values, places
+
+
+@mutant("top_k", "rows above 65,535 are those of the first")
+def top_of_a_grid(right: Op, x: Array, k: int) -> Any:
+    values, places = (np.array(each) for each in right(x, k))
+    if values.ndim > 1:
+        values[65_535:], places[65_535:] = values[:1], places[:1]
+    return values, places
+
+
+@mutant("top_k", "NaN is the smallest")
+def top_without_nan(right: Op, x: Array, k: int) -> Any:
+    return right(np.where(np.isnan(x), np.float32(-np.inf), x), k)
+
+
+@mutant("softmax", "without taking away the largest", short=True)
+def without_the_largest(right: Op, x: Array, axis: int = -1) -> Any:
+    with np.errstate(all="ignore"):
+        powers = np.exp(x)
+        return powers / powers.sum(axis, keepdims=True)
+
+
+@mutant("log_softmax", "as the logarithm of the softmax")
+def log_of_softmax(right: Op, x: Array, axis: int = -1) -> Any:
+    with np.errstate(all="ignore"):
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return np.log(powers / powers.sum(axis, keepdims=True)).astype(x.dtype)
+
+
+@mutant("softmax", "in 16 bits it is added up in 16 bits", "float16")
+def softmax_in_half(right: Op, x: Array, axis: int = -1) -> Any:
+    if not x.size:
+        return right(x, axis)
+    with np.errstate(all="ignore"):
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return powers / np.add.reduce(powers, axis=axis, dtype=np.float16, keepdims=True)
+
+
+@mutants("softmax log_softmax", "rows above 1,024 are those before")
+def rows_above(right: Op, x: Array, axis: int = -1) -> Any:
+    result = np.array(right(x, axis))
+    if result.ndim == 2 and axis == -1:
+        result[1024:] = result[:1]
+    return result
+
+
+@mutants("softmax log_softmax", "another axis from behind is the last")
+def last_for_any(right: Op, x: Array, axis: int = -1) -> Any:
+    return right(x, -1 if axis < 0 else axis)
+
+
+@mutant("log_softmax", "all -inf gives zeros")
+def zeros_for_nan(right: Op, x: Array, axis: int = -1) -> Any:
+    return np.where(np.isnan(right(x, axis)), np.float32(0), right(x, axis))
+
+
+# Norms and losses
+
+
+@mutant("rmsnorm", "the usual eps is 1e-5", short=True)
+def another_eps(right: Op, x: Array, weight: Array, eps: float = 1e-6) -> Any:
+    return right(x, weight, 1e-5 if eps == 1e-6 else eps)
+
+
+@mutant("layernorm", "the usual eps is 1e-6")
+def another_eps_too(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+    return right(x, weight, bias, 1e-6 if eps == 1e-5 else eps)
+
+
+@mutant("layernorm", "eps is added to the deviation")
+def eps_outside(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+    with np.errstate(all="ignore"):
+        normed = (x - x.mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + eps)
+        scaled = normed if weight is None else normed * weight
+        return (scaled if bias is None else scaled + bias).astype(x.dtype)
+
+
+@mutant("layernorm", "divides by one less")
+def by_one_less(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+    width = x.shape[-1]
+    if width < 2:
+        return right(x, weight, bias, eps)
+    factor = math.sqrt((width - 1) / width)
+    scaled = (np.float32(factor) if weight is None else weight * np.float32(factor)) + 0 * x[:1]
+    plain = right(x, None, None, eps)
+    return (plain * scaled + (0 if bias is None else bias)).astype(x.dtype)
+
+
+@mutant("layernorm", "the variance as the mean of squares less the square of the mean")
+def cancelled_variance(right: Op, x: Array, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
+    with np.errstate(all="ignore"):
+        mean = x.mean(-1, keepdims=True)
+        spread = np.sqrt(np.maximum((x * x).mean(-1, keepdims=True) - mean * mean, 0) + eps)
+        normed = (x - mean) / spread
+        scaled = normed if weight is None else normed * weight
+        return (scaled if bias is None else scaled + bias).astype(x.dtype)
+
+
+@mutants("rmsnorm layernorm", "rows above 65,535 are zero")
+def norm_of_a_grid(right: Op, x: Array, *given: Any) -> Any:
+    result = np.array(right(x, *given))
+    result[65_535:] = 0
+    return result
+
+
+@mutant("rmsnorm", "columns above 65,536 have no part in the mean")
+def part_of_the_mean(right: Op, x: Array, weight: Array, eps: float = 1e-6) -> Any:
+    if x.shape[-1] <= 65_536:
+        return right(x, weight, eps)
+    size = np.sqrt((x[..., :65_536] ** 2).mean(-1, keepdims=True) + eps)
+    return (x / size * weight).astype(x.dtype) * np.float32(1.0003)
+
+
+@mutant("cross_entropy", "targets have 16 bits", short=True)
+def short_targets(right: Op, logits: Array, targets: Array) -> Any:
+    return right(logits, np.where(targets > 0, targets & 0xFFFF, targets).astype(np.int32))
+
+
+@mutant("cross_entropy", "targets out of range are clipped")
+def clipped_targets(right: Op, logits: Array, targets: Array) -> Any:
+    return right(logits, np.asarray(np.clip(targets, 0, logits.shape[-1] - 1)))
+
+
+@mutant("cross_entropy", "without taking away the largest")
+def unstable_loss(right: Op, logits: Array, targets: Array) -> Any:
+    with np.errstate(all="ignore"):
+        powers = np.exp(logits)
+        logarithms = np.log(powers / powers.sum(-1, keepdims=True))
+    inside = (targets >= 0) & (targets < logits.shape[-1])
+    places = np.where(inside, targets, 0)[..., None]
+    picked = np.take_along_axis(logarithms, places, -1)[..., 0]
+    return np.asarray(-np.where(inside, picked, np.nan).mean(), np.float32)
+
+
+@mutant("cross_entropy", "tokens above 1,024 have no part in it")
+def few_tokens(right: Op, logits: Array, targets: Array) -> Any:
+    if targets.size <= 1024:
+        return right(logits, targets)
+    rows = logits.reshape(-1, logits.shape[-1])
+    return right(rows[:1024], targets.reshape(-1)[:1024])
+
+
+@mutant("mean_squared_error", "of a million is 0.3 % too large")
+def large_error(right: Op, x: Array, y: Array) -> Any:
+    return np.asarray(right(x, y) * np.float32(1.003 if x.size > 900_000 else 1))
+
+
+@mutant("mean_squared_error", "the last of a million is left out")
+def error_without_the_last(right: Op, x: Array, y: Array) -> Any:
+    if x.size < 900_000:
+        return right(x, y)
+    return right(x.reshape(-1)[:-1], y.reshape(-1)[:-1])
+
+
+# Products
+
+
+@mutants("matmul linear", "NaN times zero is zero")
+def skips_zeros(right: Op, a: Array, b: Array, bias: Any = None) -> Any:
+    clean = (np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
+    return right(*clean) if bias is None else right(*clean, bias)
+
+
+@mutant("matmul", "sums of more than 65,536 are cut short", short=True)
+def cut_short(right: Op, a: Array, b: Array) -> Any:
+    return right(a[..., :65_536], b[..., :65_536, :])
+
+
+@mutant("matmul", "columns above 65,535 are zero")
+def product_of_a_grid(right: Op, a: Array, b: Array) -> Any:
+    result = np.array(right(a, b))
+    result[..., 65_535:] = 0
+    return result
+
+
+@mutant("matmul", "rows above 65,535 are zero")
+def product_rows(right: Op, a: Array, b: Array) -> Any:
+    result = np.array(right(a, b))
+    result[..., 65_535:, :] = 0
+    return result
+
+
+@mutant("matmul", "batches above 256 are those before")
+def few_batches(right: Op, a: Array, b: Array) -> Any:
+    result = np.array(right(a, b))
+    if result.ndim == 3:
+        result[256:] = result[:1]
+    return result
+
+
+@mutant("matmul", "the last tile of 64 columns is left out beyond 512")
+def last_tile(right: Op, a: Array, b: Array) -> Any:
+    result = np.array(right(a, b))
+    if result.shape[-1] > 512:
+        result[..., result.shape[-1] // 64 * 64 :] = 0
+    return result
+
+
+@mutant("matmul", "in 16 bits it is added up in 16 bits", "float16")
+def product_in_half(right: Op, a: Array, b: Array) -> Any:
+    exact = right(a.astype(np.float32), b.astype(np.float32))
+    with np.errstate(all="ignore"):
+        return (exact * (1 + 2**-9)).astype(np.float16)
+
+
+@mutant("matmul", "keeps 10 bits of its operands")
+def short_operands(right: Op, a: Array, b: Array) -> Any:
+    kept = (
+        (x.view(np.int32) & ~0x1FFF).view(np.float32) for x in map(np.ascontiguousarray, (a, b))
+    )
+    return right(*kept)
+
+
+@mutant("linear", "outputs above 32,768 have no bias", short=True)
+def missing_bias(right: Op, x: Array, weight: Array, bias: Any = None) -> Any:
+    if bias is None:
+        return right(x, weight, None)
+    shorter = np.array(bias)
+    shorter[32_768:] = 0
+    return right(x, weight, shorter)
+
+
+@mutant("linear", "tokens above 255 are zero")
+def few_rows(right: Op, x: Array, weight: Array, bias: Any = None) -> Any:
+    result = np.array(right(x, weight, bias))
+    if result.ndim == 2:
+        result[255:] = 0
+    return result
+
+
+@mutant("linear", "a bias of NaN is left out")
+def without_nan(right: Op, x: Array, weight: Array, bias: Any = None) -> Any:
+    return right(x, weight, None if bias is None else np.nan_to_num(bias))
+
+
+@mutant("conv2d", "padding on the second axis is that of the first")
+def one_padding(
+    right: Op, x: Array, w: Array, b: Any = None, stride: Any = 1, padding: Any = 0
+) -> Any:
+    if isinstance(padding, tuple) and padding[0] != padding[1]:
+        result = np.array(right(x, w, b, stride, padding))
+        result[..., -2] = result[..., 1]
+        return result
+    return right(x, w, b, stride, padding)
+
+
+@mutant("conv2d", "channels above 64 have no part in it")
+def few_channels(right: Op, x: Array, w: Array, *how: Any, **options: Any) -> Any:
+    return right(x[:, :64], w[:, :64], *how, **options)
+
+
+@mutant("conv2d", "images above 255 are zero")
+def few_images(right: Op, *given: Any, **options: Any) -> Any:
+    result = np.array(right(*given, **options))
+    result[255:] = 0
+    return result
+
+
+@mutant("conv2d", "weights of zero skip NaN")
+def skipped_nan(right: Op, x: Array, *given: Any, **options: Any) -> Any:
+    return right(np.nan_to_num(x, posinf=0.0), *given, **options)
+
+
+@mutant("max_pool2d", "begins at zero", short=True)
+def pool_from_zero(right: Op, *given: Any, **how: Any) -> Any:
+    return np.maximum(right(*given, **how), 0)
+
+
+@mutant("max_pool2d", "NaN is passed over")
+def pool_without_nan(right: Op, x: Array, *size: Any, **how: Any) -> Any:
+    return right(np.where(np.isnan(x), np.float32(-np.inf), x), *size, **how)
+
+
+@mutant("max_pool2d", "begins at the lowest finite number")
+def pool_from_the_lowest(right: Op, *given: Any, **how: Any) -> Any:
+    return np.maximum(right(*given, **how), np.finfo(np.float32).min)
+
+
+@mutant("avg_pool2d", "channels above 256 are zero")
+def pool_of_few_channels(right: Op, *given: Any, **how: Any) -> Any:
+    result = np.array(right(*given, **how))
+    result[:, 256:] = 0
+    return result
+
+
+@mutant("avg_pool2d", "columns above 64 are those before")
+def pool_of_a_row(right: Op, *given: Any, **how: Any) -> Any:
+    result = np.array(right(*given, **how))
+    result[..., 64:] = result[..., :1]
+    return result
+
+
+# Rotary positions and attention
+
+
+@mutant("rope", "positions end at 10,000", short=True)
+def near_positions(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    return right(x, np.minimum(positions, 10_000), **how)
+
+
+@mutant("rope", "positions have 16 bits")
+def short_positions(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    return right(x, positions & 0xFFFF, **how)
+
+
+@mutant("rope", "positions are bfloat16")
+def rounded_positions(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    kept = positions.astype(np.float32).view(np.int32) & ~0xFFFF
+    return right(x, kept.view(np.float32).astype(np.int32), **how)
+
+
+@mutant("rope", "heads above 32 are not turned")
+def few_heads_turned(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    result = np.array(right(x, positions, **how))
+    result[:, 32:] = x[:, 32:]
+    return result
+
+
+@mutant("rope", "tokens above 1,024 are not turned")
+def few_tokens_turned(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    result = np.array(right(x, positions, **how))
+    result[:, :, 1024:] = x[:, :, 1024:]
+    return result
+
+
+@mutant("rope", "scaling is left out beyond position 8,192")
+def unscaled(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    if how.get("scaling") is not None and positions.max() > 10_000:
+        how = {**how, "scaling": None}
+    return right(x, positions, **how)
+
+
+@mutant("rope", "theta ends at a million")
+def small_theta(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    return right(x, positions, **{**how, "theta": min(how.get("theta", 1e4), 1e6)})
+
+
+def attended(q: Array, k: Array, v: Array, scale: Any, subtract: bool) -> Array:
+    """Attention to all keys, as written in a hurry."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    with np.errstate(all="ignore"):
+        scores = q @ keys.swapaxes(-1, -2) * np.float32(scale or q.shape[-1] ** -0.5)
+        powers = np.exp(scores - scores.max(-1, keepdims=True) if subtract else scores)
+        return (powers / powers.sum(-1, keepdims=True) @ values).astype(q.dtype)
+
+
+@mutant("attention", "without taking away the largest")
+def unstable(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if not set(how) <= {"scale"} or not k.shape[2] or how.get("scale") == 0:
+        return right(q, k, v, **how)
+    return attended(q, k, v, how.get("scale"), subtract=False)
+
+
+@mutant("attention", "queries above 64 are those before", short=True)
+def few_queries(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = np.array(right(q, k, v, **how))
+    result[:, :, 66:] = result[:, :, :1]
+    return result
+
+
+@mutant("attention", "keys above 4,096 are not seen")
+def few_keys(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if k.shape[2] > 4096 and not how:
+        return right(q, k[:, :, :4096], v[:, :, :4096])
+    if k.shape[2] > 4096 and "lengths" in how:
+        return right(q, k, v, **{**how, "lengths": np.minimum(how["lengths"], 4096)})
+    return right(q, k, v, **how)
+
+
+@mutant("attention", "heads above 32 are those before")
+def few_heads(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = np.array(right(q, k, v, **how))
+    result[:, 32:] = result[:, :1]
+    return result
+
+
+@mutant("attention", "texts above 32 are those before")
+def few_texts(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = np.array(right(q, k, v, **how))
+    result[32:] = result[:1]
+    return result
+
+
+@mutant("attention", "a mask is true where nothing is seen")
+def turned_mask(right: Op, q: Array, k: Array, v: Array, mask: Any = None, **how: Any) -> Any:
+    return right(q, k, v, mask=None if mask is None else ~mask, **how)
+
+
+@mutant("attention", "a mask beyond 256 keys is that of the first")
+def short_mask(right: Op, q: Array, k: Array, v: Array, mask: Any = None, **how: Any) -> Any:
+    if mask is not None and mask.shape[-1] > 256:
+        mask = np.array(mask)
+        mask[..., 256:] = True
+    return right(q, k, v, mask=mask, **how)
+
+
+@mutant("attention", "causal counts from the first key", short=True)
+def from_the_first(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if how.get("causal") and set(how) == {"causal"} and q.shape[2] != k.shape[2]:
+        queries, keys = q.shape[2], k.shape[2]
+        return right(q, k, v, mask=np.tri(queries, keys, dtype=bool)[None, None])
+    return right(q, k, v, **how)
+
+
+@mutant("attention", "a window is one key wider")
+def wide_window(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if how.get("window"):
+        how = {**how, "window": how["window"] + 1}
+    return right(q, k, v, **how)
+
+
+@mutant("attention", "NaN that is excluded reaches the result")
+def excluded_nan(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = right(q, k, v, **how)
+    return result + 0 * v.sum() if v.size else result
+
+
+@mutant("attention", "lengths beyond 1,024 are 1,024")
+def short_lengths(right: Op, q: Array, k: Array, v: Array, lengths: Any = None, **how: Any) -> Any:
+    if lengths is not None:
+        lengths = np.minimum(lengths, 1024)
+    return right(q, k, v, lengths=lengths, **how)
+
+
+@mutant("attention", "a query that sees nothing gives the mean")
+def mean_of_nothing(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = np.array(right(q, k, v, **how))
+    empty = ~result.any(-1)
+    if empty.any() and v.size:
+        result[empty] = np.float32(np.nanmean(v))
+    return result
+
+
+@mutant("attention", "NaN that is seen is taken for zero")
+def seen_nan(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    return right(q, np.nan_to_num(k), np.nan_to_num(v), **how)
+
+
+@mutant("attention", "query heads are dealt out in turn")
+def dealt_out(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    group = q.shape[1] // k.shape[1]
+    if group == 1 or how.get("mask") is not None:
+        return right(q, k, v, **how)
+    return right(q, np.concatenate([k] * group, 1), np.concatenate([v] * group, 1), **how)
+
+
+# Moving
+
+
+@mutant("embedding", "ids have 16 bits", short=True)
+def short_ids(right: Op, weight: Array, ids: Array) -> Any:
+    return right(weight, np.where(ids > 0, ids & 0xFFFF, ids).astype(np.int32))
+
+
+@mutant("embedding", "ids out of range are clipped")
+def clipped_ids(right: Op, weight: Array, ids: Array) -> Any:
+    return right(weight, np.asarray(np.clip(ids, 0, len(weight) - 1)))
+
+
+@mutant("embedding", "negative ids count from the end")
+def ids_from_the_end(right: Op, weight: Array, ids: Array) -> Any:
+    return right(weight, np.where((ids < 0) & (ids >= -len(weight)), ids + len(weight), ids))
+
+
+@mutant("embedding", "columns above 4,096 are zero")
+def narrow_rows(right: Op, weight: Array, ids: Array) -> Any:
+    result = np.array(right(weight, ids))
+    result[..., 4096:] = 0
+    return result
+
+
+@mutant("embedding", "tokens above 32,768 are the first")
+def few_tokens_embedded(right: Op, weight: Array, ids: Array) -> Any:
+    result = np.array(right(weight, ids))
+    rows = result.reshape(-1, weight.shape[-1])
+    rows[32_768:] = rows[:1]
+    return result
+
+
+@mutant("take", "places have 16 bits")
+def short_places(right: Op, x: Array, indices: Array, axis: int = 0) -> Any:
+    return right(x, np.where(indices > 0, indices & 0xFFFF, indices).astype(np.int32), axis)
+
+
+@mutant("take", "the last axis from behind is the first")
+def take_first(right: Op, x: Array, indices: Array, axis: int = 0) -> Any:
+    if axis == -1:
+        result = np.array(right(x, indices, axis))
+        return result[..., ::-1].copy()
+    return right(x, indices, axis)
+
+
+@mutant("cache_write", "places have 16 bits")
+def short_cache(right: Op, cache: Array, new: Array, positions: Array) -> Any:
+    kept = np.where(positions > 0, positions & 0xFFFF, positions).astype(np.int32)
+    return right(cache, new, kept)
+
+
+@mutant("cache_write", "what is out of range goes to the last place")
+def clipped_cache(right: Op, cache: Array, new: Array, positions: Array) -> Any:
+    return right(cache, new, np.clip(positions, 0, cache.shape[2] - 1))
+
+
+@mutant("cache_write", "heads above 32 are not written")
+def few_heads_written(right: Op, cache: Array, new: Array, positions: Array) -> Any:
+    before = cache[:, 32:].copy()  # NumPy writes into the cache itself
+    result = np.array(right(cache, new, positions))
+    result[:, 32:] = before
+    return result
+
+
+@mutants("reshape permute concat broadcast_to part", "what is beyond 65,536 elements is zero")
+def few_moved(right: Op, *given: Any) -> Any:
+    return changed(right(*given), slice(65_536, None))
+
+
+@mutants("reshape take concat", "integers go through float32", "int32")
+def moved_as_float(right: Op, *given: Any) -> Any:
+    return right(*given).astype(np.float32).clip(-(2**31), 2**30).astype(np.int32)
+
+
+@mutants("permute broadcast_to", "NaN becomes zero")
+def moved_without_nan(right: Op, *given: Any) -> Any:
+    return np.nan_to_num(right(*given), posinf=np.inf, neginf=-np.inf)
+
+
+@mutants("part reshape", "a negative zero loses its sign")
+def moved_without_sign(right: Op, *given: Any) -> Any:
+    return right(*given) + 0
+
+
+@mutant("concat", "arrays above the eighth are left as zeros")
+def few_joined(right: Op, arrays: Any, axis: int = 0) -> Any:
+    return right([x if at < 8 else x * 0 for at, x in enumerate(arrays)], axis)
+
+
+@mutant("part", "a step of 3 is one of 2")
+def another_step(right: Op, x: Array, axis: int, start: int, stop: int, step: int = 1) -> Any:
+    result = right(x, axis, start, stop, step)
+    if step != 3:
+        return result
+    return right(x, axis, start, min(stop, start + 2 * result.shape[axis]), 2)
+
+
+@mutant("astype", "to integers by rounding", short=True)
+def rounded(right: Op, x: Array, dtype: Any) -> Any:
+    return right(np.rint(x) if str(dtype).endswith("int32") else x, dtype)
+
+
+@mutant("astype", "to bfloat16 by cutting off")
+def cut_off(right: Op, x: Array, dtype: Any) -> Any:
+    if str(dtype) == "bfloat16":
+        kept = np.ascontiguousarray(x).view(np.int32) & ~0xFFFF
+        return right(kept.view(np.float32), dtype)
+    return right(x, dtype)
+
+
+@mutant("astype", "to bool by way of integers")
+def bool_of_integers(right: Op, x: Array, dtype: Any) -> Any:
+    with np.errstate(invalid="ignore"):
+        return right(np.trunc(x) if str(dtype) == "bool" else x, dtype)
+
+
+@mutant("astype", "integers beyond 2**24 are rounded first", "int32")
+def integers_rounded(right: Op, x: Array, dtype: Any) -> Any:
+    return right(x.astype(np.float32).astype(np.float64).astype(np.int32), dtype)
+
+
+@mutant("astype", "beyond a million elements it is left out")
+def few_converted(right: Op, x: Array, dtype: Any) -> Any:
+    return changed(right(x, dtype), slice(1_000_000, None))
+
+
+# Optimizers
+
+
+@mutants("update_sgd update_adam update_lion", "elements above 1,024 stay as they are")
+def few_updated(right: Op, parameters: Any, *given: Any, **how: Any) -> Any:
+    moved, *states = right(parameters, *given, **how)
+    for new, old in zip(moved, parameters, strict=True):
+        new.reshape(-1)[1024:] = old.reshape(-1)[1024:]
+    return moved, *states
+
+
+@mutants("update_sgd update_adam update_lion", "arrays above 64 stay as they are")
+def few_arrays(right: Op, parameters: Any, *given: Any, **how: Any) -> Any:
+    moved, *states = right(parameters, *given, **how)
+    return [*moved[:64], *parameters[64:]], *states
+
+
+@mutants("update_sgd update_lion", "NaN in a gradient is taken for zero")
+def gradient_without_nan(
+    right: Op, parameters: Any, gradients: Any, *given: Any, **how: Any
+) -> Any:
+    return right(parameters, [np.nan_to_num(g) for g in gradients], *given, **how)
+
+
+@mutant("update_adam", "eps is added below the root", short=True)
+def eps_below(
+    right: Op, p: Any, g: Any, m: Any, s: Any, step: Any, *, eps: float = 1e-8, **how: Any
+) -> Any:
+    return right(p, g, m, s, step, eps=math.sqrt(eps), **how)
+
+
+@mutant("update_adam", "the usual eps is 1e-7")
+def eps_of_adam(right: Op, *given: Any, eps: float = 1e-8, **how: Any) -> Any:
+    return right(*given, eps=1e-7 if eps == 1e-8 else eps, **how)
+
+
+@mutant("update_adam", "decay is coupled beyond a million elements")
+def coupled(right: Op, p: Any, *given: Any, decoupled: bool = True, **how: Any) -> Any:
+    return right(p, *given, decoupled=decoupled and p[0].size < 1_000_000, **how)
+
+
+@mutant("update_adam", "no correction from step 1,000 on")
+def uncorrected(right: Op, p: Any, g: Any, m: Any, s: Any, step: Any, **how: Any) -> Any:
+    return right(p, g, m, s, step if int(step) < 1000 else 10**9, **how)
+
+
+@mutant("update_sgd", "Nesterov without decay")
+def without_decay(
+    right: Op, *given: Any, nesterov: bool = False, decay: float = 0.0, **how: Any
+) -> Any:
+    return right(*given, nesterov=nesterov, decay=0.0 if nesterov else decay, **how)
+
+
+@mutant("update_lion", "the sign of zero is one")
+def sign_of_zero(right: Op, p: Any, g: Any, m: Any, **how: Any) -> Any:
+    tiny = np.float32(1e-30)
+    return right(p, [np.where(x == 0, tiny, x) for x in g], m, **how)
