@@ -55,6 +55,19 @@ def two_cards(library: str) -> Iterator[str]:
         yield library
 
 
+def test_numpy_drives_a_fake_card_only_where_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with testing.fake_machine(cuda=1):
+        [card] = anydevice.devices("cuda")
+        assert card.standing is not None
+        assert card.standing.engines[0] == "torch"
+        assert "numpy" not in card.standing.engines
+    monkeypatch.setattr(testing, "_COMPUTING", ())
+    with testing.fake_machine(cuda=1):
+        assert isinstance(device("cuda")(np.ones(3, np.float32)), np.ndarray)
+
+
 def test_an_array_is_on_the_fake_device_that_it_was_sent_to(two_cards: str) -> None:
     for place in ("cuda:0", "cuda:1", "cpu"):
         here = device(place, engine=two_cards)
@@ -261,7 +274,7 @@ def test_a_limit_holds_on_a_fake_card() -> None:
 def test_settings_made_in_the_block_are_undone() -> None:
     anydevice.configure(time_limit=7)
     try:
-        with testing.fake_machine(cuda=1):
+        with testing.fake_machine(cuda=1, engines=["numpy"]):
             anydevice.configure(time_limit=3, memory=0.5)
             device("cuda:0", engine="numpy")
         assert anydevice.configure().time_limit == 7

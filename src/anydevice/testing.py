@@ -146,7 +146,8 @@ def fake_backend(
         for index, (name, size) in enumerate(named)
     )
     if engines is None:
-        engines = (*(name for name in row.engines if name in _COMPUTING), "numpy")
+        able = (name for name in row.engines if name in _COMPUTING and registry.version_of(name))
+        engines = tuple(able) or ("numpy",)
     return Sighting(backend, present=True, devices=seen, engines=tuple(engines))
 
 
