@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, EncoderDecoderCache, StaticCache
 
 from anydevice import ConfigurationError, estimate_inference, estimate_training
-from anydevice.planning.encoders import ENCODERS
+from anydevice.planning.encoder_families import ENCODERS
 from anydevice.planning.model import shape_of
 from tests.planning.live_bytes import LiveBytes
 from tests.planning.test_architectures import allocated

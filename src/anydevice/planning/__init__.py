@@ -3,7 +3,7 @@
 A plan is made in five steps, a module each:
 
 1. `config`: a model's `config.json`, with what its family leaves out: the tables are in
-   `architectures` for decoders and in `encoders` for all others;
+   `architectures` for decoders and in `encoder_families` for all others;
 2. `decoder` and `encoder`: the model's shape from its config, with quantized weights
    (`quantization`); `model` gives the shape of anything else: files of weights, modules, trees of
    arrays;

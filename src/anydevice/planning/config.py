@@ -26,7 +26,7 @@ from anydevice.planning.architectures import (
     integer,
 )
 from anydevice.planning.encoder import EncoderFamily
-from anydevice.planning.encoders import ENCODERS
+from anydevice.planning.encoder_families import ENCODERS
 
 CONFIG_NAME = "config.json"
 LARGEST_CONFIG = 4 * 2**20

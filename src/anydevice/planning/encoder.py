@@ -1,6 +1,6 @@
 """Encoders and encoder–decoders: what a row of one is, and the shape that follows from it.
 
-The rows are in `encoders`.
+The rows are in `encoder_families`.
 """
 
 from __future__ import annotations

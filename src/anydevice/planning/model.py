@@ -35,7 +35,7 @@ from anydevice.planning.config import (
 )
 from anydevice.planning.decoder import decoder_shape
 from anydevice.planning.encoder import encoder_shape
-from anydevice.planning.encoders import ENCODERS
+from anydevice.planning.encoder_families import ENCODERS
 from anydevice.planning.overheads import rounding
 from anydevice.planning.quantization import QUANTIZED, quantized
 
