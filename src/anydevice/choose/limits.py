@@ -8,6 +8,9 @@ error, and a settings file causes a warning.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.locks import ForkSafeLock
@@ -24,7 +27,7 @@ from anydevice.settings.config import configure as configure
 
 _JAX_BACKENDS = ("cuda", "rocm")
 _JAX_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-JAX_FRACTIONS = (_JAX_FRACTION, "XLA_CLIENT_MEM_FRACTION")
+_JAX_FRACTIONS = (_JAX_FRACTION, "XLA_CLIENT_MEM_FRACTION")
 """The name that every release reads, and that of later ones, which refuse to find both."""
 _MUCH = STRATEGIES["aggressive"]
 
@@ -77,6 +80,14 @@ def set_limit(config: Config | None) -> list[str]:
             if effect.why_not and effect.device.kind != "cpu"
         ]
         return warned + _shared_gpus(config)
+
+
+def told_to_jax() -> float | None:
+    """The fraction of a GPU's memory that the environment gives JAX; `None` if it gives none."""
+    for name in _JAX_FRACTIONS:
+        with suppress(KeyError, ValueError):
+            return float(os.environ[name])
+    return None
 
 
 def in_force() -> Config | None:
@@ -149,7 +160,7 @@ def _tell_jax(config: Config) -> None:
     fraction = _jax_fraction(config)
     told: dict[str, str | None] = {}
     if fraction is not None:
-        told = {**dict.fromkeys(JAX_FRACTIONS), _JAX_FRACTION: f"{fraction:.6f}"}
+        told = {**dict.fromkeys(_JAX_FRACTIONS), _JAX_FRACTION: f"{fraction:.6f}"}
     _jax_variables.put(told)
 
 

@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -17,10 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import anydevice
 from anydevice import ConfigurationError, DeviceNotFoundError
-from anydevice.choose.limits import JAX_FRACTIONS
+from anydevice.choose.limits import told_to_jax
 from anydevice.choose.scope import why
 from anydevice.core.choice import accelerators_passed_over
-from anydevice.core.engine import Absent
 from anydevice.core.finding import compare_versions
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.warn import warn
@@ -287,11 +284,8 @@ def __getattr__(name: str) -> Any:
     """`MLP`, which alone needs flax."""
     if name != "MLP":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from anydevice.compat.artifex_mlp import MLP
-    except ModuleNotFoundError as error:
-        what, instead = "MLP needs Flax, which is not installed", "run: pip install flax"
-        raise Absent(what, instead, "library_missing").error() from error
+    from anydevice.compat.artifex_mlp import MLP
+
     return MLP
 
 
@@ -336,7 +330,7 @@ def _in_force() -> DeviceConfiguration:
 
     A fraction that JAX is told by the environment is left as it is.
     """
-    config, fraction = anydevice.configure(), _told_to_jax()
+    config, fraction = anydevice.configure(), told_to_jax()
     if config.memory is None and fraction is None:
         config = change({"memory": MemoryStrategy.BALANCED}, insist=False)
     named = config.memory in STRATEGIES
@@ -346,11 +340,3 @@ def _in_force() -> DeviceConfiguration:
     order, env = list(config.order) or None, dict(config.env)
     x64, jit, mixed = config.x64, config.jit, config.mixed_precision
     return DeviceConfiguration(strategy, fraction, x64, jit, order, env, mixed)
-
-
-def _told_to_jax() -> float | None:
-    """The fraction of a GPU that the environment gives JAX."""
-    for name in JAX_FRACTIONS:
-        with suppress(KeyError, ValueError):
-            return float(os.environ[name])
-    return None

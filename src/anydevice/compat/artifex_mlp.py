@@ -8,10 +8,16 @@ from itertools import pairwise
 from typing import Any
 
 import jax
-from flax import nnx
 
 import anydevice
 from anydevice import ConfigurationError, nn
+from anydevice.core.engine import Absent
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    what, instead = "MLP needs Flax, which is not installed", "run: pip install flax"
+    raise Absent(what, instead, "library_missing").error() from error
 
 
 class MLP(nn.Model, nnx.Module):
