@@ -31,8 +31,8 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     if shape and shape == tuple(getattr(targets, "shape", ())):
         raise wrong(
             "cross_entropy",
-            f"targets has the shape {shape} of logits, as one-hot rows have, and is the number of "
-            "the class of each row; use targets.argmax(-1)",
+            f"targets has the shape {shape} of logits, as one-hot rows have; each row needs the "
+            "number of its class instead: use targets.argmax(-1)",
         )
     require_integers("cross_entropy", "targets", targets, logits, "logits")
     if not shape or not shape[-1] or shape[:-1] != tuple(targets.shape):
