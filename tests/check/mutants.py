@@ -1025,3 +1025,53 @@ def without_decay(
 def sign_of_zero(right: Op, p: Any, g: Any, m: Any, **how: Any) -> Any:
     tiny = np.float32(1e-30)
     return right(p, [np.where(x == 0, tiny, x) for x in g], m, **how)
+
+
+class KernelMutant(NamedTuple):
+    """One of our OpenCL kernels with another text somewhere."""
+
+    op: str
+    title: str
+    file: str
+    right: str
+    wrong: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.title}"
+
+
+KERNEL_MUTANTS = [
+    KernelMutant("attention", "a key short of causal", "attention.cl", "last + 1);", "last);"),
+    KernelMutant("attention", "a mask is not read", "attention.cl", "(!mask[", "(false && !mask["),
+    KernelMutant("attention", "lengths end at 1,024", "attention.cl", "(long)keys)", "(long)1024)"),
+    KernelMutant(
+        "attention", "a window too wide", "attention.cl", "last + 1 - window", "last - window"
+    ),
+    KernelMutant("attention", "no rescaling", "attention.cl", "exp(most - score)", "1"),
+    KernelMutant("rope", "near positions", "rope.cl", "= position *", "= fmin(position, 1e4f) *"),
+    KernelMutant(
+        "rope", "turned back", "rope.cl", "first * cosine - second", "first * cosine + second"
+    ),
+    KernelMutant("softmax", "no largest", "rows.cl", "exp(PIECE - largest)", "exp(PIECE)"),
+    KernelMutant("softmax", "no rescaling", "rows.cl", "sum * exp(mine - top)", "sum"),
+    KernelMutant("rmsnorm", "another eps", "rows.cl", "sqrt(mean + eps)", "sqrt(mean + 9 * eps)"),
+    KernelMutant(
+        "rmsnorm",
+        "few columns",
+        "rows.cl",
+        "shared, lane) / columns;\n    const NUMBER scale = 1 / sqrt(mean",
+        "shared, lane) / min(columns, 65536);\n    const NUMBER scale = 1 / sqrt(mean",
+    ),
+    KernelMutant("layernorm", "no bias", "rows.cl", "if (HAS_BIAS)", "if (false)"),
+    KernelMutant(
+        "sum",
+        "the rest is left out",
+        "reduce.cl",
+        "for (; base < end; base += lanes)",
+        "for (; base < end - 1; base += lanes)",
+    ),
+    KernelMutant(
+        "max", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"
+    ),
+]
+"""Changes of the text of our OpenCL kernels, of those that a CPU runs."""

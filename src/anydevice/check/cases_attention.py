@@ -52,7 +52,7 @@ def _turned(
 _MORE_YARN = {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.3}
 _EXACT_YARN = {**YARN, "attention_factor": 1.25, "truncate": False}
 
-_FAR = (9999, 10000, 16384, 32768, 65535, 65536, 100003, 131071)
+_FAR = (9999, 10000, 16384, 32768, 65535, 65536, 100003, 131071, 1000003)
 
 
 def _turned_at(places: tuple[int, ...], **options: Any) -> Make:
@@ -262,6 +262,8 @@ _ATTENTION = Row(
         Case("one query, one key", _seen(1, 1, 1, 1, 1, 8, causal=True)),
         Case("259 tokens of 36 heads", _seen(1, 36, 4, 259, 259, 32, causal=True), LARGE_KERNELS),
         Case("67 queries, 5,003 keys", _seen(1, 4, 2, 67, 5003, 32, causal=True), LARGE_KERNELS),
+        Case("1,031 queries", _seen(1, 1, 1, 1031, 1031, 16, causal=True), LARGE),
+        Case("70 heads", _seen(1, 70, 70, 3, 5, 16, causal=True), LARGE_KERNELS),
         Case("300 queries, not causal", _seen(1, 3, 3, 300, 517, 32), LARGE),
         Case(
             "one token of 40 heads, 3,001 keys",

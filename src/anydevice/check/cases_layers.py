@@ -301,8 +301,8 @@ def _outside(draw: Draw) -> Call:
 
 def _far_classes(draw: Draw) -> Call:
     """Targets beyond what 16 bits can number, each the most or the least probable."""
-    logits = draw.normal(4, 70001)
-    targets = np.array([65535, 65536, 70000, 0], np.int32)
+    logits = draw.normal(4, 150001)
+    targets = np.array([65535, 65536, 150000, 0], np.int32)
     logits[np.arange(4), targets] = draw.listed([9, -9, 9, -9])
     return call(logits, targets)
 
