@@ -203,8 +203,8 @@ def _harmless(variables: Mapping[str, Any], source: str) -> dict[str, Any]:
         names = joined(map(shortened, refused[:_MOST_NAMED]))
         more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
         warn(
-            f"{source}: a project's file may not set {names}{more}, since that could run code of "
-            "whoever wrote it; where you want it, put it into your own file, "
+            f"{source}: a project's file may not set {names}{more}, but only what is known to be "
+            "harmless, whoever wrote it; where you want it, put it into your own file, "
             f"{printable(user_file())}"
         )
     return kept
