@@ -82,6 +82,10 @@ def test_pytorch_keeps_code_in_our_folder_or_the_users(monkeypatch: pytest.Monke
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/ours"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
     assert compiler.keep("/ours") == "/mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    cache_dir_utils = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")
+    cache_dir_utils.cache_dir()  # as PyTorch does: it names its own folder, and nobody else has
+    assert compiler.keep("/ours") == "/ours"
     monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
     assert compiler.keep("/ours") is None
 

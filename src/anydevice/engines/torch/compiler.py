@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -65,10 +66,21 @@ class TorchCompiler:
         return f"torch.compile, mode {_MOST}" if most else "torch.compile"
 
     def keep(self, folder: str) -> str | None:
-        """See the protocol. PyTorch reads the variable whenever it compiles, and sets it itself."""
+        """See the protocol. PyTorch reads the variable whenever it compiles.
+
+        It also sets it itself, to a folder among the temporary ones, where nobody has.
+        """
         if os.environ.get(_KEEPING) == "0":
             return None
+        if _FOLDER in os.environ and os.environ[_FOLDER] == _own_folder():
+            del os.environ[_FOLDER]
         return os.environ.setdefault(_FOLDER, folder)
+
+
+def _own_folder() -> str | None:
+    """The folder that PyTorch takes unasked; `None` before it has compiled anything."""
+    module = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    return os.path.abspath(module.default_cache_dir()) if module else None
 
 
 # Indices out of range. On the CPU, the machine code of an index that is out of range raises a C++
