@@ -120,6 +120,8 @@ _REDUCED = (
     Case("many columns", _along(17, 70001, axis=0), LARGE),
     Case("long columns", _along(70001, 17, axis=0, kind="positive"), LARGE),
     Case("many of each", _along(67, 129, 131, axis=1), LARGE),
+    Case("a million over two axes", _along(67, 129, 131, axis=(0, 2)), LARGE),
+    Case("a million that lie apart", _along(517, 1031, axis=-1), LARGE, strided=True),
 )
 _ADDED = (
     *_REDUCED,

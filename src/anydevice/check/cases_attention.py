@@ -76,6 +76,11 @@ _ROPE = Row(
             "each text its own positions",
             lambda draw: call(draw.normal(3, 2, 5, 16), draw.integers(0, 300, 3, 5)),
         ),
+        Case(
+            "each text its own far positions",
+            lambda draw: call(draw.normal(9, 2, 5, 64), draw.integers(0, 200000, 9, 5)),
+            LARGE_KERNELS,
+        ),
         Case("the smallest head", _turned(1, 1, 3, 2)),
         Case("no tokens", _turned(1, 2, 0, 8)),
         Case("heads that lie apart", _turned(2, 3, 5, 64), strided=True),
@@ -284,6 +289,13 @@ _ATTENTION = Row(
         Case("300 texts", _seen(300, 2, 2, 3, 5, 16, causal=True), LARGE),
         Case("a wide head", _seen(1, 2, 1, 5, 33, 256, causal=True), LARGE_KERNELS),
         Case("a long mask", _seen(2, 4, 2, 70, 517, 32, mask=(2, 1, 70, 517)), LARGE),
+        Case(
+            "all at once",
+            _seen(
+                2, 4, 2, 7, 77, 32, lengths=(70, 33), mask=(2, 77), causal=True, window=9, scale=0.3
+            ),
+            LARGE_KERNELS,
+        ),
         Case("a wide window", _seen(1, 2, 1, 130, 700, 32, causal=True, window=300), LARGE),
         Case("large scores", _seen(1, 4, 2, 7, 33, 64, spread=8.0, causal=True), LARGE_KERNELS),
         Case(

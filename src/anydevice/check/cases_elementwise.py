@@ -114,6 +114,7 @@ def _unary(
     if dtypes == NUMBERS:
         cases.append(Case("all digits", _of_all_digits, INTEGERS))
     cases.append(Case("elements that lie apart", make(9, 17), odd, strided=True))
+    cases.append(Case("many that lie apart", make(517, 1031), LARGE, strided=True))
     return Row(
         op,
         tuple(cases),
@@ -186,6 +187,7 @@ def _binary(
     if dtypes == NUMBERS:
         cases.append(Case("all digits", integers, INTEGERS))
     cases.append(Case("elements that lie apart", make((9, 17), (9, 17)), odd, strided=True))
+    cases.append(Case("many that lie apart", make((517, 1031), (517, 1031)), LARGE, strided=True))
     cases.append(Case("a number on the right", lambda draw: call(draw.positive(5, 7), 3)))
     # Exact in every dtype.
     cases.append(

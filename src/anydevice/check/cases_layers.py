@@ -74,6 +74,7 @@ _MATMUL = Row(
         Case("no rows", _product((0, 5), (5, 4))),
         Case("large", lambda draw: call(draw.large(3, 17), draw.normal(17, 5, spread=0.01))),
         Case("517 × 1031 × 519", _product((517, 1031), (1031, 519)), LARGE),
+        Case("transposed, larger", _product((517, 1031), (1031, 129)), LARGE, strided=True),
         Case("a long sum", _product((3, 100003), (100003, 5), "positive"), LARGE),
         Case("one row, a long sum", _product((1, 100003), (100003, 3), "positive"), LARGE),
         Case("many rows", _product((70001, 5), (5, 3)), LARGE),
