@@ -81,13 +81,13 @@ class Peak:
 
             self._mlx = mlx.core
             self._mlx.reset_peak_memory()
-            self._before = self._mlx.get_active_memory()
+            self._before = int(self._mlx.get_active_memory())
         else:
             self._before = resident("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         most = self._mlx.get_peak_memory() if self._mlx else resident("VmHWM")
         return int(most) - self._before
 
@@ -106,7 +106,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     train(model, [(x[:8], y[:8])], options)  # loads what the libraries need
     clock, peak = Clock(), Peak(options.engine)
     train(model, [batch] * options.steps, options, clock)
-    most = peak.bytes
+    most = peak.size
     gradients = leaves(anydevice.to_numpy(gradients_of(model, device, batch)))
     np.savez(options.gradients, *[np.asarray(each) for each in gradients])
     return {"peak": most, "seconds": clock.seconds}

@@ -422,6 +422,30 @@ def test_what_is_resumed_must_be_the_same_training(tmp_path: Path) -> None:
         trained("torch", resume=path)
 
 
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_a_training_is_resumed_as_it_was_compiled(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file knows how, whatever would be chosen now; an argument wins."""
+    path = tmp_path / "run.safetensors"
+    whole = trained(engine, optimize="none")
+    trained(engine, optimize="none", save=path, epochs=2)
+    monkeypatch.setattr("anydevice.training.steps._WORTH_COMPILING", 0)
+    resumed = trained(engine, optimize=None, resume=path)
+    assert same(whole.model, resumed.model)
+    assert resumed.report is not None
+    assert resumed.report.optimize == "none"
+    for how in ("default", "aggressive"):
+        header = json.loads(read_header(path).metadata["anydevice"])
+        rewritten(path, said={**header["said"], "optimize": how})
+        over = trained(engine, optimize=None, resume=path, epochs=2)
+        assert over.report is not None
+        assert over.report.optimize == how
+    asked = trained(engine, optimize="none", resume=path, epochs=2).report
+    assert asked is not None
+    assert asked.optimize == "none"
+
+
 class Named(Record):
     kind: int
     fields: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,19 +33,25 @@ def test_a_training_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "training.safetensors"
     shutil.copy(FILES / "training.safetensors", path)
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
-    trained = nn.train(
-        nn.build(nn.Dense(2, 3), "tanh", nn.Dense(3, 1), device="cpu"),
-        nn.Batches(x, x[:, :1], size=4),
-        nn.AdamW(nn.WarmUp(2, then=1e-2)),
-        nn.mean_squared_error,
-        epochs=4,
-        device=anydevice.device("cpu", engine="torch"),
-        optimize="none",
-        validation=[(x, x[:, :1])],
-        patience=3,
-        resume=path,
-        progress=False,
-    )
+
+    def resumed(**options: Any) -> nn.Trained:
+        return nn.train(
+            nn.build(nn.Dense(2, 3), "tanh", nn.Dense(3, 1), device="cpu"),
+            nn.Batches(x, x[:, :1], size=4),
+            nn.AdamW(nn.WarmUp(2, then=1e-2)),
+            nn.mean_squared_error,
+            device=anydevice.device("cpu", engine="torch"),
+            validation=[(x, x[:, :1])],
+            patience=3,
+            resume=path,
+            progress=False,
+            **options,
+        )
+
+    trained = resumed(epochs=4, optimize="none")
+    as_it_was = resumed(epochs=2).report
+    assert as_it_was is not None
+    assert as_it_was.optimize == "default", "trainings were always compiled then"
     assert len(trained.history) == 4
     np.testing.assert_allclose(trained.history.validations[:2], [0.8197739, 0.7283694], rtol=1e-5)
     assert trained.history.validations[-1] < 0.6

@@ -25,6 +25,7 @@ from anydevice.training import _train as training
 from anydevice.training import loop as training_loop
 from anydevice.training.batches import checked_data, placed_batches
 from anydevice.training.progress import TrainingProgress
+from anydevice.training.steps import default_optimize
 from tests.rounding import rounding
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
@@ -204,6 +205,122 @@ def test_recomputed_models_train_alike(trainable: Device) -> None:
     run = trained(trainable, model=nn.recompute(model))
     plain = trained(trainable, model=model)
     assert run.history.losses == pytest.approx(plain.history.losses, abs=allowed(12))
+
+
+def test_the_setting_mixed_precision_is_the_default(trainable: Device) -> None:
+    plain, mixed = trained(trainable), trained(trainable, precision="mixed")
+    anydevice.configure(mixed_precision=True)
+    try:
+        by_setting, asked = trained(trainable), trained(trainable, precision="float32")
+    finally:
+        anydevice.configure(mixed_precision=None)
+    assert by_setting.history.losses == mixed.history.losses != plain.history.losses
+    assert asked.history.losses == plain.history.losses
+    for run, policy in ((by_setting, "mixed"), (asked, "float32")):
+        assert run.report is not None
+        assert run.report.policy.name == policy
+        assert f"precision  {run.report.policy}" in str(run)
+
+
+# Where, and how
+
+
+def test_several_devices_are_refused_and_one_in_a_list_is_taken() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ConfigurationError, match=r"device= is one device, .*use devices="):
+        trained(["cpu:0", "cpu:1"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="both given"):
+        trained("cpu", devices=["cpu"])
+    with pytest.raises(ConfigurationError, match="devices= is empty"):
+        trained(None, devices=[])
+    with pytest.raises(
+        UnsupportedError, match=r"2 devices .* cannot use more than one yet"
+    ) as seen:
+        trained(None, devices=["cpu:0", "cpu:1"])
+    assert seen.value.reasons[0].fix == "choose one of them, as in device='cpu:0'"
+    for one in (["cpu"], [cpu("torch")], "cpu"):
+        assert anydevice.device_of(trained(None, devices=one).model) == cpu("torch")
+
+
+def compiled_frames() -> int:
+    """How many functions PyTorch's compiler has looked at in this process."""
+    import torch._dynamo.utils as dynamo
+
+    return int(dynamo.counters["frames"]["total"])
+
+
+def test_a_small_training_by_torch_is_over_before_it_would_be_compiled() -> None:
+    here, before = cpu("torch"), compiled_frames()
+    run = trained(here, optimize=None)
+    assert compiled_frames() == before
+    assert run.report is not None
+    assert (run.report.optimize, run.report.how) == ("none", "run as written")
+    assert run.history.losses == trained(here, optimize="none").history.losses
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "batches", "expected"),
+    [
+        (nn.Model(LAYER, device="cpu"), 100, 1_000, "none"),
+        (nn.Model(LAYER, device="cpu"), 100, 10_000, "default"),
+        (nn.Model(LAYER, device="cpu"), 100, None, "none"),
+        (nn.Model(nn.Dense(1000, 1000), device="cpu"), 10, 1_000, "none"),
+        (nn.Model(nn.Dense(1000, 1000), device="cpu"), 10, 10_000, "default"),
+        (nn.Model(nn.Dense(1000, 1000), (500, 1000), device="cpu"), 10, 100, "default"),
+    ],
+)
+def test_the_size_alone_decides_whether_torch_compiles(
+    model: nn.Model, epochs: int, batches: int | None, expected: str
+) -> None:
+    assert default_optimize(Device("cpu", engine="torch"), model, epochs, batches) == expected
+    for other in (Device("cpu", engine="jax"), Device("cuda", engine="torch")):
+        assert default_optimize(other, model, epochs, batches) == "default"
+
+
+class Threads(nn.Layer):
+    """Notes how many threads PyTorch computes with."""
+
+    seen: list[int]
+
+    def apply(self, parameters: Any, x: Any, run: nn.Run) -> Any:
+        import torch
+
+        self.seen.append(torch.get_num_threads())
+        if len(x) == 3:
+            raise LookupError("three")
+        return x
+
+
+def test_small_steps_by_torch_run_in_one_thread_and_no_others_do() -> None:
+    torch, here = pytest.importorskip("torch"), cpu("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x, y = examples(16384)
+        threads = Threads([])
+        model = nn.Model(nn.Chain(nn.Dense(8, 16), threads, nn.Dense(16, 3)), device="cpu")
+        batches = [(x[:8], y[:8]), (x, y), (x[:3], y[:3])]
+        with pytest.raises(LookupError, match="three"):
+            trained(here, model=model, data=batches, epochs=1)
+        assert threads.seen[:3] == [1, 2, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_slow_compilation_is_said_in_a_line_where_there_is_no_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anydevice.training.progress._SLOW", 0.0)
+    here, line = cpu("jax"), "jax is compiling the training step, which may take a minute"
+    trained(here, optimize="default")
+    assert capsys.readouterr().err.count(line) == 1
+    trained(here, optimize="default", progress=False)
+    trained(here, optimize="none")
+    monkeypatch.setattr("anydevice.training.progress._SLOW", 60.0)
+    trained(here, optimize="default")
+    assert line not in capsys.readouterr().err
+    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
 
 
 # What is said and seen

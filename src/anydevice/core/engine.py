@@ -266,3 +266,10 @@ class Engine(Protocol):
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block in which the library's own default device is this one."""
+
+    def serial_scope(self) -> AbstractContextManager[Any]:
+        """A block in which the library computes on the CPU in this thread alone.
+
+        Small operations take longer where threads wait for each other, and much longer where other
+        programs keep the processor busy. A library that does not wait so changes nothing.
+        """

@@ -135,6 +135,9 @@ class BaseEngine(Engine):
         self.native(device)
         return nullcontext()
 
+    def serial_scope(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
     def not_seen(self, device: Device) -> DeviceNotFoundError:
         """The error for a device that the library does not have, with those that it has."""
         seen = ", ".join(map(str, self.devices())) or "no device"

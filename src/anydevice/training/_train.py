@@ -13,8 +13,9 @@ from typing import Any
 
 from anydevice.compiling._compile import OPTIMIZATIONS, Compiled
 from anydevice.core.device import Device
+from anydevice.core.engine import Absent
 from anydevice.core.files import check_writable, is_there, remove_leftovers
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.core.trees import leaves
 from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
@@ -38,7 +39,13 @@ from anydevice.training.checkpoints import (
 from anydevice.training.history import History
 from anydevice.training.loop import Interrupts, Training, TrainOptions, copied
 from anydevice.training.progress import TrainingProgress
-from anydevice.training.steps import StepConfig, Stepper, StepState, stepper_for
+from anydevice.training.steps import (
+    StepConfig,
+    Stepper,
+    StepState,
+    default_optimize,
+    stepper_for,
+)
 from anydevice.transfer.moving import to_device
 
 PathLike = str | os.PathLike[str]
@@ -46,16 +53,39 @@ PathLike = str | os.PathLike[str]
 _warned: set[str] = set()
 
 
+class TrainingReport(Record):
+    """How a model was trained: where, in which precision, and how its steps were compiled."""
+
+    device: Device
+    engine: str
+    policy: Policy
+    optimize: str
+    how: str
+
+    def __str__(self) -> str:
+        rows = [
+            ("device", f"{self.device}, {self.engine}"),
+            ("precision", str(self.policy)),
+            ("optimize", f"{self.optimize}: {self.how}"),
+        ]
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
 class Trained(Record):
-    """The result of `nn.train`: the trained model, its history, and the reason of an early stop."""
+    """The result of `nn.train`: the trained model, its history, and how it was trained.
+
+    `stopped` is the reason of an early stop.
+    """
 
     model: Model
     history: History
     stopped: str | None = None
+    report: TrainingReport | None = None
 
     def __str__(self) -> str:
+        parts = [each for each in (self.model, self.report, self.history) if each is not None]
         ended = "" if self.stopped is None else f"\nstopped: {self.stopped}"
-        return f"{self.model}\n\n{self.history}{ended}"
+        return "\n\n".join(map(str, parts)) + ended
 
 
 def train(
@@ -66,6 +96,7 @@ def train(
     *,
     epochs: int,
     device: Device | str | None = None,
+    devices: Sequence[Device | str] | None = None,
     precision: str | None = None,
     optimize: str | None = None,
     validation: Data | None = None,
@@ -104,8 +135,14 @@ def train(
     engine is torch, jax or mlx, and one that is imported already has priority. The same seed gives
     the same training. Further options:
 
+    - `devices`: a list of one device, in place of `device`; several are not supported yet.
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
-      or "float16" throughout. `optimize="none"` compiles nothing.
+      or "float16" throughout. The default is "float32", or "mixed" if the setting `mixed_precision`
+      is on.
+    - `optimize`: "none" compiles nothing, "default" compiles each step, "aggressive" takes more
+      time for faster code. Left out, it is "default", but "none" for a training on a CPU by PyTorch
+      that is small (parameters times batches): it would be over before it is compiled. A training
+      that is resumed goes on as it began.
     - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
       the training, unless it can be iterated only once.
     - `patience`: stop after this number of epochs without a smaller loss (of the validation, if it
@@ -129,6 +166,7 @@ def train(
     given, and if the file to resume from belongs to another training; `TransferError` if that file
     is damaged, or the file of `save` cannot be written.
     """
+    device = _single(device, devices)
     if isinstance(model, Compiled):
         model, device, precision, optimize = _options_of(model, device, precision, optimize)
     _check(model, optimizer, optimize, schedule)
@@ -136,14 +174,14 @@ def train(
     clip, seed = _checked_clip(clip), _checked_seed(seed)
     target = _target(save, resume)
     chosen = training_device(NativeAdapter(model), device)
-    policy = policy_of(precision or "float32", chosen)
+    policy = policy_of(precision, chosen)
     loss = loss_of(loss)
     layer, _ = folded(model.layer, loss)
     remark = remark_on(model.layer, loss)
     if remark is not None:
         _warn_once(remark)
-    config = StepConfig(layer, loss, optimizer, policy, clip, accumulate, optimize or "default")
-    source = _source(resume, target)
+    config = StepConfig(layer, loss, optimizer, policy, clip, accumulate)
+    source, length = _source(resume, target), length_of(data)
     settings: dict[str, Any] = {}
     if target is not None or source is not None:
         settings = settings_of(config, seed, schedule, data, validation)
@@ -152,11 +190,14 @@ def train(
         start = read_checkpoint(
             source, settings, model.parameters, optimizer, chosen, patient=patient
         )
+        how = optimize or start.optimize
     else:
+        how = optimize or default_optimize(chosen, model, epochs, length)
         parameters = to_device(model.parameters, chosen, convert=True)
         with explaining(chosen):
             parameters = copied(cast_parameters(parameters, policy.parameters))
-            start = Checkpoint(StepState(parameters, optimizer.init(parameters)), LoopState())
+            start = Checkpoint(StepState(parameters, optimizer.init(parameters)), LoopState(), how)
+    config = replace(config, optimize=how)
     options = TrainOptions(
         checked_data(data, epochs),
         None if validation is None else checked_data(validation, epochs, "validation"),
@@ -169,7 +210,7 @@ def train(
         save_every,
         settings,
     )
-    begun, length = start.loop, length_of(data)
+    begun = start.loop
     done = (begun.epoch - 1) * (length or 0) + begun.position
     if source is not None and begun.epoch > epochs:
         _print_nothing_left(source, begun.epoch - 1, epochs)
@@ -190,7 +231,8 @@ def train(
         _print_all_left_out(stepper.started, policy)
     best = training.best if patience is not None else None
     final = stepper.parameters if best is None else best
-    return Trained(model.with_parameters(final), training.state.history, stopped)
+    report = TrainingReport(chosen, stepper.engine.name, policy, how, stepper.how)
+    return Trained(model.with_parameters(final), training.state.history, stopped, report)
 
 
 def _acknowledge(training: Training, stepper: Stepper, shown: TrainingProgress) -> None:
@@ -216,6 +258,32 @@ def _print_all_left_out(steps: int, policy: Policy) -> None:
         'precision="bfloat16" or "float32"',
         file=sys.stderr,
     )
+
+
+def _single(device: Any, devices: Any) -> Any:
+    """The device to train on; several, or both arguments at once, are refused."""
+    if isinstance(device, list | tuple):
+        raise ConfigurationError(
+            f"device= is one device, and {device!r} is a list; use devices= for several",
+            source="device=",
+        )
+    if devices is None:
+        return device
+    if device is not None:
+        raise ConfigurationError(
+            "device= and devices= are both given; use devices= alone", source="devices="
+        )
+    given = [devices] if isinstance(devices, str | Device) else list(devices)
+    if not given:
+        raise ConfigurationError(
+            "devices= is empty; leave it out to train where the model is", source="devices="
+        )
+    if len(given) > 1:
+        raise Absent(
+            f"{len(given)} devices were given, and nn.train cannot use more than one yet",
+            instead=f"choose one of them, as in device={str(given[0])!r}",
+        ).error()
+    return given[0]
 
 
 def _options_of(

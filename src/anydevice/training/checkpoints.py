@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.trees import difference, leaves, mapped
@@ -60,10 +61,14 @@ class LoopState(Record):
 
 
 class Checkpoint(Record):
-    """The content of a file: both states, and the best parameters where they are kept."""
+    """The content of a file: both states, how steps are compiled, and the best parameters.
+
+    These are `None` where they are not kept.
+    """
 
     step: StepState
     loop: LoopState
+    optimize: str
     best: Any = None
 
 
@@ -141,6 +146,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "batches": step.batches,
         "started": step.started,
         "steps": step.steps,
+        "optimize": checkpoint.optimize,
         "place": {**vars(loop), "history": loop.history.to_list()},
     }
     tensor_files.write(path, _KIND, trees, metadata)
@@ -178,12 +184,16 @@ def read_checkpoint(
             loop = replace(loop, best=None, waited=0)
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
         step = StepState(trees["parameters"], trees["state"], **counts, scale=trees["scale"])
+        # Files of anydevice before that field were all compiled unless the caller said otherwise.
+        how = metadata.get("optimize", "default")
         best = trees["best"] if kept else None
         _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
         _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0)
         for each in loop.history:
             _check_counts(each.epoch, each.steps, each.left_out)
             _check_numbers(each.loss, each.validation or 0.0, each.rate, each.seconds)
+        if how not in OPTIMIZATIONS:
+            raise ValueError(f"its steps are compiled in the way {how!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise tensor_files.misread(path, contents.written_by, error) from error
     if found is not None:
@@ -202,7 +212,7 @@ def read_checkpoint(
             raise TransferError(f"{path} does not fit the model: in its {what}, {different}")
     if step.scale is not None and not _is_scale(step.scale):
         raise TransferError(f"{path}: its scale of the loss is damaged")
-    return Checkpoint(step, loop, best)
+    return Checkpoint(step, loop, how, best)
 
 
 def _check_counts(*counts: Any) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -108,7 +109,8 @@ class Training:
             if options.validation is None
             else Validation(options.validation, options.seed, stepper)
         )
-        self._shapes: set[Any] = set()
+        self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
+        """Where a step runs, by the shapes of its batch."""
         self._rate = state.rate
 
     def run(self, interrupts: Interrupts) -> str | None:
@@ -158,13 +160,15 @@ class Training:
         batches = self._until_interrupted(given, interrupts)
         for x, y in batches:
             shape = getattr(x, "shape", None), getattr(y, "shape", None)
-            if is_new := shape not in self._shapes:
+            if is_new := shape not in self._scopes:
                 self._begin(x, epoch, skipped + count + 1)
+                self._scopes[shape] = stepper.scope_of(x)
             if not waiting:
                 self._rate = self._rate_of_next()
             passed = stepper.batches - waiting
             try:
-                value = stepper.step(x, y, self._rate) if accumulate == 1 else stepper.add(x, y)
+                with self._scopes[shape]():
+                    value = stepper.step(x, y, self._rate) if accumulate == 1 else stepper.add(x, y)
                 if is_new:
                     check_loss(stepper.config, value)
             except Exception as error:
@@ -179,8 +183,8 @@ class Training:
                     raise
                 raise instead from None if isinstance(error, AnyDeviceError) else error
             if is_new:
-                self._shapes.add(shape)
                 self.is_compiling = False
+                self._progress.compiled()
             count += 1
             waiting = (waiting + 1) % accumulate
             step = stepper.started + (accumulate > 1)  # then it is yet to come
@@ -222,11 +226,11 @@ class Training:
 
     def _begin(self, x: Any, epoch: int, number: int) -> None:
         """Check the first batch of a shape, and show that its step takes longer."""
-        config = self._stepper.config
-        check_shape(config, x, batch_name("data", epoch, number))
-        if config.optimize != "none":
+        stepper = self._stepper
+        check_shape(stepper.config, x, batch_name("data", epoch, number))
+        if stepper.compiles:
             self.is_compiling = True
-            self._progress.begins(epoch, "compiling")
+            self._progress.compiles(epoch, stepper.engine.name)
 
     def _rate_of_next(self) -> float:
         try:
@@ -338,7 +342,8 @@ class Training:
         state = replace(self.state, rate=self._rate)
         if state.position:
             state = replace(state, seconds=state.seconds + now - self._began)
-        checkpoint = Checkpoint(self._stepper.state, state, self.best)
+        how = self._stepper.config.optimize
+        checkpoint = Checkpoint(self._stepper.state, state, how, self.best)
         write_checkpoint(self.options.save, checkpoint, self.options.settings)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from threading import Timer
 from typing import Self
 
 from anydevice.core.progress import ProgressBar, columns_of
@@ -14,6 +15,9 @@ from anydevice.core.text import clock
 _NARROW = 100
 """Columns of a terminal below which the bar itself is short, to leave room for the text."""
 
+_SLOW = 4.0
+"""Seconds of compiling after which a line says so where no bar is shown."""
+
 _STEPS_BEFORE_FORECAST = 5
 """Batches before the time left is estimated."""
 
@@ -21,7 +25,8 @@ _STEPS_BEFORE_FORECAST = 5
 class TrainingProgress:
     """A bar on the error stream while the block runs, where that is a terminal.
 
-    It is there from the start. `wanted` is true for a bar in any case, false for none.
+    It is there from the start. `wanted` is true for a bar in any case, false for none. Elsewhere a
+    slow compilation is said in a line, once, unless nothing is wanted.
     """
 
     def __init__(
@@ -32,6 +37,8 @@ class TrainingProgress:
         self._doing, self._ending = "starting", ""
         terminal = sys.stderr is not None and sys.stderr.isatty()
         self._shown = terminal if wanted is None else wanted
+        self._says_slow = not terminal and wanted is None and sys.stderr is not None
+        self._slow: Timer | None = None
         self._columns = columns_of(sys.stderr) if self._shown else 80
         self._width = 24 if self._columns >= _NARROW else 10
         stream = sys.stderr if self._shown else None
@@ -42,16 +49,26 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.compiled()
         self._bar.__exit__(*error)
 
     def learned(self, length: int) -> None:
         """Set the number of batches in an epoch."""
         self._length = length
 
-    def begins(self, epoch: int, doing: str) -> None:
-        """A step begins that may take long, for a reason such as "compiling"."""
-        self._doing = doing
+    def compiles(self, epoch: int, engine: str) -> None:
+        """A step begins that an engine compiles first: on the bar, else a line if it takes long."""
+        self._doing = "compiling"
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
+        if self._says_slow and self._slow is None:
+            self._slow = Timer(_SLOW, _say_slow, [engine])
+            self._slow.daemon = True
+            self._slow.start()
+
+    def compiled(self) -> None:
+        """That step is over."""
+        if self._slow is not None:
+            self._slow.cancel()
 
     def ends(self, text: str) -> None:
         """Show when the training will end: at once on the bar, else on the error stream.
@@ -103,6 +120,16 @@ class TrainingProgress:
             words = [*words, (self._doing, 1)]
         taken = self._width + 2 * len(str(total)) + 1 + len("0:00:00") + 3
         self._bar.tell(self._done, total, fitted(words, self._columns - taken))
+
+
+def _say_slow(engine: str) -> None:
+    with suppress(OSError, ValueError):  # the stream may be closed by now
+        print(
+            f"{engine} is compiling the training step, which may take a minute; the compiled code "
+            "is kept for the next time, and optimize='none' starts at once",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def fitted(words: list[tuple[str, int]], room: int) -> str:

@@ -8,9 +8,11 @@ stay on the device, so that the next step can start at once.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import is_
 from typing import Any
@@ -31,6 +33,7 @@ from anydevice.engines import registry
 from anydevice.models.precision import LossScale, Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.losses import Loss, computes_in_float32
+from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
@@ -40,6 +43,18 @@ _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _CONSUMED = ("parameters", "state", "counts", "scale")
 _IN_FLIGHT = 2
 """Steps in flight when another one starts: one computes while one waits."""
+
+_WORTH_COMPILING = 5e10
+"""Uses of parameters, once an output, in a training of some minutes on two cores."""
+
+_STEP_OVERHEAD = 250_000
+"""Uses of parameters in the time that PyTorch takes to start the kernels of a small step."""
+
+_SERIAL = 2_000_000
+"""Uses of parameters in a step that a second thread does not make shorter."""
+
+_USUAL_LENGTH = 1000
+"""Batches of an epoch where data does not say how many it has."""
 
 
 class StepConfig(Record):
@@ -80,6 +95,25 @@ class StepState(Record):
     scale: ScaleState | None = None
 
 
+def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
+    """How to compile where nobody says so; `batches` is the length of an epoch, if it is known.
+
+    PyTorch's compiler takes half a minute on a CPU, whatever the model, and saves a part of each
+    step. So a training there is compiled only if it is long: a rule of sizes alone, so that the
+    same training is always the same.
+
+    >>> from anydevice import nn
+    >>> cpu = Device("cpu", engine="torch")
+    >>> small = nn.build(nn.Dense(64, 128), "relu", nn.Dense(128, 10), device="cpu")
+    >>> default_optimize(cpu, small, 10, 57), default_optimize(cpu, small, 10_000, 57)
+    ('none', 'default')
+    """
+    if device.engine != "torch" or device.kind != "cpu":
+        return "default"
+    used = model.parameter_count * math.prod(model.output_shape[:-1]) + _STEP_OVERHEAD
+    return "default" if used * epochs * (batches or _USUAL_LENGTH) >= _WORTH_COMPILING else "none"
+
+
 def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int) -> Stepper:
     """The stepper for the engine of a device, which holds the arrays of `state`.
 
@@ -103,7 +137,8 @@ class Stepper(ABC):
     `step` is both for a single batch. `step` and `add` return the loss before the step, as an array
     without axes. After the first loss or gradient that is NaN or infinite, no step changes the
     parameters; where a scaled loss overflows, that step alone changes nothing. `started` and
-    `batches` count. A `quiet` stepper does not warn where compiling fails.
+    `batches` count, `how` describes the compiler. A `quiet` stepper does not warn where compiling
+    fails.
     """
 
     quiet = False
@@ -132,7 +167,8 @@ class Stepper(ABC):
         self._xp = primitives(self._like)
         self._seed = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
-        self._compilers = compilers_for(engine, config.optimize).compilers
+        found = compilers_for(engine, config.optimize)
+        self._compilers, self.how = found.compilers, found.how
         self._warned = False
         if self._compilers and not isinstance(engine.compiler, Absent):
             folder = compiled_folder(engine.name)
@@ -196,6 +232,20 @@ class Stepper(ABC):
     @abstractmethod
     def _steps_taken(self) -> int:
         """The steps that changed the parameters."""
+
+    def scope_of(self, x: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """The block in which a step of this batch runs: one thread for a small step on the CPU."""
+        shape = tuple(getattr(x, "shape", ()))
+        if self.compiles or not shape or self.device.kind != "cpu":
+            return nullcontext
+        outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
+        uses = outputs * sum(math.prod(each.shape) for each in leaves(self.parameters))
+        return self.engine.serial_scope if uses <= _SERIAL else nullcontext
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the first step of each shape is compiled."""
+        return bool(self._compilers)
 
     def compiled(self, function: Callable[..., Any], *donate: str) -> Callable[..., Any]:
         """The function, compiled where the engine can and the config asks for it.

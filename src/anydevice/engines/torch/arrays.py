@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -221,6 +221,15 @@ class TorchEngine(BaseEngine):
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self.native(device)
         return scope
+
+    @contextmanager
+    def serial_scope(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _has_memory(self, x: Any) -> bool:
         """Whether its elements lie in memory just as they are, at known distances."""
