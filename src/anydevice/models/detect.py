@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
-from anydevice.choose.scope import device as choose_device
+from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, UnsupportedError
@@ -115,17 +115,17 @@ def _of_library(adapter: ModelAdapter, library: str, device: Device | str | None
         where = adapter.device
         if where is not None and where.kind != "cpu":
             return where.served_by(library)
-        return choose_device(None, engine=library)
+        return one_device(None, engine=library)
     place = str(device) if isinstance(device, Device) else device
-    return choose_device(place, engine=library)
+    return one_device(place, engine=library)
 
 
 def _of_any_library(
     adapter: ModelAdapter, device: Device | str | None, facet: Facet | None
 ) -> Device:
     if isinstance(device, Device) and not device.engine_is_free:
-        return choose_device(device)
-    chosen = (adapter.device if device is None else None) or choose_device(device)
+        return one_device(device)
+    chosen = (adapter.device if device is None else None) or one_device(device)
     return chosen if facet is None else _able(chosen, facet)
 
 
