@@ -174,6 +174,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "half a batch": (place(position=0.5), "is not a count"),
     "a loss of text": (place(lost="much"), "stands for a number"),
     "a history of text": (place(history=[{"epoch": "1"}]), "cannot read"),
+    "another way to compile": (lambda d, _: d["said"].update(optimize="rm -rf"), "cannot read"),
     "steps of text": (lambda d, _: d["said"].update(steps="5"), "is not a count"),
     "moments of other shapes": (swapped_state, "in its optimizer's state, "),
     "parameters of other shapes": (swapped_names, "in its parameters, "),
