@@ -33,6 +33,7 @@ from anydevice.compat.axiom import (
 )
 from anydevice.testing import fake_machine
 from anydevice.training import _train as training
+from tests.peaks import measured
 from tests.rounding import rounding
 
 
@@ -177,12 +178,22 @@ def test_a_property_is_checked_for_all_of_a_set() -> None:
     assert caught.value.where == "inputs[2]"
 
 
-def test_checkpointing_changes_memory_and_no_result() -> None:
-    model = defined()
+def test_checkpointing_lowers_the_peak_and_changes_no_result() -> None:
+    model = chain(*[Dense(16, 16), relu] * 20)
     saving = enable_checkpointing(model)
     assert "recomputed" in str(saving)
-    x = torch.ones(2, 8)
+    x = torch.randn(2048, 16)
     assert torch.equal(saving(x), model(x))
+
+    def gradients(model: nn.Model) -> Any:
+        leaf = x.clone().requires_grad_()
+        model.apply(model.parameters, leaf, nn.Run(training=True)).square().sum().backward()
+        return leaf.grad
+
+    expected, plain = measured("torch", gradients, model)
+    found, again = measured("torch", gradients, saving)
+    assert torch.equal(found, expected)
+    assert again < 0.6 * plain
 
 
 def test_a_model_is_warmed_up() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from anydevice.errors import ConfigurationError
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.losses import LOSSES, loss_of, remark_on
 from anydevice.training import _train as training
+from tests.peaks import measured
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]
@@ -99,28 +99,6 @@ def test_recomputed_activations_give_the_same_gradients(trainable: Device, engin
     assert value_again == pytest.approx(value, rel=allowed)
     for a, b in zip(leaves(found), leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=allowed * abs(b).max())
-
-
-def measured(engine: str, function: Any, *arguments: Any) -> tuple[Any, int]:
-    """What a function gives, and the bytes in use at most meanwhile, as its library counts them."""
-    if engine == "jax":
-        jax = pytest.importorskip("jax")
-        compiled = jax.jit(function).lower(*arguments).compile()
-        return compiled(*arguments), int(compiled.memory_analysis().temp_size_in_bytes)
-    if engine == "mlx":
-        mx = pytest.importorskip("mlx.core")
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        mx.eval(result := mx.compile(function)(*arguments))
-        return result, int(mx.get_peak_memory() - before)
-    torch = pytest.importorskip("torch")
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        result = function(*arguments)
-    events = profile.profiler.kineto_results.events()
-    moves = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]
-    return result, max(itertools.accumulate(moved for _, moved in sorted(moves)))
 
 
 def assert_recomputation_saves(engine: Any, device: Device, layer: nn.Layer, *shape: int) -> None:
