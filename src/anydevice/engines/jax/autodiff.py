@@ -119,7 +119,7 @@ def _with(values: list[Any], places: list[int], others: list[Any]) -> list[Any]:
 
 
 def _true(slopes: list[Any]) -> Any:
-    """True, as the compiler cannot know: no number times 0 is above 1, and nor is NaN."""
+    """True, as the compiler cannot know: a number times 0 is never above 1, and nor is NaN."""
     numbers = [each for each in slopes if each.size and jnp.issubdtype(each.dtype, jnp.inexact)]
     return jnp.logical_not(numbers[0].ravel()[0] * 0 > 1) if numbers else True
 
