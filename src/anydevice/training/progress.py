@@ -125,8 +125,8 @@ class TrainingProgress:
 def _say_slow(engine: str) -> None:
     with suppress(OSError, ValueError):  # the stream may be closed by now
         print(
-            f"{engine} is compiling the training step, which may take a minute; the compiled code "
-            "is kept for the next time, and optimize='none' starts at once",
+            f"{engine} is compiling the training step, which may take a minute; optimize='none' "
+            "starts at once",
             file=sys.stderr,
             flush=True,
         )
