@@ -748,7 +748,7 @@ def unstable(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
     return attended(q, k, v, how.get("scale"), subtract=False)
 
 
-@mutant("attention", "queries above 64 are those before", short=True)
+@mutant("attention", "queries above 64 are those before")
 def few_queries(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
     result = np.array(right(q, k, v, **how))
     result[:, :, 66:] = result[:, :, :1]
@@ -791,7 +791,7 @@ def short_mask(right: Op, q: Array, k: Array, v: Array, mask: Any = None, **how:
     return right(q, k, v, mask=mask, **how)
 
 
-@mutant("attention", "causal counts from the first key", short=True)
+@mutant("attention", "causal counts from the first key")
 def from_the_first(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
     if how.get("causal") and set(how) == {"causal"} and q.shape[2] != k.shape[2]:
         queries, keys = q.shape[2], k.shape[2]

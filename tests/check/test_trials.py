@@ -7,15 +7,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from anydevice.check import trials
+from anydevice.check.case import Row
 from anydevice.check.cases import TABLE
 from anydevice.check.verdicts import Cell
 from anydevice.check.verifying import verify as verify_in_children
 
 Replace = Callable[..., None]
 verify = partial(verify_in_children, isolated=False)
+
+
+@pytest.fixture(autouse=True)
+def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case of each op: values are not what these tests are about."""
+    cases_for = Row.cases_for
+    monkeypatch.setattr(Row, "cases_for", lambda row, dtype: cases_for(row, dtype)[:1])
 
 
 def of(op: str, dtype: str = "float32") -> Cell:

@@ -37,8 +37,9 @@ def only(op: str, dtype: str = "float32", engine: str = "numpy", **how: Any) -> 
     return cell
 
 
-def test_everything_that_numpy_computes_is_right() -> None:
-    verdicts = verify(engines=["numpy"])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_everything_that_numpy_computes_is_right(quick: bool) -> None:
+    verdicts = verify(engines=["numpy"], quick=quick)
     assert not verdicts.wrong, "\n".join(map(str, verdicts.wrong))
     values = [cell for cell in verdicts if cell.of == "value"]
     assert {cell.op for cell in values} == set(TABLE)
