@@ -241,9 +241,10 @@ class _Machine:
             assert asked is not None
 
             def free_memory(backend: str, index: int, facts: Facts) -> Facts:
-                if not facts.details.get("fake") or facts.free_memory is None:
+                device = Device(backend, index)
+                if device not in self._free or facts.free_memory is None:
                     return asked(backend, index, facts)
-                return replace(facts, free_memory=self.free(Device(backend, index)))
+                return replace(facts, free_memory=self.free(device))
 
             block.callback(hooks.free_memory.register, asked)
             hooks.free_memory.register(free_memory)

@@ -142,7 +142,7 @@ def normalize(x: np.ndarray) -> np.ndarray:
     return (x - x.mean()) / x.std()
 
 
-@pytest.mark.parametrize("places", [("cpu:1", "cpu:2"), ("cpu:3", "cpu")])
+@pytest.mark.parametrize("places", [("cpu:1", "cpu:2"), ("cpu:2", "cpu")])
 def test_the_mixed_workflow_runs_as_it_is_written(places: tuple[str, str]) -> None:
     """A model is made on one device; each block computes where it says, whatever comes in."""
     raw = np.random.default_rng(0).standard_normal((6, 4)).astype("float32")
@@ -181,9 +181,9 @@ def test_what_is_made_of_a_model_follows_the_block_too(tmp_path: Path) -> None:
             load_model(tmp_path / "model.safetensors"),
             enable_checkpointing(model),
             train(model, [(x, y)], Adam(), CrossEntropyLoss(), optimize="none", progress=False),
-            CPUBackend(3)(model),
+            CPUBackend(2)(model),
         ]
-    assert [str(device_of(one)) for one in made] == ["cpu:1", "cpu:1", "cpu:1", "cpu:3"]
+    assert [str(device_of(one)) for one in made] == ["cpu:1", "cpu:1", "cpu:1", "cpu:2"]
     for one in made:
         with with_backend(CPUBackend(2)):
             assert device_of(one(x)) == Device("cpu:2")
