@@ -407,8 +407,10 @@ def test_examples_are_given_by_place_or_by_name() -> None:
     compiled = anydevice.compile(scaled, here, verify={"x": X, "scale": 2.0})
     assert compiled.report.checked is not None
     assert np.array_equal(compiled(X, scale=2.0), 2 * X)
-    assert len(compiled.report.made) == 2, "by name and by place are two forms"
-    assert len(compiled.warm_up({"x": X, "scale": 2.0}).made) == 2
+    made = [each.shapes for each in compiled.report.made]
+    assert made.count("(5, 16) float32") == 2, "by name and by place are two forms"
+    assert compiled.report.unverified == ("(5, 16) float32, called otherwise",)
+    assert len(compiled.warm_up({"x": X, "scale": 2.0}).made) == len(made)
     of_a_dict = anydevice.compile(first, here, verify={"x": X})
     assert of_a_dict.report.checked is not None
     with pytest.raises(ConfigurationError, match="and got dict"):

@@ -27,7 +27,7 @@ def test_calls_stay_within_few_files() -> None:
     for name, (count, changed) in json.loads(ended.stdout.splitlines()[-1]).items():
         calls[name.partition("(")[0]] = count
         switches[name.partition("(")[0]] = changed
-    assert switches["compile"] <= 616
+    assert switches["compile"] <= 3 * 616, "it verifies the example and two inputs made from it"
     assert switches["one further step of nn.train"] <= 140
     assert calls["device"] <= 20
     assert switches["ops.softmax"] <= 5

@@ -15,14 +15,10 @@ from anydevice.compiling.inputs import (
     shapes_text,
     split_inputs,
 )
+from anydevice.compiling.properties import Property, check_functions
 from anydevice.compiling.report import Checked, CompileReport, Made
-from anydevice.compiling.verification import (
-    Candidate,
-    Original,
-    Property,
-    check_functions,
-    verify_model,
-)
+from anydevice.compiling.tolerance import tolerance_of
+from anydevice.compiling.verification import Candidate, Original, verify_model
 from anydevice.compiling.versions import Program, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
@@ -41,6 +37,9 @@ from anydevice.settings import config as settings
 from anydevice.settings.files import compiled_folder
 from anydevice.transfer.moving import is_array, refuse_mismatch, to_device
 from anydevice.transfer.trees.tree import flatten
+
+Key = tuple[CallSignature, Any]
+"""What code is made for: the static part of a call, and the shapes and dtypes of its arrays."""
 
 OPTIMIZATIONS = ("none", "default", "aggressive")
 MOST_SHAPES = 32
@@ -70,9 +69,11 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
       outputs; with "mixed", weights and outputs are float32 and computing is in 16 bits. Without
       it, "mixed" if the setting `mixed_precision` is on, else "float32".
     - `verify`: an example input, a tuple of several, or a dict of inputs by name. It runs on the
-      device and on a float64 reference; an error that is too large raises `VerificationError` with
-      the first layer that is wrong. `properties` are functions that must hold for the example: they
-      get the output, (y), or the input and the output, (x, y), as NumPy, and return true or false.
+      device, twelve times and then with other numbers and one more row, and on a float64
+      reference; an error that is too large raises `VerificationError` with the first layer that is
+      wrong. `report` says for which shapes and numbers that holds. `properties` are functions that
+      must hold for the example: they get the output, (y), or the input and the output, (x, y), as
+      NumPy, and return true or false.
     - `gradients`: on PyTorch, results carry gradients of the weights. Without it, they carry some
       only where an input requires them. JAX and MLX take gradients of the function itself.
 
@@ -160,7 +161,8 @@ class Compiled:
         self._programs: dict[CallSignature, Program] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
         self._ready_plain: dict[Any, Callable[..., Any]] = {}
-        self._made: list[Made] = []
+        self._made: dict[Key, Made] = {}
+        self._verified: set[Key] = set()
         self._overflowed = False
         self._checked: Checked | None = None
         self._checked_detector: ChangeDetector | None = None
@@ -229,9 +231,17 @@ class Compiled:
         self._checked, self._is_outdated = None, False
         compilers = self._compilers.compilers
         compiler = compilers[0][1] if compilers else None
-        candidate = Candidate(self._adapter, self.device, self.policy, self, compiler)
-        self._checked = verify_model(candidate, original, self._inputs_of(example), properties)
-        self._checked_detector = self._adapter.verified_detector(self._checked.rewritten)
+        coarse = self._adapter.has_coarse_products(self.device)
+        tolerance = tolerance_of(self.policy.compute, coarse_products=coarse)
+        candidate = Candidate(self._adapter, self.device, self.policy, self, compiler, tolerance)
+        inputs = self._inputs_of(example)
+        self._checked = checked = verify_model(candidate, original, inputs, properties)
+        self._checked_detector = self._adapter.verified_detector(checked.rewritten)
+        signature, _ = split_inputs(*inputs)
+        rows = self._made.items()
+        self._verified = {
+            key for key, made in rows if key[0] == signature and made.shapes in checked.shapes
+        }
 
     def _inputs_of(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         named = example if isinstance(example, dict) else {}
@@ -266,13 +276,21 @@ class Compiled:
             policy=self.policy,
             how=self._compilers.how,
             kept_in=self._kept_in,
-            made=tuple(self._made),
+            made=tuple(self._made.values()),
             fell_back=tuple(dict.fromkeys(fell_back)),
             notes=self._notes + tuple(self._adapter.notes),
             checked=self._checked,
+            unverified=self._unverified(),
             is_outdated=self._is_outdated,
             follows=self._adapter.follows,
         )
+
+    def _unverified(self) -> tuple[str, ...]:
+        """The shapes that code was made for, and that were not verified."""
+        verified = {self._made[key].shapes for key in self._verified}
+        others = [made.shapes for key, made in self._made.items() if key not in self._verified]
+        otherwise = [x + ", called otherwise" * (x in verified) for x in others]
+        return tuple(dict.fromkeys(otherwise))
 
     def _update(self) -> None:
         """Take over changes of the module, which is then no longer verified."""
@@ -318,7 +336,7 @@ class Compiled:
         if not isinstance(error, AnyDeviceError):
             refuse_mismatch(error, inputs=inputs, weights=self._adapter.arguments)
 
-    def _first_run(self, signature: CallSignature, key: Any, arrays: list[Array]) -> Any:
+    def _first_run(self, signature: CallSignature, key: Key, arrays: list[Array]) -> Any:
         if len(self._ready) >= MOST_SHAPES and self._compilers.compilers:
             if not self._overflowed:
                 self._overflowed = True
@@ -328,7 +346,7 @@ class Compiled:
         began = time.perf_counter()
         result, ready, how = program.first_run(self._adapter.arguments, arrays)
         self._wait_for(result)
-        self._made.append(Made(shapes_text(arrays), how, time.perf_counter() - began))
+        self._made[key] = Made(shapes_text(arrays), how, time.perf_counter() - began)
         self._ready[key] = ready
         self._programs[signature] = program
         self._shorten(signature, arrays, ready)

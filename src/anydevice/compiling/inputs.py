@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
 
+import numpy as np
+
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record
@@ -19,6 +21,8 @@ Array = Any
 KeyFunction = Callable[[Array], Hashable]
 Path = tuple[Any, ...]
 
+_SMALLER, _LARGER = 1 / 16, 4.0
+"""What rows of other inputs are multiplied by."""
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -161,6 +165,57 @@ def shapes_text(arrays: Sequence[Array]) -> str:
         assert owner is not None
         rows.append(f"{tuple(x.shape)} {owner.dtype_of(x)}")
     return ", ".join(rows) or "no arrays"
+
+
+# Other inputs than those of an example, and what they have in common
+
+
+def other_numbers(example: Sequence[Array]) -> Iterator[list[Array]]:
+    """Inputs of the same shapes with other numbers: smaller and larger, or only smaller ones."""
+    rows = _rows_of(example)
+    if any(map(_is_floating, example)):
+        if rows > 1:
+            yield [_scaled(x, (_SMALLER, _LARGER)) for x in example]
+        yield [_scaled(x, (_SMALLER,)) for x in example]
+    else:
+        yield [np.roll(x, 1, 0 if rows > 1 else -1) if x.ndim else x for x in example]
+
+
+def other_rows(example: Sequence[Array]) -> Iterator[list[Array]]:
+    """Inputs with one row more, where all have as many."""
+    rows = _rows_of(example)
+    for factors in ((_SMALLER, _LARGER), (_SMALLER, 1.0)) if rows else ():
+        yield [_scaled(x[np.arange(rows + 1) % rows], factors) for x in example]
+
+
+def _rows_of(example: Sequence[Array]) -> int:
+    """How many rows all arrays have; 0 if they differ."""
+    rows = {x.shape[0] if x.ndim else 0 for x in example}
+    return rows.pop() if len(rows) == 1 else 0
+
+
+def _scaled(x: Array, factors: Sequence[float]) -> Array:
+    """The rows of floating numbers multiplied by one factor after the other."""
+    if not _is_floating(x):
+        return x
+    if not x.ndim:
+        return np.asarray(x * factors[0], x.dtype)
+    each = np.resize(factors, x.shape[0]).reshape(-1, *[1] * (x.ndim - 1))
+    return np.asarray(x.astype(np.float64) * each).astype(x.dtype)
+
+
+def _is_floating(x: Array) -> bool:
+    return x.dtype.kind in "fV"
+
+
+def range_of(examples: Sequence[Sequence[Array]]) -> tuple[float, float] | None:
+    """The least and the largest of all floating inputs; `None` where there are none."""
+    floats = [np.asarray(x, np.float64) for each in examples for x in each if _is_floating(x)]
+    numbers = [x[np.isfinite(x)] for x in floats]
+    numbers = [x for x in numbers if x.size]
+    if not numbers:
+        return None
+    return float(min(x.min() for x in numbers)), float(max(x.max() for x in numbers))
 
 
 def _named(path: Path) -> str:

@@ -13,6 +13,7 @@ _SHOWN = 4
 """How many sets of shapes are printed one by one."""
 
 
+_UNSURE, _COARSE = 0.01, 0.001
 _OUTDATED = "no: the model was changed after it was verified; verify it again"
 
 
@@ -30,7 +31,10 @@ class Checked(Record):
     `reference` is the reference as text, `parts` how many outputs inside the model were compared
     with it, `weights` how many arrays were read back. `largest` is the largest error as a share of
     the allowed one, `properties` are the names of those that hold, `rewritten` those of what the
-    model changes in itself when it is called.
+    model changes in itself when it is called. It was called `calls` times with the example. All
+    this holds for inputs of these `shapes` within this `range`. `uncertain` is the share of the
+    output of which nothing can be said: rounding alone changes it by its size. `resolution` is the
+    smallest relative error of the whole output that would have been noticed.
     """
 
     reference: str
@@ -39,14 +43,28 @@ class Checked(Record):
     largest: float
     properties: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
+    calls: int = 1
+    shapes: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    uncertain: float = 0.0
+    resolution: float = 0.0
 
     def __str__(self) -> str:
         inside = f"{self.parts} parts, " if self.parts else ""
         weights = f"{self.weights} weights read back, " if self.weights else ""
         held = f"; holds: {', '.join(self.properties)}" if self.properties else ""
+        unsure = ""
+        if self.uncertain > _UNSURE:
+            unsure = f"; {self.uncertain:.0%} of the output not covered, for rounding decides it"
+        if self.resolution > _COARSE:
+            unsure += f"; errors of the whole below {self.resolution:.1%} not covered"
+        within = ""
+        if self.range is not None:
+            within = f" from {self.range[0]:.3g} to {self.range[1]:.3g}"
         return (
-            f"right: {inside}{weights}largest error {self.largest:.2g} of what is allowed, "
-            f"against {self.reference}{held}"
+            f"right: {inside}{weights}{self.calls} calls, largest error {self.largest:.2g} of what "
+            f"is allowed, against {self.reference}; for {' and '.join(self.shapes)}{within}"
+            f"{unsure}{held}"
         )
 
 
@@ -55,8 +73,9 @@ class CompileReport(Record):
 
     `how` describes the compiler, `fell_back` what failed and was run otherwise, `kept_in` is the
     folder that keeps compiled code for later processes, `made` has one row for each set of shapes
-    so far. `is_outdated` if the model was changed after it was verified; `follows` says which
-    changes of a module a call sees, and which not.
+    so far, `unverified` are those shapes that no verification was for. `is_outdated` if the model
+    was changed after it was verified; `follows` says which changes of a module a call sees, and
+    which not.
     """
 
     model: str
@@ -70,6 +89,7 @@ class CompileReport(Record):
     fell_back: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     checked: Checked | None = None
+    unverified: tuple[str, ...] = ()
     is_outdated: bool = False
     follows: str = ""
 
@@ -96,7 +116,8 @@ class CompileReport(Record):
 
     def _verified(self) -> str:
         if self.checked is not None:
-            return str(self.checked)
+            others = ", ".join(self.unverified[:_SHOWN]) + ", …" * (len(self.unverified) > _SHOWN)
+            return f"{self.checked}" + f"; not verified: {others}" * bool(self.unverified)
         return _OUTDATED if self.is_outdated else "no"
 
 

@@ -111,6 +111,7 @@ class FunctionAdapter(ModelAdapter):
     """
 
     kind = "function"
+    follows = "nothing of what the function closes over; a verification is for that as it was"
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
