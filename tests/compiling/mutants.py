@@ -188,7 +188,7 @@ MUTANTS: list[tuple[str, str, Function, Function]] = [
     ("no NaN, 16 bits", "bfloat16", lambda m, x: torch.log(x), without_nan),
     ("no infinity", "float32", lambda m, x: 1 / f.relu(x), lambda m, x: (1 / f.relu(x)).clamp(max=1e9)),
     ("infinity of the other sign", "float32", lambda m, x: 1 / f.relu(x), lambda m, x: 1 / -f.relu(-x)),
-    ("NaN in one element", "float32", net, at(lambda m, x: x[:, :1] == x.max(), float("nan"))),
+    ("NaN in one element", "float32", net, at(lambda m, x: x.amax(-1, keepdim=True) == x.max(), float("nan"))),
     # Complex numbers.
     ("imaginary parts doubled", "float32", of_complex(lambda z: z), of_complex(lambda z: torch.complex(z.real, 2 * z.imag))),
     ("conjugated", "float32", of_complex(lambda z: z), of_complex(torch.conj_physical)),
@@ -196,6 +196,8 @@ MUTANTS: list[tuple[str, str, Function, Function]] = [
     # What is in an output, besides arrays.
     ("outputs swapped", "float32", mapping(), mapping(mean=lambda y: y[:, 0], first=lambda y: y.mean(-1))),
     ("an output renamed", "float32", mapping(), mapping(mean="gone", average=lambda y: y.mean(-1))),
+    ("names swapped", "float32", lambda m, x: {"a": x, "b": x + 1}, lambda m, x: {"b": x, "a": x + 1}),
+    ("a name changed", "float32", lambda m, x: {"a": x, "b": x + 1}, lambda m, x: {"a": x, "c": x + 1}),
     ("an output missing", "float32", mapping(), mapping(first="gone")),
     ("an output more", "float32", mapping(), mapping(second=lambda y: y[:, 1])),
     ("another integer", "float32", mapping(), mapping(rows=6)),

@@ -392,9 +392,11 @@ def _leaves_in(value: Any, path: str = "", around: tuple[int, ...] = ()) -> Iter
     if is_array(value) or isinstance(value, (*_NUMBERS, *_CONSTANTS)):
         yield path, value
         return
-    parts = None if id(value) in around else rule_of(type(value)).take_apart(value)
+    rule = rule_of(type(value))
+    parts = None if id(value) in around else rule.take_apart(value)
     for key, part in zip(*parts[:2], strict=True) if parts is not None else ():
-        yield from _leaves_in(part, f"{path}[{key!r}]", (*around, id(value)))
+        step = rule.step(key) or f"[{key!r}]"
+        yield from _leaves_in(part, path + step, (*around, id(value)))
 
 
 def _widened(x: Array) -> Array:
