@@ -414,7 +414,8 @@ def test_what_cannot_be_seen_is_taken_by_refresh() -> None:
     assert not detached(compiled(X)).numpy().any()
 
 
-def test_verified_weights_may_be_changed_and_verified_again() -> None:
+def linear_that_counts_its_calls() -> Any:
+    """Its output does not depend on the buffer that it writes."""
     torch = pytest.importorskip("torch")
 
     class Counting(torch.nn.Linear):  # type: ignore[misc]
@@ -426,7 +427,11 @@ def test_verified_weights_may_be_changed_and_verified_again() -> None:
             self.calls += 1
             return super().forward(x)
 
-    module = Counting().eval()
+    return Counting().eval()
+
+
+def test_verified_weights_may_be_changed_and_verified_again() -> None:
+    module = linear_that_counts_its_calls()
     compiled = anydevice.compile(module, "cpu", optimize="none", verify=X)
     compiled(X)
     assert compiled.report.checked is not None, "what it writes when it is called is its own"
@@ -481,18 +486,9 @@ def test_a_module_that_changes_itself_is_told_from_a_wrong_compiler(
 
 def test_what_a_module_writes_is_no_wrong_weight_where_its_output_stays() -> None:
     """A copy in another precision counts by itself; the module that was given does not."""
-    torch = pytest.importorskip("torch")
-
-    class Counting(torch.nn.Linear):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(16, 4)
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, x: Any) -> Any:
-            self.calls += 1
-            return super().forward(x)
-
-    compiled = anydevice.compile(Counting().eval(), "cpu", optimize="none", precision="bfloat16")
+    compiled = anydevice.compile(
+        linear_that_counts_its_calls(), "cpu", optimize="none", precision="bfloat16"
+    )
     compiled(X)
     assert compiled.verify(X).checked is not None
 
