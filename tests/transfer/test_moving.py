@@ -246,3 +246,106 @@ def test_the_warning_of_narrowed_numbers_points_at_the_caller() -> None:
         with pytest.warns(UserWarning, match="int64 arrays whose numbers fit become int32") as said:
             anydevice.to_device(data, anydevice.Device("cpu", engine="jax"))
         assert said[0].filename == __file__
+
+
+FLOATS = {"numpy": "float64", "torch": "float64", "jax": "float32", "mlx": "float32"}
+"""The widest floating dtype of each library as it is set up here."""
+
+
+@pytest.mark.parametrize("convert", [False, True])
+@pytest.mark.parametrize("source", ENGINES)
+@pytest.mark.parametrize("target", ENGINES)
+def test_floating_leaves_are_cast_and_others_are_not(
+    source: str, target: str, convert: bool
+) -> None:
+    there = anydevice.device("cpu", engine=source)
+    tree = {
+        "weight": there(numpy.array([1.5, -2.25], FLOATS[source])),
+        "half": there(numpy.ones(2, numpy.float16)),
+        "ids": there(numpy.arange(3, dtype=numpy.int32)),
+        "mask": there(numpy.array([True, False])),
+        "spectrum": there(numpy.ones(2, numpy.complex64)),
+        "rate": 0.5,
+    }
+    here = anydevice.device("cpu", engine=target)
+    for dtype in ("bfloat16", "float32"):
+        moved = anydevice.to_device(tree, here, dtype=dtype, convert=convert)
+        dtypes = {
+            name: host.dtype for name, host in anydevice.to_numpy(moved).items() if name != "rate"
+        }
+        assert {name: str(each) for name, each in dtypes.items()} == {
+            "weight": dtype,
+            "half": dtype,
+            "ids": "int32",
+            "mask": "bool",
+            "spectrum": "complex64",
+        }
+        assert moved["rate"] == 0.5
+        assert anydevice.to_numpy(moved["weight"]).tolist() == [1.5, -2.25]
+
+
+def test_a_cast_leaf_needs_no_narrowing() -> None:
+    """64-bit numbers are cast before they reach a library that has none."""
+    here = anydevice.device("cpu", engine="jax")
+    assert here(numpy.ones(2), dtype=numpy.float16).dtype == "float16"
+    with pytest.raises(TransferError, match=r"\['x'\]: "):
+        here({"x": numpy.ones(2, numpy.float32)}, dtype="float64")
+
+
+def test_a_module_is_cast_in_place() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    model(torch.ones(4, 3)).sum().backward()
+    weight, optimizer = model[0].weight, torch.optim.SGD(model.parameters())
+    assert anydevice.to_device(model, "cpu", dtype=torch.bfloat16) is model
+    assert model[0].weight is weight
+    assert weight.dtype == weight.grad.dtype == torch.bfloat16
+    assert weight.requires_grad
+    assert model[1].running_mean.dtype == torch.bfloat16
+    assert model[1].num_batches_tracked.dtype == torch.int64
+    optimizer.step()
+
+
+def test_a_gradient_flows_through_a_cast() -> None:
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    anydevice.to_device(x, "cpu", dtype="float32").sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float64
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_views_stay_views_when_they_are_cast(engine: str, dtype: str) -> None:
+    memory = numpy.arange(12, dtype=numpy.float32)
+    tree = {"all": memory, "rows": memory.reshape(3, 4)[1:], "every": memory[::2]}
+    here = anydevice.device("cpu", engine=engine)
+    moved = here(tree, dtype=dtype)
+    assert {str(each.dtype).removeprefix("torch.") for each in moved.values()} == {dtype}
+    for name, each in tree.items():
+        numpy.testing.assert_array_equal(anydevice.to_numpy(moved)[name], each)
+    moved["all"][4] = 99
+    assert (float(moved["rows"][0, 0]), float(moved["every"][2])) == (99, 99)
+    assert memory[4] == 4
+
+
+def test_what_occurs_twice_is_cast_once_and_what_has_the_dtype_stays() -> None:
+    array, right = numpy.ones(3), numpy.ones(3, numpy.float32)
+    moved = anydevice.to_device([array, array, right], "cpu", dtype="float32")
+    assert moved[0] is moved[1]
+    assert moved[2] is right
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "fp32"])
+def test_a_dtype_that_floating_leaves_cannot_have(dtype: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"dtype"):
+        anydevice.to_device(numpy.ones(2), "cpu", dtype=dtype)
+
+
+def test_a_cast_is_where_the_array_is() -> None:
+    with testing.fake_machine(cuda=1, memory="1MiB", engines=["torch"]):
+        # A megabyte and a half in float32, which would not fit before it is cast.
+        there = anydevice.to_device(numpy.zeros(3 * 2**17, numpy.float32), "cuda", dtype="float16")
+        assert str(anydevice.device_of(there)) == "cuda:0"
+        assert anydevice.memory_stats("cuda").in_use == 3 * 2**18
+        del there
+        wide = anydevice.to_device(numpy.ones(8, numpy.float16), "cuda", dtype="float32")
+        assert str(anydevice.device_of(wide)) == "cuda:0"

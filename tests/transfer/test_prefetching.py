@@ -178,6 +178,24 @@ def test_what_it_was_made_of() -> None:
     assert prefetch(loader, place).device.engine == "numpy"
 
 
+def test_it_has_the_attributes_of_its_loader() -> None:
+    from torch.utils.data import DataLoader, RandomSampler
+
+    dataset = arrays(10)
+    loader = DataLoader(dataset, batch_size=4, sampler=RandomSampler(dataset), drop_last=True)  # type: ignore[arg-type]
+    batches = prefetch(loader, "cpu")
+    assert batches.dataset is dataset
+    assert batches.sampler is loader.sampler
+    assert (batches.batch_size, batches.drop_last, len(batches)) == (4, True, 2)
+    assert prefetch(batches, "cpu").dataset is dataset
+    assert len(list(batches)) == 2
+    with pytest.raises(AttributeError, match=r"neither this Prefetch nor its DataLoader"):
+        _ = batches.datasett
+    assert not hasattr(prefetch([1], "cpu"), "dataset")
+    with pytest.raises(AttributeError, match="loader"):
+        _ = Prefetch.__new__(Prefetch).dataset  # as when one is copied
+
+
 @pytest.mark.parametrize("depth", [0, -1, 1.0, True, "2", None])
 def test_a_depth_that_is_none(depth: Any) -> None:
     with pytest.raises(ConfigurationError, match="depth must be an integer of 1 or more"):

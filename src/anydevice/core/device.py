@@ -209,7 +209,11 @@ class Device:
         }
 
     def __call__(self, tree: Any, location: str | None = None, /, **options: Any) -> Any:
-        """Every array of `tree` on this device; the same as `to_device(tree, self)`.
+        """Every array of `tree` on this device; the same as `to_device(tree, self, **options)`.
+
+        >>> import numpy
+        >>> Device("cpu", engine="numpy")(numpy.ones(2), dtype="float16")
+        array([1., 1.], dtype=float16)
 
         `torch.load(file, map_location=device)` calls it with each storage and its former location.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -10,15 +10,21 @@ from typing import Any, NoReturn
 from anydevice.choose.scope import one_device
 from anydevice.core import hooks
 from anydevice.core.device import Device, not_driven
+from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
 from anydevice.discovery import _discover as discovery
 from anydevice.engines import registry
 from anydevice.engines.diagnosis import code_of_message
 from anydevice.engines.lookup import owner_of
-from anydevice.errors import AnyDeviceError, DeviceMismatchError, TransferError
+from anydevice.errors import (
+    AnyDeviceError,
+    ConfigurationError,
+    DeviceMismatchError,
+    TransferError,
+)
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.copying import download, move, upload
-from anydevice.transfer.sharing import SharedMemory, can_hold, shared_memory
+from anydevice.transfer.sharing import SharedMemory, can_hold, cast, shared_memory
 from anydevice.transfer.trees.tree import Leaf, Leaves, flatten
 
 _numeric: dict[Any, bool] = {}
@@ -33,6 +39,7 @@ def to_device(
     convert: bool = False,
     copy: bool = True,
     narrow: bool = False,
+    dtype: object = None,
 ) -> Any:
     """The same tree with every array on `device`; everything else stays as it is.
 
@@ -50,23 +57,43 @@ def to_device(
     >>> anydevice.to_device({"weight": numpy.ones(3), "name": "layer"}, "cpu")["name"]
     'layer'
 
-    Precision is never lost silently: where the engine has no 64-bit dtypes, such an array is
-    refused unless `narrow=True`. Raises `DeviceNotFoundError` if the device is not usable,
+    `dtype`, a name or a library's own dtype, is for the floating arrays: they are cast to it, and
+    integers, booleans and complex numbers stay as they are. Numbers too large for it become
+    infinite.
+
+    >>> tree = {"weight": numpy.ones(2), "ids": numpy.arange(2)}
+    >>> anydevice.to_device(tree, anydevice.device("cpu", engine="numpy"), dtype="float16")
+    {'weight': array([1., 1.], dtype=float16), 'ids': array([0, 1])}
+
+    Otherwise precision is never lost silently: where the engine has no 64-bit dtypes, such an array
+    is refused unless `narrow=True`. Raises `DeviceNotFoundError` if the device is not usable,
     `OutOfMemoryError` if there is no memory for a leaf, and `TransferError` if one cannot be
     moved; both name the leaf.
     """
     target = destination_of(device)
     is_there = target.already_there.get(type(tree))
-    if is_there is not None and not convert and is_there(tree):
+    if is_there is not None and not convert and dtype is None and is_there(tree):
         return tree
+    floating = None if dtype is None else _floating(dtype)
     try:
         if _is_leaf(tree):
-            return _Move(target, convert, copy, narrow, None).all([tree])[0]
+            return _Move(target, convert, copy, narrow, floating, None).all([tree])[0]
         leaves, rebuild = flatten(tree, _is_leaf)
-        return rebuild(_Move(target, convert, copy, narrow, leaves).all(leaves.values))
+        return rebuild(_Move(target, convert, copy, narrow, floating, leaves).all(leaves.values))
     except Exception as error:
         refuse(error, target.device)
         raise
+
+
+def _floating(dtype: object) -> DType:
+    found = as_dtype(dtype)
+    if found.kind != "float":
+        raise ConfigurationError(
+            f"dtype={found.name!r} is not a floating dtype, and only floating arrays are cast; "
+            'give one such as "float32" or "bfloat16"',
+            source="dtype=",
+        )
+    return found
 
 
 def to_numpy(tree: Any) -> Any:
@@ -249,10 +276,16 @@ class _Move:
     """One call of `to_device`: where to, with which options, and the leaves that errors name."""
 
     def __init__(
-        self, target: Destination, convert: bool, copy: bool, narrow: bool, leaves: Leaves | None
+        self,
+        target: Destination,
+        convert: bool,
+        copy: bool,
+        narrow: bool,
+        dtype: DType | None,
+        leaves: Leaves | None,
     ) -> None:
         self.target, self.leaves = target, leaves
-        self.convert, self.copy, self.narrow = convert, copy, narrow
+        self.convert, self.copy, self.narrow, self.dtype = convert, copy, narrow, dtype
 
     def all(self, values: Sequence[Any]) -> list[Any]:
         """The arrays on the target, in their order."""
@@ -260,7 +293,9 @@ class _Move:
         from_host: list[int] = []
         together = self._sharing(values, self.leaves) if self.copy and self.leaves else []
         done = {view.position for shared in together for view in shared.views}
-        for position, value in enumerate(values):
+        if self.dtype is not None:
+            self._cast(moved, [n for n in range(len(moved)) if n not in done], ahead=True)
+        for position, value in enumerate(tuple(moved)):
             if position in done:
                 continue
             if type(value) in target.from_host and self.copy:
@@ -280,8 +315,10 @@ class _Move:
             except Exception as error:
                 _raise_named(self.leaves, position, error, target.device)
         self._upload(moved, from_host)
+        if self.dtype is not None:
+            self._cast(moved, [n for n in range(len(moved)) if n not in done], ahead=False)
+        bare = _Move(target, self.convert, self.copy, self.narrow, None, None)
         for shared in together:
-            bare = _Move(target, self.convert, self.copy, self.narrow, None)
             try:
                 (memory,) = bare.all([shared.memory])
             except Exception as error:
@@ -289,6 +326,29 @@ class _Move:
             for position, view in shared.views_of(memory, self._engine_for(shared.owner)).items():
                 moved[position] = view
         return moved
+
+    def _cast(self, moved: list[Any], positions: Iterable[int], *, ahead: bool) -> None:
+        """Cast the floating arrays at these positions, before or after they are moved.
+
+        The smaller of the two dtypes is moved.
+        """
+        for position in positions:
+            value = moved[position]
+            owner = _owner(value)
+            try:
+                if (dtype := self._other_dtype(value, owner)) is None:
+                    continue
+                if not ahead or dtype.itemsize <= owner.dtype_of(value).itemsize:
+                    moved[position] = cast(value, owner, dtype)
+            except Exception as error:
+                _raise_named(self.leaves, position, error, self.target.device)
+
+    def _other_dtype(self, value: Any, owner: Engine) -> DType | None:
+        """The dtype that an array is cast to; `None` if it stays as it is."""
+        if self.dtype is None or owner.is_meta(value):
+            return None
+        own = owner.dtype_of(value)
+        return None if own.kind != "float" or own == self.dtype else self.dtype
 
     def _stays(self, owner: Engine) -> bool:
         target = self.target
@@ -310,11 +370,11 @@ class _Move:
             for position, value in enumerate(values)
             if self._must_move(value, leaves[position], engines[type(value)])
         ]
-        place = self.target.device
+        place, found = self.target.device, shared_memory(values, going)
+        if self.dtype is not None:
+            found = [one for each in found if (one := each.cast(self.dtype)) is not None]
         return [
-            shared
-            for shared in shared_memory(values, going)
-            if can_hold(self._engine_for(shared.owner), place, shared)
+            shared for shared in found if can_hold(self._engine_for(shared.owner), place, shared)
         ]
 
     def _must_move(self, value: Any, leaf: Leaf, owner: Engine) -> bool:
@@ -322,7 +382,8 @@ class _Move:
             return False
         if getattr(value, "requires_grad", False) and not leaf.kept:
             return False  # a gradient has to flow through the copy of this very array
-        return not (self._stays(owner) and owner.devices_of(value) == (self.target.device,))
+        is_there = self._stays(owner) and owner.devices_of(value) == (self.target.device,)
+        return not is_there or self._other_dtype(value, owner) is not None
 
     def _within_library(self, value: Any, owner: Engine, position: int) -> Any:
         target, places = self.target, owner.devices_of(value)

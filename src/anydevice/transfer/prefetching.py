@@ -36,7 +36,8 @@ _pulling: WeakSet[_Pull] = WeakSet()
 class Prefetch:
     """An iterable of placed batches, which can be iterated as often as its loader. See `prefetch`.
 
-    It has a length where the loader has one.
+    It has a length where the loader has one, and the loader's other attributes: those of a
+    `DataLoader` are read as before, as in `batches.dataset` or `batches.sampler.set_epoch(1)`.
     """
 
     def __init__(self, loader: Iterable[Any], device: Device, depth: int) -> None:
@@ -57,6 +58,17 @@ class Prefetch:
 
     def __length_hint__(self) -> int:
         return operator.length_hint(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "loader":  # Python asks for names of its own
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return getattr(self.loader, name)
+        except AttributeError:
+            raise AttributeError(
+                f"neither this Prefetch nor its {type(self.loader).__name__} has an attribute "
+                f"{name!r}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"Prefetch({self.loader!r}, {self.device!r}, depth={self.depth})"

@@ -17,7 +17,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.engine import Engine, Storage
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import UnsupportedError
 
@@ -53,6 +53,44 @@ class SharedMemory(Record):
             )
             for view in self.views
         }
+
+    def cast(self, dtype: DType) -> SharedMemory | None:
+        """The same views of a copy in another dtype, where floating dtypes differ from it.
+
+        `None` if they are not all of one dtype, or do not begin at whole elements of it.
+        """
+        own, size = self.views[0].dtype, self.views[0].dtype.itemsize
+        if own == dtype or all(view.dtype.kind != "float" for view in self.views):
+            return self
+        steps = (step for view in self.views for step in (view.offset, *view.strides))
+        if any(view.dtype != own for view in self.views) or any(step % size for step in steps):
+            return None
+        elements = self.owner.view(
+            self.memory, own, self._start(self.memory), (size,), (len(self.memory) // size,)
+        )
+        copy = cast(elements, self.owner, dtype)
+        length = len(elements) * dtype.itemsize
+        memory = self.owner.view(copy, DTYPES["uint8"], self._start(copy), (1,), (length,))
+        views = (
+            replace(
+                view,
+                dtype=dtype,
+                offset=view.offset // size * dtype.itemsize,
+                strides=tuple(step // size * dtype.itemsize for step in view.strides),
+            )
+            for view in self.views
+        )
+        return SharedMemory(memory, self.owner, tuple(views))
+
+    def _start(self, memory: Any) -> int:
+        whole = self.owner.storage(memory)
+        return whole.offset if whole else 0
+
+
+def cast(x: Any, engine: Engine, dtype: DType) -> Any:
+    """An array in another dtype, where it is; numbers too large for it become infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return engine.ops.astype(x, dtype)
 
 
 def shared_memory(values: Sequence[Any], positions: Sequence[int]) -> list[SharedMemory]:
