@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +19,12 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
+from anydevice.core.locks import FileLock
 from anydevice.core.trees import leaves, mapped
-from anydevice.training.checkpoints import is_checkpoint
+from anydevice.errors import ConfigurationError
+
+if os.name == "posix":
+    import fcntl
 
 CPU = Device("cpu", engine="numpy")
 
@@ -69,28 +78,122 @@ def test_a_model_that_is_saved_while_it_is_loaded_is_one_or_the_other(
     assert min(found.values()) > times / 10
 
 
-TRAINING = """
-import sys, time, numpy, anydevice
-from anydevice import nn
-from anydevice.errors import AnyDeviceError
-x = numpy.linspace(-1, 1, 4096, dtype=numpy.float32).reshape(64, 64)
-model = nn.Model(nn.Dense(64, 64), device=anydevice.device("cpu", engine="numpy"))
-for _ in range(12):
-    nn.train(
-        model, nn.Batches(x, x, size=8), nn.AdamW(1e-2), "mean_squared_error", epochs=2,
-        device=anydevice.device("cpu", engine="torch"), optimize="none", progress=False,
-        save=sys.argv[1], save_every=1, resume=False,
-    )
+TRAINER = """
+import os, sys, time
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+from test_saved_files import train
+
+def epoch_ended(moment):
+    print("training", flush=True)
+    if os.fork():
+        print("forked", flush=True)
+    time.sleep(60)
+
+train(sys.argv[2], callbacks=epoch_ended)
 """
 
 
-@pytest.mark.soak
-def test_two_trainings_on_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+def train(path: str | Path, **options: Any) -> nn.Trained:
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)
+    model = nn.Model(nn.Dense(4, 4), device=anydevice.device("cpu", engine="numpy"))
+    return nn.train(
+        model,
+        nn.Batches(x, x, size=8),
+        nn.AdamW(1e-2),
+        "mean_squared_error",
+        epochs=2,
+        device=anydevice.device("cpu", engine="torch"),
+        optimize="none",
+        progress=False,
+        save=path,
+        **options,
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked as on POSIX")
+def test_a_second_training_on_one_file_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     pytest.importorskip("torch")
+    path, link = tmp_path / "run.safetensors", tmp_path / "link.safetensors"
+    first = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, __file__, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert first.stdout is not None
+        assert [first.stdout.readline() for _ in range(2)] == ["training\n", "forked\n"]
+        before = path.read_bytes()
+        link.symlink_to(path)
+        for name, resume in ((path, True), (path, False), (path, None), (link, True)):
+            with pytest.raises(
+                ConfigurationError, match="wait until it has ended, or give save= another path"
+            ) as caught:
+                train(name, resume=resume)
+            assert f"process {first.pid} on {os.uname().nodename}" in str(caught.value)
+            assert caught.value.source == "save"
+        assert path.read_bytes() == before
+        train(tmp_path / "other.safetensors")
+        first.kill()  # and its forked child lives on, as a worker that loads data may
+        first.wait()
+        assert len(train(path, resume=True).history) == 2
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+    assert sorted(os.listdir(tmp_path)) == [link.name, "other.safetensors", path.name]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked as on POSIX")
+def test_a_file_that_cannot_be_locked_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.safetensors"
-    command = [sys.executable, "-c", TRAINING, str(path)]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [each.communicate()[1] for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    assert os.listdir(tmp_path) == [path.name]
-    assert is_checkpoint(path)
+    (tmp_path / ".run.safetensors.lock").mkdir()
+    with FileLock(path) as locked:
+        assert not locked
+    (tmp_path / ".run.safetensors.lock").rmdir()
+
+    def refuse(*_: object) -> None:
+        raise OSError("this file system has no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with FileLock(path) as locked, FileLock(path) as again:
+        assert not locked
+        assert not again
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked as on POSIX")
+def test_threads_and_names_from_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    with FileLock(path), pytest.raises(BlockingIOError) as caught, FileLock(path):
+        pass
+    assert caught.value.strerror == f"process {os.getpid()} on {os.uname().nodename}"
+    with FileLock(path):
+        (tmp_path / ".run.safetensors.lock").write_text("process 1 on \x1b[31mred")
+        with pytest.raises(BlockingIOError, match="another process"), FileLock(path):
+            pass
+    with FileLock(path) as locked:
+        assert locked
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files are locked as on POSIX")
+def test_of_many_only_one_is_in_the_block(tmp_path: Path) -> None:
+    path, inside, most, entered = tmp_path / "run.safetensors", 0, 0, 0
+
+    def enter() -> None:
+        nonlocal inside, most, entered
+        for _ in range(200):
+            with suppress(BlockingIOError), FileLock(path) as locked:
+                assert locked
+                inside += 1
+                most, entered = max(most, inside), entered + 1
+                time.sleep(0)
+                inside -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        for each in [pool.submit(enter) for _ in range(8)]:
+            each.result()
+    assert most == 1
+    assert entered > 8
+    assert os.listdir(tmp_path) == []

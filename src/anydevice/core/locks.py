@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -66,7 +67,38 @@ class ForkSafeLock:
 _locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
-class FolderLock:
+class _SystemLock:
+    """A lock of the system: it goes with its process, and a forked child does not hold it."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def _open(self, path: Path, flags: int) -> int:
+        self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        _system_locks.add(self)
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        _system_locks.discard(self)
+        if descriptor is not None:
+            with suppress(OSError):  # it was not taken
+                # A child that was forked just now may still have the descriptor.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with suppress(OSError):  # it is closed all the same, and held nothing to write
+                os.close(descriptor)
+
+    def _let_go(self) -> None:
+        # In a forked child: the lock is the parent's. To unlock would take it from there.
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+_system_locks: WeakSet[_SystemLock] = WeakSet()
+
+
+class FolderLock(_SystemLock):
     """A block that one process, and one thread of it, is in at a time, for each folder.
 
     The block is given whether the folder could be locked: Windows and some network drives have no
@@ -76,16 +108,14 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, wait: float) -> None:
+        super().__init__()
         self._folder, self._wait = folder, wait
-        self._descriptor: int | None = None
 
     def __enter__(self) -> bool:
         if os.name != "posix":
             return False
-        self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        _folder_locks.add(self)
         try:
-            return self._take(self._descriptor)
+            return self._take(self._open(self._folder, os.O_RDONLY))
         except BaseException:
             self.__exit__()
             raise
@@ -107,28 +137,74 @@ class FolderLock:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def __exit__(self, *_: object) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        _folder_locks.discard(self)
-        if descriptor is not None:
-            with suppress(OSError):  # it was not taken
-                # A child that was forked just now may still have the descriptor.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-    def _let_go(self) -> None:
-        # In a forked child: the lock is the parent's. To unlock would take it from there.
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
     def _refusal(self) -> TimeoutError:
         by = _holder(self._folder)
         text = f"{by} has held the lock of {self._folder} for more than {self._wait:g} s"
         return TimeoutError(errno.ETIMEDOUT, text)
 
 
-_folder_locks: WeakSet[FolderLock] = WeakSet()
+class FileLock(_SystemLock):
+    """A block that one process, and one thread of it, is in at a time, for each file.
+
+    Nobody waits: `BlockingIOError`, whose `strerror` names the process that is in it, is raised at
+    once. The block is given whether the file could be locked, as `FolderLock` does. The lock is
+    that of a hidden file beside it, since the file itself may be replaced; it holds the name of its
+    process and is deleted at the end. One that a killed process left is free.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        target = Path(os.path.realpath(path))
+        self._path = target.with_name(f".{target.name}.lock")
+
+    def __enter__(self) -> bool:
+        if os.name != "posix":
+            return False
+        try:
+            return self._take()
+        except BlockingIOError:
+            by = self._named()
+            super().__exit__()
+            raise BlockingIOError(errno.EAGAIN, by) from None
+        except OSError:  # no right to lock it, or a drive without locks
+            self._give_up()
+            return False
+        except BaseException:
+            super().__exit__()
+            raise
+
+    def _take(self) -> bool:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        while True:
+            descriptor = self._open(self._path, flags)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                break
+            super().__exit__()  # it was deleted before it was locked
+        with suppress(OSError):  # its name is for others to read, no more
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        return True
+
+    def _give_up(self) -> None:
+        with suppress(OSError):
+            if self._descriptor is not None and not os.fstat(self._descriptor).st_size:
+                self._path.unlink()  # nobody has locked it
+        super().__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):
+                self._path.unlink()  # before it is free: another one is not to be deleted
+        super().__exit__()
+
+    def _named(self) -> str:
+        """The process that holds the lock, in words; it may not have told its name yet."""
+        with suppress(OSError):
+            name = os.pread(self._descriptor or -1, 300, 0).decode("ascii", "replace")
+            if re.fullmatch(r"process \d+ on [\w.-]+", name, re.ASCII):
+                return name
+        return "another process"
 
 
 def _holder(folder: Path) -> str:
@@ -177,9 +253,9 @@ def made_once(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
 def _renew_all() -> None:
     for lock in list(_locks):
         lock._renew()
-    for held in list(_folder_locks):
+    for held in list(_system_locks):
         held._let_go()
-    _folder_locks.clear()
+    _system_locks.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -6,7 +6,8 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from anydevice.training.checkpoints import (
     is_checkpoint,
     read_checkpoint,
     settings_of,
+    sole_training,
 )
 from anydevice.training.history import History
 from anydevice.training.loop import Interrupts, Training, TrainOptions, copied
@@ -163,8 +165,9 @@ def train(
     `UnsupportedError`, with the engines that can train, if the device's engine has no gradients;
     `VerificationError`, with the step and the layer, if a value becomes NaN or infinite;
     `ConfigurationError` for invalid options, if the file of `save` exists and `resume` is not
-    given, and if the file to resume from belongs to another training; `TransferError` if that file
-    is damaged, or the file of `save` cannot be written.
+    given, if another training is saving to it now, and if the file to resume from belongs to
+    another training; `TransferError` if that file is damaged, or the file of `save` cannot be
+    written.
     """
     device = _single(device, devices)
     if isinstance(model, Compiled):
@@ -172,67 +175,69 @@ def train(
     _check(model, optimizer, optimize, schedule)
     _check_integers(epochs=epochs, accumulate=accumulate, patience=patience, save_every=save_every)
     clip, seed = _checked_clip(clip), _checked_seed(seed)
-    target = _target(save, resume)
-    chosen = training_device(NativeAdapter(model), device)
-    policy = policy_of(precision, chosen)
-    loss = loss_of(loss)
-    layer, _ = folded(model.layer, loss)
-    remark = remark_on(model.layer, loss)
-    if remark is not None:
-        _warn_once(remark)
-    config = StepConfig(layer, loss, optimizer, policy, clip, accumulate)
-    source, length = _source(resume, target), length_of(data)
-    settings: dict[str, Any] = {}
-    if target is not None or source is not None:
-        settings = settings_of(config, seed, schedule, data, validation)
-    if source is not None:
-        patient = patience is not None
-        start = read_checkpoint(
-            source, settings, model.parameters, optimizer, chosen, patient=patient
+    with _saving(save, resume) as target:
+        chosen = training_device(NativeAdapter(model), device)
+        policy = policy_of(precision, chosen)
+        loss = loss_of(loss)
+        layer, _ = folded(model.layer, loss)
+        remark = remark_on(model.layer, loss)
+        if remark is not None:
+            _warn_once(remark)
+        config = StepConfig(layer, loss, optimizer, policy, clip, accumulate)
+        source, length = _source(resume, target), length_of(data)
+        settings: dict[str, Any] = {}
+        if target is not None or source is not None:
+            settings = settings_of(config, seed, schedule, data, validation)
+        if source is not None:
+            patient = patience is not None
+            start = read_checkpoint(
+                source, settings, model.parameters, optimizer, chosen, patient=patient
+            )
+            how = optimize or start.optimize
+        else:
+            how = optimize or default_optimize(chosen, model, epochs, length)
+            parameters = to_device(model.parameters, chosen, convert=True)
+            with explaining(chosen):
+                parameters = copied(cast_parameters(parameters, policy.parameters))
+                start = Checkpoint(
+                    StepState(parameters, optimizer.init(parameters)), LoopState(), how
+                )
+        config = replace(config, optimize=how)
+        options = TrainOptions(
+            checked_data(data, epochs),
+            None if validation is None else checked_data(validation, epochs, "validation"),
+            epochs,
+            seed,
+            schedule if schedule is not None else optimizer.rate_at,
+            patience,
+            callbacks_of(callbacks),
+            target,
+            save_every,
+            settings,
         )
-        how = optimize or start.optimize
-    else:
-        how = optimize or default_optimize(chosen, model, epochs, length)
-        parameters = to_device(model.parameters, chosen, convert=True)
-        with explaining(chosen):
-            parameters = copied(cast_parameters(parameters, policy.parameters))
-            start = Checkpoint(StepState(parameters, optimizer.init(parameters)), LoopState(), how)
-    config = replace(config, optimize=how)
-    options = TrainOptions(
-        checked_data(data, epochs),
-        None if validation is None else checked_data(validation, epochs, "validation"),
-        epochs,
-        seed,
-        schedule if schedule is not None else optimizer.rate_at,
-        patience,
-        callbacks_of(callbacks),
-        target,
-        save_every,
-        settings,
-    )
-    begun = start.loop
-    done = (begun.epoch - 1) * (length or 0) + begun.position
-    if source is not None and begun.epoch > epochs:
-        _print_nothing_left(source, begun.epoch - 1, epochs)
-    with (
-        explaining(chosen),
-        TrainingProgress(epochs, length, done, progress) as shown,
-        Interrupts() as interrupts,
-    ):
-        interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
-        stepper = stepper_for(chosen, config, start.step, seed)
-        training = Training(options, model, stepper, begun, start.best, shown)
-        interrupts.acknowledge = lambda: _acknowledge(training, stepper, shown)
-        stopped = training.run(interrupts)
-    if stopped == "Ctrl-C":
-        where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
-        print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
-    elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
-        _print_all_left_out(stepper.started, policy)
-    best = training.best if patience is not None else None
-    final = stepper.parameters if best is None else best
-    report = TrainingReport(chosen, stepper.engine.name, policy, how, stepper.how)
-    return Trained(model.with_parameters(final), training.state.history, stopped, report)
+        begun = start.loop
+        done = (begun.epoch - 1) * (length or 0) + begun.position
+        if source is not None and begun.epoch > epochs:
+            _print_nothing_left(source, begun.epoch - 1, epochs)
+        with (
+            explaining(chosen),
+            TrainingProgress(epochs, length, done, progress) as shown,
+            Interrupts() as interrupts,
+        ):
+            interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
+            stepper = stepper_for(chosen, config, start.step, seed)
+            training = Training(options, model, stepper, begun, start.best, shown)
+            interrupts.acknowledge = lambda: _acknowledge(training, stepper, shown)
+            stopped = training.run(interrupts)
+        if stopped == "Ctrl-C":
+            where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
+            print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
+        elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
+            _print_all_left_out(stepper.started, policy)
+        best = training.best if patience is not None else None
+        final = stepper.parameters if best is None else best
+        report = TrainingReport(chosen, stepper.engine.name, policy, how, stepper.how)
+        return Trained(model.with_parameters(final), training.state.history, stopped, report)
 
 
 def _acknowledge(training: Training, stepper: Stepper, shown: TrainingProgress) -> None:
@@ -300,20 +305,26 @@ def _options_of(
     return compiled.model, device, precision or compiled.policy.name, optimize or compiled.optimize
 
 
-def _target(save: PathLike | None, resume: PathLike | bool | None) -> Path | None:
-    """The file to save to, checked to be writable and not to be overwritten by mistake."""
+@contextmanager
+def _saving(save: PathLike | None, resume: PathLike | bool | None) -> Iterator[Path | None]:
+    """A block with the file to save to, which no other training saves to meanwhile.
+
+    It is checked to be writable, and not to be overwritten by mistake.
+    """
     if save is None:
-        return None
+        yield None
+        return
     target = checked_path(save)
-    if resume is None and is_there(target):
-        on = "resume=True goes on with it" if is_checkpoint(target) else "it is not a training"
-        raise ConfigurationError(
-            f"save: {target} exists already; {on}, resume=False replaces it",
-            source="save",
-        )
     check_writable(target)
-    remove_leftovers(target)
-    return target
+    with sole_training(target):
+        if resume is None and is_there(target):
+            on = "resume=True goes on with it" if is_checkpoint(target) else "it is not a training"
+            raise ConfigurationError(
+                f"save: {target} exists already; {on}, resume=False replaces it",
+                source="save",
+            )
+        remove_leftovers(target)
+        yield target
 
 
 def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:

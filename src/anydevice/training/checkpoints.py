@@ -11,7 +11,8 @@ import math
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
+from anydevice.core.locks import FileLock
 from anydevice.core.record import Record, as_dict, replace
 from anydevice.core.trees import difference, leaves, mapped
 from anydevice.errors import ConfigurationError, TransferError
@@ -150,6 +152,24 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "place": {**vars(loop), "history": loop.history.to_list()},
     }
     tensor_files.write(path, _KIND, trees, metadata)
+
+
+@contextmanager
+def sole_training(path: Path) -> Iterator[None]:
+    """A block in which no other training saves to this file; `ConfigurationError` if one does.
+
+    A file that cannot be locked (Windows, some network drives) is not guarded.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(FileLock(path))
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"save: another training saves to {path}: {error.strerror}; wait until it has "
+                "ended, or give save= another path",
+                source="save",
+            ) from None
+        yield
 
 
 def is_checkpoint(path: Path) -> bool:
