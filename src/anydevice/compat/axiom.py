@@ -231,7 +231,9 @@ def _following(model: nn.Model) -> Model:
 anydevice.register_type(
     Model,
     lambda model: {"parameters": model.parameters},
-    lambda model, parts: _following(bound(model.layer, model.input_shape, parts["parameters"])),
+    lambda model, parts: _following(
+        bound(model.layer, model.input_shape, parts["parameters"], model.frozen)
+    ),
 )
 
 relu, gelu, tanh = nn.Activation("relu"), nn.Activation("gelu"), nn.Activation("tanh")

@@ -7,9 +7,13 @@ since libraries return them sorted or not. Trees of users, which may hold any ob
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from difflib import get_close_matches
 from typing import Any
+
+from anydevice.errors import ConfigurationError
 
 Tree = Any
 
@@ -38,6 +42,54 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
     else:
         return [] if tree is None else [path]
     return [found for key, part in parts for found in leaf_paths(part, f"{path}[{key!r}]")]
+
+
+def leaf_names(tree: Tree, name: str = "") -> list[str]:
+    """The name of each of `leaves`, written as paths of layers are.
+
+    >>> leaf_names([{"weight": 1, "bias": 2}, {"inside": [3]}])
+    ['[0].bias', '[0].weight', '[1].inside[0]']
+    """
+    if isinstance(tree, dict):
+        parts = [(f".{key}", tree[key]) for key in sorted(tree)]
+    elif isinstance(tree, list | tuple):
+        parts = [(f"[{at}]", part) for at, part in enumerate(tree)]
+    else:
+        return [] if tree is None else [name]
+    return [found for step, part in parts for found in leaf_names(part, name + step)]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern is the name of a leaf, or of a part of the tree that holds it.
+
+    `*` stands for anything, `?` for one character; brackets are as written.
+
+    >>> matches("[0]", "[0].weight"), matches("*.bias", "[0].bias"), matches("[1]*", "[10].bias")
+    (True, True, False)
+    >>> matches("encoder", ".encoder.weight"), matches("enc", ".encoder.weight")
+    (True, False)
+    """
+    text = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    start = "" if pattern[:1] in (".", "[", "*", "?") else r"\.?"
+    return re.match(f"{start}(?:{text})(?=$|[.\\[])", name) is not None
+
+
+def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationError:
+    """The error for a pattern that matches none of these names; it has the nearest ones."""
+    known = list(dict.fromkeys([*_parts_of(names), *names]))
+    near = get_close_matches(pattern, known, 3, 0.3) or known[:3]
+    return ConfigurationError(
+        f"{source}: no parameter is named {pattern!r}; the nearest are "
+        f"{', '.join(map(repr, near))}, and * stands for anything, as in '*.bias'",
+        source=source,
+    )
+
+
+def _parts_of(names: Sequence[str]) -> list[str]:
+    """The names of the parts that hold leaves: `[1].inside` and `[1]` for `[1].inside[0]`."""
+    return [
+        name[: at.start()] for name in names for at in re.finditer(r"[.\[]", name) if at.start()
+    ]
 
 
 def first_leaf(tree: Tree) -> Any:

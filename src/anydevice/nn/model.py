@@ -12,7 +12,7 @@ from anydevice.choose.scope import block_device, one_device
 from anydevice.core.device import Device
 from anydevice.core.engine import Engine
 from anydevice.core.text import format_size, table
-from anydevice.core.trees import difference, first_leaf, leaves
+from anydevice.core.trees import difference, first_leaf, leaf_names, leaves, matches, unmatched
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
@@ -71,6 +71,7 @@ class Model:
         # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
         self.parameters: Parameters = to_device(drawn, one_device(device))
+        self.frozen: frozenset[str] = frozenset()
         self._array_type, self._place = _type_and_place(self.parameters)
 
     def __call__(self, x: Array) -> Array:
@@ -116,11 +117,52 @@ class Model:
             raise ConfigurationError(
                 f"these parameters do not fit this model: {found}", source="parameters"
             )
-        return bound(self.layer, self.input_shape, parameters)
+        return bound(self.layer, self.input_shape, parameters, self.frozen)
 
     def with_layer(self, layer: Layer) -> Model:
         """The model with a layer that takes the same parameters, such as one that recomputes."""
-        return bound(layer, self.input_shape, self.parameters)
+        return bound(layer, self.input_shape, self.parameters, self.frozen)
+
+    def freeze(self, *names: str) -> Model:
+        """The model with parameters that training does not change; without names, all of them.
+
+        A name is the path of a layer or of a parameter, as tables and errors have them; `*` stands
+        for anything. `frozen` has the names of all frozen parameters. They stay frozen when the
+        model is moved, saved or trained, until `unfreeze`.
+
+        >>> from anydevice import nn
+        >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
+        >>> sorted(model.freeze("[0]", "*.bias").frozen)
+        ['[0].bias', '[0].weight', '[2].bias']
+        >>> model.freeze("[0]").unfreeze("*.bias").frozen
+        frozenset({'[0].weight'})
+
+        Raises `ConfigurationError`, with the nearest names, for a name that matches nothing.
+        """
+        return self._with_frozen(self.frozen | self._named(names, "freeze"))
+
+    def unfreeze(self, *names: str) -> Model:
+        """The model with parameters that training changes again; see `freeze`."""
+        return self._with_frozen(self.frozen - self._named(names, "unfreeze"))
+
+    def _named(self, names: Sequence[str], source: str) -> frozenset[str]:
+        known = leaf_names(self.parameters)
+        found: set[str] = set() if names else set(known)
+        for name in names:
+            if not isinstance(name, str):
+                raise ConfigurationError(
+                    f"{source} takes names such as '[0]' or '*.bias', not {name!r}", source=source
+                )
+            rest = name.removeprefix(self.layer.root)  # errors have it: Chain[2]
+            path = rest if rest[:1] in ("", ".", "[") else name
+            here = [each for each in known if name and matches(path, each)]
+            if not here:
+                raise unmatched(name, known, source)
+            found.update(here)
+        return frozenset(found)
+
+    def _with_frozen(self, frozen: frozenset[str]) -> Model:
+        return bound(self.layer, self.input_shape, self.parameters, frozen)
 
     @property
     def parameter_count(self) -> int:
@@ -153,15 +195,31 @@ def build(
     return Model(layer, input_shape, seed, device)
 
 
-def bound(layer: Layer, input_shape: Shape, parameters: Parameters) -> Model:
+def bound(
+    layer: Layer,
+    input_shape: Shape,
+    parameters: Parameters,
+    frozen: frozenset[str] = frozenset(),
+) -> Model:
     """The model of a layer with given parameters; draws none."""
     model = Model.__new__(Model)
     model.layer = layer
     model.input_shape = input_shape
     model.output_shape = layer.output(input_shape)
     model.parameters = parameters
+    model.frozen = frozen
     model._array_type, model._place = _type_and_place(parameters)
     return model
+
+
+def trained_leaves(model: Model) -> list[bool]:
+    """Whether training changes each of the leaves of the parameters, in their order.
+
+    >>> from anydevice import nn
+    >>> trained_leaves(nn.build(nn.Dense(4, 8), nn.Dense(8, 2), device="cpu").freeze("[0]"))
+    [False, False, True, True]
+    """
+    return [name not in model.frozen for name in leaf_names(model.parameters)]
 
 
 def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
@@ -184,7 +242,7 @@ def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
 register_type(
     Model,
     lambda model: {"parameters": model.parameters},
-    lambda model, parts: bound(model.layer, model.input_shape, parts["parameters"]),
+    lambda model, parts: bound(model.layer, model.input_shape, parts["parameters"], model.frozen),
 )
 
 

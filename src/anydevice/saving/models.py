@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.record import Record, as_dict
-from anydevice.core.trees import difference
+from anydevice.core.trees import difference, leaf_names
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.models.base import type_text
 from anydevice.nn import _recompute, convolution, initializers, layers, optimizers, transformer
@@ -65,6 +65,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     if not isinstance(model, Model):
         raise _not_a_model(model)
     metadata = {"layer": to_json(model.layer), "input_shape": list(model.input_shape)}
+    if model.frozen:
+        metadata["frozen"] = sorted(model.frozen)
     trees = {"parameters": model.parameters}
     tensor_files.write(tensor_files.checked_path(path), _KIND, trees, metadata)
 
@@ -83,6 +85,9 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
         layer = from_json(contents.metadata["layer"])
         shape = tuple(contents.metadata["input_shape"])
         parameters = contents.trees["parameters"]
+        frozen = frozenset(contents.metadata.get("frozen", ()))  # not in files of early versions
+        if not frozen.issubset(leaf_names(parameters)):
+            raise ValueError(f"it freezes {sorted(frozen)}, and has other parameters")
         if not all(type(size) is int and size > 0 for size in shape):
             raise ValueError(f"its examples have the shape {shape}")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -95,7 +100,7 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None) -> Mo
     if found is not None:
         raise TransferError(f"{source}: its tensors do not fit its layers: {found}")
     try:
-        return bound(layer, shape, parameters)
+        return bound(layer, shape, parameters, frozen)
     except ConfigurationError as error:
         raise TransferError(f"{source}: its layers do not fit together: {error}") from error
 
