@@ -97,6 +97,36 @@ def test_nests_are_looked_through() -> None:
 # What is not
 
 
+def test_batches_are_iterated_epoch_by_epoch() -> None:
+    data = nn.Batches(np.arange(40), np.arange(40) * 2, size=16)
+    first, second = ([y.tolist() for _, y in data] for _ in range(2))
+    assert first != second
+    for epoch in (first, second):
+        assert sorted(row for batch in epoch for row in batch) == list(range(0, 80, 2))
+    assert first == [y.tolist() for _, y in data(seed=0, epoch=1)]
+    assert list(map(len, first)) == [16, 16, 8]
+    in_order = nn.Batches(np.arange(4), np.arange(4), size=3, shuffle=False)
+    assert (
+        [x.tolist() for x, _ in in_order] == [x.tolist() for x, _ in in_order] == [[0, 1, 2], [3]]
+    )
+    assert [len(x) for x, _ in anydevice.prefetch(data, "cpu")] == [16, 16, 8]
+
+
+def test_batches_say_what_they_are() -> None:
+    data = nn.Batches(np.ones((2000, 28, 28), "float32"), np.ones(2000, "int32"), 64)
+    assert repr(data) == (
+        "<Batches: 2,000 examples in 32 batches of 64, shuffled; x: (28, 28) float32, y: () int32>"
+    )
+
+
+def test_the_order_of_a_training_does_not_depend_on_earlier_iterations(jax: Device) -> None:
+    fresh, used = (nn.Batches(X, Y, size=5) for _ in range(2))
+    for _ in range(3):
+        list(used)
+    assert losses(jax, used, epochs=2) == losses(jax, fresh, epochs=2)
+    assert losses(jax, used, epochs=2) != losses(jax, used, epochs=2, seed=1)
+
+
 def test_text_is_to_be_numbered(here: Device) -> None:
     names = np.array(["cat", "dog"])[Y]
     words = r"batch 1 of epoch 1: y holds text \(b?'(cat|dog)', …\); give numbers .*numpy\.unique"

@@ -47,6 +47,10 @@ class Batches:
     >>> data = Batches(numpy.arange(5), numpy.arange(5) * 10, size=2, shuffle=False)
     >>> [y.tolist() for x, y in data(seed=0, epoch=1)], len(data)
     ([[0, 10], [20, 30], [40]], 3)
+    >>> data
+    <Batches: 5 examples in 3 batches of 2, in order; x: () int64, y: () int64>
+
+    In a loop of your own, each iteration is one epoch more, in an order of its own, with seed 0.
 
     Raises `ConfigurationError` if the arrays have different lengths, are empty, or hold anything
     but numbers.
@@ -59,6 +63,7 @@ class Batches:
         self.size = size
         self.shuffle = shuffle
         self.whole_only = whole_only
+        self._iterations = 0
         count = len(self.x)
         if count != len(self.y):
             raise ConfigurationError(
@@ -72,6 +77,18 @@ class Batches:
     def __len__(self) -> int:
         count = len(self.x)
         return count // self.size if self.whole_only else -(-count // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._iterations += 1
+        return self(0, self._iterations)
+
+    def __repr__(self) -> str:
+        order = "shuffled" if self.shuffle else "in order"
+        x, y = (f"{array.shape[1:]} {array.dtype}" for array in (self.x, self.y))
+        return (
+            f"<Batches: {len(self.x):,} examples in {len(self):,} batches of {self.size:,}, "
+            f"{order}; x: {x}, y: {y}>"
+        )
 
     def __call__(self, seed: int, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
@@ -222,7 +239,8 @@ def batch_name(name: str, epoch: int, number: int) -> str:
 
 
 def _source(data: Any, seed: int, epoch: int) -> Iterator[Any]:
-    return iter(data(seed, epoch) if callable(data) and not hasattr(data, "__iter__") else data)
+    makes = isinstance(data, Batches) or (callable(data) and not hasattr(data, "__iter__"))
+    return iter(data(seed, epoch) if makes else data)
 
 
 def _are_arrays(data: Any) -> bool:
