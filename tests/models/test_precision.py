@@ -13,6 +13,7 @@ from anydevice.core.device import Device
 from anydevice.core.finding import Facts, Standing
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
+from anydevice.models.detect import adapter_of
 from anydevice.models.precision import (
     LossScale,
     Policy,
@@ -152,3 +153,41 @@ def test_it_works_inside_compiled_code() -> None:
     state = scale.start(cpu(np.ones(1, np.float32)))
     after = compiled(state, cpu([np.array([np.inf], np.float32)]))
     assert float(after["scale"]) == 1.0
+
+
+def test_who_multiplies_with_fewer_digits_on_a_card() -> None:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    here = card("9.0")
+    dense, image = nn.Linear(4, 4), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    ours = anydevice.nn.build(anydevice.nn.Dense(4, 4), device="cpu")
+    models = {"dense": dense, "image": image, "text": nn.GRU(4, 4), "ours": ours, "function": abs}
+
+    def coarse(device: Device = here) -> set[str]:
+        return {name for name, x in models.items() if adapter_of(x).has_coarse_products(device)}
+
+    assert coarse() == {"image", "text", "function"}, "as PyTorch is set"
+    assert coarse(Device("cpu", engine="torch")) == set()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert coarse() == set(models)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert coarse(card("9.0", "cupy")) == set()
+    assert adapter_of(abs).has_coarse_products(card("9.0", "jax"))
+    assert not adapter_of(ours).has_coarse_products(card("9.0", "jax")), "ops ask for all digits"
+
+
+@pytest.mark.parametrize("kind", ["tf32", "ieee"])
+def test_the_newer_settings_of_pytorch_are_read(kind: str) -> None:
+    """The older ones cannot be read any more once these are set."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("this PyTorch has the older settings alone")
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, kind
+    try:
+        coarse = adapter_of(torch.nn.Linear(4, 4)).has_coarse_products(card("9.0"))
+        assert coarse == (kind == "tf32")
+    finally:
+        matmul.fp32_precision = before

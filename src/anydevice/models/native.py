@@ -19,7 +19,7 @@ from anydevice.models.base import (
     float64_scope,
     parameter_names,
 )
-from anydevice.models.precision import cast_parameters
+from anydevice.models.precision import cast_parameters, has_coarse_products
 from anydevice.nn.layer import Layer, Parameters, Run
 from anydevice.nn.model import Model, parameters_device
 from anydevice.ops.dispatch import primitives
@@ -69,6 +69,10 @@ class NativeAdapter(ModelAdapter):
     def reference(self, change: Change, engine: str) -> ModelAdapter:
         changed = mapped(change, to_numpy(self.model.parameters))
         return NativeAdapter(self.model.with_parameters(changed))
+
+    def has_coarse_products(self, device: Device) -> bool:
+        """See the base class. Of what a library offers, ops use PyTorch's products of matrices."""
+        return device.engine == "torch" and has_coarse_products(device, convolutions=False)
 
     @property
     def device(self) -> Device | None:
@@ -130,6 +134,9 @@ class FunctionAdapter(ModelAdapter):
 
     def reference(self, change: Change, engine: str) -> ModelAdapter:
         return _FunctionReference(self.function, engine)
+
+    def has_coarse_products(self, device: Device) -> bool:
+        return has_coarse_products(device)
 
     def input_names(self) -> frozenset[str]:
         return parameter_names(self.function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import reduce
 from typing import Any
 
@@ -109,6 +110,24 @@ def has_bfloat16(device: Device) -> bool:
         return True
     capability = capability_numbers(standing.facts)
     return capability is None or capability >= _FIRST_WITH_BFLOAT16
+
+
+def has_coarse_products(device: Device, *, convolutions: bool = True) -> bool:
+    """Whether the device's library computes float32 products with fewer digits (TF32).
+
+    JAX does off the CPU. PyTorch does on NVIDIA cards where its settings allow it: they do for
+    convolutions and recurrent layers, unless changed, and do not for products of matrices.
+    """
+    if device.engine == "jax":
+        return device.kind != "cpu"
+    if device.engine != "torch" or device.backend != "cuda":
+        return False
+    backends: Any = sys.modules["torch"].backends
+    matmul, cudnn = backends.cuda.matmul, backends.cudnn
+    if hasattr(cudnn, "conv"):  # the older settings cannot be read once the newer ones are set
+        parts = (matmul, cudnn.conv, cudnn.rnn) if convolutions else (matmul,)
+        return any(part.fp32_precision == "tf32" for part in parts)
+    return bool(matmul.allow_tf32 or (convolutions and cudnn.allow_tf32))
 
 
 def cast(x: Array, dtype: str) -> Array:

@@ -28,7 +28,7 @@ from anydevice.models.base import (
     training_mode_note,
 )
 from anydevice.models.changes import ChangeDetector, Watched
-from anydevice.models.precision import Policy
+from anydevice.models.precision import Policy, has_coarse_products
 from anydevice.transfer.moving import device_of, to_device
 
 _FOLLOWS = (
@@ -191,11 +191,12 @@ class TorchAdapter(ModelAdapter):
             raise training_mode_error(random[0])
 
     def has_coarse_products(self, device: Device) -> bool:
-        torch: Any = sys.modules["torch"]
-        backends = torch.backends
-        return device.backend == "cuda" and bool(
-            backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32
+        """See the base class. Weights of convolutions have three axes and more."""
+        recurrent = sys.modules["torch"].nn.RNNBase
+        convolutions = any(x.ndim > 2 for x in self.weights().values()) or any(
+            isinstance(part, recurrent) for part in self.module.modules()
         )
+        return has_coarse_products(device, convolutions=convolutions)
 
     def _device_type(self) -> str:
         place = self.device or Device("cpu", 0, engine="torch")
