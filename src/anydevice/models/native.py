@@ -102,7 +102,9 @@ class _Traced(Run):
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
         path = self.path + step
-        here = _Traced(self.training, self.seed, self.step, path, None, self.root, self.after)
+        here = _Traced(
+            self.training, self.seed, self.step, path, None, self.updates, self.root, self.after
+        )
         y = layer.apply(parameters, x, here)
         return self.after(f"{self.root}{path} {layer.label}", y)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anydevice.nn.layer import Layer as Layer
     from anydevice.nn.layer import Run as Run
     from anydevice.nn.layers import Activation as Activation
+    from anydevice.nn.layers import BatchNorm as BatchNorm
     from anydevice.nn.layers import Chain as Chain
     from anydevice.nn.layers import Dense as Dense
     from anydevice.nn.layers import Dropout as Dropout
@@ -72,7 +73,7 @@ _MODULES = {
     "nn.convolution": "AvgPool2d Conv2d MaxPool2d",
     "nn.initializers": "Constant Initializer Normal Scaled Uniform",
     "nn.layer": "Layer Run",
-    "nn.layers": "Activation Chain Dense Dropout Embedding "
+    "nn.layers": "Activation BatchNorm Chain Dense Dropout Embedding "
     "Flatten LayerNorm PositionEmbedding RMSNorm TiedEmbedding",
     "nn.losses": "binary_cross_entropy cross_entropy folded mean_squared_error",
     "nn.model": "Model build",
@@ -97,6 +98,9 @@ _ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "sof
 """Activations, which have no class; listed here too, because importing them loads all ops."""
 
 _ELSEWHERE = {
+    "batchnorm1d": "nn.BatchNorm",
+    "batchnorm2d": "nn.BatchNorm",
+    "batchnormalization": "nn.BatchNorm",
     "bce": "nn.binary_cross_entropy",
     "bceloss": "nn.binary_cross_entropy",
     "bcewithlogitsloss": "nn.binary_cross_entropy",

@@ -2,28 +2,24 @@
 
 A chain of plain layers is recomputed in segments: the forward pass keeps the input of each, and the
 backward pass has the activations of one of them at a time. A segment of one layer saves nothing,
-since a layer keeps its input anyway.
+since a layer keeps its input anyway. A layer with state runs as it is, between segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, overload
 
-from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import replace
-from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
+from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, autodiff_of, state_places
 from anydevice.nn.layers import Activation, Chain, Dropout, TiedEmbedding
 from anydevice.nn.model import Model
 
 if TYPE_CHECKING:
     from anydevice.transfer.random.generator import Random
-
-_autodiffs: dict[str, Autodiff | None] = {}
-_engines: dict[type, str] = {}
 
 Step = tuple[str, Layer, Parameters]
 """A layer of a chain, or of a chain inside it: its path, the layer, and its parameters."""
@@ -69,14 +65,19 @@ class Recomputed(Layer):
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         # A watch reads the outputs of parts, which have no numbers yet inside a checkpoint.
         kept = not run.training or run.watch is not None
-        autodiff = None if kept else _autodiffs[_engine_of(x)]
+        autodiff = None if kept else autodiff_of(x)
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 
-        for segment in _segments(_steps(self.layer, parameters, "")):
-            layers = [(path, layer) for path, layer, _ in segment]
-            applied = autodiff.checkpoint(_applied(layers, run, autodiff))
-            x = applied([own for _, _, own in segment], x)
+        for has_state, steps in groupby(_steps(self.layer, parameters, ""), _has_state):
+            if has_state:  # its updates would be of the checkpoint, and not of the step
+                for path, layer, own in steps:
+                    x = run.through(path, layer, own, x)
+                continue
+            for segment in _segments(list(steps)):
+                layers = [(path, layer) for path, layer, _ in segment]
+                applied = autodiff.checkpoint(_applied(layers, run, autodiff))
+                x = applied([own for _, _, own in segment], x)
         return x
 
 
@@ -142,6 +143,10 @@ def _segments(steps: list[Step]) -> list[list[Step]]:
     return found
 
 
+def _has_state(step: Step) -> bool:
+    return bool(state_places(step[1]))
+
+
 def _follows(layer: Layer) -> bool:
     return isinstance(layer, Activation | Dropout)
 
@@ -177,21 +182,3 @@ def _applied(
         return x
 
     return applied
-
-
-def _engine_of(x: Array) -> str:
-    """The name of the engine of x, whose gradients are then in the table."""
-    kind = type(x)
-    if kind not in _engines:
-        engine = owner_of(x)
-        if engine is None:
-            return ""
-        autodiff = engine.autodiff
-        _autodiffs[engine.name] = None if isinstance(autodiff, Absent) else autodiff
-        _engines[kind] = engine.name
-    return _engines[kind]
-
-
-_autodiffs[""] = None  # anything but an array is refused by the layer
-# PyTorch's compiler calls this while it traces the caller, and keeps the result.
-_engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -11,7 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from anydevice.core.engine import Absent
+from anydevice.core.primitives import Autodiff
 from anydevice.core.record import Record
+from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,13 +32,17 @@ Shape = tuple[int, ...]
 Watch = Callable[[str, "Layer", Array], None]
 """Gets the path of a part of the model, the part, and its output."""
 
+Updates = dict[tuple[str, str], Array]
+"""New state of layers, by the path of the layer and the name of the parameter."""
+
 
 class Run(Record):
     """How a model is applied: in training or not, and with which random numbers.
 
     `seed` and `step` decide what `Dropout` drops: integers, or 0-d integer arrays so that compiled
     code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
-    layer in the model, and `watch` is called with the output of every layer.
+    layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
+    dict, layers with state put their new state there, by path and name.
 
     >>> Run(training=True, seed=1, step=20).path
     ''
@@ -46,14 +53,21 @@ class Run(Record):
     step: int | Array = 0
     path: str = ""
     watch: Watch | None = None
+    updates: Updates | None = None
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
         """The output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
-        here = Run(self.training, self.seed, self.step, self.path + step, self.watch)
+        path = self.path + step
+        here = Run(self.training, self.seed, self.step, path, self.watch, self.updates)
         y = layer.apply(parameters, x, here)
         if self.watch is not None:
-            self.watch(here.path, layer, y)
+            self.watch(path, layer, y)
         return y
+
+    def update(self, name: str, value: Array) -> None:
+        """Keep the new state of the layer under way, as a constant; without `updates`, nothing."""
+        if self.updates is not None:
+            self.updates[self.path, name] = without_gradient(value)
 
 
 class MisfitError(ConfigurationError):
@@ -125,6 +139,11 @@ class Layer(Settings):
         parts = self.parts
         return parts[0][1].takes_ids_below if parts else None
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Those of its own parameters that training updates without gradients."""
+        return ()
+
     def output(self, shape: Shape) -> Shape:
         """The output shape for an example's shape; raises `ConfigurationError` for a misfit."""
         return shape
@@ -154,6 +173,50 @@ class Layer(Settings):
             raise self.misfit(f"got scalars, expected {features} features")
         if shape[-1] != features:
             raise self.misfit(f"got {shape[-1]} features")
+
+
+def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
+    """The path and name of every parameter in a layer and its parts that is state.
+
+    The steps of a path lead through the parameters: `"[2]"` to an element of a list, `".mlp"` to
+    one of a dict.
+
+    >>> from anydevice import nn
+    >>> state_places(nn.Chain(nn.Dense(4, 8), nn.BatchNorm(8)))
+    [('[1]', 'mean'), ('[1]', 'variance')]
+    """
+    own = [(path, name) for name in layer.state_names]
+    return own + [place for step, part in layer.parts for place in state_places(part, path + step)]
+
+
+def without_gradient(x: Array) -> Array:
+    """The same array, taken for a constant."""
+    autodiff = autodiff_of(x)
+    return x if autodiff is None else autodiff.stop_gradient(x)
+
+
+def autodiff_of(x: Array) -> Autodiff | None:
+    """The gradients of the engine of x; `None` if it has none, and for anything but an array."""
+    return _autodiffs[_engine_of(x)]
+
+
+def _engine_of(x: Array) -> str:
+    """The name of the engine of x, whose gradients are then in the table."""
+    kind = type(x)
+    if kind not in _engines:
+        engine = owner_of(x)
+        if engine is None:
+            return ""
+        autodiff = engine.autodiff
+        _autodiffs[engine.name] = None if isinstance(autodiff, Absent) else autodiff
+        _engines[kind] = engine.name
+    return _engines[kind]
+
+
+_autodiffs: dict[str, Autodiff | None] = {"": None}
+_engines: dict[type, str] = {}
+# PyTorch's compiler calls this while it traces the caller, and keeps the result.
+_engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:

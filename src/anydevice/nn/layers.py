@@ -18,8 +18,15 @@ from anydevice.nn.layer import (
     check_booleans,
     check_integers,
     check_numbers,
+    check_positive,
+    is_number,
+    setting_error,
+    without_gradient,
 )
 from anydevice.nn.random_choice import random_mask
+from anydevice.ops.arguments import widened
+from anydevice.ops.dispatch import own_version, primitives
+from anydevice.ops.dispatch import run as run_op
 
 if TYPE_CHECKING:
     from anydevice.transfer.random.generator import Random
@@ -277,6 +284,108 @@ class RMSNorm(Layer):
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         return ops.rmsnorm(x, parameters["weight"], self.eps)
+
+
+class BatchNorm(Layer):
+    """Normalize each channel to mean 0 and variance 1, then scale and shift.
+
+    An example is (size,), (size, length) or (size, height, width): the channels come first. In
+    training, the mean and variance are those of the batch, over all its examples and places; the
+    state, `mean` and `variance`, moves towards them by the share `momentum`. Otherwise the state
+    is used, and an output does not depend on the other examples. A batch with a single value a
+    channel has no variance: it is normalized by the state, which stays.
+
+    Its parameters are `weight`, `bias`, `mean` and `variance`, (size,) each. Statistics are
+    computed in float32, also of 16-bit numbers, and the state is best kept in float32.
+
+    >>> BatchNorm(8).output((8, 28, 28)), BatchNorm(8).state_names
+    ((8, 28, 28), ('mean', 'variance'))
+    """
+
+    size: int
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    @property
+    def label(self) -> str:
+        return f"BatchNorm({self.size})"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("mean", "variance")
+
+    def settings_fit(self) -> None:
+        check_integers(self, size=self.size)
+        check_positive(self, eps=self.eps)
+        if not is_number(self.momentum) or not 0 < self.momentum <= 1:
+            raise setting_error(self, "momentum", "a number above 0 and at most 1", self.momentum)
+
+    def output(self, shape: Shape) -> Shape:
+        if not shape:
+            raise self.misfit(f"got scalars, expected {self.size} channels")
+        if shape[0] != self.size:
+            raise self.misfit(f"got {shape[0]} channels, the first axis of the shape {shape}")
+        return shape
+
+    def initial(self, generator: Random) -> Parameters:
+        ones, zeros = (make(generator, (self.size,), 1, 1) for make in (_ONES, _ZEROS))
+        return {"weight": ones, "bias": zeros, "mean": zeros, "variance": ones}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        if x.ndim < 2 or x.shape[1] != self.size:
+            raise self.misfit(f"got a batch of the shape {tuple(x.shape)}")
+        weight, bias = parameters["weight"], parameters["bias"]
+        mean, variance = (without_gradient(parameters[name]) for name in self.state_names)
+        if not run.training:
+            own = own_version(x, "batch_norm", _batch_norm)
+            return run_op(own, _batch_norm, x, weight, bias, mean, variance, self.eps)
+        if math.prod(x.shape) == self.size:
+            y = _batch_norm(x, weight, bias, mean, variance, self.eps)
+        else:
+            own = own_version(x, "batch_norm_training", _batch_norm_training)
+            y, mean, variance = run_op(
+                own, _batch_norm_training, x, weight, bias, mean, variance, self.eps, self.momentum
+            )
+        run.update("mean", mean)
+        run.update("variance", variance)
+        return y
+
+
+def _batch_norm_training(
+    x: Array, weight: Array, bias: Array, mean: Array, variance: Array, eps: float, momentum: float
+) -> tuple[Array, Array, Array]:
+    """A batch normalized by its own statistics, and the state moved towards them."""
+    xp = primitives(x)
+    axes = tuple([axis for axis in range(x.ndim) if axis != 1])
+    count = math.prod([x.shape[axis] for axis in axes])
+    wide = widened(xp, x)
+    own_mean = xp.multiply(xp.sum(wide, axes), 1 / count)
+    apart = xp.subtract(wide, _over_channels(own_mean, x))
+    squares = xp.sum(xp.multiply(apart, apart), axes)
+    y = _batch_norm(x, weight, bias, own_mean, xp.multiply(squares, 1 / count), eps)
+    # The variance of all examples, of which the batch is a sample, is larger than its own.
+    news = own_mean, xp.multiply(squares, 1 / (count - 1))
+    moved = [
+        xp.add(xp.multiply(widened(xp, old), 1 - momentum), xp.multiply(new, momentum))
+        for old, new in zip((mean, variance), news, strict=True)
+    ]
+    return y, moved[0], moved[1]
+
+
+def _batch_norm(
+    x: Array, weight: Array, bias: Array, mean: Array, variance: Array, eps: float
+) -> Array:
+    xp = primitives(x)
+    weight, bias, mean, variance = (widened(xp, each) for each in (weight, bias, mean, variance))
+    scale = xp.multiply(weight, xp.rsqrt(xp.add(variance, eps)))
+    apart = xp.subtract(widened(xp, x), _over_channels(mean, x))
+    y = xp.add(xp.multiply(apart, _over_channels(scale, x)), _over_channels(bias, x))
+    return xp.astype(y, xp.dtype(x))
+
+
+def _over_channels(values: Array, x: Array) -> Array:
+    """A number for each channel, in a shape that broadcasts over a batch."""
+    return ops.reshape(values, (1, values.shape[0], *[1] * (x.ndim - 2)))
 
 
 class Flatten(Layer):

@@ -1,0 +1,181 @@
+"""Layers with state, which training updates without gradients: where it is, and what it becomes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice import nn, ops
+from anydevice.core.device import Device
+from anydevice.core.trees import leaves
+from anydevice.engines import registry
+from anydevice.nn.layer import Layer, Updates, state_places
+from tests.nn.test_layers import CLOSE, LAYERS, example, parameters_of, wide
+
+Array = np.ndarray[Any, Any]
+
+SHAPES = [(6,), (6, 5), (6, 4, 3)]
+"""Of examples that `BatchNorm(6)` takes: features, sequences of channels, and images."""
+
+
+def at(parameters: Any, path: str) -> Any:
+    """The parameters that a path leads to."""
+    for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        parameters = parameters[name or int(place)]
+    return parameters
+
+
+def batch_norm(shape: tuple[int, ...]) -> tuple[Layer, Any, Array]:
+    layer = nn.BatchNorm(6, momentum=0.3)
+    x = np.random.default_rng(1).normal(3, 2, (4, *shape)).astype(np.float32)
+    return layer, parameters_of(layer), x
+
+
+def of_torch(parameters: Any, x: Array) -> tuple[Array, Updates, dict[str, Array]]:
+    """The output in training, the state after it, and gradients of the sum of output³."""
+    torch = pytest.importorskip("torch")
+    kind = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}[x.ndim]
+    module = kind(6, momentum=0.3)
+    names = {"mean": "running_mean", "variance": "running_var"}
+    module.load_state_dict(
+        {names.get(name, name): torch.tensor(value) for name, value in parameters.items()},
+        strict=False,
+    )
+    given = torch.tensor(x, requires_grad=True)
+    y = module(given)
+    (y**3).sum().backward()
+    state = {("", name): getattr(module, theirs).numpy() for name, theirs in names.items()}
+    gradients = {name: getattr(module, name).grad.numpy() for name in ("weight", "bias")}
+    return y.detach().numpy(), state, {**gradients, "x": given.grad.numpy()}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batch_norm_in_training_is_that_of_torch(shape: tuple[int, ...], anywhere: Device) -> None:
+    layer, parameters, x = batch_norm(shape)
+    expected, state, _ = of_torch(parameters, x)
+    there, x_there = anydevice.to_device((parameters, x), anywhere)
+    found: Updates = {}
+    y = layer.apply(there, x_there, nn.Run(training=True, updates=found))
+    np.testing.assert_allclose(anydevice.to_numpy(y), expected, CLOSE, CLOSE)
+    assert found.keys() == state.keys() == set(state_places(layer))
+    for key, value in state.items():
+        np.testing.assert_allclose(anydevice.to_numpy(found[key]), value, CLOSE, CLOSE)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_of_batch_norm_are_those_of_torch(
+    shape: tuple[int, ...], trainable: Device
+) -> None:
+    layer, parameters, x = batch_norm(shape)
+    _, _, expected = of_torch(parameters, x)
+    autodiff = registry.load(trainable.engine or "").autodiff
+
+    def loss(given: Any) -> Any:
+        y = layer.apply(given, given["x"], nn.Run(training=True, updates={}))
+        return ops.sum(ops.multiply(y, ops.multiply(y, y)))
+
+    _, gradients = autodiff.value_and_grad(loss)(
+        anydevice.to_device({**parameters, "x": x}, trainable)
+    )
+    for name, value in expected.items():
+        within = 64 * CLOSE * max(1.0, np.abs(value).max())
+        np.testing.assert_allclose(anydevice.to_numpy(gradients[name]), value, 0, within)
+    for name in layer.state_names:
+        assert not anydevice.to_numpy(gradients[name]).any(), f"{name} is not trained"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_state_is_float32_whatever_is_computed_in(dtype: str, cpu: Device) -> None:
+    from anydevice.core.dtypes import DTYPES
+
+    layer, parameters, x = batch_norm((6, 4, 3))
+    kind = DTYPES[dtype].numpy()
+    narrow = {
+        name: value if name in layer.state_names else value.astype(kind)
+        for name, value in parameters.items()
+    }
+    exact: Updates = {}
+    expected = layer.apply(wide(parameters), wide(x), nn.Run(training=True, updates=exact))
+    there, x_there = anydevice.to_device((narrow, x.astype(kind)), cpu)
+    found: Updates = {}
+    y = anydevice.to_numpy(layer.apply(there, x_there, nn.Run(training=True, updates=found)))
+    assert y.dtype == kind
+    np.testing.assert_allclose(y.astype(np.float64), expected, 0.02, 0.02)
+    for key, value in found.items():
+        assert anydevice.to_numpy(value).dtype == np.float32
+        np.testing.assert_allclose(anydevice.to_numpy(value), exact[key], 0.01)
+
+
+def test_inference_and_a_single_value_use_the_state_and_leave_it(cpu: Device) -> None:
+    layer, parameters, x = batch_norm((6,))
+    scale = parameters["weight"] / np.sqrt(parameters["variance"] + 1e-5)
+    expected = (x - parameters["mean"]) * scale + parameters["bias"]
+    there, x_there = anydevice.to_device((parameters, x), cpu)
+    for rows, training in ((4, False), (1, False), (1, True)):
+        found: Updates = {}
+        run = nn.Run(training=training, updates=found)
+        y = layer.apply(there, ops.part(x_there, 0, 0, rows), run)
+        np.testing.assert_allclose(anydevice.to_numpy(y), expected[:rows], CLOSE, CLOSE)
+        assert bool(found) == training
+        for (_, name), value in found.items():
+            np.testing.assert_array_equal(anydevice.to_numpy(value), parameters[name])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_paths_of_state_lead_through_the_parameters(name: str) -> None:
+    """Every part of a layer with its own parameters is where its path says, and so is state."""
+    layer, shape = LAYERS[name]
+    parameters = parameters_of(layer)
+    met: dict[str, tuple[Layer, Any]] = {}
+
+    class Noting(nn.Run):
+        def through(self, step: str, part: Layer, own: Any, x: Any) -> Any:
+            path = self.path + step
+            met[path] = part, own
+            return part.apply(own, x, Noting(path=path))
+
+    layer.apply(parameters, example(layer, shape), Noting())
+    for path, (part, own) in met.items():
+        if own:  # the dropouts of a block have none, and are no parts
+            assert at(parameters, path) is own, path
+            assert part in [each for where, each in places_of(layer) if where == path]
+    for path, own_name in state_places(layer):
+        assert own_name in at(parameters, path)
+
+
+def places_of(layer: Layer, path: str = "") -> list[tuple[str, Layer]]:
+    inside = [each for step, part in layer.parts for each in places_of(part, path + step)]
+    return [(path, layer), *inside]
+
+
+def test_state_is_found_inside_other_layers() -> None:
+    deep = nn.Chain(nn.Dense(4, 6), nn.recompute(nn.Chain(nn.BatchNorm(6), nn.BatchNorm(6))))
+    assert [path for path, _ in state_places(deep)] == ["[1][0]"] * 2 + ["[1][1]"] * 2
+    assert state_places(nn.Chain(nn.Dense(4, 6), "relu", nn.LayerNorm(6))) == []
+
+
+def test_a_layer_with_state_is_not_recomputed(trainable: Device) -> None:
+    """Its updates are those of the step, and gradients stay: nothing of a checkpoint leaks."""
+    layers = [nn.Dense(6, 6), "relu", nn.Dense(6, 6), nn.BatchNorm(6), nn.Dense(6, 6), "tanh"]
+    plain = nn.Chain(*layers)
+    there = anydevice.to_device(parameters_of(plain), trainable)
+    x = anydevice.to_device(np.random.default_rng(2).normal(size=(4, 6)).astype("f4"), trainable)
+    engine = registry.load(trainable.engine or "")
+    results = []
+    for layer in (plain, nn.recompute(plain)):
+        found: Updates = {}
+
+        def loss(parameters: Any, layer: Layer = layer, found: Updates = found) -> Any:
+            y = layer.apply(parameters, x, nn.Run(training=True, updates=found))
+            kept = [ops.sum(value) for value in found.values()]  # an error, if of a checkpoint
+            return ops.add(ops.mean(ops.multiply(y, y)), ops.add(*kept))
+
+        _, gradients = engine.autodiff.value_and_grad(loss)(there)
+        assert set(found) == set(state_places(layer))
+        results.append(anydevice.to_numpy(gradients))
+    for one, other in zip(*map(leaves, results), strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-7)
