@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,14 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
+from anydevice.core.donation import consuming
+from anydevice.core.engine import Absent
 from anydevice.core.trees import leaves
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.nn.optimizers import Optimizer
+from anydevice.saving.models import from_json, to_json
+from anydevice.training.checkpoints import fingerprint, setting_difference
 from tests.rounding import rounding
 
 Array = np.ndarray[Any, Any]
@@ -198,3 +204,112 @@ def test_schedules() -> None:
     shown = [round(rate(step), 4) for step in range(1, 9)]
     assert shown == [0.5, 1.0, 1.0, 0.8682, 0.55, 0.2318, 0.1, 0.1]
     assert nn.ConstantRate(0.3)(17) == 0.3
+
+
+GROUPED: dict[str, Optimizer] = {
+    "momentum": nn.SGD(
+        RATE, 0.9, 0.1, groups={"*.bias": {"decay": 0.0}, "inner": {"rate": 2e-3, "momentum": 0.5}}
+    ),
+    "sgd": nn.SGD(RATE, groups={"weight": {"momentum": 0.9}}),
+    "adam": nn.Adam(RATE, decay=0.1, groups={"*.bias": {"decay": 0.0, "beta1": 0.5}}),
+    "adamw": nn.AdamW(
+        nn.CosineRate(RATE, 20), decay=0.1, groups={"weight": {"decay": 0.0, "rate": 2e-3}}
+    ),
+}
+
+
+@cache
+def grouped_by_torch(name: str) -> list[Array]:
+    torch = pytest.importorskip("torch")
+    bias, weight = (torch.nn.Parameter(torch.tensor(leaf)) for leaf in leaves(start()))
+    if name == "momentum":
+        own = [{"params": [bias], "lr": 2e-3, "momentum": 0.5, "weight_decay": 0.0}]
+        made = torch.optim.SGD([*own, {"params": [weight]}], RATE, momentum=0.9, weight_decay=0.1)
+    elif name == "sgd":
+        made = torch.optim.SGD([{"params": [weight], "momentum": 0.9}, {"params": [bias]}], RATE)
+    elif name == "adam":
+        own = [{"params": [bias], "betas": (0.5, 0.999), "weight_decay": 0.0}]
+        made = torch.optim.Adam([*own, {"params": [weight]}], RATE, weight_decay=0.1)
+    else:
+        own = [{"params": [weight], "lr": 2e-3, "weight_decay": 0.0}]
+        made = torch.optim.AdamW([*own, {"params": [bias]}], RATE, weight_decay=0.1)
+    rates = [group["lr"] for group in made.param_groups]
+    for number in range(1, 21):
+        for group, rate in zip(made.param_groups, rates, strict=True):
+            if name == "adamw":
+                group["lr"] = rate * nn.CosineRate(1.0, 20)(number)
+        for parameter, gradient in zip((bias, weight), leaves(gradients_of(number)), strict=True):
+            parameter.grad = torch.tensor(gradient)
+        made.step()
+    return [each.detach().numpy() for each in (bias, weight)]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_parameters_are_those_of_torch(name: str, anywhere: Device) -> None:
+    engine = registry.load(str(anywhere.engine))
+    found = [moved_by(GROUPED[name], GROUPED[name].update, anywhere)]
+    if not isinstance(engine.autodiff, Absent) and engine.autodiff.compiles:
+        assert not isinstance(engine.compiler, Absent)
+        update = engine.compiler.compile(GROUPED[name].update)
+        found.append(moved_by(GROUPED[name], update, anywhere, by_arrays=True))
+    for arrays in found:
+        for mine, theirs in zip(arrays, grouped_by_torch(name), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def moved_by(optimizer: Any, update: Any, device: Device, by_arrays: bool = False) -> list[Array]:
+    parameters = anydevice.to_device(start(), device)
+    state = optimizer.init(parameters)
+    for number in range(1, 21):
+        gradients = anydevice.to_device(gradients_of(number), device)
+        step: Any = number
+        rate: Any = optimizer.rate_at(number)
+        if by_arrays:
+            step = anydevice.to_device(np.array(step, np.int32), device)
+            rate = anydevice.to_device(np.array(rate, np.float32), device)
+        with consuming():
+            parameters, state = update(parameters, gradients, state, step, rate)
+    return leaves(anydevice.to_numpy(parameters))
+
+
+def test_groups_apply_to_what_is_left_of_a_tree() -> None:
+    optimizer = nn.SGD(0.5, groups={"[1]": {"rate": 0.25}, "*.bias": {"rate": 0.125}})
+    one = np.ones(1, np.float32)
+    held = [{"weight": one, "bias": None}, {"weight": one, "bias": one}]
+    moved, _ = optimizer.update(held, held, optimizer.init(held), 1)
+    assert [leaf.tolist() for leaf in leaves(moved)] == [[0.5], [0.875], [0.75]]
+    assert moved[0]["bias"] is None
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.SGD(groups={"*.bias": {"beta1": 0.5}}), "may have rate, momentum, decay"),
+        (lambda: nn.AdamW(groups={"*.bias": {"decay": -1}}), r"groups\['\*\.bias'\].*decay"),
+        (lambda: nn.AdamW(groups=["*.bias"]), "groups must be a dict such as"),
+        (lambda: nn.AdamW(groups={"a": {"groups": {}}}), "may have rate, beta1"),
+        (lambda: nn.AdamW(groups={"a": {"rate": nn.ConstantRate(1.0)}}), "is a number"),
+        (lambda: nn.AdamW(0.0, groups={"a": {"rate": 1.0}}), "relative to that of AdamW"),
+        (lambda: nn.AdamW(groups={"*.wieght": {}}).init(start()), r"'\*\.wieght'.*'\.weight'"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_groups_are_kept_as_given() -> None:
+    given: dict[str, dict[str, Any]] = {"*.bias": {"decay": 0.0}}
+    optimizer = nn.AdamW(groups=given)
+    again = from_json(to_json(optimizer))
+    given["*.bias"]["decay"] = 1.0
+    assert optimizer.groups == {"*.bias": {"decay": 0.0}}
+    assert again == optimizer
+    assert hash(again) == hash(optimizer)
+    assert pickle.loads(pickle.dumps(optimizer)) == optimizer
+    other = nn.AdamW(groups={"*.bias": {"decay": 0.5}})
+    said = setting_difference(fingerprint(optimizer), fingerprint(other), "optimizer")
+    assert said == "its optimizer.groups['*.bias']['decay'] was 0.0, and now it is 0.5"
+    early = {key: each for key, each in fingerprint(nn.AdamW()).items() if key != ".groups"}
+    assert setting_difference(early, fingerprint(nn.AdamW()), "optimizer") is None
+    assert setting_difference(early, fingerprint(other), "optimizer") is not None

@@ -7,11 +7,13 @@ count from 1; `step` and `rate` may be 0-d arrays, so that one compiled step wor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from anydevice import ops
-from anydevice.core.trees import Tree, leaves, mapped, refilled
+from anydevice.core.record import replace
+from anydevice.core.trees import Tree, leaf_names, leaves, mapped, matches, refilled, unmatched
 from anydevice.errors import ConfigurationError
 from anydevice.nn.layer import (
     Settings,
@@ -27,6 +29,8 @@ from anydevice.ops.dispatch import primitives
 Array = Any
 Arrays = list[Array]
 State = dict[str, Tree]
+Options = Mapping[str, Any]
+"""Settings of a group of parameters, in place of the optimizer's."""
 
 
 class Optimizer(Settings):
@@ -68,8 +72,29 @@ class Optimizer(Settings):
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
 
+class _Groups(dict[str, dict[str, Any]]):
+    """Options by pattern, which do not change."""
+
+    def __init__(self, given: Mapping[str, Options]) -> None:
+        super().__init__({pattern: dict(options) for pattern, options in given.items()})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple((name, tuple(options.items())) for name, options in self.items()))
+
+
 class _BuiltIn(Optimizer):
-    """An optimizer whose step is one op over lists of arrays."""
+    """An optimizer whose step is one op over lists of arrays, or one for each group of them."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        groups = getattr(self, "groups", None)
+        if groups is not None:
+            object.__setattr__(self, "groups", _checked_groups(self, groups))
+
+    @property
+    def _groups(self) -> _Groups:
+        # The field is the last one of each subclass, so that the others keep their places.
+        return getattr(self, "groups", None) or _Groups({})
 
     def _state_names(self) -> tuple[str, ...]:
         """The names of the trees of its state."""
@@ -80,6 +105,10 @@ class _BuiltIn(Optimizer):
         raise NotImplementedError
 
     def init(self, parameters: Tree) -> State:
+        names = leaf_names(parameters)
+        for pattern in self._groups:
+            if not any(matches(pattern, name) for name in names):
+                raise unmatched(pattern, names, "groups")
         return {name: zeros_like(parameters) for name in self._state_names()}
 
     def update(
@@ -93,9 +122,105 @@ class _BuiltIn(Optimizer):
         names = self._state_names()
         trees = [parameters, gradients, *[state[name] for name in names]]
         rate = self.rate_at(step) if rate is None else rate
-        new = self._moved([leaves(tree) for tree in trees], step, rate)
+        arrays = [leaves(tree) for tree in trees]
+        new = (
+            self._moved_by_group(leaf_names(parameters), arrays, step, rate)
+            if self._groups
+            else self._moved(arrays, step, rate)
+        )
         moved, *states = [refilled(parameters, arrays) for arrays in new if arrays is not None]
         return moved, dict(zip(names, states, strict=True))
+
+    def _moved_by_group(
+        self, names: list[str], arrays: list[Arrays], step: int | Array, rate: float | Array
+    ) -> list[Arrays]:
+        new = [list(old) for old in (arrays[0], *arrays[2:])]  # all but the gradients
+        for options, places in _parted(self._groups, tuple(names)):
+            options = dict(options)
+            factor = options.pop("rate", None)
+            own = replace(self, groups=None, **options)
+            scaled = rate if factor is None else _scaled_rate(rate, factor / base_rate(self.rate))
+            moved = own._moved([[old[at] for at in places] for old in arrays], step, scaled)
+            for after, part in zip(new, moved, strict=False):
+                for at, array in zip(places, part, strict=True):
+                    after[at] = array
+        return new
+
+
+def _checked_groups(optimizer: _BuiltIn, groups: Any) -> _Groups:
+    kind = type(optimizer).__name__
+    known = [name for name in optimizer._fields if name != "groups"]
+    if not isinstance(groups, Mapping) or not all(
+        isinstance(name, str) and isinstance(options, Mapping) for name, options in groups.items()
+    ):
+        raise setting_error(
+            optimizer, "groups", "a dict such as {'*.bias': {'decay': 0.0}}", groups
+        )
+    for pattern, options in groups.items():
+        for name in options:
+            if name not in known:
+                raise ConfigurationError(
+                    f"{kind}: groups[{pattern!r}] has {name!r}; a group of {kind} may have "
+                    f"{', '.join(known)}",
+                    source=f"{kind}.groups",
+                )
+        try:
+            replace(optimizer, groups=None, **options)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{kind}: groups[{pattern!r}]: {error}", source=error.source
+            ) from None
+        if "rate" in options:
+            _check_group_rate(optimizer, pattern, options["rate"])
+    return _Groups(groups)
+
+
+def _check_group_rate(optimizer: Optimizer, pattern: str, rate: Any) -> None:
+    kind = type(optimizer).__name__
+    if not is_number(rate):
+        raise ConfigurationError(
+            f"{kind}: groups[{pattern!r}]: the rate of a group is a number, which the schedule of "
+            f"{kind} scales with its own; it is {rate!r}",
+            source=f"{kind}.groups",
+        )
+    if not base_rate(optimizer.rate):
+        raise ConfigurationError(
+            f"{kind}: groups[{pattern!r}]: the rate of a group is kept relative to that of {kind}, "
+            f"and {optimizer.rate!r} has none to begin with; give {kind} a number above 0 and "
+            "nn.train the schedule",
+            source=f"{kind}.groups",
+        )
+
+
+def base_rate(rate: float | Schedule) -> float:
+    """The rate that a schedule begins to decay from; 0 if it does not say.
+
+    >>> base_rate(0.1), base_rate(WarmUp(10, then=CosineRate(0.2, steps=100)))
+    (0.1, 0.2)
+    """
+    if isinstance(rate, WarmUp):
+        return base_rate(rate.then)
+    found = getattr(rate, "rate", 0.0) if isinstance(rate, Schedule) else rate
+    return float(found) if is_number(found) else 0.0
+
+
+def _scaled_rate(rate: float | Array, factor: float) -> float | Array:
+    return rate * factor if is_number(rate) else ops.multiply(rate, factor)
+
+
+@lru_cache(maxsize=32)
+def _parted(
+    groups: _Groups, names: tuple[str, ...]
+) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
+    """The places of the parameters with the same options, with these; later patterns win."""
+    parts: dict[_Groups, list[int]] = {}
+    for at, name in enumerate(names):
+        options: dict[str, Any] = {}
+        for pattern, own in groups.items():
+            if matches(pattern, name):
+                options.update(own)
+        parts.setdefault(_Groups({"": dict(sorted(options.items()))}), []).append(at)
+    return [(key[""], tuple(places)) for key, places in parts.items()]
 
 
 class SGD(_BuiltIn):
@@ -111,6 +236,7 @@ class SGD(_BuiltIn):
     momentum: float = 0.0
     decay: float = 0.0
     nesterov: bool = False
+    groups: Mapping[str, Options] | None = None
 
     def settings_fit(self) -> None:
         check_numbers(self, 1.0, momentum=self.momentum)
@@ -120,7 +246,8 @@ class SGD(_BuiltIn):
             raise setting_error(self, "nesterov", "used with momentum, such as 0.9", True)
 
     def _state_names(self) -> tuple[str, ...]:
-        return ("velocities",) if self.momentum else ()
+        moments = [options.get("momentum", 0.0) for options in self._groups.values()]
+        return ("velocities",) if self.momentum or any(moments) else ()
 
     def _moved(self, arrays: list[Arrays], step: int | Array, rate: float | Array) -> Any:
         parameters, gradients, *velocities = arrays
@@ -143,6 +270,7 @@ class Adam(_BuiltIn):
     beta2: float = 0.999
     eps: float = 1e-8
     decay: float = 0.0
+    groups: Mapping[str, Options] | None = None
 
     _decoupled = False
 
@@ -171,7 +299,16 @@ class Adam(_BuiltIn):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay.
+
+    `groups`, which `SGD`, `Adam` and `Lion` have too, gives some parameters settings of their own.
+    A key is a name as in `Model.freeze`; of several that match a parameter, the later one wins. The
+    rate of a group keeps its relation to the optimizer's: where a schedule halves that, it halves
+    both.
+
+    >>> AdamW(1e-3, groups={"*.bias": {"decay": 0.0}, "[0]": {"rate": 1e-4}}).groups["[0]"]
+    {'rate': 0.0001}
+    """
 
     rate: float | Schedule = 1e-3
     decay: float = 1e-2
@@ -186,6 +323,7 @@ class Lion(_BuiltIn):
     beta1: float = 0.9
     beta2: float = 0.99
     decay: float = 0.0
+    groups: Mapping[str, Options] | None = None
 
     def settings_fit(self) -> None:
         check_numbers(self, 1.0, beta1=self.beta1, beta2=self.beta2)

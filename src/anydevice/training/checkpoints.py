@@ -366,6 +366,8 @@ def _part_difference(before: dict[str, Any], now: dict[str, Any], where: str) ->
                 return f"its {where} is another function, which computes something else"
             continue
         inside = where + name if name[0] in ".[" else where
+        if not both and before.get(name) is now.get(name) is None:
+            continue  # a field that earlier versions did not have, and that is not used
         if not both:
             return f"its {inside} is there only {'now' if name in now else 'then'}"
         found = setting_difference(before[name], now[name], inside)
