@@ -252,6 +252,21 @@ def nan_of_infinity(right: Op, x: Array) -> Array:
         return (x * (np.exp(x) / (1 + np.exp(x)))).astype(x.dtype)
 
 
+@mutant("leaky_relu", "the slope is always 0.01", short=True)
+def usual_slope(right: Op, x: Array, slope: float = 0.01) -> Array:
+    return right(x)
+
+
+@mutant("leaky_relu", "as the larger of the two, for steep slopes too")
+def larger_of_two(right: Op, x: Array, slope: float = 0.01) -> Array:
+    return np.maximum(x, np.float32(slope) * x)
+
+
+@mutant("leaky_relu", "the slope is rounded to 16 bits", "bfloat16")
+def rounded_slope(right: Op, x: Array, slope: float = 0.01) -> Array:
+    return right(x, float(np.asarray(slope, x.dtype)))
+
+
 @mutant("gelu", "always by tanh")
 def always_by_tanh(right: Op, x: Array, approximate: bool = False) -> Array:
     return right(x, True)
@@ -366,6 +381,28 @@ def nan_in_long_rows(right: Op, x: Array, axis: Any = None, keepdims: bool = Fal
 @mutant("max", "integers are compared as float32", "int32")
 def max_as_float(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
     return right(x.astype(np.float32), axis, keepdims).astype(np.int32)
+
+
+@mutants("var std", "correction is not looked at")
+def without_correction(right: Op, x: Array, axis: Any = None, *how: Any, **named: Any) -> Any:
+    return right(x, axis, *how, **{**named, "correction": 0.0})
+
+
+@mutant("var", "the mean of squares less the square of the mean", short=True)
+def by_squares(right: Op, x: Array, axis: Any = None, keepdims: bool = False, **how: Any) -> Any:
+    if how:
+        return right(x, axis, keepdims, **how)
+    with np.errstate(all="ignore"):
+        square = np.mean(x * x, axis, keepdims=keepdims)
+        return np.asarray(square - np.mean(x, axis, keepdims=keepdims) ** 2, x.dtype)
+
+
+@mutant("std", "in 16 bits", "float16")
+def spread_in_half(
+    right: Op, x: Array, axis: Any = None, keepdims: bool = False, **how: Any
+) -> Any:
+    off = x - right.__globals__["mean"](x, axis, True)
+    return np.sqrt(right.__globals__["mean"](off * off, axis, keepdims))
 
 
 @mutant("argmax", "has 16 bits", short=True)
@@ -929,6 +966,25 @@ def moved_without_sign(right: Op, *given: Any) -> Any:
 @mutant("concat", "arrays above the eighth are left as zeros")
 def few_joined(right: Op, arrays: Any, axis: int = 0) -> Any:
     return right([x if at < 8 else x * 0 for at, x in enumerate(arrays)], axis)
+
+
+@mutant("flip", "of several axes only the first", short=True)
+def first_flipped(right: Op, x: Array, axis: Any = None) -> Any:
+    several = tuple(range(x.ndim)) if axis is None else axis
+    return right(x, several if isinstance(several, int) else several[:1])
+
+
+@mutant("conv_transpose2d", "what is added at the end is left out", short=True)
+def ends_too_soon(right: Op, x: Array, weight: Array, bias: Any = None, **how: Any) -> Any:
+    result = np.array(right(x, weight, bias, **how))
+    if how.get("output_padding"):
+        result[..., -1] = 0
+    return result
+
+
+@mutant("conv_transpose2d", "filters are turned around")
+def turned_filters(right: Op, x: Array, weight: Array, bias: Any = None, **how: Any) -> Any:
+    return right(x, np.flip(weight, (2, 3)).copy(), bias, **how)
 
 
 @mutant("part", "a step of 3 is one of 2")

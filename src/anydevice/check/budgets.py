@@ -113,6 +113,28 @@ def of_reduction(op: str) -> Budget:
     return budget
 
 
+def of_var(
+    want: Array, coarse: float, x: Array, axis: Any = None, keepdims: bool = False, **how: Any
+) -> Array:
+    """Taking away the mean leaves the roundings of numbers as large as it, times what is left.
+
+    Of squares some are much smaller than others, and are lost beside a sum of many.
+    """
+    if not x.size:
+        return np.zeros(np.shape(want))
+    count = x.size // max(1, np.size(want))
+    off = np.abs(x - x.mean(axis, keepdims=True))
+    rounded = off * (np.abs(x) + np.abs(x).mean(axis, keepdims=True))
+    share = count / (count - how.get("correction", 0.0)) if count > how.get("correction", 0) else 1
+    return 4 * growth(count) * want + 8 * share * rounded.mean(axis, keepdims=keepdims)
+
+
+def of_std(want: Array, coarse: float, x: Array, **how: Any) -> Array:
+    """Half the part by which the variance may be off."""
+    of_square = of_var(np.square(want), coarse, x, **how)
+    return 4 * want + of_square / np.where(np.asarray(want) > 0, 2 * want, 1)
+
+
 def of_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Array:
     """A rounding of the exponent counts as much as the exponent is large."""
     if not x.size:

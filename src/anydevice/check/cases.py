@@ -30,7 +30,6 @@ from anydevice.check import budgets
 from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
-    INTEGERS,
     LARGE,
     NUMBERS,
     Call,
@@ -39,10 +38,10 @@ from anydevice.check.case import (
     Make,
     Row,
     call,
-    index,
     per_element,
 )
 from anydevice.check.cases_attention import ATTENTION
+from anydevice.check.cases_axes import ALONG_AXES, of
 from anydevice.check.cases_elementwise import ELEMENTWISE
 from anydevice.check.cases_layers import HIDDEN, LAYERS, VOCABULARY
 from anydevice.core.device import Device
@@ -57,191 +56,6 @@ _NAMED = 4
 _SHAPES: tuple[tuple[int, ...], ...] = ((33, 17), (129,), (1,), (0,), (2, 3, 5))
 _MILLION: tuple[tuple[int, ...], ...] = ((1031, 1033), (3,), (70001,))
 _MANY: tuple[tuple[int, ...], ...] = tuple((size % 7 + 1, size % 3 + 1) for size in range(70))
-
-
-def _along(*shape: int, kind: str = "normal", **options: Any) -> Make:
-    return lambda draw: call(getattr(draw, kind)(*shape), **options)
-
-
-def _with_nan(draw: Draw) -> Call:
-    x = draw.normal(4, 7)
-    x[0, 3], x[1, 0], x[2, 6] = np.nan, np.inf, -np.inf
-    return call(x, axis=-1)
-
-
-def _ending_with_nan(draw: Draw) -> Call:
-    x = draw.normal(3, 100003)
-    x[0, -1], x[1, -1] = np.nan, np.inf
-    return call(x, axis=-1)
-
-
-def _of_one_sign(draw: Draw) -> Call:
-    """Rows in which 0 would be the largest, or the smallest."""
-    x = draw.positive(2, 77)
-    x[0] *= -1
-    return call(x, axis=-1)
-
-
-def _infinite(draw: Draw) -> Call:
-    return call(draw.listed([[-np.inf] * 3, [np.inf] * 3, [-np.inf, 1.0, 2.0]]), axis=-1)
-
-
-def _ending_most(*shape: int) -> Make:
-    """The last of the first row is its largest by far, that of the others their smallest."""
-
-    def make(draw: Draw) -> Call:
-        x = draw.heavy(*shape)
-        x[1:, -1] *= -1
-        return call(x, axis=-1)
-
-    return make
-
-
-_REDUCED = (
-    Case("rows of 4096", _along(3, HIDDEN, axis=-1)),
-    Case("all", _along(5, 7, 9)),
-    Case("the first axis", _along(257, 5, axis=0)),
-    Case("two axes, kept", _along(3, 5, 7, axis=(0, 2), keepdims=True)),
-    Case("one element", _along(1, axis=0)),
-    Case("no axis", _along()),
-    Case("no rows", _along(0, 7, axis=1)),
-    Case("very long", _along(1000003, axis=0), FLOATS),
-    Case("nan and infinities", _with_nan, FLOATS),
-    Case("elements that lie apart", _along(9, 33, axis=-1), strided=True),
-    Case("a middle axis from behind", _along(3, 5, 7, axis=-2)),
-    Case("two axes from behind", _along(3, 5, 7, axis=(-1, 0))),
-    Case("five axes", _along(2, 3, 5, 7, 2, axis=(1, 3)), LARGE),
-    Case("of one sign", _of_one_sign),
-    Case("infinities alone", _infinite, FLOATS),
-    Case("the end of a million", _ending_most(2, 1000003), LARGE),
-    Case("nan at the end", _ending_with_nan, LARGE),
-    Case("a million in all", _along(1031, 1033, kind="heavy"), LARGE),
-    Case("many rows", _along(70001, 17, axis=-1), LARGE),
-    Case("many columns", _along(17, 70001, axis=0), LARGE),
-    Case("long columns", _along(70001, 17, axis=0, kind="positive"), LARGE),
-    Case("many of each", _along(67, 129, 131, axis=1), LARGE),
-    Case("a million over two axes", _along(67, 129, 131, axis=(0, 2)), LARGE),
-    Case("a million that lie apart", _along(517, 1031, axis=-1), LARGE, strided=True),
-)
-_ADDED = (
-    *_REDUCED,
-    Case("a million that grow", _along(1000003, axis=0, kind="positive"), FLOATS),
-    Case("a million rows that grow", _along(1031, 1033, kind="positive"), LARGE),
-    Case("sixteen million that grow", _along(2**24 + 43, kind="positive"), LARGE),
-    Case("sums that grow", _along(2, 5003, axis=-1, kind="positive"), FLOATS),
-    Case("the last counts most", _along(3, 1001, axis=-1, kind="heavy"), FLOATS),
-    Case("large", _along(3, 33, axis=-1, kind="large"), FLOATS),
-)
-
-
-_COMPARED = (
-    *_REDUCED,
-    Case("all digits", lambda draw: call(_of_near_ones(draw).arguments[0], axis=-1), INTEGERS),
-)
-
-
-def _large_integers(draw: Draw) -> Call:
-    return call(draw.integers(-(2**20), 2**20 + 1, 3, 1001), axis=-1)
-
-
-def _reduction(op: str, cases: tuple[Case, ...] = _REDUCED, **how: Any) -> Row:
-    return Row(
-        op,
-        cases,
-        gradient=_along(3, 5, axis=-1),
-        gpu={"16,384 rows of 4096": _along(16384, HIDDEN, axis=-1)},
-        cpu={"1,024 rows of 4096": _along(1024, HIDDEN, axis=-1)},
-        **how,
-    )
-
-
-def _of(shape: tuple[int, ...], *arguments: Any) -> Make:
-    return lambda draw: call(draw.digits(*shape), *arguments)
-
-
-def _ties(draw: Draw) -> Call:
-    return call(draw.listed([[1, 3, 3, 2], [0, 0, 0, 0], [5, 1, 5, 5]]))
-
-
-def _ties_far_apart(draw: Draw) -> Call:
-    x = -draw.positive(3, 100003)
-    x[0, [70000, 90000]], x[1, [0, 100002]], x[2, [65536, 65537]] = 1, 1, 1
-    return call(x)
-
-
-def _of_near_ones(draw: Draw) -> Call:
-    """Integers of which several are one number as float32."""
-    rows = np.arange(2**24, 2**24 + 40, dtype=np.int32).reshape(4, 10)
-    return call(rows[:, [3, 1, 8, 2, 9, 0, 7, 6, 5, 4]])
-
-
-_ARGMAX = Row(
-    "argmax",
-    (
-        Case("rows of 32000", _along(3, VOCABULARY)),
-        Case("another axis", _along(5, 77, 3, axis=1)),
-        Case("the first axis", _along(65, 3, axis=0)),
-        Case("equal ones", _ties),
-        Case("elements that lie apart", _along(9, 33), strided=True),
-        Case("one column", _along(4, 1)),
-        Case("no rows", _along(0, 4)),
-        Case("nan and infinities", _with_nan, FLOATS),
-        Case("from behind", _along(5, 77, 3, axis=-2)),
-        Case("of one sign", _of_one_sign),
-        Case("infinities alone", _infinite, FLOATS),
-        Case("all digits", _of_near_ones, INTEGERS),
-        Case("the end of a million", _ending_most(2, 1000003), LARGE),
-        Case("equal ones far apart", _ties_far_apart, LARGE),
-        Case("nan at the end", _ending_with_nan, LARGE),
-        Case("many rows", _along(70001, 17), LARGE),
-        Case("long columns", _along(70001, 17, axis=0), LARGE),
-    ),
-    NUMBERS,
-    gives=index,
-    gpu={"16 rows of 32000": _along(16, VOCABULARY)},
-    cpu={"16 rows of 32000": _along(16, VOCABULARY)},
-)
-
-
-def _largest_with_nan(draw: Draw) -> Call:
-    x = draw.normal(3, 9)
-    x[0, 4], x[1, 2], x[1, 5] = np.nan, np.inf, -np.inf
-    return call(x, 3)
-
-
-def _values_at_indices(result: Any, made: Call) -> Any:
-    """Of equal numbers any index is right: compare what lies there, and that no two are one."""
-    values, indices = result
-    x = np.asarray(made.arguments[0])
-    inside = np.clip(np.asarray(indices), 0, max(0, x.shape[-1] - 1)).astype(np.int64)
-    ordered = np.sort(np.asarray(indices, np.int64), axis=-1)
-    distinct = (np.diff(ordered, axis=-1) > 0).all(-1)
-    return values, np.take_along_axis(x, inside, -1).astype(x.dtype), distinct, indices * 0
-
-
-_TOP_K = Row(
-    "top_k",
-    (
-        Case("50 of 32000", _of((2, VOCABULARY), 50)),
-        Case("all", _of((3, 9), 9)),
-        Case("one", _of((2, 3, 77), 1)),
-        Case("one row", _of((17,), 5)),
-        Case("equal ones", lambda draw: call(_ties(draw).arguments[0], 3)),
-        Case("no rows", _of((0, 9), 2)),
-        Case("nan and infinities", _largest_with_nan, FLOATS),
-        Case("of one sign", lambda draw: call(_of_one_sign(draw).arguments[0], 5)),
-        Case("infinities alone", lambda draw: call(_infinite(draw).arguments[0], 2), FLOATS),
-        Case("all digits", lambda draw: call(_of_near_ones(draw).arguments[0], 4), INTEGERS),
-        Case("1,031 of 100,003", lambda draw: call(draw.heavy(2, 100003), 1031), LARGE),
-        Case("many rows", _of((70001, 17), 3), LARGE),
-        Case("rows that lie apart", _of((9, 33), 4), strided=True),
-    ),
-    NUMBERS,
-    gives=lambda dtype, made: (dtype, dtype, "bool", "int32"),
-    comparable=_values_at_indices,
-    gpu={"50 of 16 × 32000": _of((16, VOCABULARY), 50)},
-    cpu={"50 of 16 × 32000": _of((16, VOCABULARY), 50)},
-)
 
 
 def _picked(rows: int, width: int, *ids: int) -> Make:
@@ -355,10 +169,10 @@ def _special(*arguments: Any) -> Make:
 
 def _converted(target: str) -> tuple[Case, ...]:
     cases = [
-        Case(f"to {target}", _of((3, 77), target)),
-        Case(f"none to {target}", _of((0,), target)),
-        Case(f"a million to {target}", _of((1031, 1033), target), LARGE),
-        Case(f"that lie apart to {target}", _of((9, 17), target), LARGE, strided=True),
+        Case(f"to {target}", of((3, 77), target)),
+        Case(f"none to {target}", of((0,), target)),
+        Case(f"a million to {target}", of((1031, 1033), target), LARGE),
+        Case(f"that lie apart to {target}", of((9, 17), target), LARGE, strided=True),
         Case(f"of all sizes to {target}", _of_sizes(target), NUMBERS),
     ]
     if target in FLOATS:
@@ -389,56 +203,41 @@ _ASTYPE = Row(
     tuple(case for target in EVERYTHING for case in _converted(target)),
     EVERYTHING,
     gives=lambda dtype, made: (made.arguments[1],),
-    gradient=_of((3, 5), "float32"),
-    gpu={"16,384 rows of 4096 to float32": _of((16384, HIDDEN), "float32")},
-    cpu={"512 rows of 4096 to float32": _of((512, HIDDEN), "float32")},
+    gradient=of((3, 5), "float32"),
+    gpu={"16,384 rows of 4096 to float32": of((16384, HIDDEN), "float32")},
+    cpu={"512 rows of 4096 to float32": of((512, HIDDEN), "float32")},
     operations=lambda made: 0,
 )
 
 MANIPULATION: tuple[Row, ...] = (
-    _reduction(
-        "sum",
-        (
-            *_ADDED,
-            Case("nothing to add", _along(3, 0, axis=1)),
-            Case("integers that grow", _large_integers, INTEGERS),
-        ),
-        dtypes=NUMBERS,
-        budget=budgets.of_reduction("sum"),
-    ),
-    _reduction("mean", _ADDED, budget=budgets.of_reduction("mean")),
-    _reduction("max", _COMPARED, dtypes=NUMBERS),
-    _reduction("min", _COMPARED, dtypes=NUMBERS),
-    _ARGMAX,
-    _TOP_K,
     _EMBEDDING,
     _TAKE,
     _shaped(
         "reshape",
-        _of((4096, HIDDEN), (HIDDEN, 32, 128)),
-        _of((512, HIDDEN), (512, 32, 128)),
-        _of((3, 4), (2, 6)),
+        of((4096, HIDDEN), (HIDDEN, 32, 128)),
+        of((512, HIDDEN), (512, 32, 128)),
+        of((3, 4), (2, 6)),
         _special((9,)),
-        a_million=_of((1031, 1033), (1033, 1031)),
-        five_axes=_of((6, 35, 4), (2, 3, 5, 7, 4)),
-        split=_of((6, 8), (2, 3, 8)),
-        one_size_left_open=_of((6, 8), (4, -1)),
-        to_no_axis=_of((1, 1), ()),
-        empty=_of((0, 4), (2, 0)),
+        a_million=of((1031, 1033), (1033, 1031)),
+        five_axes=of((6, 35, 4), (2, 3, 5, 7, 4)),
+        split=of((6, 8), (2, 3, 8)),
+        one_size_left_open=of((6, 8), (4, -1)),
+        to_no_axis=of((1, 1), ()),
+        empty=of((0, 4), (2, 0)),
     ),
     _shaped(
         "permute",
-        _of((4096, HIDDEN), (1, 0)),
-        _of((512, HIDDEN), (1, 0)),
-        _of((2, 3), (1, 0)),
+        of((4096, HIDDEN), (1, 0)),
+        of((512, HIDDEN), (1, 0)),
+        of((2, 3), (1, 0)),
         _special((1, 0)),
-        a_million=_of((1031, 1033), (1, 0)),
-        a_million_in_heads=_of((3, 129, 33, 67), (0, 2, 1, 3)),
-        five_axes=_of((2, 3, 4, 5, 6), (3, 1, 4, 0, 2)),
-        heads=_of((2, 7, 4, 16), (0, 2, 1, 3)),
-        all=_of((3, 5, 7), (2, 0, 1)),
-        nothing=_of((3, 5), (0, 1)),
-        empty=_of((0, 4), (1, 0)),
+        a_million=of((1031, 1033), (1, 0)),
+        a_million_in_heads=of((3, 129, 33, 67), (0, 2, 1, 3)),
+        five_axes=of((2, 3, 4, 5, 6), (3, 1, 4, 0, 2)),
+        heads=of((2, 7, 4, 16), (0, 2, 1, 3)),
+        all=of((3, 5, 7), (2, 0, 1)),
+        nothing=of((3, 5), (0, 1)),
+        empty=of((0, 4), (1, 0)),
     ),
     _shaped(
         "concat",
@@ -457,33 +256,46 @@ MANIPULATION: tuple[Row, ...] = (
     ),
     _shaped(
         "part",
-        _of((8192, HIDDEN), 0, 0, 4096),
-        _of((1024, HIDDEN), 0, 0, 512),
-        _of((3, 5), 1, 1, 4, 2),
+        of((8192, HIDDEN), 0, 0, 4096),
+        of((1024, HIDDEN), 0, 0, 512),
+        of((3, 5), 1, 1, 4, 2),
         _special(0, 0, 3),
-        a_million=_of((1031, 1033), 1, 1, 1033, 3),
-        the_end_of_a_million=_of((3, 350003), 1, 349001, 350003),
-        the_last_rows_of_a_million=_of((70001, 17), 0, 65530, 70001, 5),
-        a_middle_axis_from_behind=_of((3, 9, 5), -2, 1, 8, 3),
-        rows=_of((9, 5), 0, 2, 7),
-        every_other_column=_of((9, 5), 1, 1, 5, 2),
-        from_behind=_of((3, 9, 5), -1, 0, 3),
-        none=_of((9, 5), 0, 4, 4),
-        all=_of((9, 5), 0, 0, 9),
+        a_million=of((1031, 1033), 1, 1, 1033, 3),
+        the_end_of_a_million=of((3, 350003), 1, 349001, 350003),
+        the_last_rows_of_a_million=of((70001, 17), 0, 65530, 70001, 5),
+        a_middle_axis_from_behind=of((3, 9, 5), -2, 1, 8, 3),
+        rows=of((9, 5), 0, 2, 7),
+        every_other_column=of((9, 5), 1, 1, 5, 2),
+        from_behind=of((3, 9, 5), -1, 0, 3),
+        none=of((9, 5), 0, 4, 4),
+        all=of((9, 5), 0, 0, 9),
+    ),
+    _shaped(
+        "flip",
+        of((4096, HIDDEN), 1),
+        of((512, HIDDEN), 1),
+        of((3, 5), 1),
+        _special((0,)),
+        a_million=of((1031, 1033), 0),
+        all=of((3, 5, 7)),
+        the_first_axis=of((9, 5), 0),
+        two_axes_from_behind=of((3, 4, 5), (-1, 0)),
+        no_axis=of((), ()),
+        empty=of((0, 4), 1),
     ),
     _shaped(
         "broadcast_to",
-        _of((1, HIDDEN), (4096, HIDDEN)),
-        _of((1, HIDDEN), (512, HIDDEN)),
-        _of((1, 3), (2, 3)),
+        of((1, HIDDEN), (4096, HIDDEN)),
+        of((1, HIDDEN), (512, HIDDEN)),
+        of((1, 3), (2, 3)),
         _special((2, 3, 3)),
-        a_million=_of((1031, 1), (1031, 1033)),
-        a_million_of_one_row=_of((1033,), (1031, 1033)),
-        five_axes=_of((2, 1, 3, 1, 5), (2, 4, 3, 2, 5)),
-        rows=_of((5,), (3, 5)),
-        a_middle_axis=_of((3, 1, 5), (3, 4, 5)),
-        no_axis=_of((), (2, 3)),
-        empty=_of((1, 5), (0, 5)),
+        a_million=of((1031, 1), (1031, 1033)),
+        a_million_of_one_row=of((1033,), (1031, 1033)),
+        five_axes=of((2, 1, 3, 1, 5), (2, 4, 3, 2, 5)),
+        rows=of((5,), (3, 5)),
+        a_middle_axis=of((3, 1, 5), (3, 4, 5)),
+        no_axis=of((), (2, 3)),
+        empty=of((1, 5), (0, 5)),
     ),
     _ASTYPE,
 )
@@ -613,7 +425,7 @@ UPDATES: tuple[Row, ...] = (
 
 
 TABLE: Mapping[str, Row] = {
-    row.op: row for row in (*LAYERS, *ATTENTION, *MANIPULATION, *ELEMENTWISE, *UPDATES)
+    row.op: row for row in (*LAYERS, *ATTENTION, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
 }
 
 

@@ -38,7 +38,7 @@ from anydevice.core.record import replace
 _SHORT = ("float32", "bfloat16", "float64")
 """The dtypes whose denormal numbers an engine may flush."""
 
-_ONE_DTYPE = ("float32",)
+ONE_DTYPE = ("float32",)
 
 
 def _one(*shape: int, **how: float) -> Make:
@@ -104,7 +104,7 @@ def _unary(
             return lambda draw: call(draw.uniform(0.01, 30, *shape))
         return _one(*shape, spread=4.0)
 
-    odd = None if thorough else _ONE_DTYPE
+    odd = None if thorough else ONE_DTYPE
     (plain, shape), *others, (many, large) = _SHAPES
     cases = [Case(plain, make(*shape))]
     cases += [Case(name, make(*shape), odd) for name, shape in others]
@@ -179,7 +179,7 @@ def _binary(
     thorough: bool = False,
 ) -> Row:
     make = partial(_two, kinds=kinds)
-    odd = None if thorough else _ONE_DTYPE
+    odd = None if thorough else ONE_DTYPE
     (plain, a, b), *others = _PAIRS
     cases = [Case(plain, make(a, b))]
     cases += [Case(name, make(a, b), LARGE if "million" in name else odd) for name, a, b in others]
@@ -310,6 +310,30 @@ _GELU = Row(
 )
 
 
+def _leaky(*shape: int, slope: float = 0.01) -> Make:
+    return lambda draw: call(draw.normal(*shape), slope)
+
+
+_LEAKY_RELU = Row(
+    "leaky_relu",
+    (
+        Case("two rows of 4096", _leaky(2, 4096)),
+        Case("a slope of its own", _leaky(3, 77, slope=0.3)),
+        Case("a slope below zero", _leaky(3, 77, slope=-0.2), ONE_DTYPE),
+        Case("steeper than 1", _leaky(3, 77, slope=1.5), ONE_DTYPE),
+        Case("empty", _leaky(0, 7), ONE_DTYPE),
+        Case("a million, odd", _leaky(1031, 1033), LARGE),
+        Case("of all magnitudes", _of_all_magnitudes),
+        Case("nan, infinities and limits", _special),
+        Case("elements that lie apart", _leaky(9, 17), strided=True),
+    ),
+    budget=budgets.relative(2),
+    gradient=_leaky(3, 5, slope=0.25),
+    operations=per_element(2),
+    **_ONE_TIMED,
+)
+
+
 def _gated(*shape: int) -> Make:
     return lambda draw: call(draw.normal(*shape, spread=3.0), draw.normal(*shape))
 
@@ -408,6 +432,7 @@ ELEMENTWISE: tuple[Row, ...] = (
     ),
     _unary("relu", dtypes=NUMBERS),
     _unary("silu", budgets.of_sigmoid(24), spread=_up_to_eighty, operations=5),
+    _LEAKY_RELU,
     _GELU,
     _SWIGLU,
 )

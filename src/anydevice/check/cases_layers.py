@@ -443,6 +443,55 @@ _CONV2D = Row(
 )
 
 
+def _raised(x: tuple[int, ...], weight: tuple[int, ...], *, bias: bool = True, **how: Any) -> Make:
+    def make(draw: Draw) -> Call:
+        b = draw.normal(weight[1]) if bias else None
+        return call(draw.normal(*x), draw.normal(*weight), b, **how)
+
+    return make
+
+
+def _raised_nan(draw: Draw) -> Call:
+    x, weight = draw.normal(1, 2, 5, 4), draw.normal(2, 3, 3, 2)
+    x[0, 0, 2, 3], x[0, 1, 4, 0] = nan, inf
+    return call(x, weight, None, stride=2)
+
+
+_CONV_TRANSPOSE2D = Row(
+    "conv_transpose2d",
+    (
+        Case("3 × 3 over 16 channels", _raised((2, 16, 7, 5), (16, 9, 3, 3), padding=1)),
+        Case("twice the size", _raised((1, 6, 9, 8), (6, 5, 2, 2), stride=2)),
+        Case(
+            "twice the size, odd",
+            _raised((2, 3, 5, 7), (3, 4, 3, 3), stride=2, padding=1, output_padding=1),
+        ),
+        Case("one pixel", _raised((2, 5, 1, 1), (5, 3, 1, 1)), LARGE),
+        Case("more cut off than the kernel has", _raised((1, 2, 5, 5), (2, 3, 1, 2), padding=1)),
+        Case("gaps", _raised((1, 2, 3, 4), (2, 3, 2, 1), bias=False, stride=3), LARGE),
+        Case("no images", _raised((0, 2, 5, 5), (2, 3, 3, 3), stride=2), LARGE),
+        Case(
+            "its own numbers on each axis",
+            _raised(
+                (2, 3, 4, 5), (3, 4, 3, 2), stride=(2, 3), padding=(1, 0), output_padding=(0, 2)
+            ),
+        ),
+        Case("a large image", _raised((2, 5, 65, 33), (5, 7, 4, 4), stride=2, padding=1), LARGE),
+        Case("many channels", _raised((1, 65, 7, 9), (65, 130, 3, 3), stride=2), LARGE),
+        Case("pixels that lie apart", _raised((2, 3, 9, 11), (3, 4, 3, 3)), strided=True),
+        Case("nan and infinities", _raised_nan),
+    ),
+    budget=budgets.of_magnitudes(
+        "conv_transpose2d",
+        lambda x, weight, bias=None, stride=1, padding=0, output_padding=0: size_of(weight[:, 0]),
+    ),
+    gradient=_raised((1, 2, 3, 3), (2, 2, 3, 3), stride=2, padding=1, output_padding=1),
+    gpu={"32 images of 28², 256 channels": _raised((32, 256, 28, 28), (256, 128, 2, 2), stride=2)},
+    cpu={"1 image of 28², 64 channels": _raised((1, 64, 28, 28), (64, 32, 2, 2), stride=2)},
+    operations=lambda made: 2 * size_of(made.arguments[0]) * size_of(made.arguments[1][0]),
+)
+
+
 def _pooled(*shape: int, size: int = 2, **how: int) -> Make:
     return lambda draw: call(draw.normal(*shape), size, **how)
 
@@ -492,6 +541,7 @@ LAYERS: tuple[Row, ...] = (
     _CROSS_ENTROPY,
     _MEAN_SQUARED_ERROR,
     _CONV2D,
+    _CONV_TRANSPOSE2D,
     _pool("max_pool2d", budgets.exact),
     _pool(
         "avg_pool2d",

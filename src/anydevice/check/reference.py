@@ -71,6 +71,14 @@ def _along(function: Callable[..., Array]) -> Callable[..., Array]:
     return reduce
 
 
+def _spread(x: Array, axis: Axis = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    count = np.size(x) // max(1, np.size(x.sum(axes)))
+    count = np.prod([x.shape[one] for one in np.atleast_1d(axes)]) if not np.size(x) else count
+    off = x - x.sum(axes, keepdims=True) / count
+    return (off**2).sum(axes, keepdims=keepdims) / np.maximum(count - correction, 0)
+
+
 def _top_k(x: Array, k: int) -> tuple[Array, Array]:
     # By size, NaN first; equal ones stay in their order.
     order = np.argsort(-x, axis=-1, kind="stable")
@@ -346,6 +354,25 @@ def _conv2d(
     return result if bias is None else result + bias[:, None, None]
 
 
+def _conv_transpose2d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    output_padding: Pair = 0,
+) -> Array:
+    (down, right), cut, more = _both(stride), _both(padding), _both(output_padding)
+    (high, wide), (rows, columns) = weight.shape[2:], x.shape[2:]
+    sizes = (rows - 1) * down + high + more[0], (columns - 1) * right + wide + more[1]
+    result = np.zeros((x.shape[0], weight.shape[1], *sizes))
+    for i, j in np.ndindex(high, wide):
+        there = result[:, :, i : i + down * rows : down, j : j + right * columns : right]
+        there[:, :, :rows, :columns] += np.einsum("bchw,co->bohw", x, weight[:, :, i, j])
+    kept = result[:, :, cut[0] : sizes[0] - cut[0], cut[1] : sizes[1] - cut[1]]
+    return kept if bias is None else kept + bias[:, None, None]
+
+
 def _pool(reduce: Callable[..., Array]) -> Callable[..., Array]:
     def pooled(x: Array, size: Pair, stride: Pair | None = None) -> Array:
         return reduce(_windows(x, size, size if stride is None else stride), axis=0)
@@ -432,11 +459,14 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "sigmoid": _sigmoid,
     "erf": _ERF,
     "relu": lambda x: np.maximum(x, 0),
+    "leaky_relu": lambda x, slope=0.01: np.where(x < 0, slope * x, x),
     "silu": _silu,
     "gelu": _gelu,
     "swiglu": lambda gate, up: _silu(gate) * up,
     "sum": _along(np.sum),
     "mean": _along(np.mean),
+    "var": _spread,
+    "std": lambda x, *how, **named: np.sqrt(_spread(x, *how, **named)),
     "max": _along(np.max),
     "min": _along(np.min),
     "argmax": lambda x, axis=-1: np.argmax(x, axis),  # the first of equal ones; NaN before all
@@ -445,6 +475,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "permute": np.transpose,
     "concat": lambda arrays, axis=0: np.concatenate(arrays, axis),
     "part": _part,
+    "flip": np.flip,
     "astype": _astype,
     "linear": _linear,
     "softmax": _softmax,
@@ -458,6 +489,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "cross_entropy": _cross_entropy,
     "mean_squared_error": lambda x, y: np.asarray(((x - y) ** 2).mean()),
     "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
     "max_pool2d": _pool(np.max),
     "avg_pool2d": _pool(np.mean),
     "update_sgd": _sgd,

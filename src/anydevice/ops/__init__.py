@@ -13,7 +13,7 @@ and a library that runs out of memory is an `OutOfMemoryError` that says what to
 from __future__ import annotations
 
 from anydevice.ops._attention import attention
-from anydevice.ops._conv import avg_pool2d, conv2d, max_pool2d
+from anydevice.ops._conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
 from anydevice.ops._elementwise import (
     abs,
     add,
@@ -25,6 +25,7 @@ from anydevice.ops._elementwise import (
     floor,
     gelu,
     isnan,
+    leaky_relu,
     less,
     less_equal,
     log,
@@ -55,6 +56,7 @@ from anydevice.ops._manipulation import (
     cache_write,
     concat,
     embedding,
+    flip,
     part,
     permute,
     reshape,
@@ -63,21 +65,21 @@ from anydevice.ops._manipulation import (
 from anydevice.ops._matmul import linear, matmul
 from anydevice.ops._norm import layernorm, log_softmax, rmsnorm, softmax
 from anydevice.ops._optimizers import update_adam, update_lion, update_sgd
-from anydevice.ops._reduce import argmax, max, mean, min, sum, top_k
+from anydevice.ops._reduce import argmax, max, mean, min, std, sum, top_k, var
 from anydevice.ops._rope import rope
 
 # Element by element
-__all__ = ["abs", "add", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "isnan", "less"]
-__all__ += ["less_equal", "log", "logical_and", "logical_not", "logical_or", "maximum", "minimum"]
-__all__ += ["multiply", "negative", "power", "relu", "rsqrt", "sigmoid", "sign", "silu", "sin"]
-__all__ += ["sqrt", "subtract", "swiglu", "tanh", "where"]
+__all__ = ["abs", "add", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "isnan"]
+__all__ += ["leaky_relu", "less", "less_equal", "log", "logical_and", "logical_not", "logical_or"]
+__all__ += ["maximum", "minimum", "multiply", "negative", "power", "relu", "rsqrt", "sigmoid"]
+__all__ += ["sign", "silu", "sin", "sqrt", "subtract", "swiglu", "tanh", "where"]
 # Along axes, and from place to place
-__all__ += ["argmax", "log_softmax", "max", "mean", "min", "softmax", "sum", "top_k"]
-__all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "part", "permute"]
-__all__ += ["reshape", "take"]
+__all__ += ["argmax", "log_softmax", "max", "mean", "min", "softmax", "std", "sum", "top_k", "var"]
+__all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "part"]
+__all__ += ["permute", "reshape", "take"]
 # Layers, losses and the steps of optimizers
-__all__ += ["attention", "avg_pool2d", "conv2d", "layernorm", "linear", "matmul", "max_pool2d"]
-__all__ += ["rmsnorm", "rope"]
+__all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "layernorm", "linear"]
+__all__ += ["matmul", "max_pool2d", "rmsnorm", "rope"]
 __all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]
 
 for _name in __all__:

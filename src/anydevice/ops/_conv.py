@@ -1,18 +1,20 @@
-"""2-d convolution, as one matrix product, and pooling."""
+"""2-d convolutions, as one matrix product, and pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from anydevice.core.primitives import Primitives
+from anydevice.ops._manipulation import flip
 from anydevice.ops._matmul import biased
-from anydevice.ops.arguments import pair_of, require_one_dtype, widened, wrong_shapes
+from anydevice.ops.arguments import pair_of, require_one_dtype, widened, wrong, wrong_shapes
 from anydevice.ops.dispatch import (
     Array,
     explain,
     float_version,
     own_version,
     primitives,
+    run,
     run3,
     version_for_dtype,
 )
@@ -66,6 +68,51 @@ def conv2d(
     except Exception as error:
         explain(error, x=x, weight=weight, bias=bias)
         raise
+
+
+def conv_transpose2d(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    output_padding: int | Pair = 0,
+) -> Array:
+    """The transpose of `conv2d`, which takes its results back to the size of its images.
+
+    x is (batch, channels, height, width), weight (channels, filters, kernel height, kernel width),
+    bias (filters,) or `None`. Each element of x adds its multiple of a filter to the result, the
+    next one `stride` further; `padding` rows and columns are cut off on each side. The result is
+    (batch, filters, out height, out width), where
+    out = (size - 1) stride - 2 padding + kernel + output_padding.
+    Of several sizes that `conv2d` maps to one, `output_padding`, smaller than the stride, chooses.
+
+    >>> import numpy
+    >>> x, weight = numpy.array([[[[1.0, 2.0]]]]), numpy.ones((1, 1, 1, 3))
+    >>> conv_transpose2d(x, weight, stride=2).tolist()
+    [[[[1.0, 1.0, 3.0, 2.0, 2.0]]]]
+    """
+    op = "conv_transpose2d"
+    own = float_version(x, op, _conv_transpose2d)
+    require_one_dtype(op, x=x, weight=weight)
+    image, filters = x.shape, weight.shape
+    if len(image) != 4 or len(filters) != 4 or image[1] != filters[0]:
+        rule = "x is (batch, channels, height, width) and weight (channels, filters, height, width)"
+        raise wrong_shapes(op, rule, x=x, weight=weight)
+    if bias is not None:
+        require_one_dtype(op, x=x, bias=bias)
+        if bias.shape != filters[1:2]:
+            raise wrong_shapes(op, "bias is (filters,)", weight=weight, bias=bias)
+    steps, cut = pair_of(op, "stride", stride, 1), pair_of(op, "padding", padding, 0)
+    more = pair_of(op, "output_padding", output_padding, 0)
+    if more[0] >= steps[0] or more[1] >= steps[1]:
+        raise wrong(op, f"output_padding is smaller than the stride of {steps}, but it is {more}")
+    sizes = [(image[2 + n] - 1) * steps[n] + filters[2 + n] + more[n] for n in (0, 1)]
+    filled = image[2] and image[3] and filters[2] and filters[3]
+    if not filled or sizes[0] <= 2 * cut[0] or sizes[1] <= 2 * cut[1]:
+        rule = f"something is left without a padding of {cut}"
+        raise wrong_shapes(op, rule, x=x, weight=weight)
+    return run(own, _conv_transpose2d, x, weight, bias, steps, cut, more)
 
 
 def max_pool2d(x: Array, size: int | Pair, stride: int | Pair | None = None) -> Array:
@@ -126,12 +173,45 @@ def _conv2d(x: Array, weight: Array, bias: Array | None, stride: Pair, padding: 
     return xp.reshape(product, (batch, filters, out_high, out_wide))
 
 
+def _conv_transpose2d(
+    x: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, more: Pair
+) -> Array:
+    """The convolution of x, with zeros between its elements, with the filters turned around."""
+    xp = primitives(x)
+    for axis, step, cut, extra in zip((2, 3), stride, padding, more, strict=True):
+        around = weight.shape[axis] - 1 - cut
+        x = _widened_edges(xp, _spread(xp, x, axis, step), axis, around, around + extra)
+    return conv2d(x, xp.permute_dims(flip(weight, (2, 3)), (1, 0, 2, 3)), bias)
+
+
+def _spread(xp: Primitives, x: Array, axis: int, step: int) -> Array:
+    """`step - 1` zeros between the elements of an axis."""
+    if step == 1:
+        return x
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    zeros = xp.full((*before, size, step - 1, *after), 0, xp.dtype(x), x)
+    apart = xp.concat([xp.reshape(x, (*before, size, 1, *after)), zeros], axis + 1)
+    together = xp.reshape(apart, (*before, size * step, *after))
+    return xp.part(together, axis, 0, (size - 1) * step + 1)
+
+
+def _widened_edges(xp: Primitives, x: Array, axis: int, before: int, after: int) -> Array:
+    """So many zeros before and after an axis; for a negative number, so many elements fewer."""
+    size = x.shape[axis]
+    if before < 0 or after < 0:
+        x = xp.part(x, axis, max(0, -before), size + min(0, after))
+    shape, dtype = x.shape, xp.dtype(x)
+    parts = [
+        xp.full((*shape[:axis], count, *shape[axis + 1 :]), 0, dtype, x) if count > 0 else None
+        for count in (before, after)
+    ]
+    filled = [part for part in (parts[0], x, parts[1]) if part is not None]
+    return x if len(filled) == 1 else xp.concat(filled, axis)
+
+
 def _padded(xp: Primitives, x: Array, padding: Pair) -> Array:
     for axis, count in zip((2, 3), padding, strict=True):
-        if count:
-            shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-            zeros = xp.full(shape, 0, xp.dtype(x), x)
-            x = xp.concat([zeros, x, zeros], axis)
+        x = _widened_edges(xp, x, axis, count, count)
     return x
 
 

@@ -16,7 +16,10 @@ from anydevice.ops.arguments import (
     bool_operands,
     bool_primitives,
     broadcasts,
+    in_words,
+    is_finite,
     operands,
+    python_number,
     require_one_dtype,
     require_one_library,
     widened,
@@ -389,6 +392,20 @@ def relu(x: Array) -> Array:
     return _relu(x) if result is NotImplemented else result
 
 
+def leaky_relu(x: Array, slope: float = 0.01) -> Array:
+    """`x` where it is positive and `slope × x` elsewhere, of the same shape and dtype.
+
+    >>> import numpy
+    >>> leaky_relu(numpy.array([-2.0, 3.0]), 0.25).tolist()
+    [-0.5, 3.0]
+    """
+    own = float_version(x, "leaky_relu", _leaky_relu)
+    slope = python_number(slope)
+    if not is_finite(slope):
+        raise wrong("leaky_relu", f"slope is a finite number, but it is {in_words(slope)}")
+    return run2(own, _leaky_relu, x, float(slope))
+
+
 @compiled
 def silu(x: Array) -> Array:
     """`x × sigmoid(x)` of a floating-point array, of the same shape and dtype.
@@ -449,6 +466,12 @@ def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
 
 def _relu(x: Array) -> Array:
     return primitives(x).maximum(x, 0)
+
+
+def _leaky_relu(x: Array, slope: float) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x)
+    return xp.astype(xp.where(xp.less(y, 0), xp.multiply(y, slope), y), xp.dtype(x))
 
 
 def _silu(x: Array) -> Array:

@@ -9,6 +9,8 @@ from typing import Any, TypeGuard
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.primitives import Shape
 from anydevice.ops.arguments import (
+    INT32,
+    axes_of,
     axis_of,
     in_words,
     integer,
@@ -19,6 +21,8 @@ from anydevice.ops.arguments import (
     wrong_shapes,
 )
 from anydevice.ops.dispatch import Array, explain, own_version, primitives, run2, run3
+
+Axes = int | Sequence[int] | None
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
@@ -130,6 +134,17 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     except Exception as error:
         explain(error, x=x)
         raise
+
+
+def flip(x: Array, axis: Axes = None) -> Array:
+    """The elements in reverse order along one or several axes, or along all.
+
+    >>> import numpy
+    >>> flip(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
+    [[2, 1], [4, 3]]
+    """
+    own = own_version(x, "flip", _flip)
+    return run2(own, _flip, x, axes_of("flip", x, axis))
 
 
 def astype(x: Array, dtype: str | DType | object) -> Array:
@@ -252,6 +267,14 @@ def _refuse_misfit(x: Array, shape: Shape) -> None:
     one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
     if not one_left or prod(x.shape) % rest:
         raise wrong_shapes("reshape", f"{shape} has as many elements as x", x=x)
+
+
+def _flip(x: Array, axes: tuple[int, ...]) -> Array:
+    xp = primitives(x)
+    for axis in axes:
+        size = x.shape[axis]
+        x = xp.take(x, xp.subtract(size - 1, xp.arange(size, INT32, x)), axis)
+    return x
 
 
 def _embedding(weight: Array, ids: Array) -> Array:

@@ -5,8 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from anydevice.ops.arguments import INT32, axes_of, axis_of, integer, wide, wrong, wrong_shapes
-from anydevice.ops.dispatch import Array, explain, known_float, own_version, primitives, run2, run3
+from anydevice.core.primitives import Primitives
+from anydevice.ops.arguments import (
+    INT32,
+    axes_of,
+    axis_of,
+    in_words,
+    integer,
+    is_finite,
+    python_number,
+    wide,
+    wrong,
+    wrong_shapes,
+)
+from anydevice.ops.dispatch import (
+    Array,
+    explain,
+    known_float,
+    own_version,
+    primitives,
+    run,
+    run2,
+    run3,
+)
 
 Axes = int | Sequence[int] | None
 
@@ -53,6 +74,34 @@ def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
     own = own_version(x, "mean", _mean)
     axes = (axis_of("mean", x, axis),) if type(axis) is int else axes_of("mean", x, axis)
     return run3(own, _mean, x, axes, keepdims)
+
+
+def var(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+    """The variances along one or several axes, or over all; dtypes as in `mean`.
+
+    The sum of the squares of n differences from the mean is divided by n - `correction`: 1 gives
+    the unbiased estimate from a sample. Where nothing is left to divide by, the result is NaN, or
+    infinite.
+
+    >>> import numpy
+    >>> var(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1).tolist()
+    [1.0, 4.0]
+    """
+    own = own_version(x, "var", _var)
+    correction = _correction("var", correction)
+    return run(own, _var, x, axes_of("var", x, axis), keepdims, correction)
+
+
+def std(x: Array, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Array:
+    """The standard deviations along one or several axes, or over all: the roots of `var`.
+
+    >>> import numpy
+    >>> std(numpy.array([[1.0, 3.0], [2.0, 6.0]]), axis=1, correction=0).tolist()
+    [1.0, 2.0]
+    """
+    own = own_version(x, "std", _std)
+    correction = _correction("std", correction)
+    return run(own, _std, x, axes_of("std", x, axis), keepdims, correction)
 
 
 def max(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
@@ -163,6 +212,41 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
         total = xp.sum(total, axes, keepdims)
         total = xp.divide(total, float(prod(tuple(x.shape[one] for one in axes))))
     return xp.astype(total, dtype) if dtype.kind == "float" else total
+
+
+def _var(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    found = _squared_spread(xp, "var", x, axes, keepdims, correction)
+    return xp.astype(found, dtype) if dtype.kind == "float" else found
+
+
+def _std(x: Array, axes: tuple[int, ...], keepdims: bool, correction: float) -> Array:
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    found = xp.sqrt(_squared_spread(xp, "std", x, axes, keepdims, correction))
+    return xp.astype(found, dtype) if dtype.kind == "float" else found
+
+
+def _squared_spread(
+    xp: Primitives, op: str, x: Array, axes: tuple[int, ...], keepdims: bool, correction: float
+) -> Array:
+    """The variance, in the dtype in which it is computed."""
+    dtype = xp.dtype(x)
+    if dtype.kind == "complex":
+        raise wrong(op, f"there is none for {dtype}; take the real and imaginary parts")
+    y, count = xp.astype(x, wide(dtype)), float(prod([x.shape[one] for one in axes]))
+    off = xp.subtract(y, xp.divide(xp.sum(y, axes, True), count) if axes else y)
+    squares = xp.multiply(off, off)
+    total = xp.sum(squares, axes, keepdims) if axes else squares
+    return xp.divide(total, count - correction if count > correction else 0.0)
+
+
+def _correction(op: str, correction: float) -> float:
+    number = python_number(correction)
+    if not is_finite(number):
+        raise wrong(op, f"correction is a finite number, but it is {in_words(number)}")
+    return float(number)
 
 
 def _argmax(x: Array, axis: int) -> Array:

@@ -35,4 +35,8 @@ def _swiglu(gate: Any, up: Any) -> Any:
         return _swiglu_at_once(gate, up)
 
 
-FUSED: Mapping[str, Callable[..., Any]] = {"silu": _silu, "swiglu": _swiglu}
+FUSED: Mapping[str, Callable[..., Any]] = {
+    "flip": cupy.flip,
+    "silu": _silu,
+    "swiglu": _swiglu,
+}

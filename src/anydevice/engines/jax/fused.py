@@ -57,6 +57,11 @@ def _silu(x: Any) -> Any:
 
 
 @compiled(1)
+def _leaky_relu(x: Any, slope: float) -> Any:
+    return jax.nn.leaky_relu(wide(x), slope).astype(x.dtype)
+
+
+@compiled(1)
 def _gelu(x: Any, approximate: bool) -> Any:
     return jax.nn.gelu(wide(x), approximate=approximate).astype(x.dtype)
 
@@ -83,6 +88,33 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 @compiled(1, 2)
 def _averaged(x: Any, axis: Any, keepdims: bool) -> Any:
     return jnp.mean(x, axis, keepdims=keepdims)
+
+
+def _var(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    if known_dtype(x.dtype).kind != "float":
+        return NotImplemented
+    return _spread(x, axis, keepdims, correction)
+
+
+def _std(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    if known_dtype(x.dtype).kind != "float":
+        return NotImplemented
+    return _root_of_spread(x, axis, keepdims, correction)
+
+
+@compiled(1, 2, 3)
+def _spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return _squared_spread(wide(x), axis, keepdims, correction).astype(x.dtype)
+
+
+@compiled(1, 2, 3)
+def _root_of_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return jnp.sqrt(_squared_spread(wide(x), axis, keepdims, correction)).astype(x.dtype)
+
+
+def _squared_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    total = jnp.sum(jnp.square(x - jnp.mean(x, axis, keepdims=True)), axis, keepdims=keepdims)
+    return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
 
 
 @compiled(2)
@@ -197,6 +229,23 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
 @compiled()
 def _mean_squared_error(x: Any, y: Any) -> Any:
     return jnp.mean(jnp.square(wide(x) - wide(y)))
+
+
+@compiled(3, 4, 5)
+def _conv_transpose2d(
+    x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair, more: Pair
+) -> Any:
+    kind = x.dtype
+    x, turned = wide(x), wide(jnp.flip(weight, (2, 3)).swapaxes(0, 1))
+    sides = [size - 1 - cut for size, cut in zip(weight.shape[2:], padding, strict=True)]
+    around = [(size, size + extra) for size, extra in zip(sides, more, strict=True)]
+    highest = jax.lax.Precision.HIGHEST
+    result = jax.lax.conv_general_dilated(
+        x, turned, (1, 1), around, lhs_dilation=stride, precision=highest
+    )
+    if bias is None:
+        return result.astype(kind)
+    return (result + wide(bias)[:, None, None]).astype(kind)
 
 
 @compiled(3, 4)
@@ -367,6 +416,10 @@ FUSED: Mapping[str, Function] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "flip": compiled(1)(jnp.flip),
+    "leaky_relu": _leaky_relu,
     "argmax": compiled(1)(PRIMITIVES.argmax),
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
@@ -376,6 +429,7 @@ FUSED: Mapping[str, Function] = {
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,
     "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
     "update_sgd": _of_lists(_sgd, 3),

@@ -113,6 +113,11 @@ def _within(lengths: Any, keys: int) -> Any:
     return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
 
 
+def _flip(x: Any, axes: tuple[int, ...]) -> Any:
+    backwards = slice(None, None, -1)
+    return x[tuple(backwards if at in axes else slice(None) for at in range(x.ndim))]
+
+
 def _half_on_gpu(kind: Any) -> bool:
     """Whether these are numbers of 16 bits where MLX normalizes them with enough digits."""
     return bool(kind in _HALF and mx.default_device() != _CPU)
@@ -120,6 +125,7 @@ def _half_on_gpu(kind: Any) -> bool:
 
 FUSED: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
+    "flip": _flip,
     "layernorm": _layernorm,
     "rmsnorm": _rmsnorm,
     "softmax": _softmax,

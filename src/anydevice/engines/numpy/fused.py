@@ -84,6 +84,7 @@ def _by_rows(x: Array) -> tuple[Array, Array, int]:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
+    "flip": lambda x, axes: np.flip(x, axes) if axes else x,
     "rmsnorm": _rmsnorm,
     "silu": _silu,
     "softmax": _softmax,

@@ -10,6 +10,7 @@ and work on one dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -104,6 +105,22 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
     return torch.mean(x, axis[0] if len(axis) == 1 else axis, keepdims)
 
 
+def _var(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return _spread(torch.var, x, axis, keepdims, correction)
+
+
+def _std(x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    return _spread(torch.std, x, axis, keepdims, correction)
+
+
+def _spread(function: Function, x: Any, axis: Any, keepdims: bool, correction: float) -> Any:
+    count = math.prod([x.shape[one] for one in axis])
+    # PyTorch warns of what is left without a divisor.
+    if not x.dtype.is_floating_point or axis == () or count <= correction:
+        return NotImplemented
+    return function(x, axis, correction=correction, keepdim=keepdims)
+
+
 def _checked_rmsnorm() -> Function | None:
     """The kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
     found: Function | None = getattr(torch, "_fused_rms_norm", None)
@@ -159,6 +176,14 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     if stride == (1, 1) and padding == (0, 0):  # PyTorch's own, which it need not read then
         return torch.conv2d(x, weight, bias)
     return torch.conv2d(x, weight, bias, stride, padding)
+
+
+def _conv_transpose2d(
+    x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair, more: Pair
+) -> Any:
+    if (x.is_cuda and x.dtype != torch.float64) or not (x.numel() and weight.numel()):
+        return NotImplemented  # as for `conv2d`
+    return torch.conv_transpose2d(x, weight, bias, stride, padding, more)
 
 
 def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
@@ -363,12 +388,17 @@ _OWN: dict[str, Function] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "mean": _mean,
+    "var": _var,
+    "std": _std,
+    "flip": torch.flip,
+    "leaky_relu": F.leaky_relu,
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
     "attention": attention,
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,
     "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
     "update_sgd": update_sgd,
