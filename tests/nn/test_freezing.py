@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
+from anydevice.core.record import replace
 from anydevice.core.trees import leaf_names
 from anydevice.errors import ConfigurationError, TransferError
-from anydevice.nn.model import trained_leaves
+from anydevice.nn.layer import Updates
+from anydevice.nn.model import still_layers, trained_leaves
 from anydevice.saving import files as tensor_files
 
 BLOCKS = nn.Chain(nn.Embedding(9, 8), nn.TransformerBlock(8, 2), nn.Dense(8, 2, bias=False))
@@ -92,3 +95,21 @@ def test_a_file_that_freezes_what_it_lacks_is_refused(tmp_path: Path) -> None:
     tensor_files.write(path, "model", {"parameters": model.parameters}, metadata)
     with pytest.raises(TransferError, match=r"freezes \['\[7\]\.weight'\]"):
         nn.load(path, "cpu")
+
+
+def test_a_layer_with_frozen_state_does_as_in_inference(cpu: Device) -> None:
+    layers = nn.Chain(nn.Dense(4, 6), nn.BatchNorm(6)), nn.BatchNorm(6), nn.Dropout(0.5)
+    model = nn.build(*layers, device=cpu)
+    held = model.freeze("[0]")
+    assert still_layers(model) == still_layers(model.freeze("*.bias", "*.mean")) == frozenset()
+    assert still_layers(held) == {"[0][1]"}
+    x = anydevice.to_device(np.random.default_rng(0).normal(size=(5, 4)).astype("float32"), cpu)
+    expected = anydevice.to_numpy(layers[0].apply(model.parameters[0], x, nn.Run()))
+    for each, changed in ((model, {"[0][1]", "[1]"}), (held, {"[1]"})):
+        updates: Updates = {}
+        seen: dict[str, Any] = {}
+        run = nn.Run(True, 1, 1, "", lambda path, _, y: seen.update({path: y}), updates)  # noqa: B023
+        each.apply(each.parameters, x, replace(run, still=still_layers(each)))
+        assert {path for path, _ in updates} == changed
+        assert np.allclose(anydevice.to_numpy(seen["[0]"]), expected) == (each is held)
+        assert (anydevice.to_numpy(seen["[2]"]) == 0).any(), "dropout goes on"

@@ -42,7 +42,8 @@ class Run(Record):
     `seed` and `step` decide what `Dropout` drops: integers, or 0-d integer arrays so that compiled
     code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
     layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
-    dict, layers with state put their new state there, by path and name.
+    dict, layers with state put their new state there, by path and name. `still` are the paths of
+    layers with frozen state: in training they do as in inference.
 
     >>> Run(training=True, seed=1, step=20).path
     ''
@@ -54,11 +55,13 @@ class Run(Record):
     path: str = ""
     watch: Watch | None = None
     updates: Updates | None = None
+    still: frozenset[str] = frozenset()
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
         """The output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
         path = self.path + step
-        here = Run(self.training, self.seed, self.step, path, self.watch, self.updates)
+        training = self.training and path not in self.still
+        here = Run(training, self.seed, self.step, path, self.watch, self.updates, self.still)
         y = layer.apply(parameters, x, here)
         if self.watch is not None:
             self.watch(path, layer, y)

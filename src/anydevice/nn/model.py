@@ -16,7 +16,7 @@ from anydevice.core.trees import difference, first_leaf, leaf_names, leaves, mat
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape
+from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, state_places
 from anydevice.nn.layers import Chain, TiedEmbedding, as_layer
 from anydevice.ops.dispatch import primitives
 from anydevice.transfer.moving import device_of, is_array, refuse_mismatch, to_device
@@ -128,7 +128,8 @@ class Model:
 
         A name is the path of a layer or of a parameter, as tables and errors have them; `*` stands
         for anything. `frozen` has the names of all frozen parameters. They stay frozen when the
-        model is moved, saved or trained, until `unfreeze`.
+        model is moved, saved or trained, until `unfreeze`. A layer whose state is frozen, such as
+        a `BatchNorm`, does in training as in inference.
 
         >>> from anydevice import nn
         >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), device="cpu")
@@ -213,13 +214,31 @@ def bound(
 
 
 def trained_leaves(model: Model) -> list[bool]:
-    """Whether training changes each of the leaves of the parameters, in their order.
+    """Whether training moves each leaf of the parameters by gradients, in their order.
+
+    That is neither for frozen parameters nor for state, which a layer updates itself.
 
     >>> from anydevice import nn
-    >>> trained_leaves(nn.build(nn.Dense(4, 8), nn.Dense(8, 2), device="cpu").freeze("[0]"))
-    [False, False, True, True]
+    >>> layers = nn.Dense(4, 8), nn.BatchNorm(8), nn.Dense(8, 2)
+    >>> model = nn.build(*layers, device="cpu").freeze("[0]")
+    >>> dict(zip(leaf_names(model.parameters[1]), trained_leaves(model)[2:6]))
+    {'.bias': True, '.mean': False, '.variance': False, '.weight': True}
+    >>> trained_leaves(model)[:2], trained_leaves(model)[6:]
+    ([False, False], [True, True])
     """
-    return [name not in model.frozen for name in leaf_names(model.parameters)]
+    held = model.frozen.union(_state_leaves(model.layer))
+    return [name not in held for name in leaf_names(model.parameters)]
+
+
+def still_layers(model: Model) -> frozenset[str]:
+    """The paths of layers whose state is frozen, for `Run.still`."""
+    places = state_places(model.layer)
+    moving = {path for path, name in places if f"{path}.{name}" not in model.frozen}
+    return frozenset(path for path, _ in places) - moving
+
+
+def _state_leaves(layer: Layer) -> list[str]:
+    return [f"{path}.{name}" for path, name in state_places(layer)]
 
 
 def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
