@@ -65,7 +65,12 @@ def test_a_model_says_what_it_is() -> None:
         "Chain  5 → 5×20                                   1,368  5.3 KiB",
     ]
     assert model.parameter_count == 1368
-    assert repr(model).startswith("Model(Chain(layers=(Embedding(rows=20")
+    assert repr(model) == (
+        f"Model(Chain of 4 layers, 5 → 5×20, {model.parameter_count:,} parameters, cpu numpy)"
+    )
+    assert repr(nn.build(nn.Dense(3, 2), device="cpu")) == (
+        "Model(Dense(3→2), 3 → 2, 8 parameters, cpu numpy)"
+    )
     nested = nn.build(nn.Chain(nn.Dense(2, 3), "relu"), nn.recompute(nn.Dense(3, 1)), device="cpu")
     assert [line.split()[0] for line in str(nested).splitlines()[1:]] == [
         "[0][0]", "[0][1]", "[1]", "Chain",
@@ -73,6 +78,23 @@ def test_a_model_says_what_it_is() -> None:
     assert str(nn.Model("relu", (), device="cpu")).splitlines()[-1].split()[:4] == [
         "Activation", "1", "→", "1",
     ]  # fmt: skip
+
+
+def test_a_model_says_what_training_does_not_change() -> None:
+    layers = nn.Dense(64, 128), nn.BatchNorm(128), "relu", nn.Dense(128, 10)
+    model = nn.build(*layers, device="cpu").freeze("[0]", "*.bias")
+    assert str(model).splitlines() == [
+        "model                  output  parameters     bytes  training",
+        "[0]    Dense(64→128)   128          8,320  32.5 KiB  8,320 frozen",
+        "[1]    BatchNorm(128)  128            512   2.0 KiB  128 frozen, 256 state",
+        "[2]    relu            128              0       0 B",
+        "[3]    Dense(128→10)   10           1,290   5.0 KiB  10 frozen",
+        "Chain  64 → 10                     10,122  39.5 KiB  "
+        "1,408 trained, 8,458 frozen, 256 state",
+    ]
+    assert "10,122 parameters, 8,458 frozen, 256 state" in repr(model)
+    tied = nn.Model(nn.TiedEmbedding(20, 8, nn.RMSNorm(8)), (5,), device="cpu")
+    assert "160 frozen" in str(tied.freeze("weight")).splitlines()[1]
 
 
 def test_a_matrix_that_is_used_twice_is_counted_once() -> None:

@@ -25,7 +25,7 @@ from anydevice.transfer.trees.containers import register_type, without_tables
 
 _NOT_TRAINING = Run()
 _NUMBERS = (int, float, np.number, np.bool_)
-_HEADINGS = ("model", "", "output", "parameters", "bytes")
+_HEADINGS = ("model", "", "output", "parameters", "bytes", "training")
 
 Row = tuple[str, ...]
 
@@ -171,13 +171,27 @@ class Model:
         return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
 
     def __str__(self) -> str:
-        rows = list(_rows(self.layer, self.input_shape, self.parameters, ""))
+        counts = _Counts(self)
+        rows = list(_rows(self.layer, self.input_shape, self.parameters, "", counts))
         sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
-        rows.append(_row(self.layer.root, sizes, "", self.parameters))
-        return "\n".join(table(_HEADINGS, rows, right=(3, 4)))
+        *total, held = _row(self.layer.root, sizes, "", self.parameters, "", counts)
+        rows.append((*total, f"{counts.trained:,} trained, {held}"))
+        columns = 6 if held else 5
+        rows = [row[:columns] for row in rows]
+        return "\n".join(table(_HEADINGS[:columns], rows, right=(3, 4)))
 
     def __repr__(self) -> str:
-        return f"Model({self.layer!r}, input_shape={self.input_shape})"
+        counts = _Counts(self)
+        layers = len(list(_rows(self.layer, self.input_shape, self.parameters, "", counts)))
+        device = parameters_device(self.parameters)
+        parts = [
+            self.layer.label if layers == 1 else f"{self.layer.root} of {layers} layers",
+            f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}",
+            f"{self.parameter_count:,} parameters",
+            counts.text("", self.parameters),
+            "" if device is None else f"{device} {device.engine}",
+        ]
+        return f"Model({', '.join(part for part in parts if part)})"
 
 
 def build(
@@ -398,31 +412,59 @@ def _features(layer: Layer) -> Iterator[int]:
         yield from _features(part)
 
 
+class _Counts:
+    """How many parameters of a model training does not move, and why."""
+
+    def __init__(self, model: Model) -> None:
+        state = dict.fromkeys(_state_leaves(model.layer), "state")
+        self._kinds = state | dict.fromkeys(model.frozen, "frozen")
+        moved = zip(leaves(model.parameters), trained_leaves(model), strict=True)
+        self.trained = sum(math.prod(array.shape) for array, own in moved if own)
+
+    def text(self, path: str, parameters: Parameters) -> str:
+        found = {"frozen": 0, "state": 0}
+        for name, array in zip(leaf_names(parameters, path), leaves(parameters), strict=True):
+            if name in self._kinds:
+                found[self._kinds[name]] += math.prod(array.shape)
+        return ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
+
+
 def _rows(
-    layer: Layer, shape: Shape, parameters: Parameters, path: str, remark: str = ""
+    layer: Layer,
+    shape: Shape,
+    parameters: Parameters,
+    path: str,
+    counts: _Counts,
+    remark: str = "",
 ) -> Iterator[Row]:
     """A row of the table for every layer of a chain, and of the chains inside it."""
     if layer.parts and not layer.parts[0][0]:  # it wraps a layer, such as one to recompute
         inside = layer.parts[0][1]
         remark += layer.label.removeprefix(inside.label)
-        yield from _rows(inside, shape, parameters, path, remark)
+        yield from _rows(inside, shape, parameters, path, counts, remark)
     elif isinstance(layer, Chain):
         for (step, part), own in zip(layer.parts, parameters, strict=True):
-            yield from _rows(part, shape, own, path + step, remark)
+            yield from _rows(part, shape, own, path + step, counts, remark)
             shape = part.output(shape)
     elif isinstance(layer, TiedEmbedding):
-        yield _row(path, layer.label, _sizes(layer.output(shape)), parameters["weight"])
+        weight, output = parameters["weight"], _sizes(layer.output(shape))
+        yield _row(path, layer.label, output, weight, f"{path}.weight", counts)
         inner = (*shape, layer.size)
-        yield from _rows(layer.inside, inner, parameters["inside"], f"{path}.inside", remark)
+        inside, own = layer.inside, parameters["inside"]
+        yield from _rows(inside, inner, own, f"{path}.inside", counts, remark)
     else:
-        yield _row(path, layer.label + remark, _sizes(layer.output(shape)), parameters)
+        label, output = layer.label + remark, _sizes(layer.output(shape))
+        yield _row(path, label, output, parameters, path, counts)
 
 
-def _row(path: str, label: str, output: str, parameters: Parameters) -> Row:
+def _row(
+    shown: str, label: str, output: str, parameters: Parameters, path: str, counts: _Counts
+) -> Row:
     arrays = leaves(parameters)
     count = sum(math.prod(array.shape) for array in arrays)
     size = sum(math.prod(array.shape) * primitives(array).dtype(array).itemsize for array in arrays)
-    return path, label, output, f"{count:,}", format_size(size)
+    held = counts.text(path, parameters)
+    return shown, label, output, f"{count:,}", format_size(size), held
 
 
 def _sizes(shape: Shape) -> str:
