@@ -10,7 +10,7 @@ import pytest
 import anydevice
 from anydevice import nn
 from anydevice.core.device import Device
-from anydevice.core.trees import mapped
+from anydevice.core.trees import leaves, mapped
 from anydevice.errors import ConfigurationError
 from anydevice.nn.layer import Layer
 from tests.rounding import rounding
@@ -31,6 +31,27 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "flatten": (nn.Flatten(), (2, 3, 4)),
     "conv": (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 7, 6)),
     "conv of one row": (nn.Conv2d(2, 3, (1, 2), bias=False, activation="relu"), (2, 5, 6)),
+    "conv of sequences": (nn.Conv1d(2, 3, 3, stride=2, padding=1), (2, 7)),
+    "conv of sequences without bias": (nn.Conv1d(2, 3, 2, bias=False, activation="relu"), (2, 7)),
+    "transposed conv": (
+        nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1),
+        (3, 4, 3),
+    ),
+    "transposed conv without bias": (
+        nn.ConvTranspose2d(3, 2, (1, 2), stride=(1, 2), bias=False, activation="tanh"),
+        (3, 4, 3),
+    ),
+    "global avg pool": (nn.GlobalAvgPool(), (2, 7, 6)),
+    "global max pool": (nn.GlobalMaxPool(), (2, 7)),
+    "residual": (nn.Residual(nn.Chain(nn.Dense(6, 8), "relu", nn.Dense(8, 6))), (6,)),
+    "residual with a shortcut": (
+        nn.Residual(
+            nn.Chain(nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.BatchNorm(3)),
+            nn.Conv2d(2, 3, 1, stride=2),
+        ),
+        (2, 7, 6),
+    ),
+    "leaky": (nn.LeakyReLU(0.2), (6,)),
     "max pool": (nn.MaxPool2d(2), (2, 7, 6)),
     "avg pool": (nn.AvgPool2d((3, 2), stride=1), (2, 7, 6)),
     "attention": (nn.Attention(8, 4, kv_heads=2, causal=True, rope=True), (5, 8)),
@@ -45,7 +66,17 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "chain": (nn.Chain(nn.Dense(6, 8), "relu", nn.Chain(nn.Dense(8, 3), "softmax")), (6,)),
     **{
         name: (nn.Activation(name), (6,))
-        for name in ("identity", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "softmax")
+        for name in (
+            "identity",
+            "relu",
+            "leaky_relu",
+            "gelu",
+            "gelu_tanh",
+            "silu",
+            "tanh",
+            "sigmoid",
+            "softmax",
+        )
     },
 }
 
@@ -83,6 +114,14 @@ def test_a_layer_is_the_same_everywhere(name: str, anywhere: Device) -> None:
     np.testing.assert_allclose(y, expected, rtol=CLOSE, atol=CLOSE)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_parameter_has_its_own_memory(name: str) -> None:
+    """An update in place changes no other."""
+    layer, _ = LAYERS[name]
+    arrays = leaves(layer.initial(anydevice.rng(0, anydevice.device("cpu", engine="numpy"))))
+    assert len({array.__array_interface__["data"][0] for array in arrays}) == len(arrays)
+
+
 def torch_result(module: Any, weights: dict[str, Array], x: Array) -> Array:
     import torch
 
@@ -94,7 +133,20 @@ def torch_result(module: Any, weights: dict[str, Array], x: Array) -> Array:
 
 @pytest.mark.parametrize(
     "name",
-    ["dense", "embedding", "layer norm", "rms norm", "conv", "max pool", "avg pool", "flatten"],
+    [
+        "dense",
+        "embedding",
+        "layer norm",
+        "rms norm",
+        "conv",
+        "conv of sequences",
+        "transposed conv",
+        "max pool",
+        "avg pool",
+        "flatten",
+        "leaky",
+        "leaky_relu",
+    ],
 )
 def test_a_layer_is_that_of_torch(name: str) -> None:
     torch_nn = pytest.importorskip("torch").nn
@@ -107,6 +159,12 @@ def test_a_layer_is_that_of_torch(name: str) -> None:
         "max pool": lambda: torch_nn.MaxPool2d(2),
         "avg pool": lambda: torch_nn.AvgPool2d((3, 2), stride=1),
         "flatten": torch_nn.Flatten,
+        "conv of sequences": lambda: torch_nn.Conv1d(2, 3, 3, stride=2, padding=1),
+        "transposed conv": lambda: torch_nn.ConvTranspose2d(
+            3, 2, 3, stride=2, padding=1, output_padding=1
+        ),
+        "leaky": lambda: torch_nn.LeakyReLU(0.2),
+        "leaky_relu": torch_nn.LeakyReLU,
     }
     layer, shape = LAYERS[name]
     parameters, x = parameters_of(layer), example(layer, shape)
@@ -197,6 +255,22 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
         (nn.PositionEmbedding(3, 4), (4,), "got the shape (4,), expected (tokens, 4)"),
         (nn.Conv2d(3, 8, 3), (1, 9, 9), "Conv2d(3→8, 3×3): got 1 channels"),
         (nn.Conv2d(3, 8, 3), (9, 9), "got the shape (9, 9), expected (channels, height"),
+        (nn.Conv1d(3, 8, 3), (1, 9), "Conv1d(3→8, 3): got 1 channels"),
+        (nn.Conv1d(3, 8, 3), (3, 9, 9), "got the shape (3, 9, 9), expected (channels, length)"),
+        (nn.Conv1d(3, 8, 5), (3, 4), "got a length of 4, which its windows do not fit"),
+        (nn.ConvTranspose2d(3, 8, 3), (1, 9, 9), "ConvTranspose2d(3→8, 3×3): got 1 channels"),
+        (nn.ConvTranspose2d(3, 8, 1, padding=2), (3, 4, 4), "of which its padding leaves nothing"),
+        (nn.GlobalMaxPool(), (4,), "GlobalMaxPool: got the shape (4,), expected (channels,"),
+        (
+            nn.Residual(nn.Dense(4, 3)),
+            (4,),
+            "Residual: got (3,) from Dense(4→3) and (4,) beside it",
+        ),
+        (
+            nn.Residual(nn.Dense(4, 3), nn.Dense(5, 3)),
+            (4,),
+            "Residual.shortcut Dense(5→3): got 4 features",
+        ),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
         (
             nn.TiedEmbedding(9, 4, nn.Chain(nn.Dense(5, 4))),
@@ -233,6 +307,13 @@ def test_a_shape_that_does_not_fit_names_the_layer(
         lambda: nn.Conv2d(1, 1, (1, 2, 3)),
         lambda: nn.Conv2d(1, 1, 3, padding=-1),
         lambda: nn.Conv2d(1, 1, 3, activation="rulu"),
+        lambda: nn.Conv1d(1, 1, (3,)),
+        lambda: nn.Conv1d(1, 1, 3, padding=-1),
+        lambda: nn.ConvTranspose2d(1, 1, 3, stride=2, output_padding=2),
+        lambda: nn.ConvTranspose2d(1, 1, 3, stride=0),
+        lambda: nn.LeakyReLU(-0.1),
+        lambda: nn.Residual(3),
+        lambda: nn.Residual(nn.Dense(2, 2), 3),
         lambda: nn.MaxPool2d(2, stride=0),
         lambda: nn.Attention(8, 3),
         lambda: nn.Attention(8, 4, kv_heads=3),

@@ -17,7 +17,11 @@ TYPE_CHECKING = False  # what a type checker sees; at run time each name loads o
 if TYPE_CHECKING:
     from anydevice.nn._recompute import recompute as recompute
     from anydevice.nn.convolution import AvgPool2d as AvgPool2d
+    from anydevice.nn.convolution import Conv1d as Conv1d
     from anydevice.nn.convolution import Conv2d as Conv2d
+    from anydevice.nn.convolution import ConvTranspose2d as ConvTranspose2d
+    from anydevice.nn.convolution import GlobalAvgPool as GlobalAvgPool
+    from anydevice.nn.convolution import GlobalMaxPool as GlobalMaxPool
     from anydevice.nn.convolution import MaxPool2d as MaxPool2d
     from anydevice.nn.initializers import Constant as Constant
     from anydevice.nn.initializers import Initializer as Initializer
@@ -34,7 +38,9 @@ if TYPE_CHECKING:
     from anydevice.nn.layers import Embedding as Embedding
     from anydevice.nn.layers import Flatten as Flatten
     from anydevice.nn.layers import LayerNorm as LayerNorm
+    from anydevice.nn.layers import LeakyReLU as LeakyReLU
     from anydevice.nn.layers import PositionEmbedding as PositionEmbedding
+    from anydevice.nn.layers import Residual as Residual
     from anydevice.nn.layers import RMSNorm as RMSNorm
     from anydevice.nn.layers import TiedEmbedding as TiedEmbedding
     from anydevice.nn.losses import binary_cross_entropy as binary_cross_entropy
@@ -70,11 +76,12 @@ if TYPE_CHECKING:
     from anydevice.training.history import History as History
 
 _MODULES = {
-    "nn.convolution": "AvgPool2d Conv2d MaxPool2d",
+    "nn.convolution": "AvgPool2d Conv1d Conv2d ConvTranspose2d "
+    "GlobalAvgPool GlobalMaxPool MaxPool2d",
     "nn.initializers": "Constant Initializer Normal Scaled Uniform",
     "nn.layer": "Layer Run",
     "nn.layers": "Activation BatchNorm Chain Dense Dropout Embedding "
-    "Flatten LayerNorm PositionEmbedding RMSNorm TiedEmbedding",
+    "Flatten LayerNorm LeakyReLU PositionEmbedding RMSNorm Residual TiedEmbedding",
     "nn.losses": "binary_cross_entropy cross_entropy folded mean_squared_error",
     "nn.model": "Model build",
     "nn.optimizers": "Adam AdamW ConstantRate CosineRate Lion Optimizer "
@@ -94,7 +101,8 @@ _PUBLIC = {name: module for module, names in _MODULES.items() for name in names.
 
 __all__ = sorted(_PUBLIC)
 
-_ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "softmax", "tanh"}
+_ACTIVATIONS = {"gelu", "gelu_tanh", "identity", "leaky_relu", "relu"}
+_ACTIVATIONS |= {"sigmoid", "silu", "softmax", "tanh"}
 """Activations, which have no class; listed here too, because importing them loads all ops."""
 
 _ELSEWHERE = {
@@ -105,10 +113,15 @@ _ELSEWHERE = {
     "bceloss": "nn.binary_cross_entropy",
     "bcewithlogitsloss": "nn.binary_cross_entropy",
     "compile": "anydevice.compile",
+    "conv2dtranspose": "nn.ConvTranspose2d",
     "crossentropy": "nn.cross_entropy",
     "crossentropyloss": "nn.cross_entropy",
     "dataloader": "nn.Batches",
     "fit": "nn.train",
+    "globalaveragepooling1d": "nn.GlobalAvgPool",
+    "globalaveragepooling2d": "nn.GlobalAvgPool",
+    "globalmaxpooling1d": "nn.GlobalMaxPool",
+    "globalmaxpooling2d": "nn.GlobalMaxPool",
     "linear": "nn.Dense",
     "mlp": "nn.GatedMLP",
     "mse": "nn.mean_squared_error",

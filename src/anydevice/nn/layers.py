@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "relu": ops.relu,
+    "leaky_relu": ops.leaky_relu,
     "gelu": ops.gelu,
     "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
     "silu": ops.silu,
@@ -42,7 +43,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": ops.sigmoid,
     "softmax": ops.softmax,
 }
-"""The functions by name; `softmax` is over the last axis."""
+"""The functions by name; `softmax` is over the last axis, and `leaky_relu` has the slope 0.01."""
 
 
 class Activation(Layer):
@@ -328,8 +329,8 @@ class BatchNorm(Layer):
         return shape
 
     def initial(self, generator: Random) -> Parameters:
-        ones, zeros = (make(generator, (self.size,), 1, 1) for make in (_ONES, _ZEROS))
-        return {"weight": ones, "bias": zeros, "mean": zeros, "variance": ones}
+        start = {"weight": _ONES, "bias": _ZEROS, "mean": _ZEROS, "variance": _ONES}
+        return {name: make(generator, (self.size,), 1, 1) for name, make in start.items()}
 
     def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
         if x.ndim < 2 or x.shape[1] != self.size:
@@ -446,6 +447,77 @@ class Chain(Layer):
         for (step, layer), own in zip(self.parts, parameters, strict=True):
             x = run.through(step, layer, own, x)
         return x
+
+
+class Residual(Layer):
+    """A layer around which its input goes on: `layer(x) + x`, or `layer(x) + shortcut(x)`.
+
+    A `shortcut` is for a layer that changes the shape. Strings name activations. Its parameters are
+    `layer`, and with a shortcut `shortcut`.
+
+    >>> Residual(Chain(Dense(8, 8), "relu", Dense(8, 8))).output((8,))
+    (8,)
+    >>> Residual(Dense(8, 4)).output((8,))
+    Traceback (most recent call last):
+    anydevice.nn.layer.MisfitError: Residual: got (4,) from Dense(8→4) and (8,) beside it; ...
+    """
+
+    layer: Layer
+    shortcut: Layer | None = None
+
+    def __init__(self, layer: Layer | str, shortcut: Layer | str | None = None) -> None:
+        super().__init__(as_layer(layer), None if shortcut is None else as_layer(shortcut))
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Layer]]:
+        inside = [(".layer", self.layer)]
+        return inside if self.shortcut is None else [*inside, (".shortcut", self.shortcut)]
+
+    @property
+    def input_shape(self) -> Shape | None:
+        return self.layer.input_shape
+
+    def output(self, shape: Shape) -> Shape:
+        own, beside, *_ = [self.output_of(step, part, shape) for step, part in self.parts] + [shape]
+        if own != beside:
+            raise self.misfit(
+                f"got {own} from {self.layer.label} and {beside} beside it; a shortcut that gives "
+                f"{own} too makes them fit"
+            )
+        return own
+
+    def initial(self, generator: Random) -> Parameters:
+        own = generator.split(len(self.parts))
+        pairs = zip(self.parts, own, strict=True)
+        return {step[1:]: part.initial(one) for (step, part), one in pairs}
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        y = run.through(".layer", self.layer, parameters["layer"], x)
+        if self.shortcut is not None:
+            x = run.through(".shortcut", self.shortcut, parameters["shortcut"], x)
+        return ops.add(y, x)
+
+
+class LeakyReLU(Layer):
+    """`x` where it is positive, and `slope × x` elsewhere.
+
+    The name `"leaky_relu"` is the one of the slope 0.01.
+
+    >>> LeakyReLU(0.2).label
+    'LeakyReLU(0.2)'
+    """
+
+    slope: float = 0.01
+
+    @property
+    def label(self) -> str:
+        return f"LeakyReLU({self.slope:g})"
+
+    def settings_fit(self) -> None:
+        check_numbers(self, slope=self.slope)
+
+    def apply(self, parameters: Parameters, x: Array, run: Run) -> Array:
+        return ops.leaky_relu(x, self.slope)
 
 
 class Dropout(Layer):
