@@ -1,9 +1,10 @@
 """What `compile` costs: in a second process, with every call, and to follow a module's changes.
 
-    PYTHONPATH=src python bench/compiling.py [--quick]
+    PYTHONPATH=src python bench/compiling.py [--quick] [--device cuda]
 
-Runs on the CPU, with torch and JAX. The processes are children with an empty folder for compiled
-code; the time is that of `compile` and the first call, when all is imported and the model is made.
+Runs with torch and JAX, on the CPU unless told otherwise. The processes are children with an empty
+folder for compiled code; the time is that of `compile` and the first call, when all is imported and
+the model is made.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def transformer(blocks: int, device: Any) -> nn.Model:
     )
 
 
-def child(engine: str, blocks: int) -> None:
+def child(engine: str, blocks: int, place: str) -> None:
     """Print the seconds that `compile` and the first call take, and those of the second call."""
-    device = anydevice.device("cpu", engine=engine)
+    device = anydevice.device(place, engine=engine)
     model = transformer(blocks, device)
     ids = device(np.zeros((2, 64), np.int32))
     anydevice.synchronize(device)
@@ -51,7 +52,7 @@ def child(engine: str, blocks: int) -> None:
     print(json.dumps([first, time.perf_counter() - began, compiled.report.made[0].how]))
 
 
-def second_process(engine: str, blocks: int, runs: int) -> Row:
+def second_process(engine: str, place: str, blocks: int, runs: int) -> Row:
     seconds: tuple[list[float], list[float]] = ([], [])
     how = ""
     for _ in range(runs):
@@ -61,7 +62,7 @@ def second_process(engine: str, blocks: int, runs: int) -> Row:
             surroundings.pop("JAX_COMPILATION_CACHE_DIR", None)
             for kept in seconds:
                 done = subprocess.run(
-                    [sys.executable, __file__, "--child", engine, str(blocks)],
+                    [sys.executable, __file__, "--child", engine, str(blocks), "--device", place],
                     env=surroundings,
                     check=True,
                     capture_output=True,
@@ -74,9 +75,9 @@ def second_process(engine: str, blocks: int, runs: int) -> Row:
     return (f"{engine}: second process", said, warm / cold <= 0.5 and how == "compiled as a whole")
 
 
-def each_call(engine: str, calls: int) -> Row:
+def each_call(engine: str, place: str, calls: int) -> Row:
     """A model so small that a call is little but the way to it."""
-    device = anydevice.device("cpu", engine=engine)
+    device = anydevice.device(place, engine=engine)
     model = nn.build(nn.Dense(8, 8), "relu", nn.Dense(8, 8), device=device)
     x = device(np.ones((1, 8), np.float32))
     ours = anydevice.compile(model, device)
@@ -104,14 +105,14 @@ def each_call(engine: str, calls: int) -> Row:
     return (f"{engine}: each call", said, more <= 5)
 
 
-def following(layers: int, calls: int) -> Row:
+def following(layers: int, place: str, calls: int) -> Row:
     """How much longer a call is for looking whether the module of PyTorch was changed."""
     import torch
 
     parts = [torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(layers)]
     module = torch.nn.Sequential(*parts or [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]).eval()
     weights = len(list(module.parameters()))
-    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16")
+    compiled = anydevice.compile(module, place, optimize="none", precision="bfloat16")
     detector: Any = compiled._detector
 
     def each() -> float:
@@ -129,25 +130,26 @@ def following(layers: int, calls: int) -> Row:
 def main() -> list[Row]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller, and once each")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--child", nargs=2, metavar=("ENGINE", "BLOCKS"), help=argparse.SUPPRESS)
     given = parser.parse_known_args()[0]
     if given.child:
-        child(given.child[0], int(given.child[1]))
+        child(given.child[0], int(given.child[1]), given.device)
         return []
     rows: list[Row] = []
     for engine in ENGINES:
         for part in (
             lambda engine=engine: second_process(
-                engine, 1 if given.quick else 4, 1 if given.quick else 3
+                engine, given.device, 1 if given.quick else 4, 1 if given.quick else 3
             ),
-            lambda engine=engine: each_call(engine, 50 if given.quick else 500),
+            lambda engine=engine: each_call(engine, given.device, 50 if given.quick else 500),
         ):
             try:
                 rows.append(part())
             except Exception as error:
                 rows.append((f"{engine}: failed", f"{type(error).__name__}: {error}", False))
     calls = 50 if given.quick else 500
-    rows += [following(0, calls), following(12, calls)]
+    rows += [following(0, given.device, calls), following(12, given.device, calls)]
     for name, said, right in rows:
         print(f"{'✓' if right else '✗'} {name:<28} {said}")
     return rows

@@ -1,4 +1,4 @@
-"""Estimated against measured memory on one NVIDIA GPU: 12 ways of inference, 6 of training.
+"""Estimated against measured memory on one NVIDIA GPU: 13 ways of inference, 6 of training.
 
     PYTHONPATH=src python bench/memory_estimates.py [--quick] [--only NAME,NAME]
 
@@ -124,6 +124,27 @@ MIXTRAL_SMALL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
+DEEPSEEK_SMALL = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 129280,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 1024,
+    "n_routed_experts": 32,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
 
 INFERENCE = (  # config, context, batch, dtype
     (LLAMA_1B, 4096, 4, "bfloat16"),
@@ -138,6 +159,7 @@ INFERENCE = (  # config, context, batch, dtype
     (GEMMA3_1B, 8192, 4, "bfloat16"),
     (PHI3_MINI, 4096, 4, "float16"),
     (PHI_2, 2048, 4, "float32"),
+    (DEEPSEEK_SMALL, 4096, 2, "bfloat16"),
 )
 
 LLAMA_SMALL = LLAMA_1B | {

@@ -1,24 +1,27 @@
-"""How much memory `nn.recompute` saves in a training step on the CPU, and what it costs in time.
+"""How much memory `nn.recompute` saves in a training step, and what it costs in time.
 
-    PYTHONPATH=src python bench/recomputation.py [--engine torch] [--batch 16384]
+    PYTHONPATH=src python bench/recomputation.py [--device cuda] [--engine torch] [--batch 16384]
 
 Twenty dense layers are trained as a user would, with and without recomputation, each in a process
 of its own. The peak is the resident memory of that process above what it had before the training,
 as the operating system counts it; MLX keeps freed memory for later, so there it is what MLX counts
 as in use. MLX multiplies matrices slowly on a CPU: it gets smaller layers and a quarter of the
-batch. Times are those of the processor, which other work on the machine changes little. Gradients
-of both are compared.
+batch. Times are those of the processor, which other work on the machine changes little. On an
+NVIDIA card, the peak is what the library's allocator counts as in use, and times are those of the
+clock. Gradients of both are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +53,15 @@ def model_of(form: str, width: int, device: Any) -> nn.Model:
 
 
 class Clock(nn.Callback):
-    """The time of this process, all threads, at the end of each step."""
+    """The time at the end of each step: of this process, all threads, or by the clock."""
 
-    def __init__(self) -> None:
-        self.at = [time.process_time()]
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.at = [now()]
 
     def step(self, moment: nn.Moment) -> None:
         moment.loss()  # waits for the step
-        self.at.append(time.process_time())
+        self.at.append(self.now())
 
     @property
     def seconds(self) -> float:
@@ -74,27 +78,30 @@ def resident(name: str) -> int:
 class Peak:
     """The most memory in use since it was made, above what was in use then."""
 
-    def __init__(self, engine: str) -> None:
-        self._mlx: Any = None
-        if engine == "mlx":
+    def __init__(self, device: Any) -> None:
+        self._most: Callable[[], int] = lambda: resident("VmHWM")
+        if device.engine == "mlx":
             import mlx.core
 
-            self._mlx = mlx.core
-            self._mlx.reset_peak_memory()
-            self._before = int(self._mlx.get_active_memory())
+            mlx.core.reset_peak_memory()
+            self._before, self._most = mlx.core.get_active_memory(), mlx.core.get_peak_memory
+        elif device.kind != "cpu":
+            anydevice.synchronize(device)
+            # The peak cannot be set back in JAX: that of what ran before is far below this one.
+            self._most = lambda: anydevice.memory_stats(device).peak or 0
+            self._before = anydevice.memory_stats(device).in_use or 0
         else:
             self._before = resident("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")
 
     @property
     def size(self) -> int:
-        most = self._mlx.get_peak_memory() if self._mlx else resident("VmHWM")
-        return int(most) - self._before
+        return int(self._most()) - int(self._before)
 
 
 def measured(options: argparse.Namespace) -> dict[str, float]:
     """The peak and the time of a step; the gradients go into a file."""
-    device = anydevice.device("cpu", engine=options.engine)
+    device = anydevice.device(options.device, engine=options.engine)
     width = WIDTHS[options.engine]
     model = model_of(options.form, width, device)
     if options.recomputed:
@@ -104,7 +111,8 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     y = drawn.standard_normal((options.batch, width), np.float32)
     batch = anydevice.to_device((x, y), device)
     train(model, [(x[:8], y[:8])], options)  # loads what the libraries need
-    clock, peak = Clock(), Peak(options.engine)
+    now = time.process_time if device.kind == "cpu" else time.perf_counter
+    clock, peak = Clock(now), Peak(device)
     train(model, [batch] * options.steps, options, clock)
     most = peak.size
     gradients = leaves(anydevice.to_numpy(gradients_of(model, device, batch)))
@@ -130,23 +138,27 @@ def gradients_of(model: nn.Model, device: Any, batch: Any) -> Any:
     return autodiff.value_and_grad(loss)(model.parameters)[1]
 
 
-def in_child(case: tuple[str, str, str | None], recomputed: bool, batch: int, file: Path) -> Any:
+def in_child(
+    case: tuple[str, str, str | None], recomputed: bool, given: argparse.Namespace, file: Path
+) -> Any:
     engine, form, optimize = case
-    batch = batch // 4 if engine == "mlx" else batch
+    batch = given.batch // 4 if engine == "mlx" else given.batch
     command = [sys.executable, __file__, "--engine", engine, "--form", form, "--batch", str(batch)]
+    command += ["--device", given.device, "--steps", str(given.steps)]
     command += ["--gradients", str(file), *(["--recomputed"] if recomputed else [])]
     command += ["--optimize", optimize] if optimize else []
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    surroundings = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=surroundings).stdout
     return json.loads(said.splitlines()[-1])
 
 
-def compared(case: tuple[str, str, str | None], batch: int, turns: int) -> Row:
+def compared(case: tuple[str, str, str | None], given: argparse.Namespace) -> Row:
     found: dict[bool, list[Any]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         files = {kind: Path(folder, f"{kind}.npz") for kind in found}
-        for _ in range(turns):
+        for _ in range(given.turns):
             for kind, kept in found.items():
-                kept.append(in_child(case, kind, batch, files[kind]))
+                kept.append(in_child(case, kind, given, files[kind]))
         apart = difference(*files.values())
     plain, again = (statistics.median(each["peak"] for each in found[kind]) for kind in found)
     slow, slower = (statistics.median(each["seconds"] for each in found[kind]) for kind in found)
@@ -170,6 +182,7 @@ def difference(one: Path, other: Path) -> float:
 def main() -> list[Row]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=("torch", "jax", "mlx"), help="only this one")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--turns", type=int, default=3)
@@ -183,8 +196,8 @@ def main() -> list[Row]:
         return []
     rows: list[Row] = []
     for case in CASES:
-        if options.engine in (None, case[0]):
-            rows.append(compared(case, options.batch, options.turns))
+        if options.engine in (None, case[0]) and not (options.device != "cpu" and case[0] == "mlx"):
+            rows.append(compared(case, options))
             name, said, right = rows[-1]
             print(f"{'✓' if right else '✗'} {name:<48} {said}", flush=True)
     return rows
