@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from anydevice.core.device import Device
+from anydevice.core.record import replace
 from anydevice.core.trees import mapped
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.models.base import (
@@ -102,10 +103,7 @@ class _Traced(Run):
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
         path = self.path + step
-        here = _Traced(
-            self.training, self.seed, self.step, path, None, self.updates, self.root, self.after
-        )
-        y = layer.apply(parameters, x, here)
+        y = layer.apply(parameters, x, replace(self, path=path, watch=None))
         return self.after(f"{self.root}{path} {layer.label}", y)
 
 
