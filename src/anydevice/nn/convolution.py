@@ -12,6 +12,7 @@ from anydevice import ops
 from anydevice.nn.initializers import Constant, Initializer, initializer_of
 from anydevice.nn.layer import (
     Array,
+    Inferred,
     Layer,
     Parameters,
     Run,
@@ -40,7 +41,7 @@ class Conv2d(Layer):
     (8, 28, 28)
     """
 
-    inputs: int
+    inputs: Inferred
     outputs: int
     size: int | Pair
     stride: int | Pair = 1
@@ -48,6 +49,8 @@ class Conv2d(Layer):
     bias: bool = True
     activation: str | None = None
     initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", 0)
 
     @property
     def label(self) -> str:
@@ -85,7 +88,7 @@ class Conv1d(Layer):
     (8, 50)
     """
 
-    inputs: int
+    inputs: Inferred
     outputs: int
     size: int
     stride: int = 1
@@ -93,6 +96,8 @@ class Conv1d(Layer):
     bias: bool = True
     activation: str | None = None
     initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", 0)
 
     @property
     def label(self) -> str:
@@ -141,7 +146,7 @@ class ConvTranspose2d(Layer):
     (4, 28, 28)
     """
 
-    inputs: int
+    inputs: Inferred
     outputs: int
     size: int | Pair
     stride: int | Pair = 1
@@ -150,6 +155,8 @@ class ConvTranspose2d(Layer):
     bias: bool = True
     activation: str | None = None
     initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", 0)
 
     @property
     def label(self) -> str:

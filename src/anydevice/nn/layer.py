@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
-from anydevice.core.record import Record
+from anydevice.core.record import Record, as_dict, replace
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 
@@ -34,6 +34,15 @@ Watch = Callable[[str, "Layer", Array], None]
 
 Updates = dict[tuple[str, str], Array]
 """New state of layers, by the path of the layer and the name of the parameter."""
+
+
+class Inferred:
+    """The type of a size that may be given as `None`, and is a number in a model."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, layer: Layer | None, kind: type[Layer]) -> int: ...
+        def __set__(self, layer: Layer, size: int | None) -> None: ...
 
 
 class Run(Record):
@@ -113,6 +122,9 @@ class Layer(Settings):
     ((3, 4), 'Doubled')
     """
 
+    inferred = ("", 0)
+    """The size that may be `None`, and the axis of an example that it is taken from."""
+
     @property
     def label(self) -> str:
         """The name of this layer in errors and tables."""
@@ -150,6 +162,31 @@ class Layer(Settings):
     def output(self, shape: Shape) -> Shape:
         """The output shape for an example's shape; raises `ConfigurationError` for a misfit."""
         return shape
+
+    def resolved(self, shape: Shape) -> Layer:
+        """The layer, and those inside, with sizes that are `None` taken from an example's shape.
+
+        Layers in its fields get the same shape. Raises `ConfigurationError` for a misfit.
+
+        >>> from anydevice import nn
+        >>> nn.Chain(nn.Flatten(), nn.Dense(None, 10)).resolved((3, 4)).layers[1].inputs
+        12
+        """
+        parts = {name: part for name, part in as_dict(self).items() if isinstance(part, Layer)}
+        new: dict[str, Any] = {name: part.resolved(shape) for name, part in parts.items()}
+        name, axis = self.inferred
+        if name and getattr(self, name) is None:
+            if not shape:
+                raise self.misfit("got scalars, expected features")
+            new[name] = shape[axis]
+        return self if all(new[each] is parts.get(each) for each in new) else replace(self, **new)
+
+    def resolved_of(self, step: str, part: Layer, shape: Shape) -> Layer:
+        """A part with its sizes; errors name the path to it."""
+        try:
+            return part.resolved(shape)
+        except MisfitError as error:
+            raise error.seen_from(self.root, step) from None
 
     def initial(self, generator: Random) -> Parameters:
         """Initial parameters, drawn from the generator and on its device."""
@@ -223,8 +260,10 @@ _engine_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_integers(owner: object, least: int = 1, /, **fields: object) -> None:
-    """Check that fields are integers of `least` or more."""
+    """Check that fields are integers of `least` or more, or `None` for one that is inferred."""
     for name, value in fields.items():
+        if value is None and isinstance(owner, Layer) and owner.inferred[0] == name:
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise setting_error(owner, name, f"an integer of {least} or more", value)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import TYPE_CHECKING
 
 from anydevice import ops
+from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
 from anydevice.nn.initializers import Constant, Initializer, Normal, initializer_of
 from anydevice.nn.layer import (
     Array,
+    Inferred,
     Layer,
     Parameters,
     Run,
@@ -112,25 +115,28 @@ _ONES, _ZEROS = Constant(1.0), Constant(0.0)
 class Dense(Layer):
     """`x · weightᵀ + bias` over the last axis, followed by an optional activation.
 
-    Its parameters are `weight` (outputs, inputs) and `bias` (outputs,).
+    The number of inputs may be `None`, as the first size of other layers: a model takes it from the
+    shape of its examples. Its parameters are `weight` (outputs, inputs) and `bias` (outputs,).
 
     >>> Dense(128, 10).output((5, 128)), Dense(128, 10).label
     ((5, 10), 'Dense(128→10)')
     """
 
-    inputs: int
+    inputs: Inferred
     outputs: int
     bias: bool = True
     activation: str | None = None
     initializer: Initializer | str = "lecun"
+
+    inferred = ("inputs", -1)
 
     @property
     def label(self) -> str:
         return f"Dense({self.inputs}→{self.outputs})"
 
     @property
-    def input_shape(self) -> Shape:
-        return (self.inputs,)
+    def input_shape(self) -> Shape | None:
+        return None if self.inputs is None else (self.inputs,)
 
     def settings_fit(self) -> None:
         check_integers(self, inputs=self.inputs, outputs=self.outputs)
@@ -201,8 +207,10 @@ class PositionEmbedding(Layer):
     """
 
     tokens: int
-    size: int
+    size: Inferred
     initializer: Initializer | str = Normal(0.02)
+
+    inferred = ("size", -1)
 
     @property
     def label(self) -> str:
@@ -234,9 +242,11 @@ class LayerNorm(Layer):
     Its parameters are `weight` and `bias`, (size,) both.
     """
 
-    size: int
+    size: Inferred
     eps: float = 1e-5
     bias: bool = True
+
+    inferred = ("size", -1)
 
     @property
     def label(self) -> str:
@@ -265,8 +275,10 @@ class LayerNorm(Layer):
 class RMSNorm(Layer):
     """Normalize features to root mean square 1, then scale; its parameter is `weight` (size,)."""
 
-    size: int
+    size: Inferred
     eps: float = 1e-6
+
+    inferred = ("size", -1)
 
     @property
     def label(self) -> str:
@@ -303,9 +315,11 @@ class BatchNorm(Layer):
     ((8, 28, 28), ('mean', 'variance'))
     """
 
-    size: int
+    size: Inferred
     momentum: float = 0.1
     eps: float = 1e-5
+
+    inferred = ("size", 0)
 
     @property
     def label(self) -> str:
@@ -437,6 +451,13 @@ class Chain(Layer):
         for step, layer in self.parts:
             shape = self.output_of(step, layer, shape)
         return shape
+
+    def resolved(self, shape: Shape) -> Layer:
+        layers: list[Layer] = []
+        for step, layer in self.parts:
+            layers.append(self.resolved_of(step, layer, shape))
+            shape = self.output_of(step, layers[-1], shape)
+        return self if all(map(is_, layers, self.layers)) else Chain(*layers)
 
     def initial(self, generator: Random) -> Parameters:
         # A generator for each, so that a layer's numbers do not depend on the sizes before it.
@@ -596,6 +617,10 @@ class TiedEmbedding(Layer):
         if not inner or inner[-1] != self.size:
             raise self.misfit(f"got the shape {inner} from {self.inside.label}")
         return (*inner[:-1], self.rows)
+
+    def resolved(self, shape: Shape) -> Layer:
+        inside = self.resolved_of(".inside", self.inside, (*shape, self.size))
+        return self if inside is self.inside else replace(self, inside=inside)
 
     def initial(self, generator: Random) -> Parameters:
         own, inner = generator.split(2)

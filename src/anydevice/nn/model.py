@@ -65,8 +65,9 @@ class Model:
         seed: int = 0,
         device: Device | str | None = None,
     ) -> None:
-        self.layer = as_layer(layer)
-        self.input_shape = _shape_of(self.layer, input_shape)
+        described = as_layer(layer)
+        self.input_shape = _shape_of(described, input_shape)
+        self.layer = described.resolved(self.input_shape)
         self.output_shape = self.layer.output(self.input_shape)
         # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
@@ -210,6 +211,32 @@ def build(
     return Model(layer, input_shape, seed, device)
 
 
+def built_for(
+    layer: Layer | str, x: Any, seed: int = 0, device: Device | str | None = None
+) -> Model:
+    """The model of a layer whose examples are those of a batch.
+
+    >>> from anydevice import nn
+    >>> built_for(nn.Chain(nn.Dense(None, 8), "relu"), [[1.0, 2.0, 3.0]], device="cpu").input_shape
+    (3,)
+
+    Raises `ConfigurationError` if the batch is no array of examples.
+    """
+    layer, table = as_layer(layer), without_tables(x)
+    try:
+        shape = tuple(table.shape if hasattr(table, "shape") else np.asarray(table).shape)
+    except (TypeError, ValueError):
+        shape = ()
+    if not shape:
+        raise ConfigurationError(
+            f"the shape of an example of {layer.label} is taken from the first batch, which is to "
+            f"be an array, and this is {type(x).__name__}; name it with "
+            "nn.build(…, input_shape=…)",
+            source="input_shape",
+        )
+    return Model(layer, tuple(map(int, shape[1:])), seed, device)
+
+
 def bound(
     layer: Layer,
     input_shape: Shape,
@@ -258,6 +285,14 @@ def _state_leaves(layer: Layer) -> list[str]:
 def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
     shape = layer.input_shape if given is None else given
     if shape is None:
+        first = _first(layer)
+        if first.inferred[0] and getattr(first, first.inferred[0]) is None:
+            raise ConfigurationError(
+                f"{first.label} takes its size from the input, whose shape is not known yet; name "
+                "that of one example, without the batch, as in input_shape=(64,), or give nn.train "
+                "the layer, for the first batch to show it",
+                source="input_shape",
+            )
         raise ConfigurationError(
             f"{layer.label} takes examples of many shapes; name one, without the batch, as in "
             f"input_shape={_likely_shape(layer)}",
@@ -377,6 +412,11 @@ def _array_of(x: Any, ids: bool, input_shape: Shape) -> Array:
         ) from None
     small = array.astype("int32")
     return small if (small == array).all() else array
+
+
+def _first(layer: Layer) -> Layer:
+    """The layer that gets the input itself."""
+    return _first(layer.parts[0][1]) if layer.parts else layer
 
 
 def _likely_shape(layer: Layer) -> Shape:
