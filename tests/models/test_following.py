@@ -57,6 +57,7 @@ FOLLOWED: dict[str, Callable[[Any], Any]] = {
     "AdamW, one by one": a_step("AdamW", foreach=False),
     "a buffer, in place": lambda m: m.shift.add_(3),
     "a buffer, another one": lambda m: setattr(m, "shift", torch.zeros(4)),
+    "a buffer, in its dict": lambda m: m._buffers.update(shift=torch.zeros(4)),
     "a weight, another one": lambda m: setattr(
         m.inner, "weight", torch.nn.Parameter(torch.ones(4, 16))
     ),
@@ -134,6 +135,18 @@ def test_a_hook_that_is_taken_away_is_followed(module: Any) -> None:
     hook.remove()
     assert is_followed(compiled, module)
     assert compiled.report.checked is None
+
+
+def test_an_equal_tensor_in_the_place_of_another_is_followed(module: Any) -> None:
+    """Tensors of one element may be equal, and what is written later goes to the new one."""
+    module.shift = torch.ones(1)
+    compiled = anydevice.compile(module, "cpu", optimize="none", precision="bfloat16", verify=X)
+    compiled(X)
+    module.shift = torch.ones(1)
+    compiled(X)
+    assert compiled.report.checked is None
+    module.shift.add_(3)
+    assert is_followed(compiled, module)
 
 
 def test_steps_of_others_change_nothing(module: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from itertools import chain
-from operator import is_
+from gc import get_referents
+from math import prod
 from typing import Any
 
 from anydevice.core.record import Record
@@ -15,23 +15,40 @@ Read = Callable[[], Iterable[Any]]
 class Watched(Record):
     """The parts of a module that are watched.
 
-    `views` are collections of its objects, each of `readers` returns further ones: these are
-    compared by identity. What `values` return, such as counts of changes in place, is compared by
-    equality, which is faster.
+    Objects are compared by identity: those in collections (`views`), those that `readers` return,
+    and the values of `dicts`. All of the latter are read by one call of Python's garbage collector,
+    which does not see the values in the `vars` of an object: these are views. What `values` return,
+    such as counts of changes in place, is compared by equality.
     """
 
     views: list[Collection[Any]]
     readers: list[Read]
     values: list[Read]
+    dicts: tuple[dict[Any, Any], ...] = ()
+
+    def read(self) -> tuple[list[Any], list[Any]]:
+        """The objects and the values as they are now."""
+        objects = get_referents(*self.dicts)
+        values: list[Any] = []
+        for view in self.views:
+            objects += view
+        for read in self.readers:
+            objects += read()
+        for read in self.values:
+            values += read()
+        return objects, values
 
 
 class Snapshot(Record):
-    """The objects of a module at one time. They are kept alive, so identities are not reused."""
+    """The objects of a module at one time. They are kept alive, so identities are not reused.
+
+    Those at the places `equals` are objects that another one may be equal to.
+    """
 
     watched: Watched
-    empty: list[Collection[Any]]
     objects: list[Any]
     values: list[Any]
+    equals: list[int]
 
 
 class ChangeDetector:
@@ -56,32 +73,39 @@ class ChangeDetector:
     def has_changed(self) -> bool:
         """Whether any object is another one, or was changed in place."""
         last = self._last
-        if any(last.empty):
-            return True
-        objects, values = _read(last.watched)
-        return not (
-            values == last.values
-            and len(objects) == len(last.objects)
-            and all(map(is_, objects, last.objects))
-        )
+        objects, values = last.watched.read()
+        return values != last.values or not _are_same(objects, last)
 
     def snapshot(self) -> Snapshot:
         """The module as it is now. The watched parts are looked up again: they may be new."""
         watched = self._watched()
-        # Most collections hold nothing, and whether they still do is the fastest question.
-        filled = Watched([x for x in watched.views if x], watched.readers, watched.values)
-        return Snapshot(filled, [x for x in watched.views if not x], *_read(filled))
+        objects, values = watched.read()
+        equals = [place for place, x in enumerate(objects) if _may_equal_another(x)]
+        return Snapshot(watched, objects, values, equals)
 
     def reset(self, snapshot: Snapshot) -> None:
         """From now on, compare with this snapshot."""
         self._last = snapshot
 
 
-def _read(watched: Watched) -> tuple[list[Any], list[Any]]:
-    objects: list[Any] = list(chain.from_iterable(watched.views))
-    values: list[Any] = []
-    for read in watched.readers:
-        objects.extend(read())
-    for read in watched.values:
-        values.extend(read())
-    return objects, values
+def _are_same(objects: list[Any], last: Snapshot) -> bool:
+    """Whether these are the objects of the snapshot.
+
+    Lists compare their items by identity first, which is many times faster than one by one.
+    """
+    try:
+        if objects != last.objects:
+            return False
+    except Exception:  # arrays of several elements are neither equal nor different
+        return False
+    return not last.equals or all(objects[x] is last.objects[x] for x in last.equals)
+
+
+def _may_equal_another(x: Any) -> bool:
+    """Whether another object may be equal to it, which arrays of several elements never are."""
+    if type(x).__eq__ is object.__eq__:
+        return False
+    try:
+        return bool(prod(x.shape) == 1)
+    except Exception:  # no array, or one that has no shape yet
+        return True

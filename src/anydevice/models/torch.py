@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from functools import cache, partial
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, itemgetter
 from typing import Any
 from weakref import ref
 
@@ -60,7 +61,7 @@ class TorchAdapter(ModelAdapter):
         self._computing = computing
         self.follows = _SHARED
         self._copied: Any = None
-        self._code: list[Any] = []
+        self._code: ChangeDetector | None = None
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
@@ -119,16 +120,16 @@ class TorchAdapter(ModelAdapter):
         note = f"a copy of the module is used, with weights of {dtype} instead of {others}"
         moved = TorchAdapter(to_device(copied, device), (*_notes(copied), note))
         moved.follows = _FOLLOWS
-        moved._copied, moved._code = self.module, _code_of(self.module)
+        moved._copied = self.module
+        moved._code = ChangeDetector(lambda: _watched_code(self.module))
         moved.detector = ChangeDetector(lambda: _watched(self.module))
         return moved
 
     def update_weights(self, device: Device, dtype: str) -> bool:
         torch: Any = sys.modules["torch"]
-        if self._copied is None or _structure(self._copied) != _structure(self.module):
+        if self._code is None or self._code.has_changed():
             return False
-        code = _code_of(self._copied)
-        if len(code) != len(self._code) or not all(map(is_, code, self._code)):
+        if _structure(self._copied) != _structure(self.module):
             return False
         with torch.no_grad():
             for source, part in zip(self._copied.modules(), self.module.modules(), strict=True):
@@ -249,16 +250,18 @@ def _watched(module: Any, *, buffers: bool = True) -> Watched:
     held = [part._parameters for part in parts]
     if buffers:
         held += [part._buffers for part in parts]
+    dicts, views = _holders(held)
     tensors = [x for each in held for x in each.values() if _has_version(x)]
     return Watched(
-        [*code.views, *[each.values() for each in held]],
+        code.views + views,
         [],
         [
             *code.values,
-            partial(map, attrgetter("training"), parts),
+            *_modes(parts),
             partial(map, attrgetter("_version"), tensors),
             _StepCounter(module.parameters()),
         ],
+        code.dicts + dicts,
     )
 
 
@@ -266,16 +269,41 @@ def _watched_code(module: Any) -> Watched:
     """What decides how a module computes: its parts, hooks, and each `forward`."""
     parts = list(module.modules())
     everywhere = sys.modules["torch"].nn.modules.module
-    views = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
+    held = [everywhere._global_forward_pre_hooks, everywhere._global_forward_hooks]
     for part in parts:
-        views += [part._modules, part._forward_pre_hooks, part._forward_hooks]
+        held += [part._modules, part._forward_pre_hooks, part._forward_hooks]
+    dicts, views = _holders(held)
     kinds = [kind for kind in {type(part): None for part in parts} if hasattr(kind, "forward")]
-    own = [vars(part) for part in parts]
     return Watched(
-        [each.values() for each in views],
+        views,
         [],
-        [lambda: [each.get("forward") for each in own], partial(map, attrgetter("forward"), kinds)],
+        [
+            partial(_forwards, [vars(part) for part in parts]),
+            partial(map, attrgetter("forward"), kinds),
+        ],
+        dicts,
     )
+
+
+def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collection[Any]]]:
+    """The plain dicts among these, and the values of the others, which TorchScript has."""
+    plain = tuple([x for x in held if type(x) in (dict, OrderedDict)])
+    return plain, [x.values() for x in held if type(x) not in (dict, OrderedDict)]
+
+
+def _forwards(parts: list[dict[str, Any]]) -> list[Any]:
+    """Each `forward` that is a part's own, and whose it is."""
+    return [(id(own), own["forward"]) for own in parts if "forward" in own]
+
+
+def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
+    """Readers of whether each part is in training mode, from its dict where it is kept there."""
+    own = [vars(part) for part in parts if "training" in vars(part)]
+    others = [part for part in parts if "training" not in vars(part)]
+    return [
+        partial(map, itemgetter("training"), own),
+        partial(map, attrgetter("training"), others),
+    ]
 
 
 def _watched_verdict(module: Any, rewritten: Collection[str]) -> Watched:
@@ -300,6 +328,7 @@ def _watched_verdict(module: Any, rewritten: Collection[str]) -> Watched:
         watched.views,
         [values],
         [*watched.values, lambda: map(_version_of, values())],
+        watched.dicts,
     )
 
 
@@ -359,11 +388,6 @@ def _structure(module: Any) -> list[Any]:
 
 def _shapes(tensors: Mapping[str, Any]) -> list[Any]:
     return [(name, None if x is None else x.shape) for name, x in tensors.items()]
-
-
-def _code_of(module: Any) -> list[Any]:
-    code = _watched_code(module)
-    return [x for each in (*code.views, *[read() for read in code.values]) for x in each]
 
 
 def _copy(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
