@@ -103,7 +103,8 @@ def _are_same(objects: list[Any], last: Snapshot) -> bool:
 
 def _may_equal_another(x: Any) -> bool:
     """Whether another object may be equal to it, which arrays of several elements never are."""
-    if type(x).__eq__ is object.__eq__:
+    kind: Any = type(x)
+    if kind.__eq__ is object.__eq__:
         return False
     try:
         return bool(prod(x.shape) == 1)
