@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import signal
@@ -429,6 +430,78 @@ def test_ctrl_c_at_the_end_of_an_epoch_and_other_threads() -> None:
     thread.start()
     thread.join()
     assert len(runs[0].history) == 2
+
+
+class Recorder:
+    """What any logger with `log(dict)` gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.rows.append(values)
+
+
+class Writer:
+    """What a TensorBoard SummaryWriter gets."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, list[tuple[int, float]]] = {}
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.setdefault(name, []).append((step, value))
+
+
+def test_a_log_gets_every_epoch() -> None:
+    log, writer, every = Recorder(), Writer(), Recorder()
+    run = trained(
+        cpu("jax"),
+        validation=data(),
+        callbacks=[nn.Log(log), nn.Log(writer), nn.Log(every, every=3)],
+    )
+    history = run.history
+    expected = [
+        {
+            "loss": each.loss,
+            "validation": each.validation,
+            "rate": each.rate,
+            "seconds": each.seconds,
+            "epoch": each.epoch,
+            "step": each.steps,
+        }
+        for each in history
+    ]
+    assert log.rows == expected
+    assert [row for row in every.rows if "loss" in row] == expected
+    assert writer.scalars["loss"] == [(each.steps, each.loss) for each in history]
+    assert writer.scalars["validation"] == [(each.steps, each.validation) for each in history]
+    steps = [row for row in every.rows if "step_loss" in row]
+    assert [row["step"] for row in steps] == list(range(3, history[-1].steps + 1, 3))
+    assert all(np.isfinite(row["step_loss"]) for row in steps)
+
+
+def test_a_summary_writer_of_tensorboard_reads_back_what_was_sent(tmp_path: Path) -> None:
+    board = pytest.importorskip("torch.utils.tensorboard")
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with board.SummaryWriter(tmp_path) as writer:
+        run = trained(cpu("jax"), callbacks=nn.Log(writer))
+    events = reading.EventAccumulator(str(tmp_path))
+    events.Reload()
+    read = [(each.step, each.value) for each in events.Scalars("loss")]
+    assert [step for step, _ in read] == [each.steps for each in run.history]
+    np.testing.assert_allclose([value for _, value in read], run.history.losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["run.log", logging.getLogger(), print])
+def test_a_log_that_takes_no_numbers_is_refused(target: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"add_scalar\(name, value, step\).*nor log\(dict"):
+        nn.Log(target)
+
+
+@pytest.mark.parametrize("every", [0, True, 2.5])
+def test_a_log_after_no_number_of_steps_is_refused(every: Any) -> None:
+    with pytest.raises(ConfigurationError, match="every="):
+        nn.Log(Recorder(), every=every)
 
 
 def test_progress_tells_the_loss_the_rate_the_speed_and_the_time_left(

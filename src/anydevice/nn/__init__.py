@@ -70,8 +70,10 @@ if TYPE_CHECKING:
     from anydevice.saving.models import save as save
     from anydevice.training._train import Trained as Trained
     from anydevice.training._train import train as train
+    from anydevice.training._training import Training as Training
     from anydevice.training.batches import Batches as Batches
     from anydevice.training.callbacks import Callback as Callback
+    from anydevice.training.callbacks import Log as Log
     from anydevice.training.callbacks import Moment as Moment
     from anydevice.training.history import History as History
 
@@ -91,8 +93,9 @@ _MODULES = {
     "nn.transformer": "Attention GatedMLP TransformerBlock",
     "saving.models": "load register_layer save",
     "training._train": "Trained train",
+    "training._training": "Training",
     "training.batches": "Batches",
-    "training.callbacks": "Callback Moment",
+    "training.callbacks": "Callback Log Moment",
     "training.history": "History",
 }
 """The public names by module. Training and saving are layers above, reached by the same package."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from logging import Logger
 from typing import Any
 
-from anydevice.core.record import Record
+from anydevice.core.record import Record, as_dict
 from anydevice.errors import ConfigurationError
 from anydevice.nn.model import Model
 from anydevice.training.history import Epoch, History
@@ -49,6 +50,73 @@ class Callback:
         """After each epoch, and its validation."""
 
 
+class Log(Callback):
+    """Sends the losses, the rate and the metrics of each epoch to a log of yours.
+
+    `target` is a TensorBoard `SummaryWriter`, or anything like it with `add_scalar(name, value,
+    step)`, or anything with `log(dict)`, such as a run of Weights & Biases. With `every`, the loss
+    and the rate of each such step are sent too, the loss as `step_loss`; reading it waits for the
+    device.
+
+    >>> class Printed:
+    ...     def log(self, values):
+    ...         print(values)
+    >>> from anydevice.training.history import Epoch
+    >>> Log(Printed()).send(Epoch(1, 0.5, None, 0.1, 10, 1.5))
+    {'loss': 0.5, 'rate': 0.1, 'seconds': 1.5, 'epoch': 1, 'step': 10}
+
+    Raises `ConfigurationError` for a target that has neither.
+    """
+
+    def __init__(self, target: Any, *, every: int | None = None) -> None:
+        writes = callable(getattr(target, "add_scalar", None))
+        logs = callable(getattr(target, "log", None)) and not isinstance(target, Logger)
+        if not writes and not logs:
+            raise ConfigurationError(
+                f"nn.Log: {target!r} has neither add_scalar(name, value, step), as a TensorBoard "
+                "SummaryWriter has it, nor log(dict); a function that is called with each epoch "
+                "is a callback itself",
+                source="target",
+            )
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
+            raise ConfigurationError(f"nn.Log: every={every!r} is not an integer", source="every=")
+        if every is not None and every < 1:
+            raise ConfigurationError(f"nn.Log: every={every} is not 1 or more", source="every=")
+        self.target = target
+        self.every = every
+        self._writes = writes
+
+    def step(self, moment: Moment) -> None:
+        """Send the loss of a step, where one is due."""
+        if self.every is not None and moment.steps % self.every == 0:
+            values = {"step_loss": moment.loss(), "rate": moment.rate}
+            self._send(values, moment.epoch, moment.steps)
+
+    def epoch(self, moment: Moment) -> None:
+        """Send what is known of an epoch."""
+        if moment.ended is not None:
+            self.send(moment.ended)
+
+    def send(self, epoch: Epoch) -> None:
+        """Send the numbers of an epoch, metrics under their own names."""
+        numbers: dict[str, Any] = {}
+        for name, value in as_dict(epoch).items():
+            if isinstance(value, Mapping):
+                numbers |= value
+            elif name not in ("epoch", "steps", "left_out") and value is not None:
+                numbers[name] = value
+        if epoch.left_out:
+            numbers["left_out"] = epoch.left_out
+        self._send(numbers, epoch.epoch, epoch.steps)
+
+    def _send(self, numbers: dict[str, Any], epoch: int, step: int) -> None:
+        if not self._writes:
+            self.target.log({**numbers, "epoch": epoch, "step": step})
+            return
+        for name, value in {**numbers, "epoch": epoch}.items():
+            self.target.add_scalar(name, value, step)
+
+
 class _EpochFunction(Callback):
     """A plain function, called after each epoch."""
 
@@ -79,4 +147,9 @@ def _as_callback(spec: Any) -> Callback:
 
 def step_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     """Those that are called after each step."""
-    return [each for each in callbacks if type(each).step is not Callback.step]
+    return [
+        each
+        for each in callbacks
+        if type(each).step is not Callback.step
+        and not (isinstance(each, Log) and each.every is None)
+    ]
