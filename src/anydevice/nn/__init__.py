@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from anydevice.saving.models import save as save
     from anydevice.training._train import Trained as Trained
     from anydevice.training._train import train as train
-    from anydevice.training._training import Training as Training
     from anydevice.training.batches import Batches as Batches
     from anydevice.training.callbacks import Callback as Callback
     from anydevice.training.callbacks import Log as Log
@@ -93,7 +92,6 @@ _MODULES = {
     "nn.transformer": "Attention GatedMLP TransformerBlock",
     "saving.models": "load register_layer save",
     "training._train": "Trained train",
-    "training._training": "Training",
     "training.batches": "Batches",
     "training.callbacks": "Callback Log Moment",
     "training.history": "History",
