@@ -105,14 +105,18 @@ def each_call(engine: str, place: str, calls: int) -> Row:
     return (f"{engine}: each call", said, more <= 5)
 
 
-def following(layers: int, place: str, calls: int) -> Row:
-    """How much longer a call is for looking whether the module of PyTorch was changed."""
+def following(layers: int, precision: str, place: str, calls: int) -> Row:
+    """How much longer a call is for looking whether the module of PyTorch was changed.
+
+    In float32 the module itself runs; in bfloat16 its weights are copies, and all of them are
+    looked at.
+    """
     import torch
 
     parts = [torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(layers)]
     module = torch.nn.Sequential(*parts or [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]).eval()
     weights = len(list(module.parameters()))
-    compiled = anydevice.compile(module, place, optimize="none", precision="bfloat16")
+    compiled = anydevice.compile(module, place, optimize="none", precision=precision)
     detector: Any = compiled._detector
 
     def each() -> float:
@@ -122,9 +126,8 @@ def following(layers: int, place: str, calls: int) -> Row:
         return (time.perf_counter() - began) / calls * 1e6
 
     took = min(each() for _ in range(40))
-    bar = 5.0 if not layers else 0.5 * weights
-    said = f"{took:.1f} µs a call for {weights} weights (bar {bar:.0f})"
-    return (f"torch: changes of {weights} weights", said, took <= bar)
+    said = f"{took:.1f} µs a call in {precision} (bar 5)"
+    return (f"torch: changes of {weights} weights", said, took <= 5)
 
 
 def main() -> list[Row]:
@@ -149,7 +152,11 @@ def main() -> list[Row]:
             except Exception as error:
                 rows.append((f"{engine}: failed", f"{type(error).__name__}: {error}", False))
     calls = 50 if given.quick else 500
-    rows += [following(0, given.device, calls), following(12, given.device, calls)]
+    rows += [
+        following(layers, precision, given.device, calls)
+        for layers in (0, 12)
+        for precision in ("float32", "bfloat16")
+    ]
     for name, said, right in rows:
         print(f"{'✓' if right else '✗'} {name:<28} {said}")
     return rows
