@@ -241,6 +241,7 @@ CARD = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capaci
         ("CUDA out of memory", "cuda:0", "cuda:0"),
         ("CUDA out of memory", None, None),
         ("DefaultCPUAllocator: can't allocate memory", "cuda:0", "cpu"),
+        ("std::bad_alloc", "cuda:0", "cpu"),
     ],
 )
 def test_whose_memory_it_was(said: str, device: str | None, place: str | None) -> None:

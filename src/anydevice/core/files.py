@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from anydevice.core.locks import FolderLock
 from anydevice.errors import ConfigurationError, TransferError
@@ -74,14 +74,16 @@ def read_small(path: str | Path, *, most: int = SMALL, trusted: bool = False) ->
     OSError: [Errno 22] it is not an ordinary file: '/dev/zero'
     """
     descriptor = open_ordinary(path)
-    with _as_file(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if trusted and (why := _distrust(status, "it") or _distrust_link(path)):
             raise PermissionError(errno.EPERM, why, str(path))
         pieces, left = [], most + 1
-        while left and (piece := file.read(left)):
+        while left and (piece := os.read(descriptor, min(left, 2**16))):
             pieces.append(piece)
             left -= len(piece)
+    finally:
+        os.close(descriptor)
     if not left:
         raise _error(f"it has more than {most} bytes", path)
     return b"".join(pieces)
@@ -351,11 +353,14 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
     kept = _mode(target) if target.exists() else None
     descriptor = _created(new, rights if kept is None else kept)
     try:
-        with _as_file(descriptor, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)  # by us: whether `open` has done it, when it fails, nobody can say
         if kept is not None and kept != _mode(new):
             os.chmod(new, kept)
         os.replace(new, target)
@@ -364,15 +369,6 @@ def _replace(target: Path, new: Path, pieces: Iterable[Any], *, rights: int = 0o
             new.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
-
-
-def _as_file(descriptor: int, mode: str) -> IO[bytes]:
-    """An opened file, which closes its descriptor even where it cannot be made of it."""
-    try:
-        return cast("IO[bytes]", open(descriptor, mode))
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def _created(new: Path, rights: int) -> int:
@@ -384,9 +380,9 @@ def _created(new: Path, rights: int) -> int:
         descriptor = os.open(new, flags, rights)
         if os.name != "posix":
             return descriptor
-        with suppress(OSError):  # network drives may have no locks; nothing is abandoned there
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
+            with suppress(OSError):  # network drives may have no locks; nothing is abandoned there
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             is_named = os.fstat(descriptor).st_nlink > 0
         except BaseException:
             os.close(descriptor)

@@ -80,13 +80,11 @@ class _SystemLock:
 
     def __exit__(self, *_: object) -> None:
         descriptor, self._descriptor = self._descriptor, None
-        _system_locks.discard(self)
-        if descriptor is not None:
-            with suppress(OSError):  # it was not taken
-                # A child that was forked just now may still have the descriptor.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            with suppress(OSError):  # it is closed all the same, and held nothing to write
-                os.close(descriptor)
+        try:
+            _system_locks.discard(self)
+        finally:  # without memory, too: a lock that is lost would be held to the end
+            if descriptor is not None:
+                _unlock(descriptor)
 
     def _let_go(self) -> None:
         # In a forked child: the lock is the parent's. To unlock would take it from there.
@@ -96,6 +94,19 @@ class _SystemLock:
 
 
 _system_locks: WeakSet[_SystemLock] = WeakSet()
+
+
+def _unlock(descriptor: int) -> None:
+    try:
+        # A child that was forked just now may still have the descriptor.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except OSError:
+        pass  # it was not taken
+    finally:
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass  # it is closed all the same, and held nothing to write
 
 
 class FolderLock(_SystemLock):

@@ -16,7 +16,7 @@ from anydevice.core.text import joined, printable, shortened
 from anydevice.core.warn import warn
 from anydevice.engines.library_settings import harmless
 from anydevice.engines.registry import engine_names, unknown_engine
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, OutOfMemoryError
 from anydevice.settings.files import (
     new_project_file,
     project_file,
@@ -251,6 +251,8 @@ def _change(path: Path, changes: Mapping[str, str | list[str] | None]) -> None:
                 else:
                     document[key] = value
             write(tomlkit.dumps(document))
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path} cannot be changed: no memory is left") from error
     except (TOMLKitError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be changed ({error}); nothing was changed. Change it by hand",

@@ -166,6 +166,8 @@ def test_metal_is_counted_and_limited(
         ("Invalid buffer size: 20.00 GiB", True),
         ("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: not enough memory: you", True),
         ("cuFFT error: CUFFT_ALLOC_FAILED", True),
+        ("std::bad_alloc", True),
+        ("the handler of std::bad_alloc was called twice", False),
         ("CUDA error: an illegal memory access was encountered", False),
         ("the user ran out of memory cards", False),
         ("not enough memory was reserved", False),

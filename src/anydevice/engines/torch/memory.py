@@ -18,6 +18,7 @@ _OUT_OF_MEMORY: type[BaseException] = getattr(
 )
 _SAID = re.compile(
     r"\bDefaultCPUAllocator: (?:can't allocate|not enough) memory"  # the second one on Windows
+    r"|^std::bad_alloc$"  # of the host, for anything but a tensor
     r"|^Storage size calculation overflowed"  # more than any machine could have
     r"|\b(?:CUDA|HIP|XPU|MPS backend)(?: driver)?(?: error:)? out of memory\b"
     r"|^Triton Error \[\w+\]: out of memory"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -66,8 +65,10 @@ class PlainFile:
 
     def close(self) -> None:
         """Close the file; what was read from it is right, whatever the system says then."""
-        with suppress(OSError):
+        try:  # without memory, too
             os.close(self._file)
+        except OSError:
+            pass
 
     @property
     def size(self) -> int:
