@@ -36,7 +36,9 @@ _RESUMABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 _SMALLER_BATCH = "a smaller batch; anydevice.find_batch_size(fn, start) finds the largest that fits"
 _HIGHER_LIMIT = "a higher limit, with anydevice.configure(memory=…)"
 _SMALLER_DTYPE = "a smaller dtype, such as bfloat16, and checkpointing where you train"
-_HOST_ERROR = re.compile(r"DefaultCPUAllocator|alloc_cpu|^std::bad_alloc$|\bCPU\b|\b[Hh]ost memory\b")
+_HOST_ERROR = re.compile(
+    r"DefaultCPUAllocator|alloc_cpu|^std::bad_alloc$|\bCPU\b|\b[Hh]ost memory\b"
+)
 _CARD_ERROR = re.compile(r"\bGPU (\d+)\b")
 _AMBIGUOUS = "OUT_OF_RESOURCES"
 _LEAST_TO_TELL = 2**20
