@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 import anydevice
@@ -94,6 +95,21 @@ def test_one_of_an_added_backend_can_be_unpickled_where_nobody_knows_it() -> Non
         pickled = pickle.dumps(anydevice.device("npu"))
     assert str(pickle.loads(pickled)) == "npu:0"
     assert not pickle.loads(pickled).usable
+
+
+def test_it_has_one_device_for_each_engine() -> None:
+    """Asked for with every array, such as by `device_of`, it is made once."""
+    x = np.ones(2)
+    assert anydevice.device_of(x) is anydevice.device_of(x)
+    place = Device("cpu")
+    served = place.served_by("torch")
+    assert place.served_by("torch") is served
+    assert (served.engine, served.engine_asked) == ("torch", "torch")
+    picked = place.served_by("torch", picked=True)
+    assert (picked.engine, picked.engine_is_free) == ("torch", True)
+    assert not served.engine_is_free
+    assert place.served_by("torch", "argument").chosen_by == "argument"
+    assert place.served_by("torch").chosen_by is None
 
 
 def test_it_does_not_change() -> None:

@@ -27,7 +27,15 @@ class Device:
     machine does not have can be made; its `usable` is false.
     """
 
-    __slots__ = ("_backend", "_chosen_by", "_engine", "_engine_picked", "_index", "_standing")
+    __slots__ = (
+        "_backend",
+        "_chosen_by",
+        "_engine",
+        "_engine_picked",
+        "_index",
+        "_served",
+        "_standing",
+    )
 
     _backend: str
     _index: int
@@ -35,6 +43,7 @@ class Device:
     _engine_picked: bool
     _chosen_by: str | None
     _standing: Standing | None
+    _served: dict[tuple[str | None, bool], Device]
 
     def __init__(
         self,
@@ -70,6 +79,7 @@ class Device:
             ("_engine_picked", engine_picked),
             ("_chosen_by", chosen_by),
             ("_standing", standing),
+            ("_served", {}),
         ):
             object.__setattr__(self, name, value)
 
@@ -87,9 +97,13 @@ class Device:
 
         `picked` means that nobody asked for this engine: see `engine_is_free`.
         """
-        chosen_by = chosen_by or self._chosen_by
+        if not chosen_by and (known := self._served.get((engine, picked))):
+            return known
         device = Device.__new__(Device)
-        device._set(self._backend, self._index, engine, chosen_by, self._standing, picked)
+        by = chosen_by or self._chosen_by
+        device._set(self._backend, self._index, engine, by, self._standing, picked)
+        if not chosen_by:
+            self._served[engine, picked] = device
         return device
 
     @property
