@@ -149,7 +149,7 @@ def ours(model: nn.Model, device: anydevice.Device, precision: str, x: Any, y: A
     parameters = device(anydevice.to_numpy(model.parameters), convert=True)
     state = StepState(parameters, optimizer.init(parameters))
     stepper = stepper_for(device, config, state, seed=0)
-    return lambda: stepper.step(x, y, RATE)
+    return lambda: stepper.step((x, y), RATE)
 
 
 def seconds(step: Step, device: anydevice.Device, steps: int) -> float:

@@ -53,7 +53,7 @@ def ours(model: nn.Model, device: anydevice.Device, x: Any, y: Any) -> Step:
     parameters = device(anydevice.to_numpy(model.parameters), convert=True)
     state = StepState(parameters, optimizer.init(parameters))
     stepper = stepper_for(device, config, state, seed=0)
-    return lambda: stepper.step(x, y, RATE)
+    return lambda: stepper.step((x, y), RATE)
 
 
 def torch_by_hand(model: nn.Model, x: Any, y: Any) -> Step:

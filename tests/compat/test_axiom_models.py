@@ -32,7 +32,7 @@ from anydevice.compat.axiom import (
     warm_up,
 )
 from anydevice.testing import fake_machine
-from anydevice.training import _train as training
+from anydevice.training import _training as training
 from tests.peaks import measured
 from tests.rounding import rounding
 

@@ -16,7 +16,7 @@ from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.losses import LOSSES, loss_of, remark_on
-from anydevice.training import _train as training
+from anydevice.training import _training as training
 from tests.peaks import measured
 from tests.rounding import rounding
 

@@ -232,7 +232,7 @@ def test_logits_of_16_bits_are_not_copied_for_our_cross_entropy(here: Device, lo
 
     x, y = here((X, np.zeros(8, np.int32)), convert=True)
     value = replace(config, layer=nn.Chain(nn.Dense(2, 3), Told())).value(
-        [parameters, {}], x, y, nn.Run()
+        [parameters, {}], (x, y), nn.Run()
     )
     assert given[0].endswith("bfloat16")
     assert str(value.dtype).endswith("float32")
@@ -317,7 +317,7 @@ def test_training_hands_on_how_hard(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(config.optimize)
         return stepper_for(home, config, *others)
 
-    monkeypatch.setattr("anydevice.training._train.stepper_for", watched)
+    monkeypatch.setattr("anydevice.training._training.stepper_for", watched)
     for optimize in ("aggressive", None, "none"):
         trained(here, optimize=optimize)
     assert asked == ["aggressive", "default", "none"]

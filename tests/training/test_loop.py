@@ -18,8 +18,7 @@ import anydevice
 from anydevice import nn
 from anydevice.compiling.versions import Compilers
 from anydevice.core.device import Device
-from anydevice.training import _train as training
-from anydevice.training import loop as training_loop
+from anydevice.training import _training as training
 from anydevice.training import steps as stepping
 from anydevice.training.progress import TrainingProgress
 
@@ -247,7 +246,7 @@ def test_batches_of_a_new_shape_are_said_to_be_compiled(
     here = anydevice.device("cpu", engine="jax")
     told: list[str] = []
     compiles = TrainingProgress.compiles
-    monkeypatch.setattr(training_loop, "_READ_EVERY", 0.0)
+    monkeypatch.setattr(training, "_READ_EVERY", 0.0)
 
     def tell(self: TrainingProgress, epoch: int, engine: str) -> None:
         told.append(f"{epoch} {engine}")

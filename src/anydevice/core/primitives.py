@@ -133,10 +133,13 @@ class Autodiff(Protocol):
     compiles: bool
     """Whether a compiled function may take gradients inside; else they are taken of one."""
 
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(
+        self, function: Callable[..., Any], *, more: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
         """A function that returns the scalar, and its gradient by the arrays of the first argument.
 
-        The gradient is a tree like the first argument. The function may be a compiled one.
+        The gradient is a tree like the first argument. The function may be a compiled one. With
+        `more`, it returns the scalar and a list of arrays, and both stand in place of the scalar.
         """
 
     def stop_gradient(self, x: Any) -> Any:

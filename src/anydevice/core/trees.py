@@ -126,6 +126,34 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return refilled(tree, [function(leaf) for leaf in leaves(tree)])
 
 
+def partition(tree: Tree, chosen: Sequence[bool]) -> tuple[Tree, Tree]:
+    """The tree with its chosen leaves, and with the others; `None` is in the places of the rest.
+
+    >>> partition({"b": 1, "a": [2, 3]}, [True, False, True])
+    ({'b': 1, 'a': [2, None]}, {'b': None, 'a': [None, 3]})
+    """
+    pairs = list(zip(leaves(tree), chosen, strict=True))
+    mine = [leaf if own else None for leaf, own in pairs]
+    others = [None if own else leaf for leaf, own in pairs]
+    return refilled(tree, mine), refilled(tree, others)
+
+
+def combined(tree: Tree, other: Tree) -> Tree:
+    """The tree that `partition` took apart.
+
+    >>> combined({"b": 1, "a": [2, None]}, {"b": None, "a": [None, 3]})
+    {'b': 1, 'a': [2, 3]}
+    """
+    if tree is None:
+        return other
+    if isinstance(tree, dict):
+        return {key: combined(part, other[key]) for key, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        parts = [combined(*both) for both in zip(tree, other, strict=True)]
+        return parts if isinstance(tree, list) else tuple(parts)
+    return tree
+
+
 def _gather(tree: Tree, found: list[Any]) -> None:
     if isinstance(tree, dict):
         for key in sorted(tree):

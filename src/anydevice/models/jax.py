@@ -64,12 +64,12 @@ class JaxAdapter(ModelAdapter):
         return self._whole(values)
 
     def call(self, arguments: Arguments, *inputs: Any, **named: Any) -> Any:
-        return self._run(self.bound(arguments), *inputs, **named)
+        return self.run(self.bound(arguments), *inputs, **named)
 
     def _module_of(self, model: Any) -> Any:
         return model
 
-    def _run(self, module: Any, *inputs: Any, **named: Any) -> Any:
+    def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
         return module(*inputs, **named)
 
     def with_policy(self, policy: Policy) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ class JaxAdapter(ModelAdapter):
     def traced(self, after: After, *inputs: Any, **named: Any) -> Any:
         module = self.bound(self.arguments)
         with recording(self._parts(module), after):
-            return self._run(module, *inputs, **named)
+            return self.run(module, *inputs, **named)
 
     def weights(self) -> Mapping[str, Array]:
         names = [self._paths[place] for place in self._places]
@@ -153,7 +153,7 @@ class EquinoxAdapter(JaxAdapter):
     def _module_of(self, model: Any) -> Any:
         return mapped_module(model) or model
 
-    def _run(self, module: Any, *inputs: Any, **named: Any) -> Any:
+    def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
         if self._given is not self.module:
             return _with_module(self._given, self.module, module)(*inputs, **named)
         try:
@@ -166,6 +166,10 @@ class EquinoxAdapter(JaxAdapter):
                     source="inputs",
                 ) from error
             raise
+
+    def with_weights(self, arguments: Sequence[Array]) -> Any:
+        """The model as it was given, with other arrays."""
+        return _with_module(self._given, self.module, self.bound(arguments))
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return dict(_modules_in(module, sys.modules["equinox"].Module, ""))

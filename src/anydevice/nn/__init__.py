@@ -70,11 +70,21 @@ if TYPE_CHECKING:
     from anydevice.saving.models import save as save
     from anydevice.training._train import Trained as Trained
     from anydevice.training._train import train as train
+    from anydevice.training._training import Training as Training
     from anydevice.training.batches import Batches as Batches
     from anydevice.training.callbacks import Callback as Callback
     from anydevice.training.callbacks import Log as Log
     from anydevice.training.callbacks import Moment as Moment
+    from anydevice.training.evaluation import Evaluation as Evaluation
+    from anydevice.training.evaluation import evaluate as evaluate
+    from anydevice.training.evaluation import predict as predict
     from anydevice.training.history import History as History
+    from anydevice.training.metrics import accuracy as accuracy
+    from anydevice.training.metrics import auc as auc
+    from anydevice.training.metrics import f1 as f1
+    from anydevice.training.metrics import macro_f1 as macro_f1
+    from anydevice.training.metrics import mean_absolute_error as mean_absolute_error
+    from anydevice.training.metrics import top_k as top_k
 
 _MODULES = {
     "nn.convolution": "AvgPool2d Conv1d Conv2d ConvTranspose2d "
@@ -92,9 +102,12 @@ _MODULES = {
     "nn.transformer": "Attention GatedMLP TransformerBlock",
     "saving.models": "load register_layer save",
     "training._train": "Trained train",
+    "training._training": "Training",
     "training.batches": "Batches",
     "training.callbacks": "Callback Log Moment",
+    "training.evaluation": "Evaluation evaluate predict",
     "training.history": "History",
+    "training.metrics": "accuracy auc f1 macro_f1 mean_absolute_error top_k",
 }
 """The public names by module. Training and saving are layers above, reached by the same package."""
 
@@ -125,6 +138,7 @@ _ELSEWHERE = {
     "globalmaxpooling2d": "nn.GlobalMaxPool",
     "linear": "nn.Dense",
     "mlp": "nn.GatedMLP",
+    "mae": "nn.mean_absolute_error",
     "mse": "nn.mean_squared_error",
     "mseloss": "nn.mean_squared_error",
     "multiheadattention": "nn.Attention",

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-import math
-import operator
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from anydevice.compiling._compile import OPTIMIZATIONS, Compiled
+from anydevice.compiling._compile import Compiled
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.files import check_writable, is_there, remove_leftovers
 from anydevice.core.record import Record, replace
-from anydevice.core.trees import leaves
-from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import explaining
-from anydevice.models.detect import training_device
-from anydevice.models.native import NativeAdapter
-from anydevice.models.precision import Policy, cast_parameters, policy_of
-from anydevice.nn.losses import Loss, folded, loss_of, remark_on
-from anydevice.nn.model import Model
-from anydevice.nn.optimizers import Optimizer, Schedule
+from anydevice.models.precision import Policy
+from anydevice.nn.layer import Layer
+from anydevice.nn.losses import Loss
+from anydevice.nn.model import Model, built_for
+from anydevice.nn.optimizers import Schedule
 from anydevice.saving.files import checked_path
-from anydevice.training.batches import Data, checked_data, length_of
+from anydevice.training._training import PathLike, Training, check_integers
+from anydevice.training.batches import Data, checked_data, first_of, length_of
 from anydevice.training.callbacks import Callback, Moment, callbacks_of
-from anydevice.training.checkpoints import (
-    Checkpoint,
-    LoopState,
-    is_checkpoint,
-    read_checkpoint,
-    settings_of,
-    sole_training,
-)
+from anydevice.training.checkpoints import LoopState, is_checkpoint, sole_training
 from anydevice.training.history import History
-from anydevice.training.loop import Interrupts, Training, TrainOptions, copied
+from anydevice.training.loop import Interrupts, TrainLoop, TrainOptions
 from anydevice.training.progress import TrainingProgress
-from anydevice.training.steps import (
-    StepConfig,
-    Stepper,
-    StepState,
-    default_optimize,
-    stepper_for,
-)
-from anydevice.transfer.moving import to_device
-
-PathLike = str | os.PathLike[str]
-
-_warned: set[str] = set()
+from anydevice.training.steps import Stepper, default_optimize
 
 
 class TrainingReport(Record):
@@ -79,7 +55,7 @@ class Trained(Record):
     `stopped` is the reason of an early stop.
     """
 
-    model: Model
+    model: Any
     history: History
     stopped: str | None = None
     report: TrainingReport | None = None
@@ -91,10 +67,10 @@ class Trained(Record):
 
 
 def train(
-    model: Model | Compiled,
+    model: Any,
     data: Data,
-    optimizer: Optimizer,
-    loss: Loss | str,
+    optimizer: Any,
+    loss: Loss | str | None = None,
     *,
     epochs: int,
     device: Device | str | None = None,
@@ -105,11 +81,11 @@ def train(
     patience: int | None = None,
     accumulate: int = 1,
     clip: float | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | Any = None,
     callbacks: Callback
     | Callable[[Moment], Any]
     | Sequence[Callback | Callable[[Moment], Any]] = (),
-    seed: int = 0,
+    seed: int | None = None,
     save: PathLike | None = None,
     save_every: int | None = None,
     resume: PathLike | bool | None = None,
@@ -159,7 +135,7 @@ def train(
       to start again and replace it. The result is exactly the same as without a break if the
       batches depend on the seed and the epoch alone. A new patience counts from the resumed epoch.
     - `progress`: a progress bar with the loss, the rate, the speed and the time left; by default
-      shown on a terminal.
+      shown on a terminal and in a notebook, and elsewhere a line an epoch on the error stream.
 
     The first Ctrl-C ends the training after the current step, the second at once. Raises
     `UnsupportedError`, with the engines that can train, if the device's engine has no gradients;
@@ -172,50 +148,46 @@ def train(
     device = _single(device, devices)
     if isinstance(model, Compiled):
         model, device, precision, optimize = _options_of(model, device, precision, optimize)
-    _check(model, optimizer, optimize, schedule)
-    _check_integers(epochs=epochs, accumulate=accumulate, patience=patience, save_every=save_every)
-    clip, seed = _checked_clip(clip), _checked_seed(seed)
+    if isinstance(model, Layer):
+        model = _built(model, data, seed or 0, device)
+    check_integers(epochs=epochs)
+    check_integers(optional=True, patience=patience, save_every=save_every)
     with _saving(save, resume) as target:
-        chosen = training_device(NativeAdapter(model), device)
-        policy = policy_of(precision, chosen)
-        loss = loss_of(loss)
-        layer, _ = folded(model.layer, loss)
-        remark = remark_on(model.layer, loss)
-        if remark is not None:
-            _warn_once(remark)
-        config = StepConfig(layer, loss, optimizer, policy, clip, accumulate)
         source, length = _source(resume, target), length_of(data)
+        training = Training(
+            model,
+            optimizer,
+            checked_data(data, epochs),
+            loss,
+            device=device,
+            precision=precision,
+            optimize=optimize,
+            accumulate=accumulate,
+            clip=clip,
+            schedule=schedule,
+            seed=seed,
+        )
+        chosen, policy = training.device, training.config.policy
+        if optimize is None and isinstance(model, Model):
+            how = default_optimize(chosen, model, epochs, length)
+            training.config = replace(training.config, optimize=how)
         settings: dict[str, Any] = {}
         if target is not None or source is not None:
-            settings = settings_of(config, seed, schedule, data, validation)
+            settings = training.settings(validation)
+        begun, best = LoopState(), None
         if source is not None:
             patient = patience is not None
-            start = read_checkpoint(
-                source, settings, model.parameters, optimizer, chosen, patient=patient
-            )
-            how = optimize or start.optimize
-        else:
-            how = optimize or default_optimize(chosen, model, epochs, length)
-            parameters = to_device(model.parameters, chosen, convert=True)
-            with explaining(chosen):
-                parameters = copied(cast_parameters(parameters, policy.parameters))
-                start = Checkpoint(
-                    StepState(parameters, optimizer.init(parameters)), LoopState(), how
-                )
-        config = replace(config, optimize=how)
+            found = training.resume(source, settings, patient=patient, optimize=optimize)
+            begun, best = found.loop, found.best
         options = TrainOptions(
-            checked_data(data, epochs),
             None if validation is None else checked_data(validation, epochs, "validation"),
             epochs,
-            seed,
-            schedule if schedule is not None else optimizer.rate_at,
             patience,
             callbacks_of(callbacks),
             target,
             save_every,
             settings,
         )
-        begun = start.loop
         done = (begun.epoch - 1) * (length or 0) + begun.position
         if source is not None and begun.epoch > epochs:
             _print_nothing_left(source, begun.epoch - 1, epochs)
@@ -225,25 +197,26 @@ def train(
             Interrupts() as interrupts,
         ):
             interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
-            stepper = stepper_for(chosen, config, start.step, seed)
-            training = Training(options, model, stepper, begun, start.best, shown)
-            interrupts.acknowledge = lambda: _acknowledge(training, stepper, shown)
-            stopped = training.run(interrupts)
+            stepper = training.stepper
+            loop = TrainLoop(options, training, begun, best, shown)
+            interrupts.acknowledge = lambda: _acknowledge(loop, stepper, shown)
+            stopped = loop.run(interrupts)
         if stopped == "Ctrl-C":
             where = f"saved to {target}, go on with resume=" if target else "nothing was saved"
             print(f"stopped by Ctrl-C after step {stepper.started}: {where}", file=sys.stderr)
         elif policy.needs_loss_scale and 0 < stepper.started == stepper.left_out:
             _print_all_left_out(stepper.started, policy)
-        best = training.best if patience is not None else None
+        best = loop.best if patience is not None else None
         final = stepper.parameters if best is None else best
+        how = training.config.optimize
         report = TrainingReport(chosen, stepper.engine.name, policy, how, stepper.how)
-        return Trained(model.with_parameters(final), training.state.history, stopped, report)
+        return Trained(training.model_with(final), loop.state.history, stopped, report)
 
 
-def _acknowledge(training: Training, stepper: Stepper, shown: TrainingProgress) -> None:
+def _acknowledge(loop: TrainLoop, stepper: Stepper, shown: TrainingProgress) -> None:
     """Show at once that Ctrl-C was seen, and when the training will end."""
     stepper.quiet = True  # a terminal interrupts compilers too, which needs no warning
-    when = "once compiled" if training.is_compiling else "after this step"
+    when = "once compiled" if loop.is_compiling else "after this step"
     shown.ends(f"stopping {when}; Ctrl-C again: now")
 
 
@@ -293,14 +266,8 @@ def _single(device: Any, devices: Any) -> Any:
 
 def _options_of(
     compiled: Compiled, device: Any, precision: str | None, optimize: str | None
-) -> tuple[Model, Any, str, str]:
+) -> tuple[Any, Any, str, str]:
     """The model of a compiled one, and its options as defaults."""
-    if not isinstance(compiled.model, Model):
-        raise ConfigurationError(
-            f"nn.train takes a nn.Model, and this is a compiled {type(compiled.model).__name__}; "
-            "train it with its own library",
-            source="model",
-        )
     device = compiled.device if device is None else device
     return compiled.model, device, precision or compiled.policy.name, optimize or compiled.optimize
 
@@ -338,64 +305,13 @@ def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
     return save if is_there(save) else None
 
 
-def _check(model: Any, optimizer: Any, optimize: str | None, schedule: Any) -> None:
-    if not isinstance(model, Model):
+def _built(layer: Layer, data: Any, seed: int, device: Any) -> Model:
+    """A model of a layer, whose input size is that of the first batch."""
+    first = first_of(data, seed, 1, "data")
+    if first is None:
         raise ConfigurationError(
-            f"nn.train takes a nn.Model, not a {type(model).__name__}; make one with nn.build",
+            f"data can be iterated only once, so {layer.label} cannot learn its input size from "
+            "it; make the model with nn.build(…, input_shape=…)",
             source="model",
         )
-    if not leaves(model.parameters):
-        raise ConfigurationError("this model has no parameters to train", source="model")
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigurationError(
-            f"optimizer must be one such as nn.AdamW(1e-3), not {optimizer!r}", source="optimizer"
-        )
-    if optimize is not None and optimize not in OPTIMIZATIONS:
-        raise ConfigurationError(
-            f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}", source="optimize"
-        )
-    if schedule is not None and not callable(schedule):
-        raise ConfigurationError(
-            "schedule gives the rate of each step, as nn.CosineRate(1e-3, steps=1000) does or a "
-            f"function of the step, and is not {schedule!r}; a constant rate is the optimizer's",
-            source="schedule",
-        )
-
-
-def _check_integers(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is None and name in ("patience", "save_every"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigurationError(
-                f"{name} must be an integer of 1 or more, not {value!r}", source=name
-            )
-
-
-def _checked_clip(clip: Any) -> float | None:
-    if clip is None:
-        return None
-    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
-        raise ConfigurationError(
-            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
-            source="clip",
-        )
-    return float(clip)
-
-
-def _checked_seed(seed: Any) -> int:
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigurationError(
-            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
-        )
-    return number
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        warn(text)
+    return built_for(layer, first[0], seed, device)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anydevice.core.device import Device
+from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
@@ -171,19 +172,26 @@ def placed_batches(
     skip: int = 0,
     ahead: bool = True,
     name: str = "data",
-) -> Iterator[Batch]:
+    form: Callable[[Any], Any] | None = None,
+    skipped: Callable[[], None] | None = None,
+) -> Iterator[Any]:
     """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
 
-    On an accelerator the next ones are placed `ahead`, while the loop computes. Errors about a
-    batch begin with its number.
+    On an accelerator the next ones are placed `ahead`, while the loop computes. `form` makes what
+    is trained on of what the data gives, pairs unless it is given; `skipped` is called after the
+    first ones. Errors about a batch begin with its number.
     """
-    given = enumerate(islice(_source(data, seed, epoch), skip, None), skip + 1)
-    place = _placer(device)
+    source = _source(data, seed, epoch)
+    place, made = placer(device), form or pair_of
 
-    def moved() -> Iterator[Batch]:
-        for number, batch in given:
+    def moved() -> Iterator[Any]:
+        if skip:
+            next(islice(source, skip - 1, skip), None)
+            if skipped is not None:
+                skipped()
+        for number, batch in enumerate(source, skip + 1):
             try:
-                yield place(pair_of(batch))
+                yield place(made(batch))
             except INPUT_ERRORS as error:
                 prefix_error(error, batch_name(name, epoch, number))
                 raise
@@ -195,14 +203,16 @@ def placed_batches(
         yield from batches
 
 
-def _placer(device: Device) -> Callable[[Batch], Batch]:
+def placer(device: Device) -> Callable[[Any], Any]:
     """A function that moves batches to a device; NumPy arrays, the usual case, go a short way."""
     # 64-bit integers that fit are the same numbers in 32 bits: nobody needs to be warned.
     if device.engine is None:  # which to_device refuses
         return lambda batch: to_device(batch, device, convert=True, narrow=True)
     engine = registry.load(device.engine)
 
-    def placed(batch: Batch) -> Batch:
+    def placed(batch: Any) -> Any:
+        if type(batch) is not tuple or len(batch) != 2:
+            return to_device(batch, device, convert=True, narrow=True)
         x, y = batch
         if type(x) is not np.ndarray or type(y) is not np.ndarray:
             x, y = to_device(batch, device, convert=True, narrow=True)
@@ -213,7 +223,9 @@ def _placer(device: Device) -> Callable[[Batch], Batch]:
     return placed
 
 
-def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
+def first_of(
+    data: Any, seed: int, epoch: int, name: str, form: Callable[[Any], Any] | None = None
+) -> Any:
     """The first batch as it is given; `None` if the data can be iterated only once.
 
     Raises `ConfigurationError` if there is none, or it is not a pair of arrays of numbers.
@@ -222,7 +234,7 @@ def first_of(data: Any, seed: int, epoch: int, name: str) -> Batch | None:
         return None
     for batch in _source(data, seed, epoch):
         try:
-            return pair_of(batch)
+            return (form or pair_of)(batch)
         except ConfigurationError as error:
             prefix_error(error, batch_name(name, epoch, 1))
             raise
@@ -263,6 +275,33 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
             f"a batch must be a pair (x, y), not {_described(batch)}", source="data"
         )
     return as_numbers(batch[0], "x"), as_numbers(batch[1], "y")
+
+
+def module_batch(batch: Any) -> Any:
+    """A batch for a module of another library: a dict of arrays, or a tuple of them.
+
+    >>> module_batch([[[1.0, 2.0]], [3]])
+    (array([[1., 2.]], dtype=float32), array([3]))
+    """
+    if isinstance(batch, Mapping):
+        return {key: as_numbers(part, repr(key)) for key, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(as_numbers(part, f"part {at} of it") for at, part in enumerate(batch))
+    return as_numbers(batch, "it")
+
+
+def rows_of(batch: Any) -> int:
+    """The number of examples in a batch.
+
+    >>> rows_of((np.zeros((3, 2)), np.zeros(3)))
+    3
+    """
+    if type(batch) is tuple and batch and hasattr(batch[0], "shape"):
+        shape = batch[0].shape
+    else:
+        found = next((x for x in leaves(batch) if hasattr(x, "shape")), None)
+        shape = () if found is None else found.shape
+    return int(shape[0]) if len(shape) else 1
 
 
 def as_numbers(given: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,16 @@ import numpy as np
 from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
 from anydevice.core.locks import FileLock
-from anydevice.core.record import Record, as_dict, replace
-from anydevice.core.trees import difference, leaves, mapped
+from anydevice.core.record import NOTHING, Record, as_dict, replace
+from anydevice.core.trees import difference, leaves, mapped, partition, refilled
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.nn._recompute import Recomputed
 from anydevice.nn.optimizers import Optimizer
 from anydevice.saving import files as tensor_files
-from anydevice.training.batches import INPUT_ERRORS, Batches, pair_of, sizes_of
+from anydevice.training.batches import INPUT_ERRORS, Batches, module_batch, sizes_of
 from anydevice.training.history import History
+from anydevice.training.modules import ModuleLayer
+from anydevice.training.packing import Packed
 from anydevice.training.steps import StepConfig, StepState
 from anydevice.transfer.moving import to_numpy
 
@@ -65,13 +67,15 @@ class LoopState(Record):
 class Checkpoint(Record):
     """The content of a file: both states, how steps are compiled, and the best parameters.
 
-    These are `None` where they are not kept.
+    These are `None` where they are not kept. `random` are the states of global random numbers, now
+    and at the start of the epoch.
     """
 
     step: StepState
     loop: LoopState
     optimize: str
     best: Any = None
+    random: Mapping[str, Any] = NOTHING
 
 
 def settings_of(
@@ -112,7 +116,7 @@ def content_of(data: Any) -> str | None:
     elif isinstance(data, list | tuple):
         few = data[:: -(-len(data) // _MOST_BATCHES) or 1]
         try:
-            arrays = leaves([list(pair_of(batch)) for batch in few])
+            arrays = leaves([module_batch(batch) for batch in few])
         except INPUT_ERRORS:
             return None  # the training itself refuses it, and says why
     else:
@@ -143,6 +147,9 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "scale": step.scale,
         "best": checkpoint.best,
     }
+    own = step.own
+    waiting = {"total": step.total, "own": None if own is None else dict(own)}
+    trees.update({name: tree for name, tree in waiting.items() if tree is not None})
     metadata = {
         "settings": dict(settings),
         "batches": step.batches,
@@ -151,6 +158,12 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "optimize": checkpoint.optimize,
         "place": {**vars(loop), "history": loop.history.to_list()},
     }
+    if step.added:
+        metadata["added"] = step.added
+    if own is not None:
+        metadata["own"] = own.text
+    if checkpoint.random:
+        metadata["random"] = dict(checkpoint.random)
     tensor_files.write(path, _KIND, trees, metadata)
 
 
@@ -181,12 +194,15 @@ def read_checkpoint(
     path: Path,
     settings: Mapping[str, Any],
     like: Any,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     device: Device,
     *,
     patient: bool,
+    trained: Sequence[bool] | None = None,
 ) -> Checkpoint:
     """The checkpoint of a file, on a device: that of a model with parameters `like` these.
+
+    `optimizer` is `None` where it keeps its state itself.
 
     A `patient` training looks for the best epoch, with the validation it had before; where there
     was no patience before, that begins now. Raises `TransferError` if the file is damaged,
@@ -203,7 +219,15 @@ def read_checkpoint(
         if not kept:
             loop = replace(loop, best=None, waited=0)
         counts = {name: metadata[name] for name in ("batches", "started", "steps")}
-        step = StepState(trees["parameters"], trees["state"], **counts, scale=trees["scale"])
+        step = StepState(
+            trees["parameters"],
+            trees["state"],
+            **counts,
+            scale=trees["scale"],
+            total=trees.get("total"),
+            added=metadata.get("added", 0.0),
+            own=_own(trees.get("own"), metadata.get("own")),
+        )
         # Files of anydevice before that field were all compiled unless the caller said otherwise.
         how = metadata.get("optimize", "default")
         best = trees["best"] if kept else None
@@ -222,9 +246,10 @@ def read_checkpoint(
             "path, or resume=False to start again",
             source="resume",
         )
+    state = None if optimizer is None else _state_like(optimizer, like, trained)
     for what, tree, expected in (
         ("parameters", step.parameters, like),
-        ("optimizer's state", step.optimizer, _state_like(optimizer, like)),
+        ("optimizer's state", step.optimizer, state),
         ("best parameters", best, None if best is None else like),
     ):
         different = None if expected is None else difference(expected, tree)
@@ -232,7 +257,17 @@ def read_checkpoint(
             raise TransferError(f"{path} does not fit the model: in its {what}, {different}")
     if step.scale is not None and not _is_scale(step.scale):
         raise TransferError(f"{path}: its scale of the loss is damaged")
-    return Checkpoint(step, loop, how, best)
+    if state is not None:  # other libraries have classes of their own in it
+        step = replace(step, optimizer=refilled(state, leaves(step.optimizer)))
+    return Checkpoint(step, loop, how, best, metadata.get("random", NOTHING))
+
+
+def _own(tensors: Any, text: Any) -> Packed | None:
+    if text is None:
+        return None
+    own = Packed(tensors or {})
+    own.text = text
+    return own
 
 
 def _check_counts(*counts: Any) -> None:
@@ -247,8 +282,10 @@ def _check_numbers(*numbers: Any) -> None:
             raise ValueError(f"{number!r} stands for a number")
 
 
-def _state_like(optimizer: Optimizer, parameters: Any) -> Any:
+def _state_like(optimizer: Optimizer, parameters: Any, trained: Sequence[bool] | None) -> Any:
     """What the optimizer's state looks like; `None` if your own one needs real parameters."""
+    if trained is not None:
+        parameters, _ = partition(parameters, trained)
     hollow = mapped(lambda x: np.broadcast_to(np.float32(0), tuple(x.shape)), parameters)
     try:
         return optimizer.init(hollow)
@@ -312,6 +349,8 @@ def fingerprint(value: Any) -> Any:
         return value
     if isinstance(value, Recomputed):
         return fingerprint(value.layer)
+    if isinstance(value, ModuleLayer):
+        return {"kind": value.label}
     if isinstance(value, Record):
         fields = {f".{name}": fingerprint(part) for name, part in as_dict(value).items()}
         return {"kind": type(value).__name__, **fields}

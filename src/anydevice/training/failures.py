@@ -6,7 +6,7 @@ in the data or the loss raise errors of the engine, which knows nothing of layer
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,10 +20,12 @@ from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import AnyDeviceError, ConfigurationError, VerificationError
+from anydevice.models.detect import adapter_of
 from anydevice.models.native import paths_of
 from anydevice.nn.layer import Layer, MisfitError, Run
 from anydevice.nn.losses import cross_entropy
 from anydevice.training.batches import INPUT_ERRORS, prefix_error
+from anydevice.training.modules import ModuleLayer
 from anydevice.training.steps import StepConfig, Stepper
 from anydevice.transfer.moving import to_numpy
 
@@ -37,8 +39,7 @@ _DATA_ADVICE = "look at the data: numpy.isfinite says which numbers they are"
 class TrainedBatch(Record):
     """A batch that was trained on, its number (from 1), and its step."""
 
-    x: Any
-    y: Any
+    batch: Any
     number: int
     step: int
 
@@ -66,7 +67,7 @@ def failure(
             where=layer,
         )
     for batch in batches:
-        wrong = nonfinite_batch(batch.x, batch.y)
+        wrong = nonfinite_batch(batch.batch)
         if wrong is not None:
             return _error(batch.step, wrong, "", _DATA_ADVICE)
         found = _failed_layer(config, engine, parameters, batch, seed)
@@ -76,9 +77,11 @@ def failure(
     return _error(since, what, "", _advice(config))
 
 
-def nonfinite_batch(x: Any, y: Any) -> str | None:
+def nonfinite_batch(batch: Any) -> str | None:
     """A sentence about NaN or infinite numbers in a batch; `None` if there are none."""
-    for name, part in (("x", x), ("y", y)):
+    pair = isinstance(batch, tuple) and len(batch) == 2
+    parts = {"x": batch[0], "y": batch[1]} if pair else paths_of(batch)
+    for name, part in parts.items():
         if not _is_finite(part):
             return f"the batch itself holds {_kind(part)} values in {name}"
     return None
@@ -87,6 +90,8 @@ def nonfinite_batch(x: Any, y: Any) -> str | None:
 def _failed_layer(
     config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
+    if isinstance(config.layer, ModuleLayer):
+        return _failed_part(config, batch.batch)
     failed: list[tuple[str, Any]] = []
     is_traced = registry.load(engine).is_traced
 
@@ -96,7 +101,7 @@ def _failed_layer(
             failed.append((f"{config.layer.root}{path} {layer.label}", y))
 
     run = Run(training=True, seed=seed, step=batch.number, watch=watch)
-    value = config.value(parameters, batch.x, batch.y, run)
+    value = config.value(parameters, batch.batch, run)
     if failed:
         name, y = failed[0]
         return f"the output of {name} is {_kind(y)}", name
@@ -104,6 +109,27 @@ def _failed_layer(
         last = config.layer.label
         return f"the loss is {_kind(value)}, and the output of {last} is finite", last
     return _failed_gradient(config, engine, parameters, batch, seed)
+
+
+def _failed_part(config: StepConfig, batch: Any) -> tuple[str, str] | None:
+    """The first part of a module of another library whose output is not finite."""
+    failed: list[tuple[str, Any]] = []
+
+    def after(name: str, y: Any) -> Any:
+        if not failed and not _is_finite(y):
+            failed.append((name, y))
+        return y
+
+    inputs = batch[0] if isinstance(batch, tuple) else batch
+    named = inputs if isinstance(inputs, Mapping) else {}
+    with suppress(Exception):  # a loss may call the module in another way
+        adapter = adapter_of(config.layer.given)  # type: ignore[attr-defined]
+        with adapter.scope():
+            adapter.traced(after, *(() if named else (inputs,)), **named)
+    if not failed:
+        return None
+    name, y = failed[0]
+    return f"the output of {name} is {_kind(y)}", name
 
 
 def _failed_gradient(
@@ -114,7 +140,7 @@ def _failed_gradient(
     run = Run(training=True, seed=seed, step=batch.number)
 
     def value_of(parameters: Any) -> Any:
-        return config.value(parameters, batch.x, batch.y, run)
+        return config.value(parameters, batch.batch, run)
 
     gradients = autodiff.value_and_grad(value_of)(parameters)[1]
     wrong = _wrong_leaf(gradients)
@@ -152,7 +178,7 @@ def _hosts(x: Any) -> list[Any]:
     return [to_numpy(leaf) for leaf in leaves(x)]
 
 
-def explain_error(error: Exception, stepper: Stepper, x: Any, y: Any, where: str) -> Exception:
+def explain_error(error: Exception, stepper: Stepper, batch: Any, where: str) -> Exception:
     """The error to raise for an error of the step of this batch, whose name is `where`.
 
     It is a `ConfigurationError` if the loss gives anything but one number, and where x is
@@ -160,12 +186,12 @@ def explain_error(error: Exception, stepper: Stepper, x: Any, y: Any, where: str
     """
     if isinstance(error, INPUT_ERRORS):
         prefix_error(error, where)
-        return _integer_error(stepper, x, y, where) or error
+        return _integer_error(stepper, batch, where) or error
     if isinstance(error, AnyDeviceError):
         return error
     value = None
     with suppress(Exception):
-        value = stepper.config.value(stepper.parameters, x, y, Run())
+        value = stepper.config.value(stepper.parameters, batch, Run())
     return error if value is None else _loss_error(stepper.config, value) or error
 
 
@@ -176,11 +202,12 @@ def check_loss(config: StepConfig, value: Any) -> None:
         raise error
 
 
-def check_shape(config: StepConfig, x: Any, where: str) -> None:
+def check_shape(config: StepConfig, batch: Any, where: str) -> None:
     """Raise `ConfigurationError`, which names the layer, for a batch that does not fit or is empty.
 
     `where` is the name of the batch. A tree of arrays is left to the layer.
     """
+    x = batch[0] if isinstance(batch, tuple) and batch else batch
     shape = getattr(x, "shape", None)
     if shape is None:
         return
@@ -202,18 +229,18 @@ def check_shape(config: StepConfig, x: Any, where: str) -> None:
 def wrong_target(config: StepConfig, batches: Iterable[TrainedBatch]) -> VerificationError | None:
     """The error for the first batch with a target outside the classes; `None` without one."""
     for batch in batches:
-        wrong = _wrong_class(config, batch.x, batch.y)
+        wrong = _wrong_class(config, batch.batch)
         if wrong is not None:
             return VerificationError(f"step {batch.step}: {wrong}", where="target")
     return None
 
 
-def wrong_batch(config: StepConfig, x: Any, y: Any, where: str) -> VerificationError | None:
+def wrong_batch(config: StepConfig, batch: Any, where: str) -> VerificationError | None:
     """The error for a batch whose loss cannot be finite with any model."""
-    wrong = _wrong_class(config, x, y)
+    wrong = _wrong_class(config, batch)
     if wrong is not None:
         return VerificationError(f"{where}: {wrong}", where="target")
-    wrong = nonfinite_batch(x, y)
+    wrong = nonfinite_batch(batch)
     if wrong is None:
         return None
     return VerificationError(f"{where}: {wrong}; {_DATA_ADVICE}", where=where)
@@ -231,19 +258,23 @@ def _loss_error(config: StepConfig, value: Any) -> ConfigurationError | None:
     )
 
 
-def _integer_error(stepper: Stepper, x: Any, y: Any, where: str) -> ConfigurationError | None:
+def _integer_error(stepper: Stepper, batch: Any, where: str) -> ConfigurationError | None:
     """The error where x as integers fails, and would not fail as floating numbers."""
-    owner, config = owner_of(x), stepper.config
+    config = stepper.config
+    if isinstance(config.layer, ModuleLayer):
+        return None
+    x, y = batch
+    owner = owner_of(x)
     if owner is None or owner.dtype_of(x).kind == "float":
         return None
     finished: set[str] = set()
     watching = Run(watch=lambda path, layer, y: finished.add(path))
     try:
-        config.value(stepper.parameters, ops.astype(x, "float32"), y, Run())
+        config.value(stepper.parameters, (ops.astype(x, "float32"), y), Run())
     except Exception:  # then the first error is the right one
         return None
     with suppress(Exception):
-        config.value(stepper.parameters, x, y, watching)
+        config.value(stepper.parameters, (x, y), watching)
     layer = _first_without_output(config, finished)
     return ConfigurationError(
         f"{where}: x is {owner.dtype_of(x).name}, and {layer} computes in "
@@ -271,7 +302,10 @@ def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _wrong_class(config: StepConfig, x: Any, y: Any) -> str | None:
+def _wrong_class(config: StepConfig, batch: Any) -> str | None:
+    if isinstance(config.layer, ModuleLayer):
+        return None
+    x, y = batch
     loss = config.loss.func if isinstance(config.loss, partial) else config.loss
     if not any(loss is of_classes for of_classes in (cross_entropy, ops.cross_entropy)):
         return None

@@ -1,16 +1,22 @@
-"""The progress bar of a training: its loss, rate and speed, and the time left."""
+"""The progress of a training: a bar with its loss, speed and the time left, or lines."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from math import ceil
 from threading import Timer
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
-from anydevice.core.progress import ProgressBar, columns_of
+from anydevice.core.progress import ProgressBar, columns_of, in_notebook
+from anydevice.core.record import as_dict
 from anydevice.core.text import clock
+
+if TYPE_CHECKING:
+    from anydevice.training.history import Epoch
 
 _NARROW = 100
 """Columns of a terminal below which the bar itself is short, to leave room for the text."""
@@ -18,15 +24,18 @@ _NARROW = 100
 _SLOW = 4.0
 """Seconds of compiling after which a line says so where no bar is shown."""
 
+_MOST_LINES = 100
+"""Epochs with a line each where no bar is shown; of more, as many at equal distances."""
+
 _STEPS_BEFORE_FORECAST = 5
 """Batches before the time left is estimated."""
 
 
 class TrainingProgress:
-    """A bar on the error stream while the block runs, where that is a terminal.
+    """A bar on the error stream while the block runs, where that is a terminal, or in a notebook.
 
-    It is there from the start. `wanted` is true for a bar in any case, false for none. Elsewhere a
-    slow compilation is said in a line, once, unless nothing is wanted.
+    It is there from the start. `wanted` is true for a bar in any case, false for none. Elsewhere
+    each epoch is a line, and so is a slow compilation, once, unless nothing is wanted.
     """
 
     def __init__(
@@ -36,13 +45,15 @@ class TrainingProgress:
         self._first_tell: tuple[float, int, int] | None = None
         self._doing, self._ending = "starting", ""
         terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._shown = terminal if wanted is None else wanted
-        self._says_slow = not terminal and wanted is None and sys.stderr is not None
+        self._notebook = wanted is not False and in_notebook()
+        self._shown = not self._notebook and (terminal if wanted is None else wanted)
+        barred = terminal or self._notebook
+        self._prints = not barred and wanted is None and sys.stderr is not None
         self._slow: Timer | None = None
-        self._columns = columns_of(sys.stderr) if self._shown else 80
+        self._columns = columns_of(sys.stderr) if self._shown else _NARROW
         self._width = 24 if self._columns >= _NARROW else 10
         stream = sys.stderr if self._shown else None
-        self._bar = ProgressBar(stream, colour=terminal, width=self._width)
+        self._bar = ProgressBar(stream, colour=terminal, width=self._width, notebook=self._notebook)
 
     def __enter__(self) -> Self:
         self._show(self._done, [])
@@ -60,7 +71,7 @@ class TrainingProgress:
         """A step begins that an engine compiles first: on the bar, else a line if it takes long."""
         self._doing = "compiling"
         self._show(self._done, [(f"epoch {epoch}/{self._epochs}", 0)])
-        if self._says_slow and self._slow is None:
+        if self._prints and self._slow is None:
             self._slow = Timer(_SLOW, _say_slow, [engine])
             self._slow.daemon = True
             self._slow.start()
@@ -69,6 +80,12 @@ class TrainingProgress:
         """That step is over."""
         if self._slow is not None:
             self._slow.cancel()
+
+    def ended(self, epoch: Epoch) -> None:
+        """An epoch is over: a line where no bar is shown."""
+        last = epoch.epoch == self._epochs
+        if self._prints and (last or epoch.epoch % ceil(self._epochs / _MOST_LINES) == 0):
+            _say(_line(epoch, self._epochs))
 
     def ends(self, text: str) -> None:
         """Show when the training will end: at once on the bar, else on the error stream.
@@ -122,14 +139,40 @@ class TrainingProgress:
         self._bar.tell(self._done, total, fitted(words, self._columns - taken))
 
 
-def _say_slow(engine: str) -> None:
+def _say(line: str) -> None:
     with suppress(OSError, ValueError):  # the stream may be closed by now
-        print(
-            f"{engine} is compiling the training step, which may take a minute; optimize='none' "
-            "starts at once",
-            file=sys.stderr,
-            flush=True,
+        print(line, file=sys.stderr, flush=True)
+
+
+def _say_slow(engine: str) -> None:
+    _say(
+        f"{engine} is compiling the training step, which may take a minute; optimize='none' "
+        "starts at once"
+    )
+
+
+def _line(epoch: Epoch, epochs: int) -> str:
+    """The numbers of an epoch in a line.
+
+    >>> from anydevice.training.history import Epoch
+    >>> _line(Epoch(3, 0.21437, 0.25, 1e-3, 300, 4.21), 10)
+    'epoch 3/10  loss 0.2144  validation 0.25  rate 0.001  4.2 s'
+    """
+    numbers: dict[str, Any] = {}
+    for name, value in as_dict(epoch).items():
+        if isinstance(value, Mapping):
+            numbers |= value
+        elif name in ("loss", "validation"):
+            numbers[name] = value
+    words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+    return "  ".join(
+        (
+            f"epoch {epoch.epoch}/{epochs}",
+            *words,
+            f"rate {epoch.rate:.3g}",
+            f"{epoch.seconds:.1f} s",
         )
+    )
 
 
 def fitted(words: list[tuple[str, int]], room: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import is_
@@ -27,20 +27,21 @@ from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import Record
-from anydevice.core.trees import Tree, leaves, mapped, refilled
+from anydevice.core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
 from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.models.precision import LossScale, Policy, ScaleState, cast_parameters
-from anydevice.nn.layer import Array, Layer, Run
+from anydevice.nn.layer import Array, Layer, Run, state_places
 from anydevice.nn.losses import Loss, computes_in_float32
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
 from anydevice.settings.files import compiled_folder
+from anydevice.training.modules import ModuleLayer
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
-_CONSUMED = ("parameters", "state", "counts", "scale")
+_CONSUMED = ("trained", "state", "counts", "scale")
 _IN_FLIGHT = 2
 """Steps in flight when another one starts: one computes while one waits."""
 
@@ -53,12 +54,18 @@ _STEP_OVERHEAD = 250_000
 _SERIAL = 2_000_000
 """Uses of parameters in a step that a second thread does not make shorter."""
 
+_NOT_TRAINING = Run()
+
 _USUAL_LENGTH = 1000
 """Batches of an epoch where data does not say how many it has."""
 
 
 class StepConfig(Record):
-    """The parts of a step; `layer` is the one whose output the loss takes."""
+    """The parts of a step; `layer` is the one whose output the loss takes.
+
+    `trained` says of each leaf of the parameters whether gradients change it; `None` if they change
+    all. A module of another library is a layer too, which knows its loss.
+    """
 
     layer: Layer
     loss: Loss
@@ -67,12 +74,18 @@ class StepConfig(Record):
     clip: float | None = None
     accumulate: int = 1
     optimize: str = "default"
+    trained: tuple[bool, ...] | None = None
 
-    def value(self, parameters: Tree, x: Any, y: Any, run: Run) -> Array:
+    def value(self, parameters: Tree, batch: Any, run: Run) -> Array:
         """The loss of one batch in float32, as a function that compilers can trace."""
         policy = self.policy
         if policy.casts_parameters:
-            parameters = policy.for_computing(parameters)
+            parameters = self._cast(parameters)
+        if isinstance(self.layer, ModuleLayer):
+            given = policy.for_computing(batch) if policy.is_narrow else batch
+            value = self.layer.loss_of(self.loss, parameters, given, run)
+            return ops.astype(value, "float32") if policy.is_narrow else value
+        x, y = batch
         output = self.layer.apply(parameters, policy.for_computing(x), run)
         if not policy.is_narrow:
             return self.loss(output, y)
@@ -80,11 +93,21 @@ class StepConfig(Record):
             output = cast_parameters(output, "float32")
         return ops.astype(self.loss(output, y), "float32")
 
+    def _cast(self, parameters: Tree) -> Tree:
+        """The parameters in the dtype of computing; the state of layers stays as it is."""
+        state = state_leaves(self.layer, parameters)
+        if not any(state):
+            return self.policy.for_computing(parameters)
+        kept, others = partition(parameters, state)
+        return combined(self.policy.for_computing(others), kept)
+
 
 class StepState(Record):
     """All that changes from step to step, and that another run needs to go on.
 
     `started` counts all steps, `steps` those that changed something: a scaled loss may overflow.
+    `total` are the gradients that wait for those of further batches, of the weight `added`. `own`
+    is what a stepper keeps beside that.
     """
 
     parameters: Tree
@@ -93,6 +116,15 @@ class StepState(Record):
     started: int = 0
     steps: int = 0
     scale: ScaleState | None = None
+    total: Tree = None
+    added: float = 0.0
+    own: Tree = None
+
+
+def state_leaves(layer: Layer, parameters: Tree) -> list[bool]:
+    """Which leaves of the parameters are the state of a layer: its training changes them itself."""
+    named = {f"{path}.{name}" for path, name in state_places(layer)}
+    return [name in named for name in leaf_names(parameters)]
 
 
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
@@ -133,114 +165,74 @@ def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int)
 class Stepper(ABC):
     """Takes steps. `parameters` and `state` are valid until the next one.
 
-    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean;
-    `step` is both for a single batch. `step` and `add` return the loss before the step, as an array
-    without axes. After the first loss or gradient that is NaN or infinite, no step changes the
-    parameters; where a scaled loss overflows, that step alone changes nothing. `started` and
-    `batches` count, `how` describes the compiler. A `quiet` stepper does not warn where compiling
-    fails.
+    `add` adds up the gradients of `accumulate` batches, and `move` takes a step by their mean,
+    weighted by their rows; `step` is both for a single batch. `step` and `add` return the loss
+    before the step, as an array without axes. After the first loss or gradient that is NaN or
+    infinite, no step changes the parameters; where a scaled loss overflows, that step alone changes
+    nothing. `started` and `batches` count, `how` describes the compiler. A `quiet` stepper does not
+    warn where compiling fails.
     """
 
     quiet = False
-
-    def __init__(
-        self,
-        engine: Engine,
-        autodiff: Autodiff,
-        device: Device,
-        config: StepConfig,
-        state: StepState,
-        seed: int,
-    ) -> None:
-        self.engine = engine
-        self.device = device
-        self.config = config
-        self._autodiff = autodiff
-        self.parameters = state.parameters
-        self._optimizer_state = state.optimizer
-        self._scale = state.scale
-        self.started = state.started
-        self.batches = state.batches
-        self._total: Tree = None
-        self._added = 0
-        self._like = leaves(self.parameters)[0]
-        self._xp = primitives(self._like)
-        self._seed = self._number(folded_seed(seed), np.int32)
-        self._scaling = LossScale()
-        found = compilers_for(engine, config.optimize)
-        self._compilers, self.how = found.compilers, found.how
-        self._warned = False
-        if self._compilers and not isinstance(engine.compiler, Absent):
-            folder = compiled_folder(engine.name)
-            if folder is not None:
-                engine.compiler.keep(str(folder))
-        if config.policy.needs_loss_scale and self._scale is None:
-            self._scale = self._scaling.start(self._like)
-        self._start(state.steps)
-
-    @abstractmethod
-    def _start(self, steps: int) -> None:
-        """Make the functions of a step, and its counts on the device."""
+    engine: Engine
+    device: Device
+    config: StepConfig
+    how: str
+    started: int
+    batches: int
+    _compilers: Sequence[Any] = ()
+    _warned = False
 
     @property
+    @abstractmethod
+    def parameters(self) -> Tree:
+        """The parameters of now, trained or not."""
+
+    @property
+    @abstractmethod
     def state(self) -> StepState:
         """The state of now."""
-        return StepState(
-            self.parameters,
-            self._optimizer_state,
-            self.batches,
-            self.started,
-            self._steps_taken(),
-            self._scale,
-        )
 
-    @abstractmethod
-    def step(self, x: Any, y: Any, rate: float) -> Array:
+    def step(self, batch: Any, rate: float) -> Array:
         """One step by one batch."""
+        value = self.add(batch)
+        self.move(rate)
+        return value
 
     @abstractmethod
-    def add(self, x: Any, y: Any) -> Array:
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
         """Add the gradients of one batch to those of the next `move`."""
 
     @abstractmethod
     def move(self, rate: float) -> None:
-        """One step by the mean of the added gradients."""
+        """One step by the weighted mean of the added gradients."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the added gradients."""
+
+    def evaluate(self, batch: Any) -> Array:
+        """The loss of a batch that is not trained on."""
+        return self.config.value(self.parameters, batch, _NOT_TRAINING)
 
     @property
+    @abstractmethod
     def failed(self) -> bool:
         """Whether a loss, a gradient or a parameter is NaN or infinite; waits for all steps."""
-        return bool(self._count(self._failed_steps())) or bool(self._count(self._failed_weights()))
 
     @property
+    @abstractmethod
     def failed_since(self) -> int:
         """The first step with a loss or gradient that is NaN or infinite; else the next one."""
-        return self.started + 1 - self._count(self._failed_steps())
 
     @property
+    @abstractmethod
     def left_out(self) -> int:
         """The steps that changed nothing, because a scaled loss overflowed; waits for all steps."""
-        return self.started - self._steps_taken()
 
-    @abstractmethod
-    def _failed_steps(self) -> Array:
-        """How many steps were started since the first failed one."""
-
-    @abstractmethod
-    def _failed_weights(self) -> Array:
-        """1.0 where a parameter is infinite or NaN, else 0.0."""
-
-    @abstractmethod
-    def _steps_taken(self) -> int:
-        """The steps that changed the parameters."""
-
-    def scope_of(self, x: Any) -> Callable[[], AbstractContextManager[Any]]:
-        """The block in which a step of this batch runs: one thread for a small step on the CPU."""
-        shape = tuple(getattr(x, "shape", ()))
-        if self.compiles or not shape or self.device.kind != "cpu":
-            return nullcontext
-        outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
-        uses = outputs * sum(math.prod(each.shape) for each in leaves(self.parameters))
-        return self.engine.serial_scope if uses <= _SERIAL else nullcontext
+    def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """The block in which a step of this batch runs."""
+        return nullcontext
 
     @property
     def compiles(self) -> bool:
@@ -257,6 +249,14 @@ class Stepper(ABC):
         compilers = [(name, partial(make, donate=donate)) for name, make in self._compilers]
         return FallbackFunction(function, compilers, self._warn)
 
+    def _use_compilers(self) -> None:
+        found = compilers_for(self.engine, self.config.optimize)
+        self._compilers, self.how = found.compilers, found.how
+        if self._compilers and not isinstance(self.engine.compiler, Absent):
+            folder = compiled_folder(self.engine.name)
+            if folder is not None:
+                self.engine.compiler.keep(str(folder))
+
     def _warn(self, text: str) -> None:
         if not self._warned and not self.quiet:
             self._warned = True
@@ -265,6 +265,111 @@ class Stepper(ABC):
                 "compiles nothing",
             )
 
+
+class FunctionStepper(Stepper):
+    """Steps by a loss that is a function of parameters.
+
+    They are in two trees, one of which gradients change. Of the others, a layer may change some in
+    training itself, such as the statistics of a `BatchNorm`: its state.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        autodiff: Autodiff,
+        device: Device,
+        config: StepConfig,
+        state: StepState,
+        seed: int,
+    ) -> None:
+        self.engine = engine
+        self.device = device
+        self.config = config
+        self._autodiff = autodiff
+        self._trained, self._held = state.parameters, None
+        self._is_state: list[bool] = []
+        if config.trained is not None and not all(config.trained):
+            self._trained, self._held = partition(state.parameters, config.trained)
+            of_all = state_leaves(config.layer, state.parameters)
+            pairs = zip(of_all, config.trained, strict=True)
+            self._is_state = [is_state for is_state, own in pairs if not own]
+        self._optimizer_state = state.optimizer
+        self._scale = state.scale
+        self.started = state.started
+        self.batches = state.batches
+        self._total, self._added = state.total, state.added
+        self._like = leaves(self._trained)[0]
+        self._xp = primitives(self._like)
+        self._seed = self._number(folded_seed(seed), np.int32)
+        self._scaling = LossScale()
+        self._use_compilers()
+        if config.policy.needs_loss_scale and self._scale is None:
+            self._scale = self._scaling.start(self._like)
+        self._evaluate: Callable[..., Any] | None = None
+        self._start(state.steps)
+
+    @abstractmethod
+    def _start(self, steps: int) -> None:
+        """Make the functions of a step, and its counts on the device."""
+
+    @property
+    def parameters(self) -> Tree:
+        return self._trained if self._held is None else combined(self._trained, self._held)
+
+    @property
+    def state(self) -> StepState:
+        return StepState(
+            self.parameters,
+            self._optimizer_state,
+            self.batches,
+            self.started,
+            self._steps_taken(),
+            self._scale,
+            self._total,
+            self._added,
+        )
+
+    def drop(self) -> None:
+        self._total, self._added = None, 0.0
+
+    def evaluate(self, batch: Any) -> Array:
+        if self._evaluate is None:
+            self._evaluate = self.compiled(self._value_of)
+        return self._evaluate(self.parameters, batch)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._count(self._failed_steps())) or bool(self._count(self._failed_weights()))
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - self._count(self._failed_steps())
+
+    @property
+    def left_out(self) -> int:
+        return self.started - self._steps_taken()
+
+    @abstractmethod
+    def _failed_steps(self) -> Array:
+        """How many steps were started since the first failed one."""
+
+    @abstractmethod
+    def _failed_weights(self) -> Array:
+        """1.0 where a parameter is infinite or NaN, else 0.0."""
+
+    @abstractmethod
+    def _steps_taken(self) -> int:
+        """The steps that changed the parameters."""
+
+    def scope_of(self, batch: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """One thread for a small step on the CPU."""
+        shape = tuple(getattr(batch[0], "shape", ())) if isinstance(batch, tuple) else ()
+        if self.compiles or not shape or self.device.kind != "cpu":
+            return nullcontext
+        outputs = math.prod((shape[0], *self.config.layer.output(shape[1:])[:-1]))
+        uses = outputs * sum(math.prod(each.shape) for each in leaves(self._trained))
+        return self.engine.serial_scope if uses <= _SERIAL else nullcontext
+
     def _count(self, value: Array) -> int:
         return int(self.engine.to_host(value))
 
@@ -272,11 +377,38 @@ class Stepper(ABC):
         """A number as an array without axes on the device."""
         return self.engine.place(np.asarray(value, kind), self.device)
 
+    def _value_of(self, parameters: Tree, batch: Any) -> Array:
+        return self.config.value(parameters, batch, _NOT_TRAINING)
+
     def _loss(
-        self, parameters: Tree, x: Any, y: Any, seed: Array, batch: Array, scale: Array | None
-    ) -> Array:
-        value = self.config.value(parameters, x, y, Run(training=True, seed=seed, step=batch))
-        return value if scale is None else ops.multiply(value, scale)
+        self, trained: Tree, held: Tree, batch: Any, seed: Array, number: Array, scale: Array | None
+    ) -> tuple[Array, list[Array]]:
+        """The loss of a batch, scaled, and the new state of the layers."""
+        parameters = trained if held is None else combined(trained, held)
+        updates: dict[tuple[str, str], Array] = {}
+        run = Run(training=True, seed=seed, step=number, updates=updates)
+        value = self.config.value(parameters, batch, run)
+        state = self._new_state(held, updates)
+        return (value if scale is None else ops.multiply(value, scale)), state
+
+    def _new_state(self, held: Tree, updates: dict[tuple[str, str], Array]) -> list[Array]:
+        """The state after a batch, in the order of its leaves; what did not run keeps it."""
+        if not any(self._is_state):
+            return []
+        named = {f"{path}.{name}": x for (path, name), x in updates.items()}
+        parts = zip(leaf_names(held), leaves(held), self._is_state, strict=True)
+        return [named.get(name, leaf) for name, leaf, is_state in parts if is_state]
+
+    def _keep_state(self, state: list[Array]) -> None:
+        if state:
+            new = iter(state)
+            pairs = zip(leaves(self._held), self._is_state, strict=True)
+            held = [next(new) if is_state else leaf for leaf, is_state in pairs]
+            self._held = refilled(self._held, held)
+
+    def _state(self, held: Tree) -> list[Array]:
+        pairs = zip(leaves(held), self._is_state, strict=True)
+        return [leaf for leaf, is_state in pairs if is_state]
 
     def _failure(self, value: Array, scale: ScaleState | None) -> Array:
         """1.0 where a loss fails the training, else 0.0.
@@ -302,39 +434,40 @@ class Stepper(ABC):
         return gradients, nonfinite(total(gradients)) if skip is None else skip
 
 
-class SplitStepper(Stepper):
+class SplitStepper(FunctionStepper):
     """Takes gradients of the compiled loss; the engine's kernels update in place."""
 
     def _start(self, steps: int) -> None:
-        self._loss_and_gradients = self._autodiff.value_and_grad(self.compiled(self._loss))
+        loss = self.compiled(self._loss)
+        self._loss_and_gradients = self._autodiff.value_and_grad(loss, more=True)
         self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
         self._taken = self._number(steps, np.int32)
         self._readies: dict[float, Callable[..., Any]] = {}
         self._plus = self.compiled(_added)
 
-    def step(self, x: Any, y: Any, rate: float) -> Array:
-        value = self.add(x, y)
-        self.move(rate)
-        return value
-
-    def add(self, x: Any, y: Any) -> Array:
-        self.batches += 1
-        batch = self._xp.full((), self.batches, _INT32, self._like)
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        number = self._xp.full((), self.batches + 1, _INT32, self._like)
         factor = None if self._scale is None else self._scale["scale"]
-        value, gradients = self._loss_and_gradients(
-            self.parameters, x, y, self._seed, batch, factor
+        (value, state), gradients = self._loss_and_gradients(
+            self._trained, self._held, batch, self._seed, number, factor
         )
         if factor is not None:
             value = ops.divide(value, factor)
         self._failed = self._xp.maximum(self._failed, self._failure(value, self._scale))
+        if state:
+            good = ops.less(self._failed, 1.0)
+            self._keep_state(_selected(good, state, self._state(self._held)))
+        if weight != 1.0:
+            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
         self._total = gradients if self._total is None else self._plus(self._total, gradients)
-        self._added += 1
+        self._added += weight
+        self.batches += 1
         return value
 
     def move(self, rate: float) -> None:
         gradients, skip = self._made_ready(1.0 / self._added)
-        self._total, self._added = None, 0
+        self.drop()
         stays = self._xp.maximum(skip, self._failed)
         self.started += 1
         # Filled on the device: a number that is copied there would wait for all steps in flight.
@@ -344,10 +477,10 @@ class SplitStepper(Stepper):
             else ops.add(self._taken, 1)
         )
         with consuming(stays):
-            parameters, state = self.config.optimizer.update(
-                self.parameters, gradients, self._optimizer_state, step, rate
+            trained, state = self.config.optimizer.update(
+                self._trained, gradients, self._optimizer_state, step, rate
             )
-        self.parameters = _unless(stays, parameters, self.parameters)
+        self._trained = _unless(stays, trained, self._trained)
         if self._scale is None:
             self._optimizer_state = state
             self._failed = stays
@@ -364,7 +497,7 @@ class SplitStepper(Stepper):
         return self._since
 
     def _failed_weights(self) -> Array:
-        return nonfinite(total(self.parameters))
+        return nonfinite(total(self._trained))
 
     def _steps_taken(self) -> int:
         return self.started if self._scale is None else self._count(self._taken)
@@ -382,7 +515,7 @@ class SplitStepper(Stepper):
         return found
 
 
-class FusedStepper(Stepper):
+class FusedStepper(FunctionStepper):
     """A step is one compiled function, which consumes the parameters, the state and the counts."""
 
     def _start(self, steps: int) -> None:
@@ -400,22 +533,26 @@ class FusedStepper(Stepper):
         self._last_rate: tuple[float, Array] = (0.0, self._number(0, np.float32))
         self._in_flight: deque[Array] = deque()
 
-    def step(self, x: Any, y: Any, rate: float) -> Array:
-        self.parameters, self._optimizer_state, self._counts, self._scale, value = self._whole(
-            self.parameters, self._optimizer_state, self._counts, self._scale, x, y, self._seed,
-            self._rate(rate),
+    def step(self, batch: Any, rate: float) -> Array:
+        self._trained, self._optimizer_state, self._counts, self._scale, state, value = self._whole(
+            self._trained, self._optimizer_state, self._counts, self._scale, self._held, batch,
+            self._seed, self._rate(rate),
         )  # fmt: skip
+        self._keep_state(state)
         self.batches += 1
         self.started += 1
         return self._waited(value)
 
-    def add(self, x: Any, y: Any) -> Array:
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
         gradients = self._first if self._total is None else self._more
-        self._total, self._counts, value = gradients(
-            self.parameters, self._total, self._counts, self._scale, x, y, self._seed
-        )
+        factor = None if weight == 1.0 else self._number(weight, np.float32)
+        self._total, self._counts, state, value = gradients(
+            self._trained, self._total, self._counts, self._scale, self._held, batch, self._seed,
+            factor,
+        )  # fmt: skip
+        self._keep_state(state)
         self.batches += 1
-        self._added += 1
+        self._added += weight
         return self._waited(value)
 
     def move(self, rate: float) -> None:
@@ -423,23 +560,23 @@ class FusedStepper(Stepper):
         if share not in self._updates:
 
             def update(
-                parameters: Tree, state: Tree, counts: Any, scale: Any, total: Tree, rate: Array
+                trained: Tree, state: Tree, counts: Any, scale: Any, total: Tree, rate: Array
             ) -> Any:
-                return self._updated(parameters, state, counts, scale, total, rate, share)
+                return self._updated(trained, state, counts, scale, total, rate, share)
 
             self._updates[share] = self.compiled(update, *_CONSUMED)
-        self.parameters, self._optimizer_state, self._counts, self._scale = self._updates[share](
-            self.parameters, self._optimizer_state, self._counts, self._scale, self._total,
+        self._trained, self._optimizer_state, self._counts, self._scale = self._updates[share](
+            self._trained, self._optimizer_state, self._counts, self._scale, self._total,
             self._rate(rate),
         )  # fmt: skip
-        self._total, self._added = None, 0
+        self.drop()
         self.started += 1
 
     def _failed_steps(self) -> Array:
         return self._counts["since"]
 
     def _failed_weights(self) -> Array:
-        return self._check_weights(self.parameters)
+        return self._check_weights(self._trained)
 
     def _steps_taken(self) -> int:
         return self._count(self._counts["steps"])
@@ -458,35 +595,49 @@ class FusedStepper(Stepper):
 
     def _whole_step(
         self,
-        parameters: Tree,
+        trained: Tree,
         state: Tree,
         counts: dict[str, Array],
         scale: Any,
-        x: Any,
-        y: Any,
+        held: Tree,
+        batch: Any,
         seed: Array,
         rate: Array,
     ) -> Any:
-        total, counts, value = self._gradients(parameters, None, counts, scale, x, y, seed)
-        return *self._updated(parameters, state, counts, scale, total, rate, 1.0), value
+        total, counts, own, value = self._gradients(
+            trained, None, counts, scale, held, batch, seed, None
+        )
+        return *self._updated(trained, state, counts, scale, total, rate, 1.0), own, value
 
     def _gradients(
-        self, parameters: Tree, total: Tree, counts: Any, scale: Any, x: Any, y: Any, seed: Array
+        self,
+        trained: Tree,
+        total: Tree,
+        counts: Any,
+        scale: Any,
+        held: Tree,
+        batch: Any,
+        seed: Array,
+        weight: Array | None,
     ) -> Any:
-        batch = ops.add(counts["batches"], 1)
+        number = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
-        loss_and_gradients = self._autodiff.value_and_grad(self._loss)
-        value, gradients = loss_and_gradients(parameters, x, y, seed, batch, factor)
+        loss_and_gradients = self._autodiff.value_and_grad(self._loss, more=True)
+        (value, state), gradients = loss_and_gradients(trained, held, batch, seed, number, factor)
         if factor is not None:
             value = ops.divide(value, factor)
         failed = ops.maximum(counts["failed"], self._failure(value, scale))
+        if state:
+            state = _selected(ops.less(failed, 1.0), state, self._state(held))
+        if weight is not None:
+            gradients = mapped(lambda x: ops.multiply(x, _as_dtype_of(weight, x)), gradients)
         if total is not None:
             gradients = _added(total, gradients)
-        return gradients, {**counts, "batches": batch, "failed": failed}, value
+        return gradients, {**counts, "batches": number, "failed": failed}, state, value
 
     def _updated(
         self,
-        parameters: Tree,
+        trained: Tree,
         state: Tree,
         counts: dict[str, Array],
         scale: Any,
@@ -498,7 +649,7 @@ class FusedStepper(Stepper):
         stays = ops.maximum(skip, counts["failed"])
         goes = ops.less(stays, 1.0)
         steps = ops.add(counts["steps"], 1)
-        new, after = self.config.optimizer.update(parameters, gradients, state, steps, rate)
+        new, after = self.config.optimizer.update(trained, gradients, state, steps, rate)
         failed = stays
         if scale is not None:
             failed = ops.maximum(counts["failed"], ops.multiply(stays, _at_minimum(scale)))
@@ -510,7 +661,7 @@ class FusedStepper(Stepper):
             "failed": failed,
             "since": ops.add(counts["since"], failed),
         }
-        return _selected(goes, new, parameters), after, counts, scale
+        return _selected(goes, new, trained), after, counts, scale
 
 
 def total(tree: Tree) -> Array:
@@ -543,6 +694,10 @@ def _sum(x: Array) -> Array:
 def _at_minimum(scale: ScaleState) -> Array:
     """1.0 where the scale of a loss cannot become smaller, else 0.0."""
     return _as_float(ops.less_equal(scale["scale"], 1.0))
+
+
+def _as_dtype_of(x: Array, other: Array) -> Array:
+    return ops.astype(x, primitives(other).dtype(other))
 
 
 def _as_float(condition: Array) -> Array:

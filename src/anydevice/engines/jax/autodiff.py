@@ -21,14 +21,17 @@ class JaxAutodiff:
 
     compiles = True
 
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(
+        self, function: Callable[..., Any], *, more: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def one_number(*arguments: Any, **named: Any) -> Any:
-            value = function(*arguments, **named)
+            result = function(*arguments, **named)
+            value = result[0] if more else result
             refuse_non_scalar(value, isinstance(value, jax.Array))
-            return value
+            return result
 
-        transformed = jax.value_and_grad(one_number)
+        transformed = jax.value_and_grad(one_number, has_aux=more)
 
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:

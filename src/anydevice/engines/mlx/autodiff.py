@@ -24,14 +24,17 @@ class MlxAutodiff:
     compiles = True
     stop_gradient = staticmethod(mx.stop_gradient)
 
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(
+        self, function: Callable[..., Any], *, more: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def run(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
             # MLX takes no tree that holds anything but arrays.
             def value_of(arrays: list[Any]) -> Any:
-                value = function(refilled(first, arrays), *others, **named)
+                result = function(refilled(first, arrays), *others, **named)
+                value = result[0] if more else result
                 refuse_non_scalar(value, isinstance(value, mx.array))
-                return value
+                return result
 
             depth = getattr(under_way, "gradients", 0)
             under_way.gradients = depth + 1

@@ -23,7 +23,9 @@ class TorchAutodiff:
 
     compiles = False
 
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(
+        self, function: Callable[..., Any], *, more: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
         @wraps(function)
         def with_gradient(first: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
             arrays = leaves(first)
@@ -35,11 +37,15 @@ class TorchAutodiff:
             try:
                 with torch.enable_grad():
                     inputs = [_input(leaf, depth) for leaf in arrays]
-                    value = function(refilled(first, inputs), *others, **named)
+                    result = function(refilled(first, inputs), *others, **named)
+                    value = result[0] if more else result
                     gradients = _gradients(value, inputs, depth)
             finally:
                 _under_way.depth = depth
-            return (value if depth else value.detach()), refilled(first, gradients)
+            if not depth:
+                value = value.detach()
+                result = (value, [x.detach() for x in result[1]]) if more else value
+            return result, refilled(first, gradients)
 
         return with_gradient
 

@@ -1,0 +1,642 @@
+"""`nn.Training`: a training that a loop of your own takes step by step.
+
+Losses are read from the device only now and then; in between, steps start without waiting. The
+batches since the last reading are kept, so that the one that failed can be run again to find the
+layer.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from numbers import Real
+from pathlib import Path
+from typing import Any, NoReturn
+
+from anydevice import ops
+from anydevice.compiling._compile import OPTIMIZATIONS
+from anydevice.core.device import Device
+from anydevice.core.record import NOTHING, Record, replace
+from anydevice.core.trees import Tree, leaves, mapped, partition
+from anydevice.core.warn import warn
+from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.memory.out_of_memory import explaining
+from anydevice.models.detect import adapter_of, compile_device, training_device
+from anydevice.models.native import NativeAdapter
+from anydevice.models.precision import cast_parameters, policy_of
+from anydevice.nn.losses import folded, loss_of, remark_on
+from anydevice.nn.model import Model, trained_leaves
+from anydevice.nn.optimizers import SGD, Optimizer, rate_of
+from anydevice.ops.dispatch import primitives
+from anydevice.saving.files import checked_path
+from anydevice.training.batches import (
+    batch_name,
+    module_batch,
+    pair_of,
+    placed_batches,
+    placer,
+    rows_of,
+)
+from anydevice.training.checkpoints import (
+    Checkpoint,
+    LoopState,
+    read_checkpoint,
+    settings_of,
+    write_checkpoint,
+)
+from anydevice.training.failures import (
+    TrainedBatch,
+    check_loss,
+    check_shape,
+    explain_error,
+    failure,
+    wrong_target,
+)
+from anydevice.training.modules import ModuleLayer, layer_of, optimizer_of
+from anydevice.training.randomness import (
+    device_state,
+    host_state,
+    set_device_state,
+    set_host_state,
+)
+from anydevice.training.steps import StepConfig, Stepper, StepState, state_leaves, stepper_for
+from anydevice.training.torch_modules import TorchLayer, TorchStepper
+from anydevice.transfer.moving import to_device, to_numpy
+
+PathLike = str | os.PathLike[str]
+
+_READ_EVERY = 0.5
+"""Seconds from one reading of the losses to the next."""
+
+_MOST_BYTES = 256 * 2**20
+"""Bytes of batches that are kept between two readings."""
+
+_MOST_BATCHES = 512
+"""Batches between two readings."""
+
+_warned: set[str] = set()
+
+
+class _Unread(Record):
+    """A batch since the last reading, and its loss on the device."""
+
+    trained: TrainedBatch
+    loss: Any
+
+
+class Training:
+    """A training, for a loop of your own: it places, computes, accumulates, clips, steps and saves.
+
+    `model` is a `nn.Model`, or a module of PyTorch, Flax NNX, Equinox or MLX. `optimizer` is one of
+    `nn`, or of the module's library: `torch.optim`, optax, `mlx.optimizers`. `loss` is a function
+    of the output and the targets, or its name. One whose first parameter is called `model` gets the
+    model and the batch instead: `loss(model, x, y)`. It can be left out for a model that puts a
+    loss into its output, as those of Hugging Face do. `loader` gives the batches, as the data of
+    `nn.train` does: pairs, or dicts of the model's arguments.
+
+    >>> import numpy
+    >>> from anydevice import nn
+    >>> x = numpy.linspace(-1, 1, 64, dtype=numpy.float32).reshape(64, 1)
+    >>> model = nn.build(nn.Dense(1, 16), "tanh", nn.Dense(16, 1), device="cpu")
+    >>> data = nn.Batches(x, x**2, size=16)
+    >>> training = Training(model, nn.Adam(1e-2), data, "mean_squared_error")
+    >>> losses = []
+    >>> for epoch in training.epochs(30):
+    ...     for batch in training:
+    ...         losses.append(training.step(batch))
+    >>> float(losses[-1]) < 0.05 < float(losses[0])
+    True
+    >>> training.model([[0.5]]).shape, training.steps
+    ((1, 1), 120)
+
+    A module of PyTorch, Flax NNX or MLX is trained in place; `training.model` is the trained model
+    of any kind. Further options, which are those of `nn.train`:
+
+    - `precision`: "float32", "mixed", "bfloat16" or "float16".
+    - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
+    - `clip`: the largest global norm of the gradients.
+    - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
+    - `seed`: decides what is dropped and how data is shuffled. Modules of PyTorch use its global
+      random numbers, which are seeded only if it is given.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        loader: Any = None,
+        loss: Any = None,
+        *,
+        device: Device | str | None = None,
+        precision: str | None = None,
+        optimize: str | None = None,
+        accumulate: int = 1,
+        clip: float | None = None,
+        schedule: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        own = optimizer_of(optimizer)
+        check_integers(accumulate=accumulate)
+        clip, seed = _checked_clip(clip), None if seed is None else _checked_seed(seed)
+        if optimize is not None and optimize not in OPTIMIZATIONS:
+            raise ConfigurationError(
+                f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
+                source="optimize",
+            )
+        self._given, self._data, self._optimizer = model, loader, optimizer
+        self._schedule = schedule
+        self.seed = seed or 0
+        if isinstance(model, Model):
+            self.device = training_device(NativeAdapter(model), device)
+            loss = _required(loss)
+            layer, trained = folded(model.layer, loss)[0], trained_leaves(model)
+            remark = remark_on(model.layer, loss)
+            if remark is not None:
+                _warn_once(remark)
+            parameters = model.parameters
+        else:
+            layer = _layer_of(model)
+            adapter = adapter_of(model)
+            self.device = compile_device(adapter, device, compiled=False)
+            loss = None if loss is None else loss_of(loss)
+            parameters = layer.parameters
+            trained = [not state for state in state_leaves(layer, parameters)]
+        _check_library(layer, optimizer, own)
+        policy = policy_of(precision, self.device)
+        of_torch = isinstance(layer, TorchLayer)
+        self.config = StepConfig(
+            layer,
+            loss,
+            own if own is not None else SGD(),
+            policy,
+            clip,
+            accumulate,
+            optimize or ("none" if of_torch else "default"),
+            None if of_torch or all(trained) else tuple(trained),
+        )
+        if not any(trained):
+            raise ConfigurationError("this model has no parameters to train", source="model")
+        self._like = parameters
+        self._rate_at = self._rates(own)
+        if of_torch:
+            self._move_module(policy.parameters)
+            if seed is not None:
+                sys.modules["torch"].manual_seed(seed)
+        self._stepper: Stepper | None = None
+        self.epoch, self.position = 1, 0
+        self._waiting = 0
+        self.rate = 0.0
+        self._first_rows = 0
+        self._placed: Any = None
+        self._place = placer(self.device)
+        self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
+        self._unread: list[_Unread] = []
+        self._kept_bytes = 0
+        self._last_reading = time.monotonic()
+        self._scopes: dict[Any, Callable[[], AbstractContextManager[Any]]] = {}
+        """Where a step runs, by the shapes of its batch."""
+        self._random: Mapping[str, Any] = NOTHING
+        """The random numbers at the start of the epoch, and those to go on with."""
+        self.on_compile: Callable[[bool], None] | None = None
+
+    # The loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of this number: from 1 on, or from that of a loaded file."""
+        while self.epoch <= count:
+            before = self.epoch
+            yield before
+            if self.epoch == before:  # the loop took its batches from elsewhere
+                self.end_epoch()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the current epoch on the device, from its place in the data on."""
+        if self._data is None:
+            raise ConfigurationError(
+                "this training has no loader; give one, or call step() with batches of your own",
+                source="loader",
+            )
+        for batch in self.batches():
+            self._placed = batch
+            yield batch
+        self.end_epoch()
+
+    def step(self, batch: Any) -> Any:
+        """Train on a batch, and return its loss as an array on the device.
+
+        Every `accumulate` batches, the parameters change. Raises `VerificationError`, with the step
+        and the layer, if a value became NaN or infinite: at once or within a second.
+        """
+        if batch is not self._placed:
+            batch = self._place(self.form(batch))
+        self._placed = None
+        try:
+            value = self.advance(batch)
+        except Exception as error:
+            self.raise_for(error, batch)
+        if not self._waiting and self.is_due():
+            self.read()
+        return value
+
+    @property
+    def model(self) -> Any:
+        """The model with the present parameters: a module of PyTorch, NNX or MLX is the given one.
+
+        A `nn.Model` is a copy, which later steps do not change.
+        """
+        return self.model_with(copied(self.parameters))
+
+    @property
+    def steps(self) -> int:
+        """The number of steps so far."""
+        return 0 if self._stepper is None else self._stepper.started
+
+    def save(self, path: PathLike) -> None:
+        """Save all of it in a `.safetensors` file, whole or not at all.
+
+        That is the parameters, the state of the optimizer and the schedule, the random numbers, and
+        the place in the data.
+        """
+        self.read()
+        self.write(checked_path(path), LoopState(), self.settings())
+
+    def load(self, path: PathLike) -> None:
+        """Go on from a file of `save`, exactly as if there had been no break.
+
+        Batches that `for batch in training` gave are not given again. Raises `ConfigurationError`,
+        with the first difference, if it is that of another training, and `TransferError` if it is
+        damaged.
+        """
+        self.resume(checked_path(path), self.settings())
+
+    # What nn.train uses
+
+    @property
+    def stepper(self) -> Stepper:
+        """What takes the steps; made when it is first used."""
+        if self._stepper is None:
+            with explaining(self.device):
+                self._stepper = self._stepper_for(self._first_state())
+        return self._stepper
+
+    @property
+    def parameters(self) -> Tree:
+        return self.stepper.parameters
+
+    @property
+    def waiting(self) -> int:
+        """Batches whose gradients wait for those of others."""
+        return self._waiting
+
+    def model_with(self, parameters: Tree) -> Any:
+        """The model with these parameters."""
+        layer = self.config.layer
+        if isinstance(layer, ModuleLayer):
+            return layer.finished(parameters)
+        return self._given.with_parameters(parameters)
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of the epoch that are left, on the device."""
+        if not self.position:
+            self._random = {"epoch": host_state(self._data)}
+        elif "epoch" in self._random:
+            set_host_state(self._random["epoch"], self._data)
+        return placed_batches(
+            self._data,
+            self.seed,
+            self.epoch,
+            self.device,
+            skip=self.position,
+            form=self.form,
+            skipped=self._after_skipping,
+        )
+
+    def _after_skipping(self) -> None:
+        """The numbers drawn since the start of the epoch were those of the data and the steps.
+
+        Where batches are placed ahead, the host's numbers are those of the data alone.
+        """
+        now = self._random.get("now")
+        if now is not None and self.device.kind == "cpu":
+            set_host_state(now, self._data)
+
+    def advance(self, batch: Any) -> Any:
+        """Train on a batch that is placed; reads and explains nothing."""
+        stepper, accumulate = self.stepper, self.config.accumulate
+        shape = _shapes(batch)
+        is_new = shape not in self._scopes
+        if is_new:
+            self._begin(batch)
+            self._scopes[shape] = stepper.scope_of(batch)
+        if not self._waiting:
+            self.rate = self._next_rate()
+        with self._scopes[shape]():
+            if accumulate == 1:
+                value = stepper.step(batch, self.rate)
+            else:
+                rows = rows_of(batch)
+                self._first_rows = self._first_rows if self._waiting else rows
+                value = stepper.add(batch, rows / self._first_rows)
+        if is_new:
+            check_loss(self.config, value)
+            if self.on_compile is not None:
+                self.on_compile(False)
+        self.position += 1
+        self._waiting = (self._waiting + 1) % accumulate
+        step = stepper.started + (accumulate > 1)  # then it is yet to come
+        self._unread.append(_Unread(TrainedBatch(batch, stepper.batches, step), value))
+        self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in _arrays_in(batch)])
+        if accumulate > 1 and not self._waiting:
+            stepper.move(self.rate)
+        return value
+
+    def raise_for(self, error: Exception, batch: Any) -> NoReturn:
+        """Raise an error of this batch, or what explains it better."""
+        if isinstance(error, ConfigurationError) and error.source == "schedule":
+            raise error
+        where = batch_name("data", self.epoch, self.position + 1)
+        if str(error).startswith(where):
+            raise error
+        instead = explain_error(error, self.stepper, batch, where)
+        if instead is error:
+            raise error
+        raise instead from None if isinstance(error, AnyDeviceError) else error
+
+    def finish(self) -> bool:
+        """Take the step of batches that wait for others; whether there were any."""
+        if not self._waiting:
+            return False
+        self._waiting = 0
+        self.stepper.move(self.rate)
+        return True
+
+    def undo(self) -> None:
+        """Forget the batches that wait for others, as if they were still to come."""
+        if self._waiting:
+            del self._unread[-self._waiting :]
+            self.position -= self._waiting
+            self.stepper.batches -= self._waiting
+            self._waiting = 0
+            self.stepper.drop()
+
+    def is_due(self) -> bool:
+        """Whether it is time to read the losses."""
+        return (
+            time.monotonic() - self._last_reading >= _READ_EVERY
+            or self._kept_bytes >= _MOST_BYTES
+            or len(self._unread) >= _MOST_BATCHES
+        )
+
+    def read(self) -> list[tuple[float, int]]:
+        """The losses since the last reading, and the examples of each; raises if a step failed."""
+        unread, self._unread, self._kept_bytes = self._unread, [], 0
+        self._last_reading = time.monotonic()
+        if not unread:
+            return []
+        losses = [float(value) for value in to_numpy([each.loss for each in unread])]
+        if self.stepper.failed:
+            raise self._failure([each.trained for each in unread])
+        return [
+            (loss, rows_of(each.trained.batch)) for loss, each in zip(losses, unread, strict=True)
+        ]
+
+    def last_loss(self) -> float | None:
+        """The loss of the last batch since the last reading; waits for it."""
+        return float(to_numpy(self._unread[-1].loss)) if self._unread else None
+
+    def settings(self, validation: Any = None) -> dict[str, Any]:
+        """What must be the same when the training is resumed, as JSON."""
+        found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
+        if optimizer_of(self._optimizer) is None:
+            found["optimizer"] = {"kind": type(self._optimizer).__name__}
+            if self._schedule is not None and self._rate_at is None:
+                found["schedule"] = {"kind": type(self._schedule).__name__}
+        return found
+
+    def write(
+        self, path: Path, loop: LoopState, settings: Mapping[str, Any], best: Tree = None
+    ) -> None:
+        """Write a checkpoint, with the state of the loop around."""
+        loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
+        random = dict(self._random) if self.position else {}
+        if isinstance(self.config.layer, TorchLayer) or random:
+            random |= {"now": host_state(self._data), "device": device_state(self.device)}
+        how = self.config.optimize
+        checkpoint = Checkpoint(self.stepper.state, loop, how, best, random)
+        write_checkpoint(path, checkpoint, settings)
+
+    def resume(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        patient: bool = False,
+        optimize: str | None = None,
+    ) -> Checkpoint:
+        """Go on from a checkpoint, compiled as it was unless `optimize` says how; returns it."""
+        own = optimizer_of(self._optimizer)
+        of_torch = isinstance(self.config.layer, TorchLayer)
+        found = read_checkpoint(
+            path,
+            settings,
+            self._like,
+            None if of_torch else own,
+            self.device,
+            patient=patient,
+            trained=self.config.trained,
+        )
+        self.config = replace(self.config, optimize=optimize or found.optimize)
+        with explaining(self.device):
+            self._stepper = self._stepper_for(found.step)
+        self.epoch, self.position, self.rate = (
+            found.loop.epoch,
+            found.loop.position,
+            found.loop.rate,
+        )
+        self._waiting = found.step.batches % self.config.accumulate if found.step.added else 0
+        self._random, self._unread = found.random, []
+        if "now" in found.random:
+            set_host_state(found.random["now"], self._data)
+            set_device_state(self.device, found.random["device"])
+        return found
+
+    def end_epoch(self) -> None:
+        """Go on to the next epoch."""
+        self.finish()
+        self.epoch += 1
+        self.position = 0
+
+    def _begin(self, batch: Any) -> None:
+        """Check the first batch of a shape, and show that its step takes longer."""
+        check_shape(self.config, batch, batch_name("data", self.epoch, self.position + 1))
+        if self.stepper.compiles and self.on_compile is not None:
+            self.on_compile(True)
+
+    def _next_rate(self) -> float:
+        if self._rate_at is None:
+            return getattr(self.stepper, "rate", math.nan)
+        return rate_of(self._rate_at, self.stepper.started + 1)
+
+    def _failure(self, batches: list[TrainedBatch]) -> Exception:
+        stepper = self.stepper
+        since, name = stepper.failed_since, stepper.engine.name
+        own = [batch for batch in batches if batch.step == since] or batches
+        wrong = wrong_target(self.config, own)
+        if wrong is not None:
+            return wrong
+        return failure(self.config, name, stepper.parameters, own, since, self.seed)
+
+    def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
+        """The rate of each step; `None` where the optimizer or its schedule has it."""
+        schedule = self._schedule
+        if hasattr(schedule, "get_last_lr"):
+            if own is not None:
+                raise ConfigurationError(
+                    "a scheduler of PyTorch changes an optimizer of PyTorch; give one of "
+                    "torch.optim, or a schedule such as nn.WarmUp",
+                    source="schedule",
+                )
+            return None
+        if schedule is None:
+            return None if own is None or math.isnan(own.rate_at(1)) else own.rate_at
+        if not callable(schedule):
+            raise ConfigurationError(
+                "schedule gives the rate of each step, as nn.CosineRate(1e-3, steps=1000) does or "
+                f"a function of the step, and is not {schedule!r}; a constant rate is the "
+                "optimizer's",
+                source="schedule",
+            )
+        if own is not None and math.isnan(own.rate_at(1)):
+            raise ConfigurationError(
+                f"{type_name(self._optimizer)} has its own rate: give the schedule to it",
+                source="schedule",
+            )
+        return schedule  # type: ignore[no-any-return]
+
+    def _first_state(self) -> StepState:
+        config = self.config
+        if isinstance(config.layer, TorchLayer):
+            return StepState(self._like, {})
+        parameters = to_device(self._like, self.device, convert=True)
+        parameters = copied(cast_parameters(parameters, config.policy.parameters))
+        trained = parameters
+        if config.trained is not None:
+            trained, _ = partition(parameters, config.trained)
+        return StepState(parameters, config.optimizer.init(trained))
+
+    def _stepper_for(self, state: StepState) -> Stepper:
+        if isinstance(self.config.layer, TorchLayer):
+            own = optimizer_of(self._optimizer)
+            given = self._optimizer if own is None else None
+            schedule = self._schedule if self._rate_at is None else None
+            return TorchStepper(self.device, self.config, state, given, schedule)
+        return stepper_for(self.device, self.config, state, self.seed)
+
+    def _move_module(self, dtype: str) -> None:
+        torch: Any = sys.modules["torch"]
+        to_device(self._given, self.device)
+        kinds = {x.dtype for x in self._given.parameters() if x.is_floating_point()}
+        wanted = getattr(torch, dtype)
+        if dtype != "float32" and kinds != {wanted}:
+            self._given.to(wanted)
+        self._like = self.config.layer.parameters  # type: ignore[attr-defined]
+
+
+def copied(parameters: Tree) -> Tree:
+    """A copy of all arrays on their device."""
+    return mapped(_copy, parameters)
+
+
+def _copy(x: Any) -> Any:
+    return ops.multiply(x, 1.0) if primitives(x).dtype(x).kind == "float" else x
+
+
+def type_name(value: Any) -> str:
+    kind = type(value)
+    return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
+
+
+def _layer_of(model: Any) -> ModuleLayer:
+    torch: Any = sys.modules.get("torch.nn")
+    is_torch = torch is not None and isinstance(model, torch.Module)
+    return TorchLayer(model) if is_torch else layer_of(model)
+
+
+def _check_library(layer: Any, optimizer: Any, own: Optimizer | None) -> None:
+    """Refuse an optimizer of one library for a module of another."""
+    library = layer.library if isinstance(layer, ModuleLayer) else None
+    name = type(optimizer).__module__.split(".")[0]
+    needed = {"optax": "jax", "mlx": "mlx", "torch": "torch"}.get(name)
+    if needed is None or isinstance(optimizer, Optimizer) or needed == library:
+        return
+    whose = "a nn.Model" if library is None else f"a module of {library}"
+    raise ConfigurationError(
+        f"{type_name(optimizer)} does not train {whose}; give one such as nn.AdamW(1e-3)",
+        source="optimizer",
+    )
+
+
+def _required(loss: Any) -> Any:
+    if loss is None:
+        raise ConfigurationError(
+            "loss is missing: give a function of (output, y), or a name such as 'cross_entropy'",
+            source="loss",
+        )
+    return loss_of(loss)
+
+
+def check_integers(*, optional: bool = False, **options: int | None) -> None:
+    """Raise `ConfigurationError` for options that are not integers of 1 or more."""
+    for name, value in options.items():
+        if value is None and optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(
+                f"{name} must be an integer of 1 or more, not {value!r}", source=name
+            )
+
+
+def _checked_clip(clip: Any) -> float | None:
+    if clip is None:
+        return None
+    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
+        raise ConfigurationError(
+            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
+            source="clip",
+        )
+    return float(clip)
+
+
+def _checked_seed(seed: Any) -> int:
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(
+            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
+        )
+    return number
+
+
+def _shapes(batch: Any) -> Any:
+    if type(batch) is tuple:
+        return tuple([getattr(each, "shape", None) for each in batch])
+    if type(batch) is dict:
+        return tuple([getattr(each, "shape", None) for each in batch.values()])
+    return getattr(batch, "shape", None)
+
+
+def _arrays_in(tree: Any) -> list[Any]:
+    return [tree] if hasattr(tree, "shape") else leaves(tree)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        warn(text)

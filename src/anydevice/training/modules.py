@@ -1,0 +1,428 @@
+"""Modules and optimizers of other libraries, as layers and optimizers that a step takes.
+
+A module's parameters are a dict by their paths in it. What it changes itself when it is called,
+such as the statistics of a norm or the counters of its random numbers, is the state of the layer.
+Nothing here imports a library: who has a module has imported it already.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from anydevice.core.trees import Tree
+from anydevice.errors import ConfigurationError
+from anydevice.models.base import type_text
+from anydevice.models.detect import adapter_of
+from anydevice.models.jax import EquinoxAdapter
+from anydevice.nn.layer import Array, Layer, Run
+from anydevice.nn.optimizers import Optimizer
+
+Loss = Callable[..., Array]
+"""A function of (output, y), or one whose first parameter is called `model`, of it and a batch."""
+
+
+class ModuleLayer(Layer):
+    """A module of another library.
+
+    `given` is what the user passed, and `parameters` are its arrays by path; `finished` is what the
+    user gets back, with other parameters in it.
+    """
+
+    given: Any
+
+    library = ""
+
+    @property
+    def label(self) -> str:
+        return type(self.given).__name__
+
+    @property
+    def root(self) -> str:
+        return type(self.given).__name__
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, Array]:
+        """Its arrays by path, as they are now."""
+
+    @abstractmethod
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Any:
+        """A block in which a module has these parameters; its state goes to the run at the end."""
+
+    @abstractmethod
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        """The module with these parameters; the given one, where its library changes modules."""
+
+    def loss_of(
+        self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
+    ) -> Array:
+        """The loss of a batch."""
+        with self.bound(parameters, run) as module:
+            return module_loss(loss, module, batch, run)
+
+
+def module_loss(loss: Loss | None, module: Any, batch: Any, run: Run | None = None) -> Array:
+    """The loss of a module on a batch.
+
+    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, it is the
+    one in the module's output.
+    """
+    if loss is not None and takes_model(loss):
+        parts = batch if isinstance(batch, tuple | list) else (batch,)
+        more = {"key": _key_of(run)} if run is not None and _takes(loss, "key") else {}
+        return loss(module, *parts, **more)
+    if isinstance(batch, Mapping):
+        output = module(**batch)
+        return own_loss(output) if loss is None else loss(output, batch)
+    if loss is None:
+        raise ConfigurationError(
+            f"{type(module).__name__} computes a loss of its own from batches in dicts, such as "
+            '{"input_ids": …, "labels": …}; for other batches give loss=, a function of '
+            "(output, y) or its name",
+            source="loss",
+        )
+    x, y = batch
+    if isinstance(x, Mapping):
+        return loss(module(**x), y)
+    return loss(module(*x) if isinstance(x, tuple | list) else module(x), y)
+
+
+def own_loss(output: Any) -> Array:
+    """The loss that a model put into its output, as those of Hugging Face do."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if found is None:
+        raise ConfigurationError(
+            f"the output of the model ({type_text(output)}) holds no loss: put labels into the "
+            "batches, or give loss=",
+            source="loss",
+        )
+    return found
+
+
+def takes_model(loss: Any) -> bool:
+    """Whether a loss gets the model itself: its first parameter is called `model`.
+
+    >>> takes_model(lambda model, x, y: 0), takes_model(lambda output, y: 0)
+    (True, False)
+    """
+    return next(iter(_names(loss)), None) == "model"
+
+
+def _takes(loss: Any, name: str) -> bool:
+    return name in _names(loss)
+
+
+def _names(function: Any) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # functions in C may have no signature
+        return {}
+
+
+def _key_of(run: Run) -> Any:
+    """A key of JAX's random numbers for the batch under way."""
+    random: Any = sys.modules["jax"].random
+    return random.fold_in(random.key(run.seed), run.step)
+
+
+class EquinoxLayer(ModuleLayer):
+    """A module of Equinox, also in `jax.vmap`. It cannot change, so a new one is the result."""
+
+    adapter: Any = None
+    held: tuple[str, ...] = ()
+
+    library = "jax"
+
+    def settings_fit(self) -> None:
+        object.__setattr__(self, "adapter", EquinoxAdapter(self.given))
+        inexact = sys.modules["equinox"].is_inexact_array
+        held = [name for name, x in self.parameters.items() if not inexact(x)]
+        object.__setattr__(self, "held", tuple(held))
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return self.held
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        return dict(self.adapter.weights())
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        yield self._module(parameters, training=run.training)
+
+    def loss_of(
+        self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
+    ) -> Array:
+        if loss is None or takes_model(loss):
+            return super().loss_of(loss, parameters, batch, run)
+        module = self._module(parameters, training=run.training)
+
+        def called(*inputs: Any, **named: Any) -> Any:
+            return self.adapter.run(module, *inputs, **named)
+
+        return module_loss(loss, called, batch, run)
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        return self.adapter.with_weights([parameters[name] for name in self.adapter.weights()])
+
+    def _module(self, parameters: Mapping[str, Array], *, training: bool) -> Any:
+        module = self.adapter.bound([parameters[name] for name in self.adapter.weights()])
+        mode: Any = sys.modules["equinox"].nn.inference_mode
+        return mode(module, value=not training)
+
+
+class NnxLayer(ModuleLayer):
+    """A module of Flax NNX. The given one keeps its mode, and gets the trained values."""
+
+    graphs: Any = None
+    structures: Any = None
+    names: Any = None
+    keys: Any = None
+
+    library = "jax"
+
+    def settings_fit(self) -> None:
+        nnx: Any = sys.modules["flax.nnx"]
+        copied = nnx.clone(self.given)
+        graphs = []
+        for mode in (copied.eval, copied.train):
+            mode()
+            graphs.append(nnx.split(copied, nnx.Param, ...)[0])
+        object.__setattr__(self, "graphs", graphs)
+        parts = _nnx_parts(self.given)
+        names = [[name for name, _ in pairs] for pairs, _ in parts]
+        object.__setattr__(self, "structures", [structure for _, structure in parts])
+        object.__setattr__(self, "names", names)
+        keys = {name: _key_kind(x) for pairs, _ in parts for name, x in pairs}
+        object.__setattr__(self, "keys", {n: kind for n, kind in keys.items() if kind is not None})
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return tuple(self.names[1])
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        return {name: _as_numbers(x) for pairs, _ in _nnx_parts(self.given) for name, x in pairs}
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        nnx: Any = sys.modules["flax.nnx"]
+        module = nnx.merge(self.graphs[run.training], *self._states(parameters))
+        yield module
+        for name, x in _nnx_parts(module)[1][0]:
+            run.update(name, _as_numbers(x))
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        nnx: Any = sys.modules["flax.nnx"]
+        for state in self._states(parameters):
+            nnx.update(self.given, state)
+        return self.given
+
+    def _states(self, parameters: Mapping[str, Array]) -> list[Any]:
+        random: Any = sys.modules["jax"].random
+
+        def value(name: str) -> Any:
+            kind = self.keys.get(name)
+            x = parameters[name]
+            return x if kind is None else random.wrap_key_data(x, impl=kind)
+
+        pairs = zip(self.structures, self.names, strict=True)
+        return [structure.unflatten([value(name) for name in names]) for structure, names in pairs]
+
+
+def _nnx_parts(module: Any) -> list[tuple[list[tuple[str, Any]], Any]]:
+    """The parameters of a module, and all else: each array with its path, and their structure."""
+    nnx: Any = sys.modules["flax.nnx"]
+    trees: Any = sys.modules["jax"].tree_util
+    _, *states = nnx.split(module, nnx.Param, ...)
+    found = []
+    for state in states:
+        pairs, structure = trees.tree_flatten_with_path(state)
+        named = [(_dotted(path), x) for path, x in pairs]
+        found.append((named, structure))
+    return found
+
+
+def _dotted(path: Any) -> str:
+    """The path of a value in a state of Flax NNX, whose last step leads into its variable."""
+    return ".".join(str(getattr(step, "key", getattr(step, "idx", step))) for step in path[:-1])
+
+
+def _key_kind(x: Any) -> Any:
+    """How a key of random numbers is made; `None` of other arrays."""
+    jax: Any = sys.modules["jax"]
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return str(jax.random.key_impl(x)) if is_key else None
+
+
+def _as_numbers(x: Any) -> Any:
+    jax: Any = sys.modules["jax"]
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+class MlxLayer(ModuleLayer):
+    """A module of MLX. Each call puts parameters into it, and its own back afterwards."""
+
+    held: tuple[str, ...] = ()
+
+    library = "mlx"
+
+    def settings_fit(self) -> None:
+        flat = _flat(self.given.trainable_parameters())
+        held = [name for name in _flat(self.given.parameters()) if name not in flat]
+        object.__setattr__(self, "held", tuple(held))
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return self.held
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        return _flat(self.given.parameters())
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        module, random = self.given, sys.modules["mlx.core"].random
+        own, drawn, mode = module.parameters(), random.state[0], module.training
+        module.train(run.training)
+        module.update(_nested(parameters))
+        if run.training:
+            random.state[0] = _mlx_key(run)
+        try:
+            yield module
+            now = _flat(module.parameters())
+            for name in self.held:
+                run.update(name, now[name])
+        finally:
+            random.state[0] = drawn
+            module.update(own)
+            module.train(mode)
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        self.given.update(_nested(parameters))
+        return self.given
+
+
+def _mlx_key(run: Run) -> Any:
+    mx: Any = sys.modules["mlx.core"]
+    return mx.stack([mx.array(run.seed), mx.array(run.step)]).astype(mx.uint32)
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    return dict(sys.modules["mlx.utils"].tree_flatten(tree))
+
+
+def _nested(parameters: Mapping[str, Any]) -> Any:
+    return sys.modules["mlx.utils"].tree_unflatten(list(parameters.items()))
+
+
+class _OtherOptimizer(Optimizer):
+    """An optimizer of another library; its rate is its own affair."""
+
+    given: Any = None
+
+    @property
+    def rate_is_its_own(self) -> bool:
+        return True
+
+    def rate_at(self, step: int) -> float:
+        return math.nan
+
+
+class OptaxOptimizer(_OtherOptimizer):
+    """A `GradientTransformation` of optax."""
+
+    def init(self, parameters: Tree) -> Any:
+        return self.given.init(parameters)
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: Any,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, Any]:
+        changes, state = self.given.update(gradients, state, parameters)
+        return sys.modules["optax"].apply_updates(parameters, changes), state
+
+
+class MlxOptimizer(_OtherOptimizer):
+    """An optimizer of `mlx.optimizers`, which keeps its state as an attribute."""
+
+    def init(self, parameters: Tree) -> Any:
+        self.given.init(_present(parameters))
+        return dict(self.given.state)
+
+    def update(
+        self,
+        parameters: Tree,
+        gradients: Tree,
+        state: Any,
+        step: int | Array,
+        rate: float | Array | None = None,
+    ) -> tuple[Tree, Any]:
+        before = self.given.state
+        self.given.state = state
+        try:
+            new = self.given.apply_gradients(_present(gradients), _present(parameters))
+            return {**parameters, **new}, dict(self.given.state)
+        finally:
+            self.given.state = before
+
+
+def _present(tree: Tree) -> Tree:
+    """The tree without `None`, which MLX takes for an array."""
+    return (
+        {name: x for name, x in tree.items() if x is not None} if isinstance(tree, dict) else tree
+    )
+
+
+def optimizer_of(given: Any) -> Optimizer | None:
+    """The optimizer of a step; `None` for one of PyTorch's, which changes its weights itself.
+
+    Raises `ConfigurationError` for anything else.
+    """
+    if isinstance(given, Optimizer):
+        return given
+    if _is_of(given, "torch.optim", "Optimizer"):
+        return None
+    if _is_of(given, "optax", "GradientTransformation"):
+        return OptaxOptimizer(given=given)
+    if _is_of(given, "mlx.optimizers", "Optimizer"):
+        return MlxOptimizer(given=given)
+    raise ConfigurationError(
+        f"optimizer must be one such as nn.AdamW(1e-3), or one of torch.optim, optax or "
+        f"mlx.optimizers, not {given!r}",
+        source="optimizer",
+    )
+
+
+def _is_of(value: Any, module: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+_LAYERS = (("flax.nnx", NnxLayer), ("mlx.nn", MlxLayer))
+
+
+def layer_of(model: Any) -> ModuleLayer:
+    """The layer of a module of another library; raises `ConfigurationError` for anything else."""
+    for library, made in _LAYERS:
+        if _is_of(model, library, "Module"):
+            return made(model)
+    if callable(model) and isinstance(adapter_of(model), EquinoxAdapter):
+        return EquinoxLayer(model)
+    raise ConfigurationError(
+        f"{type_text(model)} cannot be trained; give a nn.Model, or a module of PyTorch, Flax NNX, "
+        "Equinox or MLX",
+        source="model",
+    )

@@ -1,0 +1,82 @@
+"""The global random numbers of Python, NumPy and PyTorch, saved and set back.
+
+Loaders shuffle and modules of PyTorch drop by them. A state is ready for JSON.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.device import Device
+
+State = Mapping[str, Any]
+
+
+def host_state(loader: Any = None) -> dict[str, Any]:
+    """The state of the host's generators, and of those that a loader has of its own."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    found: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [kind, [int(key) for key in keys], *rest],
+    }
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = _text(torch.get_rng_state())
+        found["loader"] = [_text(each.get_state()) for each in _generators(loader)]
+    return found
+
+
+def set_host_state(state: State, loader: Any = None) -> None:
+    """Set the generators to a state of `host_state`."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, np.uint32), *rest))
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and "torch" in state:
+        torch.set_rng_state(_tensor(state["torch"]))
+        for each, saved in zip(_generators(loader), state["loader"], strict=False):
+            each.set_state(_tensor(saved))
+
+
+def device_state(device: Device) -> str | None:
+    """The state of PyTorch's generator of an accelerator; `None` for other devices."""
+    found = _accelerator(device)
+    return None if found is None else _text(found[0].get_rng_state(*found[1]))
+
+
+def set_device_state(device: Device, state: str | None) -> None:
+    found = _accelerator(device)
+    if found is not None and state is not None:
+        found[0].set_rng_state(_tensor(state), *found[1])
+
+
+def _accelerator(device: Device) -> tuple[Any, tuple[int, ...]] | None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or device.engine != "torch" or device.kind == "cpu":
+        return None
+    if device.backend == "metal":
+        return torch.mps, ()
+    return torch.cuda, (device.index,)
+
+
+def _generators(loader: Any) -> list[Any]:
+    """The generators of a `DataLoader` and its sampler."""
+    holders = [loader, getattr(loader, "sampler", None)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    kept = {id(each): each for each in found if hasattr(each, "get_state")}
+    return list(kept.values())
+
+
+def _text(state: Any) -> str:
+    return bytes(state.cpu().numpy().tobytes()).hex()
+
+
+def _tensor(text: str) -> Any:
+    torch: Any = sys.modules["torch"]
+    return torch.frombuffer(bytearray(bytes.fromhex(text)), dtype=torch.uint8)

@@ -1,0 +1,269 @@
+"""Steps of PyTorch's own modules, as a loop by hand takes them: its autograd, autocast, optimizers.
+
+The module is trained in place, and the given optimizer keeps its state. Nothing here imports
+PyTorch: who has a module has imported it already.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from anydevice.core.device import Device
+from anydevice.core.donation import consuming
+from anydevice.core.trees import Tree
+from anydevice.engines import registry
+from anydevice.nn.layer import Array, Run
+from anydevice.nn.optimizers import Optimizer
+from anydevice.training.modules import ModuleLayer, module_loss
+from anydevice.training.packing import packed, unpacked
+from anydevice.training.steps import StepConfig, Stepper, StepState
+
+
+class TorchLayer(ModuleLayer):
+    """A `torch.nn.Module`: it is its own parameters, which a step changes in place."""
+
+    library = "torch"
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        module = self.given
+        own = {name: x.detach() for name, x in module.named_parameters()}
+        return {**own, **dict(module.named_buffers())}
+
+    @contextmanager
+    def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
+        module = self.given
+        if module.training != run.training:
+            module.train(run.training)
+        yield module
+
+    def finished(self, parameters: Mapping[str, Array]) -> Any:
+        now = self.parameters
+        with sys.modules["torch"].no_grad():
+            for name, x in parameters.items():
+                if now[name] is not x:
+                    now[name].copy_(x)
+        return self.given
+
+
+class TorchStepper(Stepper):
+    """Takes steps of a module with an optimizer of `torch.optim`, or one of ours.
+
+    `schedule` is one of `torch.optim.lr_scheduler`, or `None`. A loss that is NaN or infinite stops
+    all later steps; on an accelerator it is seen after the steps in flight.
+    """
+
+    def __init__(
+        self, device: Device, config: StepConfig, state: StepState, optimizer: Any, schedule: Any
+    ) -> None:
+        assert isinstance(config.layer, TorchLayer)
+        torch: Any = sys.modules["torch"]
+        self.engine = registry.load("torch")
+        self.device = device
+        self.config = config
+        self._module = config.layer.given
+        self._weights = [x for x in self._module.parameters() if x.requires_grad]
+        self._optimizer: Any = (
+            optimizer if optimizer is not None else OwnUpdate(self._module, config.optimizer)
+        )
+        self._schedule = schedule
+        self.started, self.batches = state.started, state.batches
+        self._added, self._left_out = state.added, 0
+        self._kind = self.engine.native(device).type
+        policy = config.policy
+        self._autocast = policy.casts_parameters and getattr(torch, policy.compute)
+        self._scaler = torch.amp.GradScaler(self._kind) if policy.needs_loss_scale else None
+        self._use_compilers()
+        self._value = self.compiled(self._loss)
+        self._finite = device.kind == "cpu"
+        self._failed = torch.zeros((), device=self._weights[0].device)
+        self._since = torch.zeros_like(self._failed)
+        if state.own is not None:
+            self._restore(state)
+
+    @property
+    def parameters(self) -> Tree:
+        return self.config.layer.parameters  # type: ignore[attr-defined]
+
+    @property
+    def rate(self) -> float:
+        """The rate of the next step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @property
+    def state(self) -> StepState:
+        own = {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "gradients": self._gradients() if self._added else None,
+            "left_out": self._left_out,
+        }
+        taken = self.started - self._left_out
+        return StepState(
+            self.parameters,
+            {},
+            self.batches,
+            self.started,
+            taken,
+            added=self._added,
+            own=packed(own),
+        )
+
+    def _restore(self, state: StepState) -> None:
+        torch: Any = sys.modules["torch"]
+        own = unpacked(state.own)
+        self._optimizer.load_state_dict(own["optimizer"])
+        self._left_out = own["left_out"]
+        for part, saved in ((self._schedule, own["schedule"]), (self._scaler, own["scaler"])):
+            if part is not None and saved is not None:
+                part.load_state_dict(saved)
+        if own["gradients"] is not None:
+            by_name = dict(self._module.named_parameters())
+            for name, gradient in own["gradients"].items():
+                by_name[name].grad = gradient.to(by_name[name].device, by_name[name].dtype)
+        with torch.no_grad():
+            self.config.layer.finished(state.parameters)  # type: ignore[attr-defined]
+
+    def _gradients(self) -> dict[str, Any]:
+        pairs = self._module.named_parameters()
+        return {name: x.grad for name, x in pairs if x.grad is not None}
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        if not self._module.training:
+            self._module.train()
+        with self._scope():
+            value = self._value(batch)
+        share = weight / self.config.accumulate
+        scaled = value if share == 1.0 else value * share
+        if self._scaler is not None:
+            scaled = self._scaler.scale(scaled)
+        scaled.backward()
+        self._added += weight
+        self.batches += 1
+        value = value.detach()
+        if self._scaler is None:
+            self._see(value)
+        return value
+
+    def _see(self, value: Any) -> None:
+        """Look whether a loss is finite: at once where that waits for nothing."""
+        torch: Any = sys.modules["torch"]
+        if not self._finite:
+            self._failed = torch.maximum(self._failed, 1.0 - torch.isfinite(value).float())
+        elif not math.isfinite(value.item()):
+            self._failed = torch.ones_like(self._failed)
+
+    def move(self, rate: float) -> None:
+        torch: Any = sys.modules["torch"]
+        optimizer, scaler = self._optimizer, self._scaler
+        self.started += 1
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if self._added != self.config.accumulate:
+            factor = self.config.accumulate / self._added
+            torch._foreach_mul_([x.grad for x in self._weights if x.grad is not None], factor)
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._weights, self.config.clip)
+        if not math.isnan(rate):
+            _set_rate(optimizer, rate)
+        self._added = 0.0
+        if scaler is not None:
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = scaler.get_scale() < before
+            self._left_out += skipped
+        else:
+            skipped = self._finite and bool(self._failed)
+            if not skipped:
+                optimizer.step()
+        if self._schedule is not None and not skipped:
+            self._schedule.step()
+        optimizer.zero_grad()
+        self._since = self._since + self._failed
+
+    def drop(self) -> None:
+        self._added = 0.0
+        self._optimizer.zero_grad()
+
+    def evaluate(self, batch: Any) -> Array:
+        torch: Any = sys.modules["torch"]
+        was = self._module.training
+        self._module.eval()
+        try:
+            with torch.no_grad(), self._scope():
+                return self._loss(batch)
+        finally:
+            self._module.train(was)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._failed)
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - int(self._since)
+
+    @property
+    def left_out(self) -> int:
+        return self._left_out
+
+    def _loss(self, batch: Any) -> Any:
+        return module_loss(self.config.loss, self._module, batch)
+
+    def _scope(self) -> AbstractContextManager[Any]:
+        if not self._autocast:
+            return nullcontext()
+        return sys.modules["torch"].autocast(self._kind, dtype=self._autocast)  # type: ignore[no-any-return]
+
+
+def _set_rate(optimizer: Any, rate: float) -> None:
+    """The rate of all groups; each keeps its own relation to the first one."""
+    groups = optimizer.param_groups
+    for group in groups:
+        group.setdefault("initial_lr", group["lr"])
+    first = groups[0]["initial_lr"]
+    for group in groups:
+        group["lr"] = rate * group["initial_lr"] / first if first else rate
+
+
+class OwnUpdate:
+    """One of our optimizers, as `torch.optim` has them, over the weights of a module."""
+
+    def __init__(self, module: Any, optimizer: Optimizer) -> None:
+        self._own = optimizer
+        self._weights = {name: x for name, x in module.named_parameters() if x.requires_grad}
+        self._state = optimizer.init({name: x.detach() for name, x in self._weights.items()})
+        self._steps = 0
+        rate = optimizer.rate if isinstance(optimizer.rate, float | int) else optimizer.rate_at(1)
+        self.param_groups = [{"params": list(self._weights.values()), "lr": float(rate)}]
+
+    def step(self) -> None:
+        torch: Any = sys.modules["torch"]
+        self._steps += 1
+        with torch.no_grad(), consuming():
+            weights = {name: x.detach() for name, x in self._weights.items()}
+            gradients = {
+                name: torch.zeros_like(x) if x.grad is None else x.grad
+                for name, x in self._weights.items()
+            }
+            rate = self.param_groups[0]["lr"]
+            new, self._state = self._own.update(weights, gradients, self._state, self._steps, rate)
+            for name, x in new.items():
+                if x is not weights[name]:
+                    weights[name].copy_(x)
+
+    def zero_grad(self) -> None:
+        for x in self._weights.values():
+            x.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._state, "steps": self._steps}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._state, self._steps = saved["state"], saved["steps"]
