@@ -17,7 +17,7 @@ from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import DType, as_dtype
 from anydevice.core.engine import Engine
 from anydevice.core.files import expanded
-from anydevice.core.progress import ProgressBar
+from anydevice.core.progress import ProgressBar, in_notebook
 from anydevice.engines import registry
 from anydevice.errors import (
     ConfigurationError,
@@ -249,7 +249,7 @@ def _refused(file: PlainFile, entry: Entry, problem: str) -> TransferError:
 
 @contextmanager
 def _progress(total: int, wanted: bool | None) -> Iterator[Advance]:
-    """A bar on the error stream, where that is a terminal; called with each number of new bytes.
+    """A bar on a terminal or in a notebook; called with each number of new bytes.
 
     It appears at once for a large load and else after a while. `wanted` is true for a bar from the
     start, false for none.
@@ -263,6 +263,7 @@ def _progress(total: int, wanted: bool | None) -> Iterator[Advance]:
         done += size
         bar.tell(done, total, "loading weights")
 
-    with ProgressBar(sys.stderr if shown else None, in_bytes=True, delay=delay) as bar:
+    stream, notebook = sys.stderr if shown else None, wanted is not False and in_notebook()
+    with ProgressBar(stream, in_bytes=True, delay=delay, notebook=notebook) as bar:
         advance(0)
         yield advance
