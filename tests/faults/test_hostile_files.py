@@ -34,6 +34,7 @@ from anydevice.settings.files import measurements_file, user_file, verdicts_file
 from anydevice.settings.preferences import forget_files
 from anydevice.training.checkpoints import read_checkpoint, settings_of
 from anydevice.training.steps import StepConfig
+from tests.faults.damage import at_random, by_meaning
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices as POSIX has them")
 
@@ -268,88 +269,7 @@ def test_tensors_of_endless_layers_are_no_layers(tmp_path: Path) -> None:
 
 # Thousands of files, damaged at random
 
-NASTY: list[Any] = [
-    *(0, 1, -1, 2, 7, 10**6, 2**31, 2**63, 2**64, 10**100, -(10**30), 0.5, -0.0, 1e300),
-    *(
-        float("nan"),
-        float("inf"),
-        -float("inf"),
-        True,
-        False,
-        None,
-        "",
-        "a",
-        "\0",
-        "\ud800",
-        "x" * 5000,
-    ),
-    *(
-        [],
-        [0],
-        [[]],
-        {},
-        {"a": 1},
-        {"dict": {}},
-        {"list": []},
-        {"kind": "Dense", "fields": {}},
-        ["a"] * 300,
-    ),
-    *("cuda", "float32", "../../x", "relu", {"tuple": [1]}, [1] * 40, {"": {"": {"": []}}}),
-]
-TEXTS = [
-    b"[" * 3000,
-    b'{"a":' * 3000,
-    b"9" * 5000,
-    b"\0",
-    b"\xff",
-    b'"',
-    b"\\",
-    b"NaN",
-    b"Infinity",
-    b"-",
-]
-BYTES = b"{}[]\",:=#.'0123456789-+eE \n\\/u\x00\x1f\x7f\xc3\xff"
-
-
-def at_random(dice: random.Random, raw: bytes) -> bytes:
-    """Change, insert, delete or repeat a few bytes."""
-    damaged = bytearray(raw)
-    for _ in range(dice.choice([1, 1, 2, 5])):
-        where = dice.randrange(len(damaged) + 1)
-        stretch = slice(where, where + dice.choice([1, 1, 2, 8, 60]))
-        way = dice.randrange(5)
-        if way == 0:
-            damaged[where : where + 1] = bytes([dice.choice(BYTES)])
-        elif way == 1:
-            damaged[where:where] = bytes(dice.choices(BYTES, k=dice.choice([1, 2, 8])))
-        elif way == 2:
-            del damaged[stretch]
-        elif way == 3:
-            damaged[where:where] = damaged[stretch] * dice.choice([1, 1, 30])
-        else:
-            damaged[where:where] = dice.choice(TEXTS)
-    return bytes(damaged[: dice.randrange(len(damaged) + 1)] if dice.random() < 0.1 else damaged)
-
-
-def by_meaning(dice: random.Random, tree: Any) -> None:
-    """Replace, drop, copy or add a value somewhere in a tree of JSON."""
-    holder = tree
-    while isinstance(holder, dict | list) and len(holder):
-        keys: list[Any] = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        key = dice.choice(keys)
-        if isinstance(holder[key], dict | list) and holder[key] and dice.random() < 0.85:
-            holder = holder[key]
-            continue
-        way = dice.randrange(4)
-        if way == 0 and isinstance(holder, dict):
-            del holder[key]
-        elif way == 1 and isinstance(holder, dict):
-            holder[dice.choice(["kind", "fields", "dict", "device", "x"])] = holder[key]
-        elif way == 2 and isinstance(holder, list):
-            holder *= dice.choice([2, 50])
-        else:
-            holder[key] = json.loads(json.dumps(dice.choice(NASTY)))
-        return
+NAMES = ["kind", "fields", "dict", "device", "x"]
 
 
 def of_a_saved_file(dice: random.Random, raw: bytes) -> bytes:
@@ -360,7 +280,7 @@ def of_a_saved_file(dice: random.Random, raw: bytes) -> bytes:
         if dice.random() < 0.25:
             return at_random(dice, json.dumps(description).encode()).decode("utf-8", "replace")
         for _ in range(dice.choice([1, 1, 2, 4])):
-            by_meaning(dice, description if dice.random() < 0.85 else table)
+            by_meaning(dice, description if dice.random() < 0.85 else table, NAMES)
         return None
 
     return rewritten(raw, change)
@@ -371,7 +291,7 @@ def of_json(dice: random.Random, raw: bytes) -> bytes:
         return at_random(dice, raw)
     tree = json.loads(raw)
     for _ in range(dice.choice([1, 1, 2, 4])):
-        by_meaning(dice, tree)
+        by_meaning(dice, tree, NAMES)
     return json.dumps(tree).encode()
 
 
@@ -480,9 +400,9 @@ def attack(folder: Path, seed: int, count: int) -> Counter[str]:
 def attack_elsewhere(folder: Path, seed: int, count: int) -> None:
     """Attack in a process of its own: damaged settings may change all of it."""
     program = (
-        "import json, os, pathlib, sys\n"
-        "sys.path.insert(0, os.path.dirname(sys.argv[1]))\n"
-        "from test_hostile_files import attack\n"
+        "import json, pathlib, sys\n"
+        "sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parents[2]))\n"
+        "from tests.faults.test_hostile_files import attack\n"
         "came = attack(pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))\n"
         "print(json.dumps(came))\n"
     )

@@ -27,6 +27,7 @@ from anydevice.core.dtypes import BY_CODE
 from anydevice.errors import OutOfMemoryError, TransferError
 from anydevice.transfer.weights.loading import load_weights
 from anydevice.transfer.weights.safetensors import read_header
+from tests.faults.damage import at_random, by_meaning
 
 CPU = Device("cpu", engine="numpy")
 soak = pytest.mark.soak
@@ -72,31 +73,11 @@ def sound(dice: random.Random) -> tuple[dict[str, Any], bytes]:
 
 # --- ways to damage a file -------------------------------------------------------------------
 
-NASTY: list[Any] = [
-    *(0, 1, -1, 2, 4, 7, 8, 255, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400),
-    *(0.0, 1.0, -0.0, 1e300, True, False, None, "", "F32", "F4", "X", "0", [], [0], [[]], {}),
-    *([0, 0], [0, 1], [1, 0], [4, 4], [2**32, 2**32], [1] * 33, [1] * 5000, {"dtype": "F32"}),
-]
-BYTES = b'{}[]",:0123456789-.eE \\/u\x00\x1f\x7f\xc3\xff'
 
-
-def at_random(dice: random.Random, raw: bytes) -> bytes:
-    """Change, insert, delete or repeat a few bytes, mostly of the header."""
-    damaged = bytearray(raw)
-    reach = len(raw) if dice.random() < 0.3 else 8 + int.from_bytes(raw[:8], "little")
-    for _ in range(dice.choice([1, 1, 1, 2, 5])):
-        where = dice.randrange(min(reach, len(damaged))) if damaged else 0
-        stretch = slice(where, where + dice.choice([1, 1, 2, 8, 40]))
-        way = dice.randrange(4)
-        if way == 0:
-            damaged[where : where + 1] = bytes([dice.choice(BYTES)])
-        elif way == 1:
-            damaged[where:where] = bytes(dice.choices(BYTES, k=dice.choice([1, 2, 8])))
-        elif way == 2:
-            del damaged[stretch]
-        else:
-            damaged[where:where] = damaged[stretch]
-    return bytes(damaged)
+def mostly_header(dice: random.Random, raw: bytes) -> bytes:
+    """Damage a few bytes, mostly of the header."""
+    whole = dice.random() < 0.3
+    return at_random(dice, raw, None if whole else 8 + int.from_bytes(raw[:8], "little"))
 
 
 def header_at_random(dice: random.Random, raw: bytes) -> bytes:
@@ -105,30 +86,12 @@ def header_at_random(dice: random.Random, raw: bytes) -> bytes:
     return content(at_random(dice, raw[:end])[8:], raw[end:])
 
 
-def by_meaning(dice: random.Random, raw: bytes) -> bytes:
+def by_value(dice: random.Random, raw: bytes) -> bytes:
     """Replace, drop, copy or add values of the header, which stays JSON."""
     end = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:end])
     for _ in range(dice.choice([1, 1, 2, 3])):
-        holder: Any = header
-        while True:
-            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-            if not keys:
-                break
-            key = dice.choice(keys)
-            if isinstance(holder[key], dict | list) and dice.random() < 0.8:
-                holder = holder[key]
-                continue
-            way = dice.randrange(4)
-            if way == 0 or isinstance(holder, list):
-                holder[key] = dice.choice(NASTY)
-            elif way == 1:
-                del holder[key]
-            elif way == 2:
-                holder[dice.choice(["dtype", "shape", "b", "__metadata__"])] = holder[key]
-            else:
-                holder["more"] = dice.choice(NASTY)
-            break
+        by_meaning(dice, header, ["dtype", "shape", "b", "__metadata__", "more"])
     return content(header, raw[end:])
 
 
@@ -172,7 +135,7 @@ def unharmed(dice: random.Random, raw: bytes) -> bytes:
 
 
 WAYS: list[Callable[[random.Random, bytes], bytes]] = [
-    *(at_random, header_at_random, header_at_random, by_meaning, by_meaning, by_meaning),
+    *(mostly_header, header_at_random, header_at_random, by_value, by_value, by_value),
     *(by_offset, by_length, cut_off, drawn_out, unharmed),
 ]
 
