@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 DRAWN = np.random.default_rng(5)
 X = DRAWN.normal(size=(70, 4)).astype(np.float32)
 IDS = DRAWN.integers(0, 3, 70)
+CPU = "cpu"
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -125,7 +126,7 @@ def equinox_module() -> Any:
     eqx, jax = pytest.importorskip("equinox"), pytest.importorskip("jax")
     one, other = jax.random.split(jax.random.key(0))
     layers = eqx.nn.Linear(4, 8, key=one), eqx.nn.Dropout(0.9), eqx.nn.Linear(8, 3, key=other)
-    return eqx.nn.Sequential(layers)
+    return jax.vmap(eqx.nn.Sequential(layers))
 
 
 @pytest.mark.parametrize("make", [torch_module, nnx_module, mlx_module, equinox_module])
@@ -191,7 +192,7 @@ def test_tables_loaders_and_functions() -> None:
     np.testing.assert_allclose(nn.predict(there, loader), expected, **CLOSE)
     found = nn.evaluate(there, loader, "cross_entropy", metrics={"right": "accuracy"})
     assert found["right"] == nn.evaluate(model, (X, IDS), metrics="accuracy")["accuracy"]
-    doubled = nn.predict(lambda x: (ops.multiply(x, 2.0), {"same": x}), X, size=9)
+    doubled = nn.predict(lambda x: (ops.multiply(x, 2.0), {"same": x}), X, size=9, device=CPU)
     np.testing.assert_array_equal(doubled[0], 2 * X)
     np.testing.assert_array_equal(doubled[1]["same"], X)
 

@@ -241,6 +241,13 @@ def mapped_module(function: Any) -> Any:
     return inside if found else None
 
 
+def in_inference(model: Any) -> Any:
+    """A module of Equinox, or a function that `jax.vmap` made of one, in inference mode."""
+    module = mapped_module(model)
+    module = model if module is None else module
+    return _with_module(model, module, sys.modules["equinox"].nn.inference_mode(module))
+
+
 def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
     """The function over another module; itself where it is none over `old`.
 
@@ -265,6 +272,9 @@ def _with_module(function: Any, old: Any, new: Any, depth: int = 0) -> Any:
     code, scope, defaults = function.__code__, function.__globals__, function.__defaults__
     made = FunctionType(code, scope, function.__name__, defaults, tuple(cells))
     made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    if hasattr(function, "__wrapped__"):  # by which it is known to be over a module
+        made.__dict__["__wrapped__"] = _with_module(function.__wrapped__, old, new, depth + 1)
     return made
 
 

@@ -144,6 +144,25 @@ def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
     return (layer, False) if without is None else (without, True)
 
 
+def left_out(loss: Loss) -> str | None:
+    """The activation that a loss does by itself, which `folded` leaves out.
+
+    >>> left_out(cross_entropy)
+    'softmax'
+    """
+    return _applied_by(loss)
+
+
+def threshold_of(layer: Layer) -> float:
+    """The output of a layer above which it says yes: 0.5 after a sigmoid, and 0 for logits.
+
+    >>> from anydevice import nn
+    >>> threshold_of(nn.Chain(nn.Dense(4, 1), "sigmoid")), threshold_of(nn.Dense(4, 1))
+    (0.5, 0.0)
+    """
+    return 0.5 if _ends_with(layer, "sigmoid") else 0.0
+
+
 def remark_on(layer: Layer, loss: Loss) -> str | None:
     """A warning about the last activation of a model and a loss; `None` if there is none.
 

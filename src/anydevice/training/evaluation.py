@@ -23,6 +23,7 @@ from anydevice.core.trees import leaves, refilled
 from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.models.detect import adapter_of, compile_device
+from anydevice.models.jax import EquinoxAdapter, in_inference
 from anydevice.models.precision import cast_parameters
 from anydevice.nn.layers import ACTIVATIONS
 from anydevice.nn.losses import Loss, computes_in_float32, folded, left_out, loss_of, threshold_of
@@ -315,12 +316,11 @@ def _in_inference(model: Any) -> Iterator[Any]:
                 back()
             return
     nnx: Any = sys.modules.get("flax.nnx")
-    equinox: Any = sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         model = nnx.clone(model)
         model.eval()
-    elif equinox is not None and isinstance(model, equinox.Module):
-        model = equinox.nn.inference_mode(model)
+    elif isinstance(adapter_of(model), EquinoxAdapter):
+        model = in_inference(model)
     yield model
 
 
