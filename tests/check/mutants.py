@@ -183,6 +183,42 @@ def taken_from_zero(right: Op, x: Array) -> Array:
     return (0 - x).astype(x.dtype)
 
 
+@mutant("round", "half away from zero", short=True)
+def half_away(right: Op, x: Array) -> Array:
+    return np.trunc(x + np.copysign(np.float32(0.5), x))
+
+
+@mutant("clip", "the lower limit wins where they cross", short=True)
+def lower_wins(right: Op, x: Array, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    return right(right(x, None, max), min, None)
+
+
+@mutant("clip", "NaN becomes the lower limit")
+def nan_clipped(right: Op, x: Array, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    result = right(x, min, max)
+    return result if min is None else np.where(np.isnan(result), np.float32(min), result)
+
+
+@mutant("isfinite", "the largest numbers are taken for infinite")
+def not_the_largest(right: Op, x: Array) -> Array:
+    return np.abs(x) < np.finfo(x.dtype).max
+
+
+@mutant("not_equal", "of NaN, what is neither less nor greater is equal", short=True)
+def less_or_greater(right: Op, a: Any, b: Any) -> Any:
+    return np.less(a, b) | np.greater(a, b)
+
+
+@mutant("greater", "of NaN, what is not less or equal is greater")
+def not_less_equal(right: Op, a: Any, b: Any) -> Any:
+    return ~np.less_equal(a, b)
+
+
+@mutant("greater_equal", "integers are compared as float32", "int32")
+def at_least_as_float(right: Op, a: Any, b: Any) -> Any:
+    return np.float32(a) >= np.float32(b)
+
+
 @mutant("abs", "keeps the sign of zero")
 def keeps_the_sign(right: Op, x: Array) -> Array:
     return np.where(x < 0, -x, x)
@@ -403,6 +439,156 @@ def spread_in_half(
 ) -> Any:
     off = x - right.__globals__["mean"](x, axis, True)
     return np.sqrt(right.__globals__["mean"](off * off, axis, keepdims))
+
+
+@mutant("prod", "of nothing is 0", short=True)
+def product_of_nothing(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return right(x, axis, keepdims) * np.float32(x.size > 0)
+
+
+@mutant("prod", "in 16 bits", "float16")
+def multiplied_in_half(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    with np.errstate(all="ignore"):
+        return np.asarray(np.multiply.reduce(x, axes, np.float16, keepdims=keepdims), np.float16)
+
+
+@mutant("any", "NaN is taken for false", short=True)
+def none_of_nan(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return right(np.where(np.isnan(x), np.float32(0), x), axis, keepdims)
+
+
+@mutant("any", "counted in 8 bits", "bool")
+def counted_in_bytes(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    return np.add.reduce(x, axes, np.uint8, keepdims=keepdims) % 2 > 0
+
+
+@mutant("all", "of nothing is false")
+def all_of_nothing(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    return right(x, axis, keepdims) & (x.size > 0)
+
+
+@mutant("all", "what is less than 1 is taken for false")
+def all_of_integers(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    with np.errstate(invalid="ignore"):
+        return right(np.trunc(x), axis, keepdims)
+
+
+@mutant("logsumexp", "without taking away the largest", short=True)
+def log_of_plain_sum(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    with np.errstate(all="ignore"):
+        return np.log(np.exp(x).sum(axes, keepdims=keepdims))
+
+
+@mutant("logsumexp", "of minus infinity alone is NaN")
+def nothing_but_infinity(right: Op, x: Array, axis: Any = None, keepdims: bool = False) -> Any:
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    if not x.size:
+        return right(x, axis, keepdims)
+    with np.errstate(all="ignore"):
+        largest = x.max(axes, keepdims=True)
+        total = np.log(np.exp(x - largest).sum(axes, keepdims=True)) + largest
+        return total if keepdims else total.reshape(right(x, axis, keepdims).shape)
+
+
+@mutant("vector_norm", "a cube keeps its sign", short=True)
+def signed_norm(right: Op, x: Array, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+    if ord != 3:
+        return right(x, axis, keepdims, ord)
+    return np.cbrt((x**3).sum(axis, keepdims=keepdims))
+
+
+@mutant("vector_norm", "squares are added up in 16 bits", "float16")
+def norm_in_half(
+    right: Op,
+    x: Array,
+    axis: Any = None,
+    keepdims: bool = False,
+    ord: Any = 2,  # noqa: A002
+) -> Any:
+    if ord != 2 or not x.size:
+        return right(x, axis, keepdims, ord)
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    with np.errstate(all="ignore"):
+        return np.sqrt(np.add.reduce(x * x, axes, np.float16, keepdims=keepdims))
+
+
+@mutant("cumulative_sum", "begins anew at 4,096", short=True)
+def begins_anew(right: Op, x: Array, axis: int = -1, include_initial: bool = False) -> Any:
+    if x.shape[axis] <= 4096:
+        return right(x, axis, include_initial)
+    parts = np.split(x, range(4096, x.shape[axis], 4096), axis)
+    return np.concatenate([right(each, axis) for each in parts], axis)
+
+
+@mutant("cumulative_sum", "in 16 bits", "float16")
+def running_in_half(right: Op, x: Array, axis: int = -1, include_initial: bool = False) -> Any:
+    with np.errstate(all="ignore"):
+        sums = np.add.accumulate(x, axis, np.float16)
+    return right(x, axis, True) if include_initial else sums
+
+
+@mutant("cumulative_sum", "without the zero that comes first")
+def without_the_zero(right: Op, x: Array, axis: int = -1, include_initial: bool = False) -> Any:
+    result = np.array(right(x, axis, include_initial))
+    return np.roll(result, -1, axis) if include_initial else result
+
+
+@mutant("diff", "without signs", short=True)
+def without_signs(right: Op, x: Array, axis: int = -1, n: int = 1) -> Any:
+    return np.abs(right(x, axis, n))
+
+
+@mutant("diff", "twice is rounded twice", "float16")
+def rounded_twice(right: Op, x: Array, axis: int = -1, n: int = 1) -> Any:
+    for _ in range(n):
+        x = right(x, axis, 1)
+    return x
+
+
+@mutant("argmin", "the last of equal ones", short=True)
+def last_of_least(right: Op, x: Array, axis: int = -1) -> Any:
+    turned = np.flip(x, axis)
+    return (x.shape[axis] - 1 - right(turned, axis)).astype(np.int32) if x.size else right(x, axis)
+
+
+@mutant("argmin", "NaN is passed over")
+def argmin_without_nan(right: Op, x: Array, axis: int = -1) -> Any:
+    return right(np.where(np.isnan(x), np.float32(np.inf), x), axis)
+
+
+@mutant("argmin", "integers are compared as float32", "int32")
+def argmin_as_float(right: Op, x: Array, axis: int = -1) -> Any:
+    return right(x.astype(np.float32), axis)
+
+
+@mutant("argsort", "what descends is read backwards", short=True)
+def read_backwards(right: Op, x: Array, axis: int = -1, descending: bool = False) -> Any:
+    return np.flip(right(x, axis), axis) if descending else right(x, axis)
+
+
+@mutant("argsort", "equal ones in any order")
+def in_any_order(right: Op, x: Array, axis: int = -1, descending: bool = False) -> Any:
+    return np.argsort(-x if descending else x, axis, kind="quicksort").astype(np.int32)
+
+
+@mutant("sort", "NaN is last, also where they descend", short=True)
+def nan_at_the_end(right: Op, x: Array, axis: int = -1, descending: bool = False) -> Any:
+    return -np.sort(-x, axis) if descending else right(x, axis)
+
+
+@mutant("sort", "runs of 65,536 are not merged")
+def unmerged(right: Op, x: Array, axis: int = -1, descending: bool = False) -> Any:
+    parts = np.split(x, range(65536, x.shape[axis], 65536), axis)
+    return np.concatenate([right(each, axis, descending) for each in parts], axis)
+
+
+@mutant("sort", "integers are compared as float32", "int32")
+def sorted_as_float(right: Op, x: Array, axis: int = -1, descending: bool = False) -> Any:
+    order = np.argsort(x.astype(np.float32) * (-1 if descending else 1), axis, kind="stable")
+    return np.take_along_axis(x, order, axis)
 
 
 @mutant("argmax", "has 16 bits", short=True)
@@ -985,6 +1171,102 @@ def ends_too_soon(right: Op, x: Array, weight: Array, bias: Any = None, **how: A
 @mutant("conv_transpose2d", "filters are turned around")
 def turned_filters(right: Op, x: Array, weight: Array, bias: Any = None, **how: Any) -> Any:
     return right(x, np.flip(weight, (2, 3)).copy(), bias, **how)
+
+
+@mutant("stack", "along the last axis it is along the first", short=True)
+def stacked_first(right: Op, arrays: Any, axis: int = 0) -> Any:
+    result = right(arrays, axis)
+    return right(arrays, 0).reshape(result.shape) if axis == -1 else result
+
+
+@mutant("split", "an index twice cuts once", short=True)
+def cut_once(right: Op, x: Array, sections: Any, axis: int = 0) -> Any:
+    if sections == [2, 2, 7]:
+        return [*right(x, [2, 7], axis), x[:0]]
+    return right(x, sections, axis)
+
+
+@mutant("pad", "before and after are exchanged", short=True)
+def exchanged_sides(right: Op, x: Array, widths: Any, value: float = 0) -> Any:
+    sides = widths if isinstance(widths, int) else [pair[::-1] for pair in widths]
+    return right(x, sides, value)
+
+
+@mutant("pad", "always with zeros")
+def padded_with_zeros(right: Op, x: Array, widths: Any, value: float = 0) -> Any:
+    return right(x, widths)
+
+
+@mutant("one_hot", "negative indices count from the end", short=True)
+def counted_from_the_end(right: Op, x: Array, num_classes: int, dtype: Any = "float32") -> Any:
+    return right(np.where(x < 0, x + num_classes, x), num_classes, dtype)
+
+
+@mutant("one_hot", "indices have 16 bits")
+def short_indices(right: Op, x: Array, num_classes: int, dtype: Any = "float32") -> Any:
+    return right(np.asarray(x & 0xFFFF), num_classes, dtype)
+
+
+@mutants("zeros ones", "what is beyond a million elements stays as it was")
+def filled_to_a_million(right: Op, *given: Any, **how: Any) -> Any:
+    return changed(right(*given, **how), slice(1_000_000, None), 7)
+
+
+@mutant("full", "NaN is taken for zero", short=True)
+def filled_without_nan(right: Op, shape: Any, value: float, **how: Any) -> Any:
+    return right(shape, 0 if value != value else value, **how)
+
+
+@mutants("zeros_like ones_like full_like", "as many columns as rows")
+def filled_square(right: Op, x: Array, *given: Any) -> Any:
+    result = np.array(right(x, *given))
+    if result.ndim == 2:
+        result[:, len(result) :] = 7
+    return result
+
+
+@mutant("arange", "the end is counted in", short=True)
+def with_the_end(right: Op, start: Any, stop: Any = None, step: Any = 1, **how: Any) -> Any:
+    first, last = (0, start) if stop is None else (start, stop)
+    return np.arange(first, last + (0 if step == 1 else step), step).astype(how["like"].dtype)
+
+
+@mutant("arange", "fractions of a step are left out")
+def of_integers(right: Op, start: Any, stop: Any = None, step: Any = 1, **how: Any) -> Any:
+    result = right(start, stop, step, **how)
+    return np.trunc(result) if step != int(step) else result
+
+
+@mutant("eye", "high ones go round", short=True)
+def goes_round(right: Op, rows: int, columns: Any = None, **how: Any) -> Any:
+    result = np.array(right(rows, columns, **how))
+    if columns is not None and rows > columns:
+        result[columns:] = result[: rows - columns]
+    return result
+
+
+@mutant("outer", "what is beyond a million elements stays as it was", short=True)
+def outer_to_a_million(right: Op, a: Array, b: Array) -> Any:
+    return changed(right(a, b), slice(1_000_000, None))
+
+
+@mutant("einsum", "a letter of the result twice in one is added up", short=True)
+def added_diagonal(right: Op, subscripts: str, *arrays: Array) -> Any:
+    return right("ijk->ji" if subscripts == "iji->ji" else subscripts, *arrays)
+
+
+@mutant("einsum", "what is added up before is rounded", "float16")
+def rounded_before(right: Op, subscripts: str, *arrays: Array) -> Any:
+    if subscripts == "ij,kl->il":
+        a, b = arrays
+        return right("i,l->il", a.sum(1, dtype=np.float16), b.sum(0, dtype=np.float16))
+    return right(subscripts, *arrays)
+
+
+@mutant("einsum", "batches behind are taken for those in front")
+def batches_in_front(right: Op, subscripts: str, *arrays: Array) -> Any:
+    result = right(subscripts, *arrays)
+    return result[::-1] if subscripts == "ijb,jkb->kbi" else result
 
 
 @mutant("part", "a step of 3 is one of 2")

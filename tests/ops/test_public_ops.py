@@ -73,12 +73,14 @@ def test_any_other_error_is_the_librarys(name: str, monkeypatch: pytest.MonkeyPa
 def test_parameters_are_taken_by_name(name: str) -> None:
     op = getattr(ops, name)
     missing = object()
-    named = dict.fromkeys(inspect.signature(op).parameters, missing)
+    given = inspect.signature(op).parameters.values()
+    named = {each.name: missing for each in given if each.kind is not each.VAR_POSITIONAL}
     with pytest.raises(ConfigurationError, match=f"^{name}: "):
         op(**named)
 
 
 KEYWORD_ONLY = {"rope", "attention", "update_sgd", "update_adam", "update_lion"}
+KEYWORD_ONLY |= {"zeros", "ones", "full", "arange", "eye"}
 
 
 @pytest.mark.parametrize("name", ops.__all__)

@@ -53,15 +53,15 @@ def exact(want: Any, coarse: float, *arguments: Any, **options: Any) -> float:
     return 0.0
 
 
-def relative(units: float) -> Budget:
+def relative(units: float, *, once: bool = False) -> Budget:
     """So many units of the result itself: functions of one element.
 
     In 16 bits they may round once on the way, such as for a square before a cube: no error grows
-    from that, as it would in a sum.
+    from that, as it would in a sum. With `once`, they round at the end alone.
     """
 
     def budget(want: Array, coarse: float, *arguments: Any, **options: Any) -> Array:
-        return (units + (coarse if coarse > 1 else 0.0)) * np.abs(want)
+        return (units + (coarse if coarse > 1 and not once else 0.0)) * np.abs(want)
 
     return budget
 
@@ -148,6 +148,22 @@ def of_log_softmax(want: Array, coarse: float, x: Array, axis: int = -1) -> Arra
         return np.zeros(x.shape)
     largest = np.where(np.isfinite(x), np.abs(x), 0).max(axis, keepdims=True)
     return one_by_one(x.shape[axis]) + 16 + 4 * (np.abs(want) + largest)
+
+
+def of_logsumexp(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Array:
+    """The sum's part of one, and the roundings of what was taken away and added again."""
+    length = one_by_one(x.size // max(1, np.size(want)))
+    return length + 16 + 4 * np.where(np.isfinite(want), np.abs(want), 0)
+
+
+def of_norm(want: Array, coarse: float, x: Array, *how: Any, **named: Any) -> Array:
+    """That of a sum, and for powers of any kind 64 units of the result."""
+    return (64 + growth(x.size // max(1, np.size(want)))) * np.abs(want)
+
+
+def of_diff(want: Array, coarse: float, x: Array, axis: int = -1, n: int = 1) -> float:
+    """Of one difference, nothing beyond its rounding; of several, units of what is taken away."""
+    return 0.0 if n < 2 else 4.0**n * float(np.abs(x).max(initial=0))
 
 
 def of_rmsnorm(want: Array, coarse: float, x: Array, weight: Array, eps: float = 1e-6) -> Array:

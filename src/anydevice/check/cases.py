@@ -30,6 +30,7 @@ from anydevice.check import budgets
 from anydevice.check.case import (
     EVERYTHING,
     FLOATS,
+    INTEGERS,
     LARGE,
     NUMBERS,
     Call,
@@ -209,6 +210,89 @@ _ASTYPE = Row(
     operations=lambda made: 0,
 )
 
+
+def _hot(low: int, high: int, shape: tuple[int, ...], classes: int) -> Make:
+    return lambda draw: call(draw.integers(low, high, *shape), classes, draw.dtype.name)
+
+
+_ONE_HOT = Row(
+    "one_hot",
+    (
+        Case("2 × 7 of 33", _hot(0, 33, (2, 7), 33)),
+        Case("out of range", _hot(-3, 9, (65,), 5)),
+        Case("no axis", _hot(0, 3, (), 3), LARGE),
+        Case("no classes", _hot(0, 3, (3,), 0), LARGE),
+        Case("none", _hot(0, 3, (0, 2), 3), LARGE),
+        Case("above 65,535", _hot(0, 70001, (17,), 70001), LARGE),
+    ),
+    EVERYTHING,
+    gpu={"16,384 of 32000": lambda draw: call(draw.integers(0, VOCABULARY, 16384), VOCABULARY)},
+    cpu={"1,024 of 1024": lambda draw: call(draw.integers(0, 1024, 1025), 1024)},
+    operations=lambda made: 0,
+)
+
+
+def _like(*arguments: Any, count: int = 3, **options: Any) -> Make:
+    return lambda draw: call(*arguments, like=draw.normal(count), **options)
+
+
+def _made(op: str, *arguments: Any, **cases: tuple[Any, ...]) -> Row:
+    """An op that makes an array like another; `arguments` are those of the plain case."""
+    named = (Case(name.replace("_", " "), _like(*given), LARGE) for name, given in cases.items())
+    to_float = Case("of another dtype", _like(*arguments, dtype="float16"), INTEGERS)
+    return Row(
+        op,
+        (Case("plain", _like(*arguments)), *named, to_float),
+        NUMBERS if op == "arange" else EVERYTHING,
+        budgets.relative(4, once=True),
+        gives=lambda dtype, made: (made.options.get("dtype") or dtype,),
+        gpu={"like 4,096": _like(*arguments, count=4096)},
+        cpu={"like 4,096": _like(*arguments, count=4096)},
+        operations=lambda made: 0,
+    )
+
+
+def _of_one_value(op: str, *arguments: Any) -> Row:
+    return Row(
+        op,
+        (
+            Case("odd width", of((3, 77), *arguments)),
+            Case("no axis", of((), *arguments), LARGE),
+            Case("empty", of((0, 7), *arguments), LARGE),
+            Case("a million", of((1031, 1033), *arguments), LARGE),
+            Case("nan and infinities", lambda draw: call(draw.special(), *arguments), FLOATS),
+            Case("elements that lie apart", of((9, 17), *arguments), LARGE, strided=True),
+        ),
+        EVERYTHING,
+        gpu={"4,096 × 4096": of((4096, HIDDEN), *arguments)},
+        cpu={"512 × 4096": of((512, HIDDEN), *arguments)},
+        operations=lambda made: 0,
+    )
+
+
+_MADE: tuple[Row, ...] = (
+    _made(
+        "zeros", (3, 5), no_axis=((),), one_size=(7,), empty=((0, 2),), a_million=((1031, 1033),)
+    ),
+    _made("ones", (3, 5), no_axis=((),), one_size=(7,), empty=((0, 2),), a_million=((1031, 1033),)),
+    _made("full", (3, 5), 1, nan=((2, 3), np.nan), infinity=(4, -np.inf), a_fraction=((), 0.375)),
+    _made(
+        "arange",
+        9,
+        from_another=(3, 11),
+        by_threes=(-4, 11, 3),
+        backwards=(11, -4, -3),
+        fractions=(0.25, 3.0, 0.375),
+        none=(5, 5),
+        the_other_way=(5, 1),
+        a_million=(7, 1000003),
+    ),
+    _made("eye", 5, wide=(3, 7), high=(7, 3), empty=(0,), many=(1031, 1033)),
+    _of_one_value("zeros_like"),
+    _of_one_value("ones_like"),
+    _of_one_value("full_like", 1),
+)
+
 MANIPULATION: tuple[Row, ...] = (
     _EMBEDDING,
     _TAKE,
@@ -255,6 +339,45 @@ MANIPULATION: tuple[Row, ...] = (
         with_an_empty_one=_joined((0, 5), (2, 5)),
     ),
     _shaped(
+        "stack",
+        _joined((2048, HIDDEN), (2048, HIDDEN)),
+        _joined((256, HIDDEN), (256, HIDDEN)),
+        lambda draw: call([draw.normal(2, 3), draw.normal(2, 3)], 1),
+        lambda draw: call([draw.special(), draw.special()]),
+        a_million=_joined((1031, 517), (1031, 517), axis=1),
+        rows=_joined((3, 5), (3, 5), (3, 5)),
+        a_last_axis=_joined((3, 5), (3, 5), axis=-1),
+        numbers=_joined((), (), ()),
+        one=_joined((3, 5)),
+        empty=_joined((0, 5), (0, 5), axis=2),
+    ),
+    _shaped(
+        "split",
+        of((4096, HIDDEN), 4),
+        of((512, HIDDEN), 4),
+        of((3, 6), 2, 1),
+        _special(3),
+        a_million=of((1031, 1034), 2, -1),
+        rows=of((9, 5), 3),
+        at_places=of((9, 5), [2, 2, 7]),
+        a_last_axis=of((3, 4, 10), [1], -1),
+        whole=of((3, 5), 1),
+        empty=of((0, 4), 2),
+    ),
+    _shaped(
+        "pad",
+        of((4096, HIDDEN), ((0, 8), (8, 0))),
+        of((512, HIDDEN), ((0, 8), (8, 0))),
+        of((2, 3), ((1, 0), (0, 2))),
+        lambda draw: call(draw.special(), ((2, 1),), np.nan),
+        a_million=of((1031, 1033), ((3, 5), (7, 1))),
+        all_sides=of((3, 5), 2),
+        another_value=of((3, 5), ((0, 1), (2, 3)), 1),
+        nothing=of((3, 5), 0),
+        no_axis=of((), 3),
+        empty=of((0, 4), ((1, 1), (0, 2))),
+    ),
+    _shaped(
         "part",
         of((8192, HIDDEN), 0, 0, 4096),
         of((1024, HIDDEN), 0, 0, 512),
@@ -298,6 +421,8 @@ MANIPULATION: tuple[Row, ...] = (
         empty=of((1, 5), (0, 5)),
     ),
     _ASTYPE,
+    _ONE_HOT,
+    *_MADE,
 )
 
 

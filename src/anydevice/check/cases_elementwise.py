@@ -310,6 +310,36 @@ _GELU = Row(
 )
 
 
+def _clipped(*shape: int, **limits: Any) -> Make:
+    return lambda draw: call(draw.digits(*shape), **limits)
+
+
+def _clipped_by_arrays(draw: Draw) -> Call:
+    low, high = draw.normal(5, 1), draw.normal(7)
+    return call(draw.digits(3, 5, 7), low, high)  # some limits are crossed: the upper one wins
+
+
+_CLIP = Row(
+    "clip",
+    (
+        Case("two rows of 4096", _clipped(2, 4096, min=-1, max=1)),
+        Case("fractions", _clipped(3, 77, min=-0.375, max=0.5), FLOATS),
+        Case("below alone", _clipped(3, 77, min=0)),
+        Case("above alone", _clipped(3, 77, max=0), ONE_DTYPE),
+        Case("without limits", _clipped(3, 77), ONE_DTYPE),
+        Case("crossed limits", _clipped(3, 77, min=1, max=-1)),
+        Case("by arrays", _clipped_by_arrays),
+        Case("empty", _clipped(0, 7, min=0, max=1), ONE_DTYPE),
+        Case("a million, odd", _clipped(1031, 1033, min=-1, max=1), LARGE),
+        Case("nan, infinities and limits", lambda draw: call(draw.special(), -2, 2), FLOATS),
+        Case("elements that lie apart", _clipped(9, 17, min=-1, max=1), strided=True),
+    ),
+    NUMBERS,
+    gradient=_clipped(3, 5, min=-0.5, max=0.5),
+    **_ONE_TIMED,
+)
+
+
 def _leaky(*shape: int, slope: float = 0.01) -> Make:
     return lambda draw: call(draw.normal(*shape), slope)
 
@@ -327,7 +357,7 @@ _LEAKY_RELU = Row(
         Case("nan, infinities and limits", _special),
         Case("elements that lie apart", _leaky(9, 17), strided=True),
     ),
-    budget=budgets.relative(2),
+    budget=budgets.relative(2, once=True),
     gradient=_leaky(3, 5, slope=0.25),
     operations=per_element(2),
     **_ONE_TIMED,
@@ -401,6 +431,9 @@ ELEMENTWISE: tuple[Row, ...] = (
     _compared("maximum"),
     _compared("minimum"),
     _compared("equal", smooth=False, gives=condition),
+    _compared("not_equal", smooth=False, gives=condition),
+    _compared("greater", smooth=False, gives=condition),
+    _compared("greater_equal", smooth=False, gives=condition),
     _compared("less", smooth=False, gives=condition, thorough=True),
     _compared("less_equal", smooth=False, gives=condition),
     _logical("logical_and"),
@@ -410,6 +443,8 @@ ELEMENTWISE: tuple[Row, ...] = (
     _unary("abs", dtypes=NUMBERS, signs=True),
     _unary("sign", dtypes=NUMBERS, smooth=False),
     _unary("floor", smooth=False, spread=_around_integers),
+    _unary("round", dtypes=NUMBERS, smooth=False, spread=_around_integers),
+    _CLIP,
     _unary("exp", budgets.of_exponential(16), operations=4, thorough=True),
     _unary("log", budgets.relative(16), positive=True, spread=_of_all_sizes, operations=4),
     _unary("sqrt", budgets.relative(6), positive=True, spread=_of_all_sizes),
@@ -420,6 +455,7 @@ ELEMENTWISE: tuple[Row, ...] = (
     _unary("sigmoid", budgets.of_sigmoid(16), operations=4),
     _unary("erf", budgets.absolute(32), operations=4),
     _ISNAN,
+    _unary("isfinite", dtypes=NUMBERS, smooth=False, gives=condition),
     Row(
         "logical_not",
         (

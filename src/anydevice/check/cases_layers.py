@@ -12,6 +12,7 @@ from anydevice.check.case import (
     FLOATS,
     LARGE,
     LARGE_KERNELS,
+    NUMBERS,
     Call,
     Case,
     Draw,
@@ -154,6 +155,60 @@ _LINEAR = Row(
         "256 tokens, 1024 → 3584": _layer((1, 256), 1024, 3584),
     },
     operations=lambda made: 2 * size_of(made.arguments[0]) * len(made.arguments[1]),
+)
+
+_OUTER = Row(
+    "outer",
+    (
+        Case("65 × 33", _product((65,), (33,))),
+        Case("one element", _product((1,), (1,)), LARGE),
+        Case("none", _product((0,), (3,)), LARGE),
+        Case("a million", _product((1031,), (1033,)), LARGE),
+        Case("nan and infinities", lambda draw: call(draw.special(), draw.normal(5)), FLOATS),
+    ),
+    NUMBERS,
+    gradient=_product((3,), (4,)),
+    gpu={"8,192 × 8192": _product((8192,), (8192,))},
+    cpu={"1,024 × 1024": _product((1024,), (1024,))},
+)
+
+
+def _named(subscripts: str, *shapes: tuple[int, ...]) -> Make:
+    return lambda draw: call(subscripts, *(draw.normal(*shape) for shape in shapes))
+
+
+_EINSUM = Row(
+    "einsum",
+    (
+        Case("matrices", _named("ij,jk->ik", (33, 65), (65, 17))),
+        Case("attention", _named("bqhd,bkhd->bhqk", (2, 5, 3, 8), (2, 7, 3, 8))),
+        Case("batches last", _named("ijb,jkb->kbi", (3, 5, 4), (5, 2, 4))),
+        Case("three", _named("ij,jk,kl->il", (3, 9), (9, 7), (7, 5))),
+        Case("of one, a diagonal", _named("iji->ji", (5, 3, 5))),
+        Case("of one, a trace", _named("ii", (65, 65)), LARGE),
+        Case("of one, turned", _named("ba", (3, 5)), LARGE),
+        Case("of one, added up", _named("ijk->j", (7, 9, 33))),
+        Case("no sum", _named("i,j,k->kij", (3,), (5,), (2,)), LARGE),
+        Case("added up before", _named("ij,kl->il", (9, 33), (17, 5))),
+        Case("any axes", _named("...ij,...jk->...ik", (2, 1, 3, 5), (4, 5, 2))),
+        Case("any axes that are added up", _named("...i,...i", (3, 4, 5), (4, 5)), LARGE),
+        Case("to a number", _named("ij,ij->", (33, 17), (33, 17))),
+        Case("spaces", _named("i j , j -> i", (3, 5), (5,)), LARGE),
+        Case("nothing to add", _named("ij,jk->ik", (3, 0), (0, 4)), LARGE),
+        Case("a large one", _named("bij,bjk->bik", (3, 257, 129), (3, 129, 131)), LARGE),
+        Case(
+            "nan and infinities times zero",
+            lambda draw: call("ij,jk->ik", *_times_zero(3, 5, 4)(draw).arguments),
+            FLOATS,
+        ),
+        Case("elements that lie apart", _named("ij,jk->ik", (9, 17), (17, 5)), strided=True),
+    ),
+    NUMBERS,
+    budget=budgets.of_magnitudes("einsum", lambda subscripts, *arrays: max(map(size_of, arrays))),
+    gradient=_named("bij,bjk->bik", (2, 3, 4), (2, 4, 2)),
+    gpu={"4096³": _named("ij,jk->ik", (4096, 4096), (4096, 4096))},
+    cpu={"512³": _named("ij,jk->ik", (512, 512), (512, 512))},
+    operations=lambda made: 2 * size_of(made.arguments[1]) * made.arguments[2].shape[-1],
 )
 
 # Along a row
@@ -534,6 +589,8 @@ def _pool(op: str, budget: Any) -> Row:
 LAYERS: tuple[Row, ...] = (
     _MATMUL,
     _LINEAR,
+    _OUTER,
+    _EINSUM,
     _softmax_row("softmax", budgets.of_softmax),
     _softmax_row("log_softmax", budgets.of_log_softmax),
     _RMSNORM,

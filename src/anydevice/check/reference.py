@@ -79,6 +79,51 @@ def _spread(x: Array, axis: Axis = None, keepdims: bool = False, correction: flo
     return (off**2).sum(axes, keepdims=keepdims) / np.maximum(count - correction, 0)
 
 
+def _prod(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    return np.prod(x, axis=axes, keepdims=keepdims)
+
+
+def _logsumexp(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    largest = x.max(axes, keepdims=True, initial=-np.inf)
+    middle = np.where(np.isfinite(largest), largest, 0)
+    total = np.log(np.exp(x - middle).sum(axes, keepdims=True)) + middle
+    return total if keepdims else total.sum(axes)  # of one each
+
+
+def _vector_norm(x: Array, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:  # noqa: A002
+    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    sizes = np.abs(x)
+    if ord == 0:
+        return (sizes != 0).sum(axes, keepdims=keepdims).astype(float)
+    if abs(ord) == np.inf:
+        return (np.max if ord > 0 else np.min)(sizes, axis=axes, keepdims=keepdims)
+    return (sizes**ord).sum(axes, keepdims=keepdims) ** (1 / ord)
+
+
+def _cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
+    sums = np.cumsum(x, axis)
+    first = np.zeros_like(np.take(sums, [], axis), shape=_of_one(sums.shape, axis))
+    return np.concatenate([first, sums], axis) if include_initial else sums
+
+
+def _of_one(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return tuple(1 if at == axis % len(shape) else size for at, size in enumerate(shape))
+
+
+def _argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """By size and then by place; NaN is larger than all."""
+    rows = np.moveaxis(x, axis, -1)
+    sizes, sign = np.where(np.isnan(rows), 0, rows), -1 if descending else 1
+    keys = (
+        np.arange(rows.shape[-1]) + 0 * sizes,
+        sign * sizes.astype(float),
+        sign * np.isnan(rows),
+    )
+    return np.moveaxis(np.lexsort(keys, axis=-1), -1, axis)
+
+
 def _top_k(x: Array, k: int) -> tuple[Array, Array]:
     # By size, NaN first; equal ones stay in their order.
     order = np.argsort(-x, axis=-1, kind="stable")
@@ -106,6 +151,39 @@ def _take(x: Array, indices: Array, axis: int = 0) -> Array:
 
 def _part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
+
+
+def _split(x: Array, sections: Any, axis: int = 0) -> list[Array]:
+    return list(np.split(x, sections, axis))
+
+
+def _pad(x: Array, widths: Any, value: float = 0) -> Array:
+    sides = [(widths, widths)] * x.ndim if isinstance(widths, int) else widths
+    shape = [before + size + after for size, (before, after) in zip(x.shape, sides, strict=True)]
+    result = np.full(shape, value, x.dtype)
+    inside = zip(x.shape, sides, strict=True)
+    result[tuple(slice(before, before + size) for size, (before, _) in inside)] = x
+    return result
+
+
+def _one_hot(x: Array, num_classes: int, dtype: Any = "float32") -> Array:
+    result = np.zeros((*x.shape, num_classes))
+    for at in np.ndindex(x.shape):
+        if 0 <= x[at] < num_classes:
+            result[(*at, x[at])] = 1
+    return result
+
+
+def _arange(
+    start: float, stop: float | None = None, step: float = 1, *, like: Array, dtype: Any = None
+) -> Array:
+    first, last = (0, start) if stop is None else (start, stop)
+    return first + np.arange(max(0, math.ceil((last - first) / step))) * step
+
+
+def _clip(x: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002
+    raised = x if min is None else np.maximum(x, min)
+    return raised if max is None else np.minimum(raised, max)
 
 
 def _astype(x: Array, dtype: Any) -> Array:
@@ -448,9 +526,9 @@ def _lion(
 
 
 _SAME_IN_NUMPY = """
-    add subtract multiply divide power maximum minimum equal less less_equal logical_and
-    logical_or where negative abs sign floor exp log sqrt sin cos tanh isnan logical_not
-    reshape broadcast_to matmul
+    add subtract multiply divide power maximum minimum equal not_equal less less_equal greater
+    greater_equal logical_and logical_or where negative abs sign floor exp log sqrt sin cos tanh
+    isnan isfinite logical_not reshape broadcast_to matmul outer einsum flip
 """
 
 REFERENCES: Mapping[str, Callable[..., Any]] = {
@@ -458,6 +536,8 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": _sigmoid,
     "erf": _ERF,
+    "round": np.rint,
+    "clip": _clip,
     "relu": lambda x: np.maximum(x, 0),
     "leaky_relu": lambda x, slope=0.01: np.where(x < 0, slope * x, x),
     "silu": _silu,
@@ -467,15 +547,38 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "mean": _along(np.mean),
     "var": _spread,
     "std": lambda x, *how, **named: np.sqrt(_spread(x, *how, **named)),
+    "prod": _prod,
+    "any": _along(lambda x, **how: np.any(x != 0, **how)),
+    "all": _along(lambda x, **how: np.all(x != 0, **how)),
+    "logsumexp": _logsumexp,
+    "vector_norm": _vector_norm,
+    "cumulative_sum": _cumulative_sum,
     "max": _along(np.max),
     "min": _along(np.min),
     "argmax": lambda x, axis=-1: np.argmax(x, axis),  # the first of equal ones; NaN before all
+    "argmin": lambda x, axis=-1: np.argmin(x, axis),  # the first of equal ones; NaN before all
+    "argsort": _argsort,
+    "sort": lambda x, *how, **named: np.take_along_axis(
+        x, _argsort(x, *how, **named), how[0] if how else named.get("axis", -1)
+    ),
     "top_k": _top_k,
     "take": _take,
     "permute": np.transpose,
     "concat": lambda arrays, axis=0: np.concatenate(arrays, axis),
     "part": _part,
-    "flip": np.flip,
+    "stack": lambda arrays, axis=0: np.stack(arrays, axis),
+    "split": _split,
+    "pad": _pad,
+    "diff": lambda x, axis=-1, n=1: np.diff(x, n, axis),
+    "one_hot": _one_hot,
+    "zeros_like": lambda x, dtype=None: np.zeros(x.shape),
+    "ones_like": lambda x, dtype=None: np.ones(x.shape),
+    "full_like": lambda x, value, dtype=None: np.full(x.shape, value),
+    "zeros": lambda shape, *, like, dtype=None: np.zeros(shape),
+    "ones": lambda shape, *, like, dtype=None: np.ones(shape),
+    "full": lambda shape, value, *, like, dtype=None: np.full(shape, value),
+    "arange": _arange,
+    "eye": lambda rows, columns=None, *, k=0, like, dtype=None: np.eye(rows, columns, k),
     "astype": _astype,
     "linear": _linear,
     "softmax": _softmax,

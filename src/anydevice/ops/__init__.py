@@ -17,6 +17,7 @@ from anydevice.ops._conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
 from anydevice.ops._elementwise import (
     abs,
     add,
+    clip,
     cos,
     divide,
     equal,
@@ -24,6 +25,9 @@ from anydevice.ops._elementwise import (
     exp,
     floor,
     gelu,
+    greater,
+    greater_equal,
+    isfinite,
     isnan,
     leaky_relu,
     less,
@@ -36,8 +40,10 @@ from anydevice.ops._elementwise import (
     minimum,
     multiply,
     negative,
+    not_equal,
     power,
     relu,
+    round,
     rsqrt,
     sigmoid,
     sign,
@@ -51,35 +57,72 @@ from anydevice.ops._elementwise import (
 )
 from anydevice.ops._losses import cross_entropy, mean_squared_error
 from anydevice.ops._manipulation import (
+    arange,
     astype,
     broadcast_to,
     cache_write,
     concat,
+    diff,
     embedding,
+    eye,
     flip,
+    full,
+    full_like,
+    one_hot,
+    ones,
+    ones_like,
+    pad,
     part,
     permute,
     reshape,
+    split,
+    stack,
     take,
+    zeros,
+    zeros_like,
 )
-from anydevice.ops._matmul import linear, matmul
+from anydevice.ops._matmul import einsum, linear, matmul, outer
 from anydevice.ops._norm import layernorm, log_softmax, rmsnorm, softmax
 from anydevice.ops._optimizers import update_adam, update_lion, update_sgd
-from anydevice.ops._reduce import argmax, max, mean, min, std, sum, top_k, var
+from anydevice.ops._reduce import (
+    all,
+    any,
+    argmax,
+    argmin,
+    argsort,
+    cumulative_sum,
+    logsumexp,
+    max,
+    mean,
+    min,
+    prod,
+    sort,
+    std,
+    sum,
+    top_k,
+    var,
+    vector_norm,
+)
 from anydevice.ops._rope import rope
 
 # Element by element
-__all__ = ["abs", "add", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "isnan"]
-__all__ += ["leaky_relu", "less", "less_equal", "log", "logical_and", "logical_not", "logical_or"]
-__all__ += ["maximum", "minimum", "multiply", "negative", "power", "relu", "rsqrt", "sigmoid"]
-__all__ += ["sign", "silu", "sin", "sqrt", "subtract", "swiglu", "tanh", "where"]
-# Along axes, and from place to place
-__all__ += ["argmax", "log_softmax", "max", "mean", "min", "softmax", "std", "sum", "top_k", "var"]
-__all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "part"]
-__all__ += ["permute", "reshape", "take"]
-# Layers, losses and the steps of optimizers
-__all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "layernorm", "linear"]
-__all__ += ["matmul", "max_pool2d", "rmsnorm", "rope"]
+__all__ = ["abs", "add", "clip", "cos", "divide", "equal", "erf", "exp", "floor", "gelu", "greater"]
+__all__ += ["greater_equal", "isfinite", "isnan", "leaky_relu", "less", "less_equal", "log"]
+__all__ += ["logical_and", "logical_not", "logical_or", "maximum", "minimum", "multiply"]
+__all__ += ["negative", "not_equal", "power", "relu", "round", "rsqrt", "sigmoid", "sign", "silu"]
+__all__ += ["sin", "sqrt", "subtract", "swiglu", "tanh", "where"]
+# Along axes
+__all__ += ["all", "any", "argmax", "argmin", "argsort", "cumulative_sum", "diff", "log_softmax"]
+__all__ += ["logsumexp", "max", "mean", "min", "prod", "softmax", "sort", "std", "sum", "top_k"]
+__all__ += ["var", "vector_norm"]
+# New arrays, and from place to place
+__all__ += ["arange", "eye", "full", "full_like", "one_hot", "ones", "ones_like", "zeros"]
+__all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "zeros_like"]
+__all__ += ["pad", "part", "permute", "reshape", "split", "stack", "take"]
+# Products, layers, losses and the steps of optimizers
+__all__ += ["einsum", "linear", "matmul", "outer"]
+__all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "layernorm", "max_pool2d"]
+__all__ += ["rmsnorm", "rope"]
 __all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]
 
 for _name in __all__:

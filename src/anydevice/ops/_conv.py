@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anydevice.core.primitives import Primitives
-from anydevice.ops._manipulation import flip
+from anydevice.ops._manipulation import flip, padded
 from anydevice.ops._matmul import biased
 from anydevice.ops.arguments import pair_of, require_one_dtype, widened, wrong, wrong_shapes
 from anydevice.ops.dispatch import (
@@ -180,7 +180,7 @@ def _conv_transpose2d(
     xp = primitives(x)
     for axis, step, cut, extra in zip((2, 3), stride, padding, more, strict=True):
         around = weight.shape[axis] - 1 - cut
-        x = _widened_edges(xp, _spread(xp, x, axis, step), axis, around, around + extra)
+        x = padded(xp, _spread(xp, x, axis, step), axis, around, around + extra)
     return conv2d(x, xp.permute_dims(flip(weight, (2, 3)), (1, 0, 2, 3)), bias)
 
 
@@ -195,23 +195,9 @@ def _spread(xp: Primitives, x: Array, axis: int, step: int) -> Array:
     return xp.part(together, axis, 0, (size - 1) * step + 1)
 
 
-def _widened_edges(xp: Primitives, x: Array, axis: int, before: int, after: int) -> Array:
-    """So many zeros before and after an axis; for a negative number, so many elements fewer."""
-    size = x.shape[axis]
-    if before < 0 or after < 0:
-        x = xp.part(x, axis, max(0, -before), size + min(0, after))
-    shape, dtype = x.shape, xp.dtype(x)
-    parts = [
-        xp.full((*shape[:axis], count, *shape[axis + 1 :]), 0, dtype, x) if count > 0 else None
-        for count in (before, after)
-    ]
-    filled = [part for part in (parts[0], x, parts[1]) if part is not None]
-    return x if len(filled) == 1 else xp.concat(filled, axis)
-
-
 def _padded(xp: Primitives, x: Array, padding: Pair) -> Array:
     for axis, count in zip((2, 3), padding, strict=True):
-        x = _widened_edges(xp, x, axis, count, count)
+        x = padded(xp, x, axis, count, count)
     return x
 
 

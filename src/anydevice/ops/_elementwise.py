@@ -16,6 +16,7 @@ from anydevice.ops.arguments import (
     bool_operands,
     bool_primitives,
     broadcasts,
+    checked_operands,
     in_words,
     is_finite,
     operands,
@@ -32,11 +33,16 @@ from anydevice.ops.dispatch import (
     float_primitives,
     float_version,
     known_bool,
+    known_float,
+    known_integer,
     number_primitives,
     number_version,
     primitives,
     run2,
+    run3,
 )
+
+Bound = Array | float | None
 
 
 @compiled
@@ -140,6 +146,42 @@ def equal(a: Array, b: Array) -> Array:
     """
     xp, a, b = operands("equal", a, b)
     return xp.equal(a, b)
+
+
+@compiled
+def not_equal(a: Array, b: Array) -> Array:
+    """Where a does not equal b: booleans of the broadcast shape; NaN equals nothing.
+
+    >>> import numpy
+    >>> not_equal(numpy.arange(3), 1).tolist()
+    [True, False, True]
+    """
+    xp, a, b = operands("not_equal", a, b)
+    return xp.logical_not(xp.equal(a, b))
+
+
+@compiled
+def greater(a: Array, b: Array) -> Array:
+    """Where a is larger than b: booleans of the broadcast shape.
+
+    >>> import numpy
+    >>> greater(numpy.arange(3), 1).tolist()
+    [False, False, True]
+    """
+    xp, a, b = operands("greater", a, b)
+    return xp.less(b, a)
+
+
+@compiled
+def greater_equal(a: Array, b: Array) -> Array:
+    """Where a is larger than b or equals it: booleans of the broadcast shape.
+
+    >>> import numpy
+    >>> greater_equal(numpy.arange(3), 1).tolist()
+    [False, True, True]
+    """
+    xp, a, b = operands("greater_equal", a, b)
+    return xp.less_equal(b, a)
 
 
 @compiled
@@ -257,6 +299,39 @@ def floor(x: Array) -> Array:
 
 
 @compiled
+def round(x: Array) -> Array:  # noqa: A001  the name that every array library has for it
+    """The nearest integer, of the same shape and dtype; of two that are as near, the even one.
+
+    >>> import numpy
+    >>> round(numpy.array([0.5, 1.5, -2.7])).tolist()
+    [0.0, 2.0, -3.0]
+    """
+    own = number_version(x, "round", _round)
+    if known_integer(x) is not None:
+        return x
+    result = own(x)
+    return _round(x) if result is NotImplemented else result
+
+
+def clip(x: Array, min: Bound = None, max: Bound = None) -> Array:  # noqa: A002  as everywhere
+    """`x` with what is below `min` replaced by it, and then what is above `max` by that.
+
+    Each is a number, an array that broadcasts with x, or `None` for no limit. NaN stays NaN.
+
+    >>> import numpy
+    >>> clip(numpy.array([-3.0, 0.5, 7.0]), 0, 1).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    own = number_version(x, "clip", _clip)
+    low, high, plain = min, max, known_float(x) is not None
+    if low is not None and not (plain and type(low) is float):
+        _, _, low = checked_operands("clip", x, low, ("x", "min"))
+    if high is not None and not (plain and type(high) is float):
+        _, _, high = checked_operands("clip", x, high, ("x", "max"))
+    return run3(own, _clip, x, low, high)
+
+
+@compiled
 def exp(x: Array) -> Array:
     """The exponential function of a floating-point array, of the same shape and dtype.
 
@@ -369,6 +444,18 @@ def isnan(x: Array) -> Array:
 
 
 @compiled
+def isfinite(x: Array) -> Array:
+    """Where x is neither infinite nor NaN: booleans of the same shape.
+
+    >>> import numpy
+    >>> isfinite(numpy.array([1.0, numpy.inf, numpy.nan])).tolist()
+    [True, False, False]
+    """
+    xp = number_primitives("isfinite", x)
+    return xp.equal(x, x) if known_float(x) is None else xp.less(xp.abs(x), math.inf)
+
+
+@compiled
 def logical_not(x: Array) -> Array:
     """Where the boolean is false, of the same shape.
 
@@ -466,6 +553,22 @@ def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
 
 def _relu(x: Array) -> Array:
     return primitives(x).maximum(x, 0)
+
+
+def _round(x: Array) -> Array:
+    xp = primitives(x)
+    below = xp.floor(x)
+    above, rest = xp.add(below, 1), xp.subtract(x, below)
+    odd = xp.less(xp.multiply(xp.floor(xp.multiply(below, 0.5)), 2), below)
+    up = xp.logical_or(xp.less(0.5, rest), xp.logical_and(xp.equal(rest, 0.5), odd))
+    # What is its own floor stays as it is: infinities, and what is too large for halves.
+    return xp.where(xp.equal(below, x), x, xp.where(up, above, below))
+
+
+def _clip(x: Array, low: Bound, high: Bound) -> Array:
+    xp = primitives(x)
+    x = x if low is None else xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)
 
 
 def _leaky_relu(x: Array, slope: float) -> Array:

@@ -1,28 +1,47 @@
-"""Ops that rearrange, convert, read and write elements."""
+"""Ops that make arrays, and that rearrange, convert, read and write elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from itertools import pairwise
+from math import ceil, prod
 from typing import Any, TypeGuard
 
 from anydevice.core.dtypes import DType, as_dtype
-from anydevice.core.primitives import Shape
+from anydevice.core.primitives import Primitives, Shape
 from anydevice.ops.arguments import (
     INT32,
+    NUMBERS,
     axes_of,
     axis_of,
+    held,
     in_words,
     integer,
+    is_finite,
+    pair_of,
+    python_number,
     require_integers,
     require_one_dtype,
     shape_of,
+    wide,
+    widened,
     wrong,
     wrong_shapes,
 )
-from anydevice.ops.dispatch import Array, explain, own_version, primitives, run2, run3
+from anydevice.ops.dispatch import (
+    Array,
+    explain,
+    number_version,
+    own_version,
+    primitives,
+    run2,
+    run3,
+    wrong_dtype,
+)
 
 Axes = int | Sequence[int] | None
+Kind = str | DType | object
+"""A dtype: by name, ours, or any library's own."""
 
 
 def reshape(x: Array, shape: int | Sequence[int]) -> Array:
@@ -71,11 +90,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     >>> concat([numpy.ones((2, 1)), numpy.zeros((2, 2))], axis=1).tolist()
     [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    if not isinstance(arrays, (tuple, list)):
-        rule = f"it takes a list of arrays, but here is {in_words(arrays)}"
-        raise wrong("concat", f"{rule}; write concat([x, y])")
-    if not arrays:
-        raise wrong("concat", "there are no arrays; it takes one or more")
+    _require_arrays("concat", arrays)
     first = arrays[0]
     xp = primitives(first, "concat")
     kind, dtype, shape = type(first), first.dtype, first.shape
@@ -90,6 +105,88 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     except Exception as error:
         explain(error, arrays=arrays)
         raise
+
+
+def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """Arrays of one shape side by side along a new axis.
+
+    >>> import numpy
+    >>> stack([numpy.array([1, 2]), numpy.array([3, 4])], axis=1).tolist()
+    [[1, 3], [2, 4]]
+    """
+    _require_arrays("stack", arrays)
+    first = arrays[0]
+    own = own_version(first, "stack", _stack)
+    require_one_dtype("stack", **{f"array {n}": x for n, x in enumerate(arrays)})
+    axis, count = integer("stack", "axis", axis), len(first.shape) + 1
+    for other in arrays[1:]:
+        if other.shape != first.shape:
+            raise wrong_shapes("stack", "the arrays have one shape", first=first, another=other)
+    if not -count <= axis < count:
+        rule = f"axis {axis} is from {-count} to {count - 1} in the result"
+        raise wrong_shapes("stack", rule, first=first)
+    return run2(own, _stack, arrays, axis % count)
+
+
+def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]:
+    """The array cut into pieces along an axis: a list of arrays.
+
+    `sections` is into how many equal pieces, or a list of the indices before which to cut.
+
+    >>> import numpy
+    >>> [piece.tolist() for piece in split(numpy.arange(6), 3)]
+    [[0, 1], [2, 3], [4, 5]]
+    >>> [piece.tolist() for piece in split(numpy.arange(6), [1, 4])]
+    [[0], [1, 2, 3], [4, 5]]
+    """
+    xp = primitives(x, "split")
+    at = axis_of("split", x, axis)
+    size = x.shape[at]
+    if isinstance(sections, tuple | list):
+        cuts = [0, *(integer("split", "an index", cut) for cut in sections), size]
+        if any(one > other for one, other in pairwise(cuts)):
+            rule = f"{list(sections)} are indices of axis {axis} that do not fall"
+            raise wrong_shapes("split", rule, x=x)
+    else:
+        pieces = integer("split", "sections", sections, "or a list of them")
+        if pieces < 1 or size % pieces:
+            rule = f"axis {axis} has a multiple of {pieces} elements"
+            raise wrong_shapes("split", rule, x=x)
+        cuts = list(range(0, size + 1, size // pieces)) if size else [0] * (pieces + 1)
+    try:
+        return [xp.part(x, at, start, stop) for start, stop in pairwise(cuts)]
+    except Exception as error:
+        explain(error, x=x)
+        raise
+
+
+def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> Array:
+    """The array with elements of one value added before and after it.
+
+    `widths` is how many: one integer for all sides, or two for each axis, (before, after).
+
+    >>> import numpy
+    >>> pad(numpy.array([[1, 2]]), [(0, 1), (2, 0)]).tolist()
+    [[0, 0, 1, 2], [0, 0, 0, 0]]
+    """
+    own = own_version(x, "pad", _pad)
+    sides = _sides_of(x, widths)
+    number = _number_in("pad", "value", value, primitives(x).dtype(x))
+    return run3(own, _pad, x, sides, number)
+
+
+def diff(x: Array, axis: int = -1, n: int = 1) -> Array:
+    """Each element less the one before it along an axis, n times; of the dtype of x.
+
+    >>> import numpy
+    >>> diff(numpy.array([1, 4, 9, 16])).tolist(), diff(numpy.array([1, 4, 9, 16]), n=2).tolist()
+    ([3, 5, 7], [2, 2])
+    """
+    own = number_version(x, "diff", _diff)
+    at, times = axis_of("diff", x, axis), integer("diff", "n", n)
+    if times < 0:
+        raise wrong("diff", f"n is 0 or more, but it is {times}")
+    return run3(own, _diff, x, at, times)
 
 
 def part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
@@ -147,7 +244,7 @@ def flip(x: Array, axis: Axes = None) -> Array:
     return run2(own, _flip, x, axes_of("flip", x, axis))
 
 
-def astype(x: Array, dtype: str | DType | object) -> Array:
+def astype(x: Array, dtype: Kind) -> Array:
     """The same numbers in another dtype; x itself if it has that dtype.
 
     `dtype` is a name, such as `"bfloat16"`, or any library's own dtype. Floating-point numbers are
@@ -162,6 +259,149 @@ def astype(x: Array, dtype: str | DType | object) -> Array:
         return xp.astype(x, wanted)
     except Exception as error:
         explain(error, x=x)
+        raise
+
+
+def one_hot(x: Array, num_classes: int, dtype: Kind = "float32") -> Array:
+    """A new last axis of this size, with 1 at the index that x has there and 0 elsewhere.
+
+    An index that is negative or too large gives zeros alone.
+
+    >>> import numpy
+    >>> one_hot(numpy.array([1, 0, 5]), 3).tolist()
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    own = own_version(x, "one_hot", _one_hot)
+    require_integers("one_hot", "x", x)
+    classes = integer("one_hot", "num_classes", num_classes)
+    if classes < 0:
+        raise wrong("one_hot", f"num_classes is 0 or more, but it is {classes}")
+    return run3(own, _one_hot, x, classes, as_dtype(dtype))
+
+
+def zeros_like(x: Array, dtype: Kind | None = None) -> Array:
+    """Zeros of the shape of x, on its device, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> zeros_like(numpy.array([[1.5, 2.5]])).tolist()
+    [[0.0, 0.0]]
+    """
+    return _filled("zeros_like", None, 0, x, "x", dtype)
+
+
+def ones_like(x: Array, dtype: Kind | None = None) -> Array:
+    """Ones of the shape of x, on its device, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> ones_like(numpy.array([[1.5, 2.5]])).tolist()
+    [[1.0, 1.0]]
+    """
+    return _filled("ones_like", None, 1, x, "x", dtype)
+
+
+def full_like(x: Array, value: float, dtype: Kind | None = None) -> Array:
+    """One value in the shape of x, on its device, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> full_like(numpy.array([1, 2]), 7).tolist()
+    [7, 7]
+    """
+    return _filled("full_like", None, value, x, "x", dtype)
+
+
+def zeros(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
+    """Zeros on the device of the array `like`, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> zeros((2, 2), like=numpy.array([1.5])).tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+    return _filled("zeros", shape, 0, like, "like", dtype)
+
+
+def ones(shape: int | Sequence[int], *, like: Array, dtype: Kind | None = None) -> Array:
+    """Ones on the device of the array `like`, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> ones(3, like=numpy.array([1.5]), dtype="int32").tolist()
+    [1, 1, 1]
+    """
+    return _filled("ones", shape, 1, like, "like", dtype)
+
+
+def full(
+    shape: int | Sequence[int], value: float, *, like: Array, dtype: Kind | None = None
+) -> Array:
+    """One value on the device of the array `like`, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> full((1, 2), numpy.inf, like=numpy.array([1.5])).tolist()
+    [[inf, inf]]
+    """
+    return _filled("full", shape, value, like, "like", dtype)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    like: Array,
+    dtype: Kind | None = None,
+) -> Array:
+    """`start + n × step` for n from 0 on, up to `stop` and without it; from 0 if only one is given.
+
+    They are on the device of the array `like`, and of its dtype if no other is given.
+
+    >>> import numpy
+    >>> arange(3, like=numpy.array([1.5])).tolist()
+    [0.0, 1.0, 2.0]
+    >>> arange(5, 0, -2, like=numpy.array([1])).tolist()
+    [5, 3, 1]
+    """
+    xp, kind = _kind_like("arange", like, "like", dtype)
+    if kind.kind not in ("int", "uint", "float"):
+        raise wrong_dtype("arange", kind, "integers or floating-point numbers; give a dtype")
+    first, last = (0, start) if stop is None else (start, stop)
+    first, last, step = (
+        _number_in("arange", name, number, kind)
+        for name, number in (("start", first), ("stop", last), ("step", step))
+    )
+    if not step or not all(map(is_finite, (first, last, step))):
+        rule = "start, stop and step are finite, and step is not 0"
+        raise wrong("arange", f"{rule}, but they are {first}, {last} and {step}")
+    exact = type(first) is type(last) is type(step) is int
+    count = -((first - last) // step) if exact else ceil((last - first) / step)
+    try:
+        return _counted(xp, first, step, max(0, int(count)), kind, like)
+    except Exception as error:
+        explain(error, like=like)
+        raise
+
+
+def eye(
+    rows: int, columns: int | None = None, *, k: int = 0, like: Array, dtype: Kind | None = None
+) -> Array:
+    """A matrix with ones on a diagonal, `k` above the main one, and zeros elsewhere.
+
+    It is square if `columns` is not given, on the device of the array `like`, and of its dtype if
+    no other is given.
+
+    >>> import numpy
+    >>> eye(2, 3, like=numpy.array([1.5])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    xp, kind = _kind_like("eye", like, "like", dtype)
+    high = integer("eye", "rows", rows)
+    wide = high if columns is None else integer("eye", "columns", columns)
+    above = integer("eye", "k", k)
+    if high < 0 or wide < 0:
+        raise wrong("eye", f"rows and columns are 0 or more, but they are {high} and {wide}")
+    try:
+        down = xp.reshape(xp.arange(high, INT32, like), (high, 1))
+        return xp.astype(xp.equal(xp.add(down, above), xp.arange(wide, INT32, like)), kind)
+    except Exception as error:
+        explain(error, like=like)
         raise
 
 
@@ -267,6 +507,118 @@ def _refuse_misfit(x: Array, shape: Shape) -> None:
     one_left = shape.count(-1) == 1 and min(shape) == -1 and rest
     if not one_left or prod(x.shape) % rest:
         raise wrong_shapes("reshape", f"{shape} has as many elements as x", x=x)
+
+
+def _require_arrays(op: str, arrays: Sequence[Array]) -> None:
+    if not isinstance(arrays, (tuple, list)):
+        rule = f"it takes a list of arrays, but here is {in_words(arrays)}"
+        raise wrong(op, f"{rule}; write {op}([x, y])")
+    if not arrays:
+        raise wrong(op, "there are no arrays; it takes one or more")
+
+
+def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """How many elements come before and after each axis."""
+    count, one = len(x.shape), python_number(widths)
+    each = [(one, one)] * count if type(one) is int else one
+    if not isinstance(each, tuple | list):
+        rule = "widths is an integer, or (before, after) for each axis"
+        raise wrong("pad", f"{rule}, but it is {in_words(widths)}")
+    sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in each])
+    if len(sides) != count:
+        rule = f"widths has (before, after) for each axis of x, but it has {len(sides)}"
+        raise wrong_shapes("pad", rule, x=x)
+    return sides
+
+
+def _number_in(op: str, name: str, value: float, dtype: DType) -> float:
+    """A number that a new array is made of, where its dtype holds it."""
+    number: float = python_number(value)
+    if type(number) not in NUMBERS:
+        raise wrong(op, f"{name} is a number, but it is {in_words(number)}")
+    return held(op, number, dtype, "the array", "give another dtype")
+
+
+def _kind_like(op: str, like: Array, name: str, dtype: Kind | None) -> tuple[Primitives, DType]:
+    xp = primitives(like, op, name)
+    return xp, xp.dtype(like) if dtype is None else as_dtype(dtype)
+
+
+def _filled(
+    op: str,
+    shape: int | Sequence[int] | None,
+    value: float,
+    like: Array,
+    name: str,
+    dtype: Kind | None,
+) -> Array:
+    xp, kind = _kind_like(op, like, name, dtype)
+    sizes = tuple(like.shape) if shape is None else shape_of(op, shape)
+    if shape is not None and sizes and min(sizes) < 0:
+        raise wrong(op, f"a shape has no negative sizes, but it is {sizes}")
+    number = _number_in(op, "value", value, kind)
+    try:
+        return xp.full(sizes, number, kind, like)
+    except Exception as error:
+        explain(error, **{name: like})
+        raise
+
+
+def _counted(
+    xp: Primitives, start: float, step: float, count: int, dtype: DType, like: Array
+) -> Array:
+    if dtype.kind == "uint" and step < 0:  # it has no negative numbers, not even to multiply with
+        return flip(_counted(xp, start + (count - 1) * step, -step, count, dtype, like), 0)
+    if dtype.bits >= 32 and (start, step) == (0, 1):
+        return xp.arange(count, dtype, like)
+    inside = dtype if dtype.kind != "float" and dtype.bits >= 32 else INT32
+    numbers = xp.arange(count, inside, like)
+    if dtype.kind == "float":
+        numbers = xp.astype(numbers, wide(dtype))
+    numbers = numbers if step == 1 else xp.multiply(numbers, step)
+    numbers = numbers if not start else xp.add(numbers, start)
+    return xp.astype(numbers, dtype)
+
+
+def padded(xp: Primitives, x: Array, axis: int, before: int, after: int, value: float = 0) -> Array:
+    """So many more before and after an axis; for a negative number, so many fewer."""
+    if before < 0 or after < 0:
+        x = xp.part(x, axis, max(0, -before), x.shape[axis] + min(0, after))
+    shape, dtype = x.shape, xp.dtype(x)
+    sides = [
+        [xp.full((*shape[:axis], count, *shape[axis + 1 :]), value, dtype, x)] if count > 0 else []
+        for count in (before, after)
+    ]
+    return xp.concat([*sides[0], x, *sides[1]], axis) if sides[0] or sides[1] else x
+
+
+def _pad(x: Array, sides: tuple[tuple[int, int], ...], value: float) -> Array:
+    xp = primitives(x)
+    for axis, (before, after) in enumerate(sides):
+        x = padded(xp, x, axis, before, after, value)
+    return x
+
+
+def _stack(arrays: Sequence[Array], axis: int) -> Array:
+    xp, shape = primitives(arrays[0]), arrays[0].shape
+    between = (*shape[:axis], 1, *shape[axis:])
+    return xp.concat([xp.reshape(x, between) for x in arrays], axis)
+
+
+def _diff(x: Array, axis: int, times: int) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x) if times > 1 else x
+    for _ in range(min(times, x.shape[axis])):
+        size = y.shape[axis]
+        y = xp.subtract(xp.part(y, axis, 1, size), xp.part(y, axis, 0, size - 1))
+    return xp.astype(y, xp.dtype(x)) if times > 1 else y
+
+
+def _one_hot(x: Array, classes: int, dtype: DType) -> Array:
+    xp = primitives(x)
+    inside = xp.dtype(x) if xp.dtype(x).bits >= 32 else INT32
+    places = xp.reshape(xp.astype(x, inside), (*x.shape, 1))
+    return xp.astype(xp.equal(places, xp.arange(classes, inside, x)), dtype)
 
 
 def _flip(x: Array, axes: tuple[int, ...]) -> Array:

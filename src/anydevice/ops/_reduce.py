@@ -1,11 +1,13 @@
-"""Reductions: sums, means, the largest and smallest elements and their indices."""
+"""Along axes: sums, products, means, the largest and smallest, their indices and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+import builtins
+import math
+from collections.abc import Callable, Sequence
 
 from anydevice.core.primitives import Primitives
+from anydevice.ops._manipulation import flip, padded
 from anydevice.ops.arguments import (
     INT32,
     axes_of,
@@ -15,12 +17,15 @@ from anydevice.ops.arguments import (
     is_finite,
     python_number,
     wide,
+    widened,
     wrong,
     wrong_shapes,
 )
 from anydevice.ops.dispatch import (
     Array,
     explain,
+    float_version,
+    known_bool,
     known_float,
     own_version,
     primitives,
@@ -59,6 +64,105 @@ def sum(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: 
     except Exception as error:
         explain(error, x=x)
         raise
+
+
+def prod(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The products along one or several axes, or of all; dtypes as in `sum`.
+
+    That of nothing is 1.
+
+    >>> import numpy
+    >>> prod(numpy.array([[1, 2], [3, 4]]), axis=1).tolist()
+    [2, 12]
+    """
+    own = own_version(x, "prod", _prod)
+    axes = axes_of("prod", x, axis)
+    x = _numbers(x)
+    return run3(own, _prod, x, axes, keepdims) if axes else x
+
+
+def any(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """Whether an element is true along one or several axes, or of all: booleans.
+
+    Numbers are true where they are not 0, and NaN is. Of nothing, none is.
+
+    >>> import numpy
+    >>> any(numpy.array([[True, False], [False, False]]), axis=1).tolist()
+    [True, False]
+    """
+    own = own_version(x, "any", _any)
+    return run3(own, _any, x, axes_of("any", x, axis), keepdims)
+
+
+def all(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:  # noqa: A001  as everywhere
+    """Whether every element is true along one or several axes, or of all: booleans.
+
+    Numbers are true where they are not 0, and NaN is. Of nothing, all are.
+
+    >>> import numpy
+    >>> all(numpy.array([[True, True], [True, False]]), axis=1).tolist()
+    [True, False]
+    """
+    own = own_version(x, "all", _all)
+    return run3(own, _all, x, axes_of("all", x, axis), keepdims)
+
+
+def logsumexp(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
+    """The logarithm of the sum of `exp(x)` along one or several axes, or over all.
+
+    Of the dtype of x, computed in float32 for 16-bit numbers, and without overflow. That of nothing
+    is minus infinity.
+
+    >>> import numpy
+    >>> logsumexp(numpy.array([[1000.0, 1000.0], [0.0, -numpy.inf]]), axis=1).round(3).tolist()
+    [1000.693, 0.0]
+    """
+    own = float_version(x, "logsumexp", _logsumexp)
+    return run3(own, _logsumexp, x, axes_of("logsumexp", x, axis), keepdims)
+
+
+def vector_norm(
+    x: Array,
+    axis: Axes = None,
+    keepdims: bool = False,
+    ord: float = 2,  # noqa: A002  as in the array API standard
+) -> Array:
+    """The norms along one or several axes, or over all: `sum(abs(x) ** ord) ** (1 / ord)`.
+
+    Of the dtype of x, computed in float32 for 16-bit numbers. An `ord` of infinity is the largest
+    magnitude, of minus infinity the smallest, and of 0 the count of what is not 0. The gradient
+    of the usual norm is 0 where it is 0 itself.
+
+    >>> import numpy
+    >>> x = numpy.array([[3.0, -4.0], [0.0, 0.0]])
+    >>> vector_norm(x, axis=1).tolist(), vector_norm(x, ord=numpy.inf).tolist()
+    ([5.0, 0.0], 4.0)
+    """
+    own = float_version(x, "vector_norm", _vector_norm)
+    power = python_number(ord)
+    if type(power) not in (int, float) or power != power:
+        raise wrong("vector_norm", f"ord is a number, but it is {in_words(power)}")
+    axes = axes_of("vector_norm", x, axis)
+    if builtins.abs(power) == math.inf:
+        _filled("vector_norm", x, axis)
+    return run(own, _vector_norm, x, axes, keepdims, float(power))
+
+
+def cumulative_sum(x: Array, axis: int = -1, include_initial: bool = False) -> Array:
+    """The sums of the elements up to each one along an axis; dtypes as in `sum`.
+
+    `include_initial` puts the sum of nothing, 0, before them.
+
+    >>> import numpy
+    >>> cumulative_sum(numpy.array([1, 2, 3])).tolist()
+    [1, 3, 6]
+    >>> cumulative_sum(numpy.array([1, 2, 3]), include_initial=True).tolist()
+    [0, 1, 3, 6]
+    """
+    own = own_version(x, "cumulative_sum", _cumulative_sum)
+    at = axis_of("cumulative_sum", x, axis)
+    sums = run2(own, _cumulative_sum, _numbers(x), at)
+    return padded(primitives(sums), sums, at, 1, 0) if include_initial else sums
 
 
 def mean(x: Array, axis: Axes = None, keepdims: bool = False) -> Array:
@@ -166,6 +270,47 @@ def argmax(x: Array, axis: int = -1) -> Array:
     return run2(own, _argmax, x, at)
 
 
+def argmin(x: Array, axis: int = -1) -> Array:
+    """The index of the smallest along an axis, the first of equal ones, as int32 without that axis.
+
+    NaN counts as the smallest.
+
+    >>> import numpy
+    >>> argmin(numpy.array([[3.0, 2.0, 2.0], [3.0, 0.0, numpy.nan]])).tolist()
+    [1, 2]
+    """
+    own = own_version(x, "argmin", _argmin)
+    return run2(own, _argmin, x, _filled_axis("argmin", x, axis))
+
+
+def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """The elements in order along an axis: the smallest first, or the largest.
+
+    NaN counts as the largest. Equal elements stay in their order: the sort is stable.
+
+    >>> import numpy
+    >>> sort(numpy.array([3.0, numpy.nan, 1.0])).tolist()
+    [1.0, 3.0, nan]
+    """
+    own = own_version(x, "sort", _sort)
+    return run3(own, _sort, x, axis_of("sort", x, axis), bool(descending))
+
+
+def argsort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """The indices, as int32, by which `take` along an axis would sort it, as `sort` does.
+
+    Of equal elements the first comes first, also where they descend.
+
+    >>> import numpy
+    >>> argsort(numpy.array([2, 1, 2, 3])).tolist()
+    [1, 0, 2, 3]
+    >>> argsort(numpy.array([2, 1, 2, 3]), descending=True).tolist()
+    [3, 0, 2, 1]
+    """
+    own = own_version(x, "argsort", _argsort)
+    return run3(own, _argsort, x, axis_of("argsort", x, axis), bool(descending))
+
+
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """The k largest along the last axis, largest first, and their indices as int32.
 
@@ -196,7 +341,7 @@ def _filled_axis(op: str, x: Array, axis: int) -> int:
 
 def _filled(op: str, x: Array, axis: Axes) -> tuple[int, ...]:
     axes = axes_of(op, x, axis)
-    if any(x.shape[one] == 0 for one in axes):
+    if 0 in [x.shape[one] for one in axes]:
         which = "x" if axis is None else f"axis {axis}"
         raise wrong_shapes(op, f"{which} has elements", x=x)
     return axes
@@ -210,7 +355,7 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     total = xp.astype(x, wide(dtype))
     if axes:
         total = xp.sum(total, axes, keepdims)
-        total = xp.divide(total, float(prod(tuple(x.shape[one] for one in axes))))
+        total = xp.divide(total, float(math.prod(tuple(x.shape[one] for one in axes))))
     return xp.astype(total, dtype) if dtype.kind == "float" else total
 
 
@@ -235,7 +380,7 @@ def _squared_spread(
     dtype = xp.dtype(x)
     if dtype.kind == "complex":
         raise wrong(op, f"there is none for {dtype}; take the real and imaginary parts")
-    y, count = xp.astype(x, wide(dtype)), float(prod([x.shape[one] for one in axes]))
+    y, count = xp.astype(x, wide(dtype)), float(math.prod([x.shape[one] for one in axes]))
     off = xp.subtract(y, xp.divide(xp.sum(y, axes, True), count) if axes else y)
     squares = xp.multiply(off, off)
     total = xp.sum(squares, axes, keepdims) if axes else squares
@@ -255,3 +400,151 @@ def _argmax(x: Array, axis: int) -> Array:
 
 def _top_k(x: Array, k: int) -> tuple[Array, Array]:
     return primitives(x).top_k(x, k)
+
+
+def _argmin(x: Array, axis: int) -> Array:
+    """Where the largest is of the same numbers in the opposite order."""
+    xp = primitives(x)
+    dtype = xp.dtype(x)
+    if dtype.kind == "bool":
+        return xp.argmax(xp.logical_not(x), axis)
+    if dtype.kind == "float":
+        return xp.argmax(xp.negative(x), axis)
+    return xp.argmax(xp.subtract(-1 if dtype.kind == "int" else 2**dtype.bits - 1, x), axis)
+
+
+def _numbers(x: Array) -> Array:
+    """Booleans as int32, all else as it is."""
+    if known_bool(x) is None:
+        return x
+    xp = primitives(x)
+    return run2(xp.astype, xp.astype, x, INT32)
+
+
+def _without(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without some axes."""
+    return tuple([size for at, size in enumerate(x.shape) if at not in axes])
+
+
+def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    y = widened(xp, x)
+    for axis in axes:  # the one half times the other, until one is left
+        size = y.shape[axis]
+        if not size:
+            shape = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
+            y = xp.full(shape, 1, xp.dtype(y), y)
+        while size > 1:
+            half = size // 2
+            pairs = xp.multiply(xp.part(y, axis, 0, half), xp.part(y, axis, half, 2 * half))
+            y = xp.concat([pairs, xp.part(y, axis, 2 * half, size)], axis) if size % 2 else pairs
+            size -= half
+    return xp.astype(y if keepdims else xp.reshape(y, _without(x, axes)), xp.dtype(x))
+
+
+def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    true = x if known_bool(x) is not None else xp.logical_not(xp.equal(x, 0))
+    return xp.less(0, xp.sum(xp.astype(true, INT32), axes, keepdims)) if axes else true
+
+
+def _all(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    false = xp.logical_not(x) if known_bool(x) is not None else xp.equal(x, 0)
+    count = xp.sum(xp.astype(false, INT32), axes, keepdims) if axes else xp.astype(false, INT32)
+    return xp.equal(count, 0)
+
+
+def _logsumexp(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    xp = primitives(x)
+    dtype, y = xp.dtype(x), widened(xp, x)
+    if not axes:
+        return x
+    if 0 in x.shape:
+        kept = tuple([1 if at in axes else size for at, size in enumerate(x.shape)])
+        shape = kept if keepdims else _without(x, axes)
+        return xp.full(shape, -math.inf, dtype, x)
+    largest = xp.max(y, axes, True)
+    finite = xp.where(xp.less(xp.abs(largest), math.inf), largest, 0.0)
+    total = xp.log(xp.sum(xp.exp(xp.subtract(y, finite)), axes, keepdims))
+    finite = finite if keepdims else xp.reshape(finite, tuple(total.shape))
+    return xp.astype(xp.add(total, finite), dtype)
+
+
+def _vector_norm(x: Array, axes: tuple[int, ...], keepdims: bool, power: float) -> Array:
+    xp = primitives(x)
+    sizes = xp.abs(widened(xp, x))
+    added: Callable[[Array], Array] = lambda y: xp.sum(y, axes, keepdims) if axes else y  # noqa: E731
+    if not axes and power:
+        found = sizes
+    elif power == math.inf:
+        found = xp.max(sizes, axes, keepdims)
+    elif power == -math.inf:
+        found = xp.min(sizes, axes, keepdims)
+    elif power == 0:
+        found = added(xp.astype(xp.logical_not(xp.equal(sizes, 0)), xp.dtype(sizes)))
+    elif power == 1:
+        found = added(sizes)
+    elif power == 2:
+        total = added(xp.multiply(sizes, sizes))
+        nothing = xp.equal(total, 0)  # where the root has no slope
+        found = xp.where(nothing, total, xp.sqrt(xp.where(nothing, 1.0, total)))
+    else:
+        found = xp.pow(added(xp.pow(sizes, power)), 1 / power)
+    return xp.astype(found, xp.dtype(x))
+
+
+def _cumulative_sum(x: Array, axis: int) -> Array:
+    """Each sum of as many as were added so far, plus the one of as many before."""
+    xp = primitives(x)
+    sums, size, done = widened(xp, x), x.shape[axis], 1
+    while done < size:
+        later = xp.part(sums, axis, done, size)
+        later = xp.add(later, xp.part(sums, axis, 0, size - done))
+        sums, done = xp.concat([xp.part(sums, axis, 0, done), later], axis), 2 * done
+    return xp.astype(sums, xp.dtype(x))
+
+
+def _sort(x: Array, axis: int, descending: bool) -> Array:
+    return primitives(x).take_along_axis(x, argsort(x, axis, descending), axis)
+
+
+_PAIRS_AT_ONCE = 1 << 24
+
+
+def _argsort(x: Array, axis: int, descending: bool) -> Array:
+    """How many come before each element, from comparing all pairs, is its place in the order."""
+    xp = primitives(x)
+    if descending:
+        order = flip(argsort(flip(x, axis), axis), axis)
+        return xp.subtract(x.shape[axis] - 1, order)
+    axes = tuple([at for at in range(x.ndim) if at != axis])
+    size, rows = x.shape[axis], math.prod([x.shape[at] for at in axes])
+    y = xp.reshape(xp.permute_dims(x, (*axes, axis)), (rows, size))
+    index = xp.broadcast_to(xp.arange(size, INT32, x), (rows, size))
+    ranks = xp.full((rows, size), 0, INT32, x)
+    block = builtins.max(1, _PAIRS_AT_ONCE // builtins.max(1, rows * size))
+    for start in range(0, size, block):
+        stop = builtins.min(size, start + block)
+        ahead = _is_before(xp, y, index, start, stop)
+        ranks = xp.add(ranks, xp.sum(xp.astype(ahead, INT32), 2))
+    places = xp.reshape(index, (rows, 1, size, 1))
+    room = xp.full((rows, 1, size, 1), 0, INT32, x)
+    order = xp.write(room, places, ranks)
+    moved = xp.reshape(order, tuple([x.shape[at] for at in (*axes, axis)]))
+    back = sorted(range(x.ndim), key=(*axes, axis).__getitem__)
+    return xp.permute_dims(moved, back)
+
+
+def _is_before(xp: Primitives, y: Array, index: Array, start: int, stop: int) -> Array:
+    """Whether elements from `start` to `stop` come before each one: (rows, size, some)."""
+    rows, size = y.shape
+    many, few = (rows, size, 1), (rows, 1, stop - start)
+    one, other = xp.reshape(y, many), xp.reshape(xp.part(y, 1, start, stop), few)
+    at, also = xp.reshape(index, many), xp.reshape(xp.part(index, 1, start, stop), few)
+    smaller, same = xp.less(other, one), xp.equal(other, one)
+    if xp.dtype(y).kind == "float":
+        last, also_last = xp.isnan(one), xp.isnan(other)
+        smaller = xp.logical_or(smaller, xp.logical_and(last, xp.logical_not(also_last)))
+        same = xp.logical_or(same, xp.logical_and(last, also_last))
+    return xp.logical_or(smaller, xp.logical_and(same, xp.less(also, at)))

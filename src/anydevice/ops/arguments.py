@@ -332,7 +332,7 @@ def operands(op: str, a: Array, b: Array) -> Operands:
         xp = known_float(a)
         if xp is not None:
             return xp, a, b
-    return _checked(op, a, b)
+    return checked_operands(op, a, b)
 
 
 def bool_operands(op: str, a: Array, b: Array) -> Operands:
@@ -344,27 +344,29 @@ def bool_operands(op: str, a: Array, b: Array) -> Operands:
             if left == right or broadcasts(left, right):
                 return xp, a, b
     bool_primitives(op, a, "a")
-    return _checked(op, a, b)
+    return checked_operands(op, a, b)
 
 
-def _checked(op: str, a: Array, b: Array) -> Operands:
+def checked_operands(op: str, a: Array, b: Array, names: tuple[str, str] = ("a", "b")) -> Operands:
     """The same as `operands`, whatever they are, with the error that says what is wrong."""
     a, b = python_number(a), python_number(b)
+    first, second = names
     if type(b) in NUMBERS:
         if type(a) in NUMBERS:
             raise wrong(op, f"{a} and {b} are both numbers; one of them is an array")
-        xp = primitives(a, op, "a")
-        return xp, a, _held(op, b, xp, "a", a)
+        xp = primitives(a, op, first)
+        return xp, a, _held(op, b, xp, first, a)
     if type(a) in NUMBERS:
-        xp = primitives(b, op, "b")
-        return xp, _held(op, a, xp, "b", b), b
-    require_one_library(op, "a", a, "b", b)
+        xp = primitives(b, op, second)
+        return xp, _held(op, a, xp, second, b), b
+    require_one_library(op, first, a, second, b)
     if op in _TAKES:
         _TAKES[op](op, a)
     if a.dtype != b.dtype:
-        raise different_dtypes(op, a=a, b=b)
+        raise different_dtypes(op, **{first: a, second: b})
     if not broadcasts(a.shape, b.shape):
-        raise wrong_shapes(op, "the shapes of a and b broadcast", a=a, b=b)
+        rule = f"the shapes of {first} and {second} broadcast"
+        raise wrong_shapes(op, rule, **{first: a, second: b})
     return primitives(a), a, b
 
 
@@ -372,7 +374,11 @@ def _held(op: str, number: float, xp: Primitives, name: str, x: Array) -> float:
     """The number, where the dtype of the array holds it."""
     if op in _TAKES:
         _TAKES[op](op, x)
-    dtype = xp.dtype(x)
+    return held(op, number, xp.dtype(x), name)
+
+
+def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> float:
+    """The number, where a dtype holds it, which is that of what is named."""
     if dtype.kind == "float" or dtype.kind == "complex":
         # No library takes an integer of any size; some take none of more than 32 bits.
         if type(number) is not int or -(2**31) <= number < 2**31:
@@ -384,11 +390,13 @@ def _held(op: str, number: float, xp: Primitives, name: str, x: Array) -> float:
             raise wrong(op, what) from None
     if type(number) is float:
         what = f"{number} is no integer, but {name} is {dtype}"
-        raise wrong(op, f"{what}; use astype({name}, 'float32')")
+        instead = advice or f"use astype({name}, 'float32')"
+        raise wrong(op, f"{what}; {instead}")
     low, high = _range(dtype)
     if not low <= number <= high:
         what = f"{number} is outside of {dtype}, which is from {low} to {high}, and so is {name}"
-        raise wrong(op, f"{what}; use astype({name}, 'int64') or a smaller number")
+        instead = advice or f"use astype({name}, 'int64')"
+        raise wrong(op, f"{what}; {instead} or a smaller number")
     return number
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from anydevice.engines.cupy.primitives import ordered
+
 _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -35,8 +37,57 @@ def _swiglu(gate: Any, up: Any) -> Any:
         return _swiglu_at_once(gate, up)
 
 
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    with x.device:
+        if not x.size:
+            return cupy.empty(x.shape, np.int32)
+        # The sort is stable, and keys in which all bits are turned over descend.
+        keys = ordered(x)
+        return cupy.argsort(~keys if descending else keys, axis=axis).astype(np.int32)
+
+
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    with x.device:
+        kind = x.dtype if x.dtype in _FULL or x.dtype.kind in "iu" else np.dtype(np.float32)
+        return cupy.cumsum(x.astype(kind, copy=False), axis, kind).astype(x.dtype, copy=False)
+
+
+def _prod(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if x.dtype not in _FULL and x.dtype.kind not in "iu":
+        return NotImplemented
+    with x.device:
+        return cupy.prod(x, axes, x.dtype, keepdims=keepdims)
+
+
+def _any(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if x.dtype != np.bool_ or not axes:
+        return NotImplemented
+    with x.device:
+        return cupy.any(x, axes, keepdims=keepdims)
+
+
+def _all(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if x.dtype != np.bool_ or not axes:
+        return NotImplemented
+    with x.device:
+        return cupy.all(x, axes, keepdims=keepdims)
+
+
+def _round(x: Any) -> Any:
+    if x.dtype not in _FULL:
+        return NotImplemented
+    with x.device:
+        return cupy.rint(x)
+
+
 FUSED: Mapping[str, Callable[..., Any]] = {
-    "flip": cupy.flip,
+    "all": _all,
+    "any": _any,
+    "argsort": _argsort,
+    "cumulative_sum": _cumulative_sum,
+    "flip": lambda x, axes: cupy.flip(x, axes) if axes else x,
+    "prod": _prod,
+    "round": _round,
     "silu": _silu,
     "swiglu": _swiglu,
 }

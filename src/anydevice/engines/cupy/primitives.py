@@ -184,7 +184,7 @@ class CupyPrimitives:
             empty = cupy.empty((*x.shape[:-1], min(k, x.shape[-1])), x.dtype)
             return empty, empty.astype(np.int32)
         # The sort is stable, so that the first of equal ones comes first where the keys descend.
-        places = cupy.argsort(~_ordered(x), axis=-1)[..., :k]
+        places = cupy.argsort(~ordered(x), axis=-1)[..., :k]
         return self.take_along_axis(x, places, -1), places.astype(np.int32)
 
     @_there
@@ -290,7 +290,7 @@ def _bits(x: Any) -> Any:
     return x.view(np.uint16) if is_array and _is_bfloat16(x.dtype) else x
 
 
-def _ordered(x: Any) -> Any:
+def ordered(x: Any) -> Any:
     """Integers in the order of the elements; NaN is the largest of all."""
     if not _is_floating(x):
         return x.view(np.uint8) if x.dtype == np.bool_ else x

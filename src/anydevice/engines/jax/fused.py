@@ -117,6 +117,62 @@ def _squared_spread(x: Any, axis: Any, keepdims: bool, correction: float) -> Any
     return total / max(0.0, math.prod([x.shape[one] for one in axis]) - correction)
 
 
+def _both_ways(function: Function) -> Function:
+    """A sort that can descend, with equal ones in the order in which they stand."""
+
+    @compiled(1, 2)
+    def run(x: Any, axis: int, descending: bool) -> Any:
+        given = jnp.flip(x, axis) if descending else x
+        found = function(given, axis=axis, stable=True)
+        return jnp.flip(found, axis) if descending else found
+
+    return run
+
+
+_sort = _both_ways(jnp.sort)
+
+
+@compiled(1, 2)
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    places = _both_ways(jnp.argsort)(x, axis, descending)
+    return (x.shape[axis] - 1 - places if descending else places).astype(jnp.int32)
+
+
+@compiled(1)
+def _argmin(x: Any, axis: int) -> Any:
+    return jax.lax.argmin(x, axis, jnp.int32)
+
+
+@compiled(1, 2)
+def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+    return jnp.prod(x, axis, dtype=wide(x).dtype, keepdims=keepdims).astype(x.dtype)
+
+
+@compiled(1)
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    return jnp.cumsum(x, axis, dtype=wide(x).dtype).astype(x.dtype)
+
+
+def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
+    return _log_of_sum(x, axis, keepdims) if x.size else NotImplemented
+
+
+@compiled(1, 2)
+def _log_of_sum(x: Any, axis: Any, keepdims: bool) -> Any:
+    return jax.nn.logsumexp(wide(x), axis, keepdims=keepdims).astype(x.dtype)
+
+
+@compiled(1)
+def _pad(x: Any, widths: Any, value: Any) -> Any:
+    sides = [(before, after, 0) for before, after in widths]
+    return jax.lax.pad(x, jnp.asarray(value).astype(x.dtype), sides)
+
+
+@compiled(1)
+def _stacked(arrays: Any, axis: int) -> Any:
+    return jnp.stack(arrays, axis)
+
+
 @compiled(2)
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Any:
     y = wide(x)
@@ -258,6 +314,17 @@ def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
     if bias is None:
         return result.astype(kind)
     return (wide(result) + wide(bias)[:, None, None]).astype(kind)
+
+
+def _scan(given: Any, states: Any, step: Function, last: bool) -> Any:
+    """The first state after each step over (batch, time, …), or after the last, as one loop."""
+
+    def both(states: Any, given: Any) -> Any:
+        states = step(states, given)
+        return states, None if last else states[0]
+
+    states, outputs = jax.lax.scan(both, states, jnp.swapaxes(given, 0, 1))
+    return states[0] if last else jnp.swapaxes(outputs, 0, 1)
 
 
 def _max_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
@@ -418,6 +485,17 @@ FUSED: Mapping[str, Function] = {
     "mean": _mean,
     "var": _var,
     "std": _std,
+    "sort": _sort,
+    "argsort": _argsort,
+    "argmin": _argmin,
+    "prod": _prod,
+    "any": compiled(1, 2)(lambda x, axis, keepdims: jnp.any(x, axis, keepdims=keepdims)),
+    "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
+    "logsumexp": _logsumexp,
+    "cumulative_sum": _cumulative_sum,
+    "round": jnp.round,
+    "pad": _pad,
+    "stack": lambda arrays, axis: _stacked(list(arrays), axis),
     "flip": compiled(1)(jnp.flip),
     "leaky_relu": _leaky_relu,
     "argmax": compiled(1)(PRIMITIVES.argmax),
@@ -430,6 +508,7 @@ FUSED: Mapping[str, Function] = {
     "mean_squared_error": _mean_squared_error,
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
+    "scan": _scan,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
     "update_sgd": _of_lists(_sgd, 3),

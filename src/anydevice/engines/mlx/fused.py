@@ -113,6 +113,52 @@ def _within(lengths: Any, keys: int) -> Any:
     return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
 
 
+def _sort(x: Any, axis: int, descending: bool) -> Any:
+    if not x.size:
+        return x
+    given = _flip(x, (axis,)) if descending else x
+    found = mx.sort(_ordered(given), axis=axis).astype(x.dtype)
+    return _flip(found, (axis,)) if descending else found
+
+
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    if not x.size:
+        return mx.zeros(x.shape, dtype=mx.int32)
+    if not descending:
+        return mx.argsort(_ordered(x), axis=axis).astype(mx.int32)
+    order = _flip(mx.argsort(_ordered(_flip(x, (axis,))), axis=axis), (axis,))
+    return (x.shape[axis] - 1) - order.astype(mx.int32)
+
+
+def _ordered(x: Any) -> Any:
+    return x.astype(mx.uint8) if x.dtype == mx.bool_ else x
+
+
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    if not x.size:
+        return x
+    return mx.cumsum(x.astype(_FLOAT32) if x.dtype in _HALF else x, axis=axis).astype(x.dtype)
+
+
+def _prod(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if not x.size:
+        return NotImplemented
+    wide = x.astype(_FLOAT32) if x.dtype in _HALF else x
+    return mx.prod(wide, axis=axes, keepdims=keepdims).astype(x.dtype)
+
+
+def _any(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return mx.any(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
+
+
+def _all(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return mx.all(x, axis=axes, keepdims=keepdims) if x.size and axes else NotImplemented
+
+
+def _pad(x: Any, widths: Any, value: float) -> Any:
+    return mx.pad(x, list(widths), constant_values=mx.array(value, dtype=x.dtype))
+
+
 def _flip(x: Any, axes: tuple[int, ...]) -> Any:
     backwards = slice(None, None, -1)
     return x[tuple(backwards if at in axes else slice(None) for at in range(x.ndim))]
@@ -124,9 +170,18 @@ def _half_on_gpu(kind: Any) -> bool:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
+    "all": _all,
+    "any": _any,
+    "argsort": _argsort,
     "attention": _attention,
+    "cumulative_sum": _cumulative_sum,
     "flip": _flip,
     "layernorm": _layernorm,
+    "pad": _pad,
+    "prod": _prod,
     "rmsnorm": _rmsnorm,
+    "round": mx.round,
     "softmax": _softmax,
+    "sort": _sort,
+    "stack": lambda arrays, axis: mx.stack(list(arrays), axis=axis),
 }

@@ -11,9 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from anydevice.engines.host import known_dtype
+
 Array = np.ndarray[Any, Any]
 
 _FULL = (np.dtype(np.float32), np.dtype(np.float64))
+# The functions behind `np.prod`, `np.any` and `np.all`, called directly.
+_MULTIPLIED: Callable[..., Any] = np.multiply.reduce
+_SOME: Callable[..., Any] = np.logical_or.reduce
+_EVERY: Callable[..., Any] = np.logical_and.reduce
 _BLOCK = 1 << 16
 """Elements at a time: a few arrays of so many fit the cache of one core."""
 
@@ -72,6 +78,59 @@ def _swiglu(gate: Array, up: Array | None) -> Any:
     return result.reshape(gate.shape)
 
 
+def _argsort(x: Array, axis: int, descending: bool) -> Any:
+    if _is_narrow(x):
+        x = x.astype(np.float32)
+    if not descending:
+        return np.argsort(x, axis, kind="stable").astype(np.int32)
+    # Sorting backwards twice leaves equal numbers in the order in which they stand.
+    order = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    return (x.shape[axis] - 1 - order).astype(np.int32)
+
+
+def _sort(x: Array, axis: int, descending: bool) -> Any:
+    if _is_narrow(x):
+        return NotImplemented
+    if not descending:
+        return np.sort(x, axis, kind="stable")
+    return np.flip(np.sort(np.flip(x, axis), axis, kind="stable"), axis)
+
+
+def _argmin(x: Array, axis: int) -> Any:
+    wide = x.astype(np.float32) if _is_narrow(x) else x
+    return np.asarray(np.argmin(wide, axis)).astype(np.int32)
+
+
+def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if _is_narrow(x):
+        return NotImplemented
+    with np.errstate(all="ignore"):
+        return np.asarray(_MULTIPLIED(x, axes, x.dtype, keepdims=keepdims))
+
+
+def _cumulative_sum(x: Array, axis: int) -> Any:
+    wide = np.dtype(np.float32) if _is_narrow(x) else x.dtype
+    with np.errstate(all="ignore"):
+        return np.cumsum(x, axis, wide).astype(x.dtype, copy=False)
+
+
+def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return np.asarray(_SOME(x, axes, bool, keepdims=keepdims))
+
+
+def _all(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return np.asarray(_EVERY(x, axes, bool, keepdims=keepdims))
+
+
+def _round(x: Array) -> Any:
+    return np.asarray(np.rint(x)) if x.dtype in _FULL else NotImplemented
+
+
+def _is_narrow(x: Array) -> bool:
+    """Whether these are floating-point numbers of 16 bits or fewer."""
+    return x.dtype.itemsize < 4 and known_dtype(x.dtype).kind == "float"
+
+
 def _suits(x: Array) -> bool:
     """Whether an array is large enough to gain, and of a type that is computed with as it is."""
     return x.size > _BLOCK and x.dtype in _FULL
@@ -84,9 +143,17 @@ def _by_rows(x: Array) -> tuple[Array, Array, int]:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = {
+    "all": _all,
+    "any": _any,
+    "argmin": _argmin,
+    "argsort": _argsort,
+    "cumulative_sum": _cumulative_sum,
     "flip": lambda x, axes: np.flip(x, axes) if axes else x,
+    "prod": _prod,
     "rmsnorm": _rmsnorm,
+    "round": _round,
     "silu": _silu,
     "softmax": _softmax,
+    "sort": _sort,
     "swiglu": _swiglu,
 }

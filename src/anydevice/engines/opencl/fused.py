@@ -13,10 +13,10 @@ from typing import Any
 
 from anydevice.engines import trust
 from anydevice.engines.opencl.arrays import ENGINE
-from anydevice.engines.opencl.kernels import rows
+from anydevice.engines.opencl.kernels import reductions, rows
 from anydevice.engines.opencl.kernels.attention import attention
 from anydevice.engines.opencl.kernels.programs import dtype_of
-from anydevice.engines.opencl.primitives import computed
+from anydevice.engines.opencl.primitives import PRIMITIVES, computed
 
 
 def silu(x: Any) -> Any:
@@ -29,6 +29,15 @@ def swiglu(gate: Any, up: Any) -> Any:
     if dtype_of(gate).kind != "float" or gate.dtype != up.dtype:
         return NotImplemented
     return computed("swiglu", gate, up)
+
+
+def _sorted(x: Any, axis: int, descending: bool) -> tuple[Any, Any]:
+    """The elements in order along an axis, and where they were."""
+    order = [at for at in range(x.ndim) if at != axis] + [axis]
+    found = reductions.in_order(PRIMITIVES.permute_dims(x, order), descending)
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    values, places = (PRIMITIVES.permute_dims(each, back) for each in found)
+    return values, places
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -67,6 +76,12 @@ def _device(x: Any) -> str:
 
 
 FUSED: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()}
+    {
+        "argsort": lambda x, axis, descending: _sorted(x, axis, descending)[1],
+        "prod": lambda x, axes, keepdims: reductions.reduce("prod", x, axes, keepdims),
+        "round": lambda x: computed("round", x),
+        "sort": lambda x, axis, descending: _sorted(x, axis, descending)[0],
+        **{name: _where_trusted(name, kernel) for name, kernel in KERNELS.items()},
+    }
 )
-"""The kernels where they are trusted; `NotImplemented` elsewhere."""
+"""What stands for primitives, and the kernels: `NotImplemented` where they are not trusted."""

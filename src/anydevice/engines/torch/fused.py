@@ -121,6 +121,61 @@ def _spread(function: Function, x: Any, axis: Any, keepdims: bool, correction: f
     return function(x, axis, correction=correction, keepdim=keepdims)
 
 
+def _ordered(x: Any) -> Any:
+    """The array as one that PyTorch can put in order."""
+    return x.to(torch.uint8) if x.dtype == torch.bool else x
+
+
+def _sort(x: Any, axis: int, descending: bool) -> Any:
+    return torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)[0].to(x.dtype)
+
+
+def _argsort(x: Any, axis: int, descending: bool) -> Any:
+    found = torch.sort(_ordered(x), dim=axis, descending=descending, stable=True)
+    return found[1].to(torch.int32)
+
+
+def _argmin(x: Any, axis: int) -> Any:
+    return torch.argmin(_ordered(x), axis).to(torch.int32)
+
+
+def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+    if len(axis) != 1 or (x.dtype not in _WIDE and x.dtype.is_floating_point):
+        return NotImplemented
+    return torch.prod(x, axis[0], keepdims, dtype=x.dtype)
+
+
+def _cumulative_sum(x: Any, axis: int) -> Any:
+    kind = torch.float32 if x.dtype not in _WIDE and x.dtype.is_floating_point else x.dtype
+    return torch.cumsum(x, axis, dtype=kind).to(x.dtype)
+
+
+def _any(x: Any, axis: Any, keepdims: bool) -> Any:
+    return torch.any(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
+
+
+def _all(x: Any, axis: Any, keepdims: bool) -> Any:
+    return torch.all(x.to(torch.bool), axis, keepdims) if axis else NotImplemented
+
+
+def _logsumexp(x: Any, axis: Any, keepdims: bool) -> Any:
+    if not axis or not x.numel():
+        return NotImplemented
+    if x.dtype in _WIDE:
+        return torch.logsumexp(x, axis, keepdims)
+    return torch.logsumexp(x.float(), axis, keepdims).to(x.dtype)
+
+
+def _clip(x: Any, low: Any, high: Any) -> Any:
+    if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+        return NotImplemented
+    return x if low is high is None else torch.clamp(x, low, high)
+
+
+def _pad(x: Any, widths: Any, value: float) -> Any:
+    return F.pad(x, [size for pair in widths[::-1] for size in pair], value=value)
+
+
 def _checked_rmsnorm() -> Function | None:
     """The kernel behind `torch.rms_norm` on a CPU; `None` if this release has another."""
     found: Function | None = getattr(torch, "_fused_rms_norm", None)
@@ -379,6 +434,94 @@ def _copies(arrays: Arrays) -> list[torch.Tensor]:
     return [x.detach().clone(memory_format=torch.contiguous_format) for x in arrays]
 
 
+# Recurrent layers. PyTorch's compiler would write out each step, and take minutes for a hundred of
+# them. So to it, a whole sequence is one op, whose gradient computes the sequence again.
+
+
+def _recurrent(kind: str) -> Function:
+    """The layer of that name over (batch, time, inputs): its outputs, or the last of them."""
+
+    def run(x: Any, weight: Any, recurrent: Any, bias: Any, own_bias: Any, last: bool) -> Any:
+        own = _whole_sequence if torch.compiler.is_compiling() else _sequence
+        y = own(kind, x, weight, recurrent, bias, own_bias)
+        return y[:, -1] if last else y
+
+    return run
+
+
+def _sequence(kind: str, x: Any, weight: Any, recurrent: Any, bias: Any, own_bias: Any) -> Any:
+    given = [x, weight, recurrent] if bias is None else [x, weight, recurrent, bias, own_bias]
+    if x.dtype not in _WIDE:
+        given = [each.float() for each in given]
+    states = [given[0].new_zeros(1, len(x), recurrent.shape[1])] * (2 if kind == "lstm" else 1)
+    state = states if kind == "lstm" else states[0]
+    if x.is_cuda and x.dtype != torch.float64:  # cuDNN keeps only 10 bits of float32
+        return _step_by_step(kind, given, [each[0] for each in states]).to(x.dtype)
+    layer = torch.lstm if kind == "lstm" else torch.gru
+    training = torch.is_grad_enabled()
+    y = layer(given[0], state, given[1:], bias is not None, 1, 0.0, training, False, True)[0]
+    return y.to(x.dtype)
+
+
+def _step_by_step(kind: str, given: list[Any], states: list[Any]) -> Any:
+    outputs = []
+    for x in given[0].unbind(1):
+        if kind == "lstm":
+            states = list(torch.lstm_cell(x, states, *given[1:]))
+        else:
+            states = [torch.gru_cell(x, states[0], *given[1:])]
+        outputs.append(states[0])
+    return torch.stack(outputs, 1)
+
+
+_ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? own_bias"
+
+
+def _contiguous_sequence(*arguments: Any) -> Any:
+    return _sequence(*arguments).contiguous()
+
+
+def _sequence_gradients(slope: Any, kind: str, *arrays: Any) -> list[Any]:
+    """The gradients by the arrays that there are."""
+    with torch.enable_grad():
+        given = [each if each is None else each.detach().requires_grad_() for each in arrays]
+        y = _sequence(kind, *given)
+        floats = [each for each in given if each is not None]
+        return [each.contiguous() for each in torch.autograd.grad(y, floats, slope)]
+
+
+def _sequence_shape(kind: str, x: Any, weight: Any, recurrent: Any, *biases: Any) -> Any:
+    return x.new_empty(*x.shape[:2], recurrent.shape[1])
+
+
+def _gradient_shapes(slope: Any, kind: str, *arrays: Any) -> list[Any]:
+    return [each.new_empty(each.shape) for each in arrays if each is not None]
+
+
+def _keep_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.kind = inputs[0]
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _backward(ctx: Any, slope: Any) -> Any:
+    arrays = ctx.saved_tensors
+    found = iter(_whole_gradients(slope, ctx.kind, *arrays))
+    return None, *[each if each is None else next(found) for each in arrays]
+
+
+_whole_sequence: Any = torch.library.custom_op(
+    "anydevice::sequence", _contiguous_sequence,
+    mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor",
+)  # fmt: skip
+_whole_gradients: Any = torch.library.custom_op(
+    "anydevice::sequence_gradients", _sequence_gradients,
+    mutates_args=(), schema=f"(Tensor slope, {_ARGUMENTS}) -> Tensor[]",
+)  # fmt: skip
+_whole_sequence.register_fake(_sequence_shape)
+_whole_gradients.register_fake(_gradient_shapes)
+_whole_sequence.register_autograd(_backward, setup_context=_keep_inputs)
+
+
 _OWN: dict[str, Function] = {
     "linear": _linear,
     "relu": torch.relu,
@@ -390,6 +533,18 @@ _OWN: dict[str, Function] = {
     "mean": _mean,
     "var": _var,
     "std": _std,
+    "sort": _sort,
+    "argsort": _argsort,
+    "argmin": _argmin,
+    "prod": _prod,
+    "any": _any,
+    "all": _all,
+    "logsumexp": _logsumexp,
+    "cumulative_sum": _cumulative_sum,
+    "clip": _clip,
+    "round": torch.round,
+    "pad": _pad,
+    "stack": torch.stack,
     "flip": torch.flip,
     "leaky_relu": F.leaky_relu,
     "rmsnorm": _rmsnorm,
@@ -399,6 +554,8 @@ _OWN: dict[str, Function] = {
     "mean_squared_error": _mean_squared_error,
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
+    "gru": _recurrent("gru"),
+    "lstm": _recurrent("lstm"),
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
     "update_sgd": update_sgd,

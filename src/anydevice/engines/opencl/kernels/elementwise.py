@@ -114,6 +114,7 @@ FLOATING: dict[str, str] = {
     "negative": "-a",
     "sign": "(isnan(a) ? a : (NUMBER)((a > 0) - (a < 0)))",
     "floor": "floor(a)",
+    "round": "rint(a)",
     "exp": "exp(a)",
     "log": "log(a)",
     "sqrt": "sqrt(a)",

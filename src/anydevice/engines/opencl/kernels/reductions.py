@@ -1,4 +1,4 @@
-"""Sums, largest and smallest along axes, and where the largest are."""
+"""Sums, products, largest and smallest along axes, where the largest are, and rows in order."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from anydevice.engines.opencl.kernels.programs import (
 
 _JOINED = {
     "sum": "((a) + (b))",
+    "prod": "((a) * (b))",
     "max": "((a) > (b) || (a) != (a) ? (a) : (b))",
     "min": "((a) < (b) || (a) != (a) ? (a) : (b))",
 }
@@ -55,7 +56,7 @@ def axes_of(axis: int | tuple[int, ...], rank: int) -> Ints:
 
 
 def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """The `sum`, `max` or `min` along axes.
+    """The `sum`, `prod`, `max` or `min` along axes.
 
     Raises `ValueError` for the largest or smallest of nothing.
     """
@@ -67,10 +68,10 @@ def reduce(kind: str, x: Any, axis: int | tuple[int, ...], keepdims: bool = Fals
     shape = kept
     if keepdims:
         shape = tuple(1 if at in axes else size for at, size in enumerate(x.shape))
-    if kind != "sum" and not prod(gone) and prod(kept):
+    if kind in ("max", "min") and not prod(gone) and prod(kept):
         raise ValueError(f"the {kind} of no elements: axes {axes} of an array {x.shape}")
     if not prod(gone):
-        return filled(shape, number.scalar(0), dtype, number, x.context)
+        return filled(shape, number.scalar(kind == "prod"), dtype, number, x.context)
     out = buffers.new(shape, dtype, x.context)
     if prod(kept):
         own = buffers.strides_of(x)
@@ -137,8 +138,8 @@ def _kernel(
 
 def _neutral(kind: str, number: Number) -> str:
     """The neutral element: joined with any number, it gives that number."""
-    if kind == "sum":
-        return "0"
+    if kind in ("sum", "prod"):
+        return str(int(kind == "prod"))
     if number.floating:
         return "-INFINITY" if kind == "max" else "INFINITY"
     least, most = np.iinfo(number.scalar).min, np.iinfo(number.scalar).max
@@ -217,3 +218,51 @@ def _top_kernel(
     defines |= {"KEEP_VALUES": int(values)}
     scalars = [index, index, None, index, None, None]
     return programs.kernel(context, "largest.cl", "top_k", defines, scalars, lanes)
+
+
+_RUN = 16
+"""So many elements one work item puts in order."""
+
+
+def in_order(x: Any, descending: bool) -> tuple[Any, Any]:
+    """The elements of the last axis in order, and where they were; equal ones stay in their order.
+
+    Runs of a few elements are merged to longer and longer ones, between two pairs of arrays.
+    """
+    dtype, rows, count = dtype_of(x), plain(x), x.shape[-1]
+    pairs = [
+        (buffers.new(x.shape, dtype, x.context), buffers.new(x.shape, INT32, x.context))
+        for _ in range(2 if count > _RUN else 1)
+    ]
+    if not x.size:
+        return pairs[0]
+    number, start = number_of(dtype, x.context), buffers.offset_of(rows)
+    wide = is_wide(start + 2 * x.size)
+    runs, (values, places) = -(-count // _RUN), pairs[0]
+    units = x.size // count * runs
+    kernel = _sort_kernel(x.context, number, "sort_runs", descending, wide)
+    arguments = (units, count, runs, _RUN, rows.base_data, start)
+    kernel.over(units, *arguments, values.base_data, places.base_data, reads=[rows])
+    kernel = _sort_kernel(x.context, number, "merge_runs", descending, wide)
+    width = _RUN
+    while width < count:
+        pairs.reverse()
+        to_values, to_places = pairs[0]
+        arrays = (values, places, to_values, to_places)
+        pointers = [each.base_data for each in arrays]
+        kernel.over(x.size, x.size, count, width, *pointers, reads=[values, places])
+        (values, places), width = pairs[0], 2 * width
+    return values, places
+
+
+@lru_cache(maxsize=256)
+def _sort_kernel(
+    context: Any, number: Number, name: str, descending: bool, wide: bool
+) -> programs.Kernel:
+    types, index = index_types(wide)
+    defines = {**types, **number.defines(), "FLOATING": int(number.floating)}
+    defines |= {"DESCENDING": int(descending)}
+    scalars = [index] * 4 + [None, index, None, None]
+    if name == "merge_runs":
+        scalars = [index] * 3 + [None] * 4
+    return programs.kernel(context, "sort.cl", name, defines, scalars, 64)
