@@ -61,6 +61,7 @@ from anydevice.training.modules import ModuleLayer, layer_of, optimizer_of
 from anydevice.training.randomness import (
     device_state,
     host_state,
+    seed_modules,
     set_device_state,
     set_host_state,
 )
@@ -121,8 +122,8 @@ class Training:
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
     - `schedule`: the rate of each step, or a scheduler of `torch.optim.lr_scheduler`.
-    - `seed`: decides what is dropped and how data is shuffled. Modules of PyTorch use its global
-      random numbers, which are seeded only if it is given.
+    - `seed`: decides what is dropped and how data is shuffled. Modules of PyTorch and MLX use
+      global random numbers of these libraries, which are seeded only if it is given.
     """
 
     def __init__(
@@ -184,9 +185,15 @@ class Training:
         self._like = parameters
         self._rate_at = self._rates(own)
         if of_torch:
+            if policy.parameters == "float16":
+                raise ConfigurationError(
+                    "gradients of float16 weights underflow in PyTorch; take precision='mixed', "
+                    "which keeps the weights in float32, or 'bfloat16'",
+                    source="precision",
+                )
             self._move_module(policy.parameters)
-            if seed is not None:
-                sys.modules["torch"].manual_seed(seed)
+        if isinstance(layer, ModuleLayer) and seed is not None:
+            seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
         self.epoch, self.position = 1, 0
         self._waiting = 0
@@ -424,10 +431,10 @@ class Training:
         """Write a checkpoint, with the state of the loop around."""
         loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
         random = dict(self._random) if self.position else {}
-        if isinstance(self.config.layer, TorchLayer) or random:
+        if isinstance(self.config.layer, ModuleLayer) or random:
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
         how = self.config.optimize
-        checkpoint = Checkpoint(self.stepper.state, loop, how, best, random)
+        checkpoint = Checkpoint(self.stepper.state, loop, how, best, random, self._first_rows)
         write_checkpoint(path, checkpoint, settings)
 
     def resume(
@@ -459,6 +466,7 @@ class Training:
             found.loop.rate,
         )
         self._waiting = found.step.batches % self.config.accumulate if found.step.added else 0
+        self._first_rows = found.rows
         self._random, self._unread = found.random, []
         if "now" in found.random:
             set_host_state(found.random["now"], self._data)

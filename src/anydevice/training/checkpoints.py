@@ -68,7 +68,8 @@ class Checkpoint(Record):
     """The content of a file: both states, how steps are compiled, and the best parameters.
 
     These are `None` where they are not kept. `random` are the states of global random numbers, now
-    and at the start of the epoch.
+    and at the start of the epoch, and `rows` those of the batch that weighs 1 among the gradients
+    that wait.
     """
 
     step: StepState
@@ -76,6 +77,7 @@ class Checkpoint(Record):
     optimize: str
     best: Any = None
     random: Mapping[str, Any] = NOTHING
+    rows: int = 0
 
 
 def settings_of(
@@ -159,7 +161,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, settings: Mapping[str, 
         "place": {**vars(loop), "history": loop.history.to_list()},
     }
     if step.added:
-        metadata["added"] = step.added
+        metadata.update(added=step.added, rows=checkpoint.rows)
     if own is not None:
         metadata["own"] = own.text
     if checkpoint.random:
@@ -232,7 +234,9 @@ def read_checkpoint(
         how = metadata.get("optimize", "default")
         best = trees["best"] if kept else None
         _check_counts(*counts.values(), loop.epoch - 1, loop.position, loop.examples, loop.waited)
-        _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0)
+        _check_numbers(loop.lost, loop.seconds, loop.rate, loop.best or 0.0, step.added)
+        if step.added:
+            _check_counts(metadata["rows"])
         for each in loop.history:
             _check_counts(each.epoch, each.steps, each.left_out)
             _check_numbers(each.loss, each.validation or 0.0, each.rate, each.seconds)
@@ -259,7 +263,9 @@ def read_checkpoint(
         raise TransferError(f"{path}: its scale of the loss is damaged")
     if state is not None:  # other libraries have classes of their own in it
         step = replace(step, optimizer=refilled(state, leaves(step.optimizer)))
-    return Checkpoint(step, loop, how, best, metadata.get("random", NOTHING))
+    return Checkpoint(
+        step, loop, how, best, metadata.get("random", NOTHING), metadata.get("rows", 0)
+    )
 
 
 def _own(tensors: Any, text: Any) -> Packed | None:

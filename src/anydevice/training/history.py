@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from anydevice.rendering.svg import Curve, page_of, picture_of
 class Epoch(Record):
     """One epoch: its mean losses, the rate of its last step, the steps up to its end, its time.
 
-    `left_out` counts the steps that changed nothing, because a loss scaled for float16 overflowed:
-    a few at the start are usual.
+    The rate is NaN where an optimizer of another library keeps it to itself. `left_out` counts the
+    steps that changed nothing, because a loss scaled for float16 overflowed: a few at the start are
+    usual.
     """
 
     epoch: int
@@ -34,12 +36,12 @@ _COLUMNS: dict[str, Callable[[Epoch], str]] = {
     "epoch": lambda each: str(each.epoch),
     "loss": lambda each: f"{each.loss:.4g}",
     "validation": lambda each: "" if each.validation is None else f"{each.validation:.4g}",
-    "rate": lambda each: f"{each.rate:.3g}",
+    "rate": lambda each: "" if math.isnan(each.rate) else f"{each.rate:.3g}",
     "steps": lambda each: f"{each.steps:,}",
     "left out": lambda each: f"{each.left_out:,}" if each.left_out else "",
     "seconds": lambda each: f"{each.seconds:.1f}",
 }
-_OPTIONAL = ("validation", "left out")
+_OPTIONAL = ("validation", "rate", "left out")
 _SHOWN = 24
 """Epochs with a row each; of more, the first and the last ones are shown."""
 

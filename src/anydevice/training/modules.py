@@ -290,30 +290,22 @@ class MlxLayer(ModuleLayer):
 
     @contextmanager
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
-        module, random = self.given, sys.modules["mlx.core"].random
-        own, drawn, mode = module.parameters(), random.state[0], module.training
+        module = self.given
+        own, mode = module.parameters(), module.training
         module.train(run.training)
         module.update(_nested(parameters))
-        if run.training:
-            random.state[0] = _mlx_key(run)
         try:
             yield module
             now = _flat(module.parameters())
             for name in self.held:
                 run.update(name, now[name])
         finally:
-            random.state[0] = drawn
             module.update(own)
             module.train(mode)
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         self.given.update(_nested(parameters))
         return self.given
-
-
-def _mlx_key(run: Run) -> Any:
-    mx: Any = sys.modules["mlx.core"]
-    return mx.stack([mx.array(run.seed), mx.array(run.step)]).astype(mx.uint32)
 
 
 def _flat(tree: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -114,7 +115,9 @@ class TrainingProgress:
         self._first_tell = self._first_tell or (now, examples, done)
         began, passed, first = self._first_tell
         seconds = now - began
-        words = [(f"epoch {epoch}/{self._epochs}", 0), (f"rate {rate:.3g}", 4)]
+        words = [(f"epoch {epoch}/{self._epochs}", 0)]
+        if not math.isnan(rate):  # an optimizer of another library may keep it to itself
+            words.append((f"rate {rate:.3g}", 4))
         if loss is not None:
             words.insert(1, (f"loss {loss:.4g}", 1))
         if seconds > 0 and examples > passed:
@@ -169,7 +172,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
         (
             f"epoch {epoch.epoch}/{epochs}",
             *words,
-            f"rate {epoch.rate:.3g}",
+            *([] if math.isnan(epoch.rate) else [f"rate {epoch.rate:.3g}"]),
             f"{epoch.seconds:.1f} s",
         )
     )

@@ -1,6 +1,6 @@
-"""The global random numbers of Python, NumPy and PyTorch, saved and set back.
+"""The global random numbers of Python, NumPy, PyTorch and MLX, saved and set back.
 
-Loaders shuffle and modules of PyTorch drop by them. A state is ready for JSON.
+Loaders shuffle by them, and modules of PyTorch and MLX drop by them. A state is ready for JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ def host_state(loader: Any = None) -> dict[str, Any]:
     if torch is not None:
         found["torch"] = _text(torch.get_rng_state())
         found["loader"] = [_text(each.get_state()) for each in _generators(loader)]
+    mlx: Any = sys.modules.get("mlx.core")
+    if mlx is not None:
+        found["mlx"] = mlx.random.state[0].tolist()
     return found
 
 
@@ -42,6 +45,18 @@ def set_host_state(state: State, loader: Any = None) -> None:
         torch.set_rng_state(_tensor(state["torch"]))
         for each, saved in zip(_generators(loader), state["loader"], strict=False):
             each.set_state(_tensor(saved))
+    mlx: Any = sys.modules.get("mlx.core")
+    if mlx is not None and "mlx" in state:
+        high, low = state["mlx"]
+        mlx.random.seed(high << 32 | low)
+
+
+def seed_modules(library: str, seed: int) -> None:
+    """Seed the random numbers that modules of a library draw, where they are global."""
+    if library == "torch":
+        sys.modules["torch"].manual_seed(seed)
+    elif library == "mlx":
+        sys.modules["mlx.core"].random.seed(seed)
 
 
 def device_state(device: Device) -> str | None:

@@ -214,6 +214,9 @@ class TorchStepper(Stepper):
         return self._left_out
 
     def _loss(self, batch: Any) -> Any:
+        policy = self.config.policy
+        if policy.is_narrow and not policy.casts_parameters:
+            batch = policy.for_computing(batch)
         return module_loss(self.config.loss, self._module, batch)
 
     def _scope(self) -> AbstractContextManager[Any]:
