@@ -277,10 +277,7 @@ def _watched_code(module: Any) -> Watched:
     return Watched(
         views,
         [],
-        [
-            partial(_forwards, [vars(part) for part in parts]),
-            partial(map, attrgetter("forward"), kinds),
-        ],
+        [partial(_forwards, kinds, [vars(part) for part in parts])],
         dicts,
     )
 
@@ -291,9 +288,10 @@ def _holders(held: list[Any]) -> tuple[tuple[dict[Any, Any], ...], list[Collecti
     return plain, [x.values() for x in held if type(x) not in (dict, OrderedDict)]
 
 
-def _forwards(parts: list[dict[str, Any]]) -> list[Any]:
-    """Each `forward` that is a part's own, and whose it is."""
-    return [(id(own), own["forward"]) for own in parts if "forward" in own]
+def _forwards(kinds: list[Any], parts: list[dict[str, Any]]) -> list[Any]:
+    """The `forward` of each class, and each that is a part's own, with whose it is."""
+    own = [(id(part), part["forward"]) for part in parts if "forward" in part]
+    return [kind.forward for kind in kinds] + own
 
 
 def _modes(parts: list[Any]) -> list[Callable[[], Iterable[Any]]]:
