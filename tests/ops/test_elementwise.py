@@ -229,3 +229,34 @@ def test_what_does_not_fit_is_named() -> None:
     for op in (ops.silu, ops.gelu):
         with pytest.raises(ConfigurationError, match="floating-point numbers"):
             op(np.arange(3))
+
+
+def test_rounding_is_to_even_on_either_way(either_version: None) -> None:
+    halves = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 2.4999, 1e30, -np.inf], np.float32)
+    assert ops.round(halves).tolist()[:6] == [-2, -2, 0, 0, 2, 2]
+    np.testing.assert_array_equal(ops.round(halves), np.rint(halves))
+    whole = np.array([2**53 + 1], np.int64)
+    assert ops.round(whole) is whole
+
+
+def test_limits() -> None:
+    x = np.array([-2, 0, 5], np.int32)
+    assert ops.clip(x) is x
+    assert ops.clip(x, np.int64(-1), np.array([3, 3, 3], np.int32)).tolist() == [-1, 0, 3]
+    assert ops.clip(x, max=1).tolist() == [-2, 0, 1]
+    for limits, words in [
+        ({"min": 0.5}, r"clip: 0.5 is no integer, but x is int32; use astype\(x, 'float32'\)"),
+        ({"max": np.ones(3)}, "clip: arrays have one dtype, but x is int32, max is float64"),
+        ({"min": np.ones(2, np.int32)}, r"the shapes of x and min broadcast, but x is \(3,\), min"),
+        ({"min": "low"}, "clip: min is no array, but of type str"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            ops.clip(x, **limits)
+    with pytest.raises(ConfigurationError, match="clip: this is an array of bool"):
+        ops.clip(np.array([True]), 0, 1)
+
+
+def test_a_slope_is_a_number() -> None:
+    for slope in (math.nan, "steep", True, np.ones(2)):
+        with pytest.raises(ConfigurationError, match="leaky_relu: slope is a finite number"):
+            ops.leaky_relu(np.ones(2), slope)

@@ -207,3 +207,69 @@ def test_indices_that_do_not_fit_are_named(name: str) -> None:
     call, said = WRONG_INDICES[name]
     with pytest.raises(ConfigurationError, match=said):
         call()
+
+
+def test_stack_and_split() -> None:
+    assert np.array_equal(ops.stack([X, X], -1), np.stack([X, X], -1))
+    assert [piece.shape for piece in ops.split(X, 2, -1)] == [(2, 3, 2)] * 2
+    assert [piece.shape for piece in ops.split(X, [], 1)] == [(2, 3, 4)]
+    for call, words in [
+        (lambda: ops.stack([X, X[:1]]), r"the arrays have one shape, but first is \(2, 3, 4\)"),
+        (lambda: ops.stack([X], 4), "axis 4 is from -4 to 3 in the result"),
+        (lambda: ops.stack(X), r"stack: it takes a list of arrays, .* write stack\(\[x, y\]\)"),
+        (lambda: ops.stack([]), "stack: there are no arrays"),
+        (lambda: ops.stack([X, X.astype("float32")]), "array 0 is float64, array 1 is float32"),
+        (lambda: ops.split(X, 2, 1), r"axis 1 has a multiple of 2 elements, but x is \(2, 3, 4\)"),
+        (lambda: ops.split(X, [3, 1], 2), r"\[3, 1\] are indices of axis 2 that do not fall"),
+        (lambda: ops.split(X, 0), "axis 0 has a multiple of 0 elements"),
+        (lambda: ops.split(X, 1.5), "sections is an integer or a list of them, but it is 1.5"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            call()
+
+
+def test_pad_and_flip(either_version: None) -> None:
+    assert np.array_equal(ops.pad(X, 1, 9), np.pad(X, 1, constant_values=9))
+    widths = [(0, 2), (1, 0), (0, 0)]
+    assert np.array_equal(ops.pad(X, widths), np.pad(X, widths))
+    assert np.array_equal(ops.flip(X), X[::-1, ::-1, ::-1])
+    assert np.array_equal(ops.flip(X, (-1, 0)), X[::-1, :, ::-1])
+    assert np.array_equal(ops.flip(X, ()), X)
+    for widths_, words in [
+        ([(1, 1)], r"widths has \(before, after\) for each axis of x, but it has 1"),
+        (-1, "each of widths is an integer of 0 or more"),
+        (0.5, r"widths is an integer, or \(before, after\) for each axis, but it is 0.5"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            ops.pad(X, widths_)
+    with pytest.raises(ConfigurationError, match=r"pad: 0.5 is no integer, but the array is int64"):
+        ops.pad(np.arange(3), 1, 0.5)
+
+
+def test_new_arrays() -> None:
+    like = np.ones(1, np.uint8)
+    assert ops.arange(250, 256, like=like).tolist() == [250, 251, 252, 253, 254, 255]
+    assert ops.arange(5, -1, -2, like=like).tolist() == [5, 3, 1]
+    assert ops.arange(3, 3, like=like).shape == (0,)
+    assert ops.arange(0, 1, 0.25, like=like, dtype="float16").tolist() == [0, 0.25, 0.5, 0.75]
+    assert ops.arange(2**40, 2**40 + 2, like=like, dtype="int64").tolist() == [2**40, 2**40 + 1]
+    assert ops.eye(2, 3, k=1, like=X).tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert ops.eye(3, k=-1, like=like, dtype=bool).tolist() == np.eye(3, k=-1, dtype=bool).tolist()
+    assert ops.full((), 7, like=like).dtype == np.uint8
+    for call, words in [
+        (lambda: ops.arange(0, 300, like=like), "299 is outside of uint8, .* give another dtype"),
+        (lambda: ops.arange(0, 1, 0.5, like=like), "0.5 is no integer, but the array is uint8"),
+        (lambda: ops.arange(0, 1, 0, like=like), "step is not 0, but they are 0, 1, 0"),
+        (lambda: ops.arange(math.inf, like=X), "start, stop and step are finite numbers"),
+        (lambda: ops.arange(3, like=X > 0), "arange: this is an array of bool"),
+        (lambda: ops.full(2, -1, like=like), "-1 is outside of uint8"),
+        (lambda: ops.full(2, X, like=X), "full: value is a number"),
+        (lambda: ops.zeros((2, -1), like=X), r"a shape has no negative sizes, but it is \(2, -1\)"),
+        (lambda: ops.zeros(2, like=[1.0]), "zeros: like is no array, but of type list"),
+        (lambda: ops.eye(-1, like=X), "rows and columns are 0 or more"),
+        (lambda: ops.one_hot(X, 3), "one_hot: .* integers in x"),
+        (lambda: ops.one_hot(np.arange(3), -1), "num_classes is 0 or more"),
+        (lambda: ops.diff(X, n=-1), "diff: n is 0 or more"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            call()

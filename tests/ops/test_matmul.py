@@ -157,3 +157,70 @@ def test_what_does_not_fit_is_named(name: str) -> None:
     call, said = WRONG[name]
     with pytest.raises(ConfigurationError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "shapes"),
+    [
+        ("ij,jk", [(3, 4), (4, 5)]),
+        ("ab,ba->", [(3, 4), (4, 3)]),
+        ("...ij,kj->k...i", [(2, 3, 4, 5), (6, 5)]),
+        ("i...,i...->...", [(3, 4, 1), (3, 1, 5)]),
+        ("iijj->ij", [(3, 3, 4, 4)]),
+        ("iii", [(4, 4, 4)]),
+        ("a,b,c,abc->", [(2,), (3,), (4,), (2, 3, 4)]),
+        ("bhqd,bhkd,bhkv->bhqv", [(2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 7)]),
+        (",->", [(), ()]),
+        ("...,...", [(3,), (3,)]),
+    ],
+)
+def test_sums_by_names_are_those_of_numpy(subscripts: str, shapes: Any) -> None:
+    draw = np.random.default_rng(0)
+    for arrays in (
+        [draw.normal(size=shape) for shape in shapes],
+        [draw.integers(-9, 9, shape) for shape in shapes],
+    ):
+        expected = np.einsum(subscripts, *arrays)
+        result = ops.einsum(subscripts, *arrays)
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)
+        assert result.dtype == arrays[0].dtype
+
+
+def test_a_sum_by_names_rounds_once() -> None:
+    ones, small = np.ones((2, 4096), np.float16), np.full((4096, 4096), 0.25, np.float16)
+    assert ops.einsum("ij,jk->i", ones, small[:, :3]).tolist() == [3072, 3072]
+
+
+def test_names_that_do_not_fit() -> None:
+    x = np.ones((2, 3))
+    for given, words in [
+        (("ij,jk", x), "'ij,jk' has 2 arrays, but here are 1"),
+        (("ijk", x), r"'ijk' has a letter for each axis, but x is \(2, 3\)"),
+        (("i1", x), "axes are letters, or '...' once, but here is 'i1'"),
+        (("......", x), "axes are letters, or '...' once"),
+        (("ij->ik", x), "only axes of the arrays, but it is 'ik' in 'ij->ik'"),
+        (("ij->ii", x), "the result has each axis once"),
+        (("ii", x), "axis 'i' of 'ii' has two sizes: 2 and 3"),
+        (("...,...", x, np.ones((2, 2))), "an axis of '...' of '...,...' has two sizes: 3 and 2"),
+        (("ij,j", x, np.ones(3, np.float32)), "array 0 is float64, array 1 is float32"),
+        ((x, "ij"), "subscripts is a text, but it is a numpy.ndarray"),
+        (("ij",), "there are no arrays for 'ij'"),
+        (("ij", x > 0), "einsum: this is an array of bool"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            ops.einsum(*given)
+    with pytest.raises(ConfigurationError, match=r"outer: both are vectors, but a is \(2, 3\)"):
+        ops.outer(x, x)
+
+
+def test_transposed_convolutions_that_do_not_fit() -> None:
+    x, weight = np.ones((1, 2, 3, 3)), np.ones((2, 4, 2, 2))
+    for given, words in [
+        ((x, np.ones((3, 4, 2, 2))), r"weight \(channels, filters, height, width\), but x is"),
+        ((x, weight, np.ones(2)), r"bias is \(filters,\), but weight is \(2, 4, 2, 2\), bias is"),
+        ((x, weight, None, 2, 0, 2), r"output_padding is smaller than the stride of \(2, 2\)"),
+        ((x, weight, None, 1, 2), r"something is left without a padding of \(2, 2\)"),
+        ((x[:, :, :0], weight), "something is left"),
+    ]:
+        with pytest.raises(ConfigurationError, match=words):
+            ops.conv_transpose2d(*given)

@@ -93,3 +93,69 @@ def test_the_largest_come_first_and_equal_ones_in_order(k: int) -> None:
 def test_what_does_not_fit_is_named(call: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         call()
+
+
+@pytest.mark.usefixtures("either_version")
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", AXES, ids=str)
+@pytest.mark.parametrize("name", ["prod", "any", "all", "var", "std"])
+def test_more_along_axes(name: str, axis: Any, keepdims: bool) -> None:
+    over = tuple(axis) if isinstance(axis, list) else axis
+    x = np.where(X > 0.5, X, 0) if name == "any" else X
+    expected = getattr(np, name)(x, axis=over, keepdims=keepdims)
+    result = getattr(ops, name)(x, axis, keepdims)
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    assert result.dtype == expected.dtype
+
+
+def test_variances() -> None:
+    assert ops.var(np.array([1, 3], np.int8)).dtype == np.float32
+    assert float(ops.var(np.array([1.0, 3.0]), correction=1)) == 2
+    assert np.isnan(ops.var(np.array([1.0]), correction=1))
+    assert float(ops.std(np.array([1.0, 3.0]), correction=5)) == math.inf
+    with pytest.raises(ConfigurationError, match="var: correction is a finite number"):
+        ops.var(X, correction=math.inf)
+    with pytest.raises(ConfigurationError, match="std: there is none for complex64"):
+        ops.std(X.astype(np.complex64))
+
+
+def test_norms() -> None:
+    for order in (0, 0.5, 1, 2, 3, math.inf, -math.inf):
+        expected = np.linalg.norm(X[0], order, axis=1)
+        np.testing.assert_allclose(ops.vector_norm(X[0], 1, ord=order), expected, rtol=1e-12)
+    assert ops.vector_norm(np.array(-3.0)).tolist() == 3
+    assert ops.vector_norm(np.ones((2, 0)), 1).tolist() == [0, 0]
+    with pytest.raises(ConfigurationError, match="vector_norm: axis 1 has elements"):
+        ops.vector_norm(np.ones((2, 0)), 1, ord=math.inf)
+    with pytest.raises(ConfigurationError, match="vector_norm: ord is a number"):
+        ops.vector_norm(X, ord="fro")
+
+
+@pytest.mark.usefixtures("either_version")
+@pytest.mark.parametrize("descending", [False, True])
+def test_order_is_stable_and_nan_is_the_largest(descending: bool) -> None:
+    x = np.array([2.0, math.nan, 1.0, 2.0, math.nan, -math.inf])
+    want = [1, 4, 0, 3, 2, 5] if descending else [5, 2, 0, 3, 1, 4]
+    places = ops.argsort(x, descending=descending)
+    assert (places.tolist(), places.dtype) == (want, np.int32)
+    np.testing.assert_array_equal(ops.sort(x, descending=descending), x[want])
+    turned = np.stack([x, x], 1)
+    assert ops.argsort(turned, 0, descending)[:, 1].tolist() == want
+
+
+@pytest.mark.usefixtures("either_version")
+def test_running_sums() -> None:
+    for size in (0, 1, 2, 7, 8, 9):
+        x = np.arange(1.0, 2 * size + 1).reshape(2, size)
+        np.testing.assert_array_equal(ops.cumulative_sum(x), np.cumsum(x, 1))
+        assert ops.cumulative_sum(x, 1, include_initial=True).shape == (2, size + 1)
+    many = np.ones(4096, np.float16)
+    assert ops.cumulative_sum(many)[-1] == 4096
+
+
+def test_the_logarithm_of_a_sum() -> None:
+    assert ops.logsumexp(np.ones((2, 0)), 1).tolist() == [-math.inf, -math.inf]
+    assert ops.logsumexp(np.array([math.inf, 0.0])).tolist() == math.inf
+    assert ops.logsumexp(np.array([-math.inf, -math.inf])).tolist() == -math.inf
+    with pytest.raises(ConfigurationError, match="logsumexp: this is an array of int64"):
+        ops.logsumexp(np.ones(2, int))

@@ -363,17 +363,18 @@ def arange(
     if kind.kind not in ("int", "uint", "float"):
         raise wrong_dtype("arange", kind, "integers or floating-point numbers; give a dtype")
     first, last = (0, start) if stop is None else (start, stop)
-    first, last, step = (
-        _number_in("arange", name, number, kind)
-        for name, number in (("start", first), ("stop", last), ("step", step))
-    )
-    if not step or not all(map(is_finite, (first, last, step))):
-        rule = "start, stop and step are finite, and step is not 0"
-        raise wrong("arange", f"{rule}, but they are {first}, {last} and {step}")
-    exact = type(first) is type(last) is type(step) is int
-    count = -((first - last) // step) if exact else ceil((last - first) / step)
+    given = tuple(map(python_number, (first, last, step)))
+    if not all(map(is_finite, given)) or not given[2]:
+        rule = "start, stop and step are finite numbers, and step is not 0"
+        raise wrong("arange", f"{rule}, but they are {', '.join(map(in_words, given))}")
+    first, last, step = given
+    exact = float not in map(type, given)
+    count = max(0, -((first - last) // step) if exact else ceil((last - first) / step))
+    ends = (first, first + (count - 1) * step) if count else ()
+    for number in (*ends, *(each for each in given if type(each) is float)):
+        held("arange", number, kind, "the array", "give another dtype")
     try:
-        return _counted(xp, first, step, max(0, int(count)), kind, like)
+        return _counted(xp, first, step, count, kind, like)
     except Exception as error:
         explain(error, like=like)
         raise

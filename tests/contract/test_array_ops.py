@@ -1,0 +1,221 @@
+"""The ops for library authors: one meaning on every engine."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops, to_numpy
+from anydevice.check import trials
+from anydevice.check.case import LARGE
+from anydevice.check.cases import TABLE
+from anydevice.core.device import Device
+from anydevice.core.engine import Engine
+from anydevice.engines import trust
+from anydevice.errors import UnsupportedError
+
+from .homes import home, homes
+
+PAGE = Path(__file__).parents[2] / "docs" / "computing.md"
+
+ADDED = [
+    "not_equal",
+    "greater",
+    "greater_equal",
+    "round",
+    "clip",
+    "isfinite",
+    "leaky_relu",
+    "outer",
+    "einsum",
+    "prod",
+    "any",
+    "all",
+    "var",
+    "std",
+    "logsumexp",
+    "vector_norm",
+    "cumulative_sum",
+    "diff",
+    "argmin",
+    "sort",
+    "argsort",
+    "stack",
+    "split",
+    "pad",
+    "flip",
+    "one_hot",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "eye",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "conv_transpose2d",
+]
+
+
+class Home:
+    """An engine on one of its devices."""
+
+    def __init__(self, engine: Engine, device: Device) -> None:
+        self.engine, self.device = engine, device
+
+    def put(self, values: Any, dtype: str) -> Any:
+        try:
+            return self.engine.place(np.array(values, dtype), self.device)
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+
+    def get(self, x: Any) -> Any:
+        assert self.engine.owns(x)
+        return self.engine.to_host(x)
+
+
+@pytest.fixture(params=homes(), scope="module")
+def at(request: pytest.FixtureRequest) -> Home:
+    return Home(*home(request))
+
+
+@pytest.mark.parametrize("op", ADDED)
+def test_it_is_what_the_reference_says(at: Home, op: str) -> None:
+    """A few cases: all of them, in every dtype, are the work of `anydevice verify`."""
+    row, wrong, done = TABLE[op], [], 0
+    with trust.trial([]):
+        for dtype in ("float32", row.dtypes[-1]):
+            cases = [case for case in row.cases_for(dtype) if case.dtypes != LARGE]
+            for case in (*cases[:2], *cases[-2:]) if dtype == "float32" else cases[:1]:
+                try:
+                    found = trials.run(trials.prepare(row, case, dtype), at.engine, at.device)
+                except UnsupportedError:
+                    continue
+                done += 1
+                wrong += [] if found is None else [f"{dtype}, {case.name}: {found}"]
+    assert not wrong, "\n".join(wrong)
+    assert done
+
+
+def kmeans() -> Any:
+    """The function that the page shows."""
+    (block,) = re.findall(
+        r"^def kmeans.*?\n\n\n", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    names: dict[str, Any] = {"ops": ops}
+    exec(block, names)
+    assert len(block.strip().splitlines()) == 6, "a line that names it, and five"
+    return names["kmeans"]
+
+
+def test_k_means(at: Home) -> None:
+    draw = np.random.default_rng(5)
+    middles = np.array([[0.0, 0.0, 0.0], [4.0, 0.0, 1.0], [0.0, 5.0, -3.0]])
+    points = np.concatenate([draw.normal(middle, 0.3, (40, 3)) for middle in middles])
+    x = at.put(points, "float32")
+    found = at.get(kmeans()(x, ops.part(x, 0, 0, 120, 40)))
+    np.testing.assert_allclose(found, points.reshape(3, 40, 3).mean(1), rtol=1e-4, atol=1e-4)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_integers_of_all_kinds(at: Home, dtype: str) -> None:
+    facts = np.iinfo(dtype)
+    x = np.array([[3, facts.max, facts.min, 3], [7, 7, facts.max, 0]], dtype)
+    if at.engine.name == "opencl" and dtype != "uint8":
+        pytest.skip("its kernels are the same for all")
+    there = at.put(x, dtype)
+    for descending in (False, True):
+        order = np.argsort(-x.astype(object) if descending else x, -1, kind="stable")
+        assert at.get(ops.argsort(there, -1, descending)).tolist() == order.tolist()
+        ordered = at.get(ops.sort(there, -1, descending))
+        assert ordered.tolist() == np.take_along_axis(x, order, -1).tolist()
+        assert ordered.dtype == dtype
+    assert at.get(ops.argmin(there)).tolist() == np.argmin(x, -1).tolist()
+    assert at.get(ops.any(there, 0)).tolist() == (x != 0).any(0).tolist()
+    assert at.get(ops.all(there, 0)).tolist() == (x != 0).all(0).tolist()
+    small = at.put([[1, 2, 3], [2, 0, 5]], dtype)
+    for name, want in [("prod", [6, 0]), ("cumulative_sum", [[1, 3, 6], [2, 2, 7]])]:
+        result = at.get(getattr(ops, name)(small, axis=1))
+        assert (result.tolist(), result.dtype) == (want, dtype)
+    assert at.get(ops.clip(small, 1, 2)).tolist() == [[1, 2, 2], [2, 1, 2]]
+    assert at.get(ops.round(small)).tolist() == [[1, 2, 3], [2, 0, 5]]
+    assert at.get(ops.isfinite(small)).all()
+    assert at.get(ops.flip(small, 1)).tolist() == [[3, 2, 1], [5, 0, 2]]
+    assert at.get(ops.einsum("ij->j", small)).tolist() == [3, 2, 8]
+    assert at.get(ops.arange(7, 1, -3, like=there)).tolist() == [7, 4]
+    assert at.get(ops.one_hot(small, 300))[0].argmax(-1).tolist() == [1, 2, 3]
+
+
+def test_booleans(at: Home) -> None:
+    x = at.put([[True, False, True], [False, False, True]], "bool")
+    assert at.get(ops.sort(x, 1)).tolist() == [[False, True, True], [False, False, True]]
+    assert at.get(ops.argsort(x, 1, descending=True)).tolist() == [[0, 2, 1], [2, 0, 1]]
+    assert at.get(ops.argmin(x, 1)).tolist() == [1, 0]
+    for name, want in [("prod", [0, 0]), ("cumulative_sum", [[1, 1, 2], [0, 0, 1]])]:
+        result = at.get(getattr(ops, name)(x, axis=1))
+        assert (result.tolist(), result.dtype) == (want, np.int32)
+    assert at.get(ops.ones_like(x)).all()
+    assert at.get(ops.eye(2, like=x)).tolist() == [[True, False], [False, True]]
+    assert at.get(ops.pad(x, [(0, 0), (1, 0)], True))[:, 0].all()
+
+
+def test_the_smaller_of_zeros_of_both_signs_is_neither(at: Home) -> None:
+    """Stable: they are equal, so that they stay in their order."""
+    x = at.put([0.0, -0.0, -1.0, 0.0, -0.0], "float32")
+    assert at.get(ops.argsort(x)).tolist() == [2, 0, 1, 3, 4]
+    assert at.get(ops.argsort(x, descending=True)).tolist() == [0, 1, 3, 4, 2]
+    signs = np.signbit(at.get(ops.sort(x))).tolist()
+    assert signs == [True, False, True, False, True]
+
+
+def test_new_arrays_are_where_the_other_is(at: Home) -> None:
+    x = at.put([1.5, 2.5], "float32")
+    for made in (
+        ops.zeros((2, 2), like=x),
+        ops.full(3, 0.5, like=x, dtype="float16"),
+        ops.arange(0.5, 2.0, 0.25, like=x),
+        ops.eye(3, like=x),
+        ops.full_like(x, math.nan),
+    ):
+        assert at.device in at.engine.devices_of(made)
+    assert at.get(ops.full(3, 0.5, like=x, dtype="float16")).dtype == np.float16
+    assert at.get(ops.arange(0.5, 2.0, 0.25, like=x)).tolist() == [0.5, 0.75, 1, 1.25, 1.5, 1.75]
+
+
+def test_the_norm_of_nothing_has_a_slope(at: Home) -> None:
+    autodiff: Any = at.engine.autodiff
+    if not hasattr(autodiff, "value_and_grad"):
+        pytest.skip(str(autodiff))
+    x = at.put([[0.0, 0.0], [3.0, 4.0]], "float32")
+    _, slope = autodiff.value_and_grad(lambda y: ops.sum(ops.vector_norm(y, 1)))(x)
+    np.testing.assert_allclose(to_numpy(slope), [[0, 0], [0.6, 0.8]], rtol=1e-6)
+
+
+def test_compilers_look_through_them(at: Home) -> None:
+    compiler: Any = at.engine.compiler
+    if not hasattr(compiler, "compile"):
+        pytest.skip(str(compiler))
+    x = at.put(np.random.default_rng(0).normal(size=(4, 6)), "float32")
+
+    def several(y: Any) -> Any:
+        ordered = ops.sort(ops.clip(y, -1.0, 1.0), 1, descending=True)
+        share = ops.exp(ops.subtract(y, ops.logsumexp(y, 1, keepdims=True)))
+        weights = ops.one_hot(ops.argmin(y), 6, y.dtype)
+        parts = ops.stack([ordered, share, weights, ops.round(y), ops.cumulative_sum(y)])
+        first, second = ops.split(ops.diff(parts, 2, 2), 2, 2)
+        total = ops.einsum("nij,j->ni", parts, ops.arange(6, like=y))
+        spread = ops.multiply(ops.std(first, 2), ops.vector_norm(second, 2))
+        return ops.pad(ops.flip(ops.add(total, spread), 1), [(0, 0), (1, 1)])
+
+    whole = compiler.compile(several)
+    if at.engine.name == "torch":  # as one graph, without the seconds that code for it takes
+        import torch
+
+        whole = torch.compile(several, backend="eager", fullgraph=True)
+    np.testing.assert_allclose(at.get(whole(x)), at.get(several(x)), rtol=1e-5, atol=1e-5)
