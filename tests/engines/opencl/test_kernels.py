@@ -299,7 +299,8 @@ def test_tiles_that_a_device_does_not_take_are_passed_over(
 
 
 def test_a_kernel_is_used_only_where_it_is_trusted(put: Put, get: Any) -> None:
-    assert FUSED.keys() == KERNELS.keys()
+    as_primitives = {"argsort", "prod", "round", "sort"}  # there is nothing else to use
+    assert FUSED.keys() == KERNELS.keys() | as_primitives
     x, other = put(numbers((2, 8), "float32")), put(numbers((2, 8), "float16"))
     assert FUSED["softmax"](x, -1) is NotImplemented
     trust.trust("softmax", "float32", "opencl:0")
