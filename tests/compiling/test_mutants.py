@@ -12,7 +12,7 @@ import anydevice
 from anydevice import nn
 from anydevice.engines import registry
 from anydevice.errors import VerificationError
-from tests.compiling.mutants import COMPILED, MUTANTS, NOT_COVERED, Mutant, X
+from tests.compiling.mutants import COMPILED, MUTANTS, NOT_COVERED, Mutant, X, net
 
 NAMES = [name for name, *_ in MUTANTS]
 
@@ -45,6 +45,16 @@ def test_without_the_fault_it_is_right(row: Any) -> None:
     assert report.checked is not None
     assert (report.checked.calls, "12 calls" in str(report)) == (12, True)
     assert (report.checked.uncertain > 0.3) == ("chaos" in name)
+
+
+def test_rows_inside_may_be_in_another_order() -> None:
+    """As where tokens are sorted by expert, and libraries order those of one expert freely."""
+    turned = Mutant(net, lambda m, x: net(m, x.flip(0)).flip(0)).eval()
+    assert anydevice.compile(turned, "cpu", optimize="none", verify=X).report.checked is not None
+    wrong = Mutant(net, lambda m, x: net(m, x.flip(0))).eval()
+    with pytest.raises(VerificationError, match="one Linear") as caught:
+        anydevice.compile(wrong, "cpu", optimize="none", verify=X)
+    assert caught.value.where == "one Linear", "the first part that was not as it should be"
 
 
 @pytest.mark.parametrize("name", COMPILED)
