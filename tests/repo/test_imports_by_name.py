@@ -96,6 +96,7 @@ def test_the_only_hooks_are_those_of_a_device() -> None:
         "choose_engine",
         "discover",
         "free_memory",
+        "html",
         "native",
         "standing",
         "to_device",

@@ -17,11 +17,16 @@ from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
 from anydevice.memory.out_of_memory import in_a_line
+from anydevice.rendering import notebook
 from anydevice.transfer.moving import device_of, is_array, to_device
 from anydevice.transfer.trees.tree import flatten
 
 NOISY = 0.5
 """Above this spread a timing is noisy."""
+
+_HEAD = ("device", "engine", "time", "spread", "first call", "speed-up")
+_NUMBERS = (2, 3, 4, 5)
+"""The columns of numbers."""
 
 
 class DeviceTiming(Record):
@@ -89,15 +94,24 @@ class Timings(Record):
         }
 
     def __str__(self) -> str:
-        head = ("device", "engine", "time", "spread", "first call", "speed-up")
-        lines = table(head, [_cells(row) for row in self.rows], right=(2, 3, 4, 5))
+        lines = table(_HEAD, [_cells(row) for row in self.rows], _NUMBERS)
+        return "\n".join((self.function, *lines, *self._remarks()))
+
+    def _repr_html_(self) -> str:
+        return notebook.block(
+            notebook.line(self.function, "strong"),
+            notebook.table(_HEAD, [_cells(row) for row in self.rows], _NUMBERS),
+            *(notebook.line(remark, "soft") for remark in self._remarks()),
+        )
+
+    def _remarks(self) -> list[str]:
         below = [f"{name}: {row.reason}" for name, row in self._named().items() if row.reason]
         if any((row.spread or 0) > NOISY for row in self.rows):
             below.append(
                 f"noisy: calls differ by more than ± {percent(NOISY)}; repeat it while nothing "
                 "else runs, or with a longer limit"
             )
-        return "\n".join((self.function, *lines, *below))
+        return below
 
 
 def benchmark(

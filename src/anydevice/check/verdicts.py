@@ -6,15 +6,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from anydevice.core.record import Record
+from anydevice.core.text import UNUSABLE, USABLE
 from anydevice.engines.trust import Entry
 from anydevice.errors import ConfigurationError, VerificationError
 from anydevice.ops.trusted_kernels import change_trusted
+from anydevice.rendering import notebook
 
 State = Literal["right", "wrong", "unsupported", "crashed", "timed_out", "not_reached"]
 """What is known of a cell; nothing was decided where it was not reached."""
 
 STATES: tuple[State, ...] = ("right", "wrong", "unsupported", "crashed", "timed_out", "not_reached")
 FAILED: tuple[State, ...] = ("wrong", "crashed", "timed_out")
+_SHOWN = 24
+"""So many cells that failed are listed in a notebook."""
 
 Of = Literal["value", "gradient", "kernel"]
 """Results, gradients, or both where a kernel of our own computes them."""
@@ -117,6 +121,23 @@ class Verdicts(Record):
             raise VerificationError(
                 "\n".join(map(str, bad)), where=bad[0].op, largest_error=bad[0].largest_error
             )
+
+    def _repr_html_(self) -> str:
+        good, places = bool(self), dict.fromkeys((c.device, c.engine) for c in self)
+        states = [state for state in STATES if self.of(state)]
+        rows = [
+            (*place, *(str(sum((c.device, c.engine) == place for c in self.of(s))) for s in states))
+            for place in places
+        ]
+        head = ("device", "engine", *map(in_words, states))
+        bad = (*self.failed, *self.of("not_reached"))
+        more = [f"… {len(bad) - _SHOWN} more …"] if len(bad) > _SHOWN else []
+        said = f"{len(self):,} verdicts in {self.seconds:.1f} s" + ", quick" * self.quick
+        return notebook.block(
+            notebook.marked(USABLE if good else UNUSABLE, said, good=good),
+            notebook.table(head, rows, range(2, len(head))),
+            *(notebook.line(text) for text in (*map(str, bad[:_SHOWN]), *more)),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, ready for JSON."""

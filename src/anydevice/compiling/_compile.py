@@ -383,6 +383,9 @@ class Compiled:
     def __repr__(self) -> str:
         return f"<compiled {self._adapter.kind} on {self.device}, {self.policy.name}>"
 
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
 
 def _kept_in(engine: Engine, compiles: bool) -> str | None:
     if not compiles or isinstance(engine.compiler, Absent):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from anydevice.core.device import Device
 from anydevice.core.record import Record
 from anydevice.models.precision import Policy
+from anydevice.rendering import notebook
 
 _SHOWN = 4
 """How many sets of shapes are printed one by one."""
@@ -99,6 +100,13 @@ class CompileReport(Record):
         return sum(row.seconds for row in self.made)
 
     def __str__(self) -> str:
+        return "\n".join(f"{name:<10} {text}" for name, text in self._lines())
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table((), self._lines()))
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """The rows of the table, each a name and a text."""
         rows = [
             ("model", self.model),
             ("device", f"{self.device}, {self.engine}"),
@@ -112,7 +120,7 @@ class CompileReport(Record):
         if self.follows:
             rows.append(("follows", self.follows))
         rows.append(("verified", self._verified()))
-        return "\n".join(f"{name:<10} {text}" for name, text in rows)
+        return rows
 
     def _verified(self) -> str:
         if self.checked is not None:

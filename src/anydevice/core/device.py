@@ -255,6 +255,9 @@ class Device:
         served = f", engine={self._engine!r}" if self._engine else ""
         return f'Device("{self}"{served})'
 
+    def _repr_html_(self) -> str:
+        return hooks.html(self)
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
             f"a Device does not change; make another one instead of setting {name}"

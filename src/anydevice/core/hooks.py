@@ -50,6 +50,7 @@ check: Hook[[Device, str | None, float], Verdict] = Hook("anydevice.discovery.ch
 free_memory: Hook[[str, int, Facts], Facts] = Hook("anydevice.hardware.readers")
 native: Hook[[Device, str], Any] = Hook("anydevice.engines.lookup")
 to_device: Hook[Concatenate[Any, Device, ...], Any] = Hook("anydevice.transfer.moving")
+html: Hook[[Device], str] = Hook("anydevice.discovery._discover")
 
 
 def load(target: str) -> Any:

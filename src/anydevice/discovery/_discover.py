@@ -73,6 +73,21 @@ def discover(refresh: bool = False) -> Report:
         return _kept[1]
 
 
+class Devices(tuple[Device, ...]):
+    """Several devices: a tuple, which a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Devices(found) if isinstance(index, slice) else found
+
+    def _repr_html_(self) -> str:
+        from anydevice.rendering.summary import devices_html
+
+        return devices_html(self, discover())
+
+
 def devices(kind: str | None = None) -> tuple[Device, ...]:
     """Every usable device in order of choice, optionally of one kind ("gpu") or backend ("cuda").
 
@@ -82,17 +97,23 @@ def devices(kind: str | None = None) -> tuple[Device, ...]:
 
     "cpu" means the CPU itself; an OpenCL driver's view of it is among `devices("opencl")`.
     """
-    usable = tuple(device for device in discover().devices if device.usable)
+    usable = Devices(device for device in discover().devices if device.usable)
     if kind is None:
         return usable
     if kind in KINDS and kind not in BACKENDS:
-        return tuple(device for device in usable if device.kind == kind)
+        return Devices(device for device in usable if device.kind == kind)
     backend, index = parse_place(kind)
     if index is not None:
         raise ConfigurationError(
             f"devices() takes a kind or a backend; device({kind!r}) is one", "devices()"
         )
-    return tuple(device for device in usable if device.backend == backend)
+    return Devices(device for device in usable if device.backend == backend)
+
+
+def _html(device: Device) -> str:
+    from anydevice.rendering.summary import device_html
+
+    return device_html(device, discover())
 
 
 def added_backends() -> frozenset[str]:
@@ -201,6 +222,7 @@ def _place_in_order(finding: Finding) -> float:
 
 
 hooks.discover.register(discover)
+hooks.html.register(_html)
 hooks.added_backends.register(added_backends)
 hooks.standing.register(standing_of)
 

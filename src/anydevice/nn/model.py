@@ -172,14 +172,22 @@ class Model:
         return sum(math.prod(leaf.shape) for leaf in leaves(self.parameters))
 
     def __str__(self) -> str:
+        return "\n".join(table(*self._table()))
+
+    def _repr_html_(self) -> str:
+        from anydevice.rendering import notebook
+
+        return notebook.block(notebook.line(repr(self), "strong"), notebook.table(*self._table()))
+
+    def _table(self) -> tuple[Sequence[str], list[tuple[str, ...]], Sequence[int]]:
+        """The head, the rows, and the columns of numbers."""
         counts = _Counts(self)
         rows = list(_rows(self.layer, self.input_shape, self.parameters, "", counts))
         sizes = f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}"
         *total, held = _row(self.layer.root, sizes, "", self.parameters, "", counts)
         rows.append((*total, f"{counts.trained:,} trained, {held}"))
         columns = 6 if held else 5
-        rows = [row[:columns] for row in rows]
-        return "\n".join(table(_HEADINGS[:columns], rows, right=(3, 4)))
+        return _HEADINGS[:columns], [row[:columns] for row in rows], (3, 4)
 
     def __repr__(self) -> str:
         counts = _Counts(self)

@@ -34,6 +34,7 @@ from anydevice.planning.placement import (
     fill,
 )
 from anydevice.planning.quantization import QUANTIZED, quantized
+from anydevice.rendering import notebook
 from anydevice.rendering.summary import Paint, plain
 
 Change = Literal["context", "batch", "kv_dtype", "dtype", "quantization"]
@@ -121,6 +122,9 @@ class Plan(Record):
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
+
+    def _repr_html_(self) -> str:
+        return _html(self)
 
 
 def plan_inference(
@@ -291,6 +295,7 @@ def _alternative(
 WIDTH = 80
 """The columns where nobody says how many there are."""
 
+_HEAD = ("device", "layers", "needs", "free", "")
 _LONGEST_NAME = 56
 _LONGEST_BAR, _SHORTEST_BAR = 30, 6
 _WORDS = {"kv_dtype": "kv-cache in", "dtype": "weights in", "quantization": "layers quantized to"}
@@ -312,6 +317,23 @@ def plan_lines(plan: Plan, width: int | None = None, paint: Paint = plain) -> li
         *_placement_table(plan.placements, columns),
         *_help(plan, columns, paint),
     ]
+
+
+def _html(plan: Plan) -> str:
+    """What a notebook shows of a plan."""
+    parts = [
+        (name.replace("_", "-"), format_size(getattr(plan.estimate, name)))
+        for name in (*PARTS, "total")
+    ]
+    rows = [(*cells, notebook.bar(share, said)) for share, said, cells in _shares(plan.placements)]
+    mark = USABLE if plan.fits else UNUSABLE
+    return notebook.block(
+        notebook.line(_title(plan), "strong"),
+        notebook.table((), parts, right=(1,)),
+        notebook.marked(mark, _verdict(plan), good=plan.fits),
+        notebook.table(_HEAD, rows, right=(2, 3)),
+        *(notebook.line(each.strip()) for each in _help(plan, 10_000, plain) if each),
+    )
 
 
 def _verdict(plan: Plan) -> str:
@@ -347,24 +369,28 @@ def _title(plan: Plan) -> str:
 def _placement_table(placements: Sequence[Placement], columns: int) -> list[str]:
     if not placements:
         return []
-    percents = [f"{int(each.share * 100)} %" for each in placements]  # 100 % is full, not nearly
-    longest = max(map(len, percents))
-    rows = [
-        (
+    shares = list(_shares(placements))
+    longest = max(len(percent) for _, percent, _ in shares)
+    rows = [(*cells, percent.rjust(longest)) for _, percent, cells in shares]
+    used = sum(max(map(len, column)) + 2 for column in zip(_HEAD, *rows, strict=True)) - 1
+    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, columns - used))
+    with_bars = [
+        (*row[:4], f"{''.join(bar(share, width))} {row[4]}")
+        for row, (share, _, _) in zip(rows, shares, strict=True)
+    ]
+    return table(_HEAD, with_bars, right=(2, 3))
+
+
+def _shares(placements: Sequence[Placement]) -> Iterator[tuple[float, str, tuple[str, ...]]]:
+    """How full each device is, the same in percent, and the cells before that."""
+    for each in placements:
+        cells = (
             str(each.device),
             _layers(each.layers),
             format_size(each.parts.total) if each.layers else "–",
             format_size(each.free),
-            percent.rjust(longest),
         )
-        for each, percent in zip(placements, percents, strict=True)
-    ]
-    head = ("device", "layers", "needs", "free", "")
-    used = sum(max(map(len, column)) + 2 for column in zip(head, *rows, strict=True)) - 1
-    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, columns - used))
-    bars = ["".join(bar(each.share, width)) for each in placements]
-    with_bars = [(*row[:4], f"{shown} {row[4]}") for row, shown in zip(rows, bars, strict=True)]
-    return table(head, with_bars, right=(2, 3))
+        yield each.share, f"{int(each.share * 100)} %", cells  # 100 % is full, not nearly
 
 
 def _layers(layers: range) -> str:

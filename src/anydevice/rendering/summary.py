@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import anydevice
@@ -14,6 +14,7 @@ from anydevice.core.finding import Facts, Finding, Standing
 from anydevice.core.record import Record
 from anydevice.core.text import ABSENT, UNUSABLE, USABLE, format_size, wrapped
 from anydevice.engines import registry
+from anydevice.rendering import notebook
 from anydevice.rendering.choice_text import because, unmet_wishes, was_automatic
 
 TYPE_CHECKING = False
@@ -80,26 +81,49 @@ def text(
 
 def html(report: Report) -> str:
     """The report as one table for a notebook."""
-    from html import escape
-
-    rows = []
-    for finding in report:
-        entries = list(_entries(finding, report)) or [_Entry(ABSENT, finding.backend)]
-        for entry in entries:
-            why = [line.strip() for line, _ in _troubles(entry)]
-            if not finding.present:
-                why = [f"not in this machine: {finding.reason}" if finding.reason else ""]
-            cells = (entry.mark, entry.name, " · ".join(entry.facts))
-            written = [*map(escape, cells), "<br>".join(map(escape, why))]
-            rows.append("".join(f'<td style="text-align:left">{cell}</td>' for cell in written))
-    headings = ("", "device", "what it is", "what stopped it, and what fixes it")
-    head = "".join(f'<th style="text-align:left">{heading}</th>' for heading in headings)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    rows = [row for finding in report for row in _finding_rows(finding, report)]
     caption = f"{_title(report)} · recommended: {report.recommended}"
-    return (
-        f"<table><caption>{escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return notebook.block(notebook.line(caption, "soft"), _table(rows))
+
+
+def devices_html(devices: Sequence[Device], report: Report) -> str:
+    """Devices as one table for a notebook."""
+    if not devices:
+        return notebook.block(notebook.line("no usable device", "soft"))
+    return notebook.block(_table([_device_row(device, report) for device in devices]))
+
+
+def device_html(device: Device, report: Report) -> str:
+    """One device for a notebook, with its engine and who chose it."""
+    engine = f"engine {device.engine}" if device.engine else "no engine"
+    chosen = f" · chosen by {device.chosen_by}" if device.chosen_by else ""
+    said = notebook.line(f"device {device} · {engine}{chosen}", "soft")
+    return notebook.block(said, _table([_device_row(device, report)]))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    stopped = any(row[-1] for row in rows)
+    head = ("", "device", "what it is", "what stopped it, and what fixes it")
+    return notebook.table(head if stopped else head[:3], rows if stopped else [r[:3] for r in rows])
+
+
+def _finding_rows(finding: Finding, report: Report) -> list[tuple[str, ...]]:
+    if not finding.present:
+        why = f"not in this machine: {finding.reason}" if finding.reason else ""
+        return [(ABSENT, finding.backend, "", why)]
+    return [_row(entry) for entry in _entries(finding, report)]
+
+
+def _device_row(device: Device, report: Report) -> tuple[str, ...]:
+    standing = device.standing
+    if standing is None:
+        return (UNUSABLE, str(device), "", device.why_not or "")
+    return _row(_entry(device, standing, report))
+
+
+def _row(entry: _Entry) -> tuple[str, ...]:
+    why = "\n".join(line.strip() for line, _ in _troubles(entry))
+    return (entry.mark, entry.name, " · ".join(entry.facts), why)
 
 
 def describe(device: Device, report: Report) -> tuple[str, ...]:
@@ -154,8 +178,13 @@ def _entries(finding: Finding, report: Report) -> Iterator[_Entry]:
             continue
         standing = device.standing
         assert standing is not None
-        mark, stopped = (USABLE, None) if standing.usable else (UNUSABLE, standing)
-        yield _Entry(mark, str(device), describe(device, report), stopped)
+        yield _entry(device, standing, report)
+
+
+def _entry(device: Device, standing: Standing, report: Report) -> _Entry:
+    stopped = None if standing.usable else standing
+    mark = USABLE if standing.usable else UNUSABLE
+    return _Entry(mark, str(device), describe(device, report), stopped)
 
 
 def _what(device: Device, facts: Facts) -> str:

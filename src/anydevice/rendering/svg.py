@@ -169,8 +169,8 @@ def roofline(
     return "".join((*parts, "</svg>"))
 
 
-def picture_of(curves: Sequence[Curve], said: str) -> str:
-    """The curves as one SVG picture, with `said` above it.
+def picture_of(curves: Sequence[Curve], said: str, style: str = _CURVE_STYLE) -> str:
+    """The curves as one SVG picture, with `said` above it; without a style, the page's counts.
 
     Losses are on a logarithmic axis where they are all above 0 and span more than a factor of 20.
     NaN and infinities are left out.
@@ -185,7 +185,7 @@ def picture_of(curves: Sequence[Curve], said: str) -> str:
     y_axis = Axis(min(low, marks[0]), max(high, marks[-1]), height - bottom, top, logarithmic)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(said)}</title><style>{_CURVE_STYLE}</style>",
+        f"<title>{escape(said)}</title>{f'<style>{style}</style>' if style else ''}",
         _text(left, 18, said, "soft"),
         *_level(y_axis, [(mark, f"{mark:.4g}") for mark in marks], left, width - right),
     ]

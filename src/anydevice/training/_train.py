@@ -20,6 +20,7 @@ from anydevice.nn.layer import Layer
 from anydevice.nn.losses import Loss
 from anydevice.nn.model import Model, built_for
 from anydevice.nn.optimizers import Schedule
+from anydevice.rendering import notebook
 from anydevice.saving.files import checked_path
 from anydevice.training._training import PathLike, Training, check_integers
 from anydevice.training.batches import Data, checked_data, first_of, length_of
@@ -41,12 +42,17 @@ class TrainingReport(Record):
     how: str
 
     def __str__(self) -> str:
-        rows = [
+        return "\n".join(f"{name:<10} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table((), self._rows()))
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
             ("device", f"{self.device}, {self.engine}"),
             ("precision", str(self.policy)),
             ("optimize", f"{self.optimize}: {self.how}"),
         ]
-        return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
 class Trained(Record):
@@ -64,6 +70,12 @@ class Trained(Record):
         parts = [each for each in (self.model, self.report, self.history) if each is not None]
         ended = "" if self.stopped is None else f"\nstopped: {self.stopped}"
         return "\n\n".join(map(str, parts)) + ended
+
+    def _repr_html_(self) -> str:
+        rows = [] if self.report is None else self.report._rows()
+        if self.stopped is not None:
+            rows.append(("stopped", self.stopped))
+        return notebook.block(self.history._repr_html_(), notebook.table((), rows))
 
 
 def train(

@@ -42,6 +42,7 @@ _COLUMNS: dict[str, Callable[[Epoch], str]] = {
     "seconds": lambda each: f"{each.seconds:.1f}",
 }
 _OPTIONAL = ("validation", "rate", "left out")
+_EMPTY = "no epoch has ended"
 _SHOWN = 24
 """Epochs with a row each; of more, the first and the last ones are shown."""
 
@@ -85,15 +86,32 @@ class History(Sequence[Epoch]):
 
     def __str__(self) -> str:
         if not self:
-            return "no epoch has ended"
-        cells = {name: [shown(each) for each in self] for name, shown in _COLUMNS.items()}
-        cells = {name: cells[name] for name in cells if name not in _OPTIONAL or any(cells[name])}
-        rows = list(zip(*cells.values(), strict=True))
-        lines = table(list(cells), rows, range(len(cells)))
+            return _EMPTY
+        lines = table(*self._table())
         if len(self) > _SHOWN:
             half = _SHOWN // 2
-            lines[1 + half : -half] = [f"… {len(self) - _SHOWN} more …"]
+            lines[1 + half : -half] = [self._left_out()]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from anydevice.rendering import notebook
+
+        if not self:
+            return notebook.block(notebook.line(_EMPTY, "soft"))
+        head, rows, right = self._table()
+        if len(self) > _SHOWN:
+            half = _SHOWN // 2
+            rows[half:-half] = [(self._left_out(), *[""] * (len(head) - 1))]
+        return notebook.block(notebook.plot(*self._curves()), notebook.table(head, rows, right))
+
+    def _table(self) -> tuple[list[str], list[tuple[str, ...]], range]:
+        """The head, the rows, and the columns of numbers."""
+        cells = {name: [shown(each) for each in self] for name, shown in _COLUMNS.items()}
+        cells = {name: cells[name] for name in cells if name not in _OPTIONAL or any(cells[name])}
+        return list(cells), list(zip(*cells.values(), strict=True)), range(len(cells))
+
+    def _left_out(self) -> str:
+        return f"… {len(self) - _SHOWN} more …"
 
     @property
     def losses(self) -> list[float]:
@@ -131,11 +149,14 @@ class History(Sequence[Epoch]):
             raise ConfigurationError(f"{path}: a history is drawn as .svg or .html", source="path")
         if not self:
             raise ConfigurationError("there is nothing to draw: no epoch has ended", source="path")
+        write_whole(target, [draw(*self._curves()).encode()])
+
+    def _curves(self) -> tuple[list[Curve], str]:
+        """The losses over the epochs, and what is said above them."""
         curves = [Curve("training", [(each.epoch, each.loss) for each in self])]
         held = [(each.epoch, each.validation) for each in self if each.validation is not None]
         if held:
             curves.append(Curve("validation", held))
         last = self[-1]
         seconds = sum(each.seconds for each in self)
-        said = f"{last.epoch} epochs, {last.steps:,} steps, {seconds:.1f} s"
-        write_whole(target, [draw(curves, said).encode()])
+        return curves, f"{last.epoch} epochs, {last.steps:,} steps, {seconds:.1f} s"
