@@ -8,7 +8,6 @@ since a layer keeps its input anyway. A layer with state runs as it is, between 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, overload
 
 from anydevice.core.primitives import Autodiff
@@ -69,12 +68,12 @@ class Recomputed(Layer):
         if autodiff is None:
             return self.layer.apply(parameters, x, run)
 
-        for has_state, steps in groupby(_steps(self.layer, parameters, ""), _has_state):
-            if has_state:  # its updates would be of the checkpoint, and not of the step
+        for steps in _runs(_steps(self.layer, parameters, "")):
+            if _has_state(steps[0]):  # its updates would be of the checkpoint, and not of the step
                 for path, layer, own in steps:
                     x = run.through(path, layer, own, x)
                 continue
-            for segment in _segments(list(steps)):
+            for segment in _segments(steps):
                 layers = [(path, layer) for path, layer, _ in segment]
                 applied = autodiff.checkpoint(_applied(layers, run, autodiff))
                 x = applied([own for _, _, own in segment], x)
@@ -127,6 +126,17 @@ def _steps(layer: Layer, parameters: Parameters, path: str) -> list[Step]:
         return [(path, layer, parameters)]
     parts = zip(layer.parts, parameters, strict=True)
     return [each for (step, part), own in parts for each in _steps(part, own, path + step)]
+
+
+def _runs(steps: list[Step]) -> list[list[Step]]:
+    """Consecutive steps, cut where steps with state begin or end."""
+    found: list[list[Step]] = []
+    for step in steps:  # in plain words, which every compiler of PyTorch follows
+        if found and _has_state(found[-1][0]) == _has_state(step):
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return found
 
 
 def _segments(steps: list[Step]) -> list[list[Step]]:
