@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from anydevice.nn.optimizers import clipped as clipped
     from anydevice.nn.optimizers import global_norm as global_norm
     from anydevice.nn.random_choice import folded_seed as folded_seed
+    from anydevice.nn.recurrent import GRU as GRU
+    from anydevice.nn.recurrent import LSTM as LSTM
     from anydevice.nn.transformer import Attention as Attention
     from anydevice.nn.transformer import GatedMLP as GatedMLP
     from anydevice.nn.transformer import TransformerBlock as TransformerBlock
@@ -99,6 +101,7 @@ _MODULES = {
     "SGD Schedule SteppedRate WarmUp clipped global_norm",
     "nn.random_choice": "folded_seed",
     "nn._recompute": "recompute",
+    "nn.recurrent": "GRU LSTM",
     "nn.transformer": "Attention GatedMLP TransformerBlock",
     "saving.models": "load register_layer save",
     "training._train": "Trained train",

@@ -15,7 +15,15 @@ from anydevice.core.record import Record, as_dict
 from anydevice.core.trees import difference, leaf_names
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.models.base import type_text
-from anydevice.nn import _recompute, convolution, initializers, layers, optimizers, transformer
+from anydevice.nn import (
+    _recompute,
+    convolution,
+    initializers,
+    layers,
+    optimizers,
+    recurrent,
+    transformer,
+)
 from anydevice.nn.initializers import Initializer
 from anydevice.nn.layer import Layer
 from anydevice.nn.model import Model, bound
@@ -30,7 +38,15 @@ _PLAIN = (bool, int, float, str)
 _BASES = (Layer, Initializer, Optimizer, Schedule)
 _known: dict[str, type[Record]] = {
     name: kind
-    for module in (_recompute, convolution, initializers, layers, optimizers, transformer)
+    for module in (
+        _recompute,
+        convolution,
+        initializers,
+        layers,
+        optimizers,
+        recurrent,
+        transformer,
+    )
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, _BASES)
 }

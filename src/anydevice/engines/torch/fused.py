@@ -449,29 +449,36 @@ def _recurrent(kind: str) -> Function:
     return run
 
 
-def _sequence(kind: str, x: Any, weight: Any, recurrent: Any, bias: Any, own_bias: Any) -> Any:
-    given = [x, weight, recurrent] if bias is None else [x, weight, recurrent, bias, own_bias]
+def _sequence(kind: str, x: Any, *weights: Any) -> Any:
+    if x.is_cuda and x.dtype != torch.float64:  # cuDNN keeps only 10 bits of float32
+        return _step_by_step(kind, x, *weights)
+    given, states = _started(x, *weights)
+    layer, state = (torch.lstm, states) if kind == "lstm" else (torch.gru, states[0])
+    y = layer(
+        given[0], state, given[1:], len(given) > 3, 1, 0.0, torch.is_grad_enabled(), False, True
+    )
+    return y[0].to(x.dtype)
+
+
+def _step_by_step(kind: str, x: Any, *weights: Any) -> Any:
+    given, states = _started(x, *weights)
+    states = [each[0] for each in states]
+    outputs = []
+    for one in given[0].unbind(1):
+        if kind == "lstm":
+            states = list(torch.lstm_cell(one, states, *given[1:]))
+        else:
+            states = [torch.gru_cell(one, states[0], *given[1:])]
+        outputs.append(states[0])
+    return torch.stack(outputs, 1).to(x.dtype)
+
+
+def _started(x: Any, *weights: Any) -> tuple[list[Any], list[Any]]:
+    """The arrays that there are, of 32 bits or more, and two states that are 0."""
+    given = [each for each in (x, *weights) if each is not None]
     if x.dtype not in _WIDE:
         given = [each.float() for each in given]
-    states = [given[0].new_zeros(1, len(x), recurrent.shape[1])] * (2 if kind == "lstm" else 1)
-    state = states if kind == "lstm" else states[0]
-    if x.is_cuda and x.dtype != torch.float64:  # cuDNN keeps only 10 bits of float32
-        return _step_by_step(kind, given, [each[0] for each in states]).to(x.dtype)
-    layer = torch.lstm if kind == "lstm" else torch.gru
-    training = torch.is_grad_enabled()
-    y = layer(given[0], state, given[1:], bias is not None, 1, 0.0, training, False, True)[0]
-    return y.to(x.dtype)
-
-
-def _step_by_step(kind: str, given: list[Any], states: list[Any]) -> Any:
-    outputs = []
-    for x in given[0].unbind(1):
-        if kind == "lstm":
-            states = list(torch.lstm_cell(x, states, *given[1:]))
-        else:
-            states = [torch.gru_cell(x, states[0], *given[1:])]
-        outputs.append(states[0])
-    return torch.stack(outputs, 1)
+    return given, [given[0].new_zeros(1, len(x), weights[1].shape[1])] * 2
 
 
 _ARGUMENTS = "str kind, Tensor x, Tensor weight, Tensor recurrent, Tensor? bias, Tensor? own_bias"
@@ -483,11 +490,12 @@ def _contiguous_sequence(*arguments: Any) -> Any:
 
 def _sequence_gradients(slope: Any, kind: str, *arrays: Any) -> list[Any]:
     """The gradients by the arrays that there are."""
-    with torch.enable_grad():
-        given = [each if each is None else each.detach().requires_grad_() for each in arrays]
-        y = _sequence(kind, *given)
-        floats = [each for each in given if each is not None]
-        return [each.contiguous() for each in torch.autograd.grad(y, floats, slope)]
+
+    def outputs(*given: Any) -> Any:  # oneDNN's layer has no gradient below that of the op
+        return _step_by_step(kind, *given, *arrays[len(given) :])
+
+    _, gradients = torch.func.vjp(outputs, *[each for each in arrays if each is not None])
+    return [each.contiguous() for each in gradients(slope)]
 
 
 def _sequence_shape(kind: str, x: Any, weight: Any, recurrent: Any, *biases: Any) -> Any:
