@@ -46,9 +46,11 @@ def _product(x: Any, weight: Any, kind: Any) -> Any:
 
 @compiled()
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
-    if bias is None:  # XLA adds up in float32, and the gradient's products stay 16-bit ones
-        return _product(x, weight, x.dtype)
-    return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
+    if bias is not None:
+        return (_product(x, weight, wide(bias).dtype) + wide(bias)).astype(x.dtype)
+    if x.size == x.shape[-1] or len(weight) == 1:  # on GPUs, XLA adds up a vector's in its dtype
+        return _product(x, weight, wide(x).dtype).astype(x.dtype)
+    return _product(x, weight, x.dtype)  # added up in float32; gradients' products stay 16-bit ones
 
 
 @compiled()

@@ -49,7 +49,12 @@ _part = _one_program(jax.lax.slice_in_dim, [1, 2, 3, 4])
 def _matmul(a: Any, b: Any) -> Any:
     # XLA adds up the products of 16-bit numbers in float32 and rounds once by itself; asking
     # for a float32 result would make the products of the gradient float32 ones, and slow.
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST if _wide(a) else None)
+    if _wide(a):
+        return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    if min(a.ndim, b.ndim) < 2 or 1 in (a.shape[-2], b.shape[-1]):
+        # That of a vector it writes out on GPUs, and multiplies and adds in the result's dtype.
+        return jnp.matmul(a, b, preferred_element_type=_FLOAT32).astype(a.dtype)
+    return jnp.matmul(a, b)
 
 
 @_one_program
