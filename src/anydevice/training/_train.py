@@ -17,17 +17,18 @@ from anydevice.errors import ConfigurationError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.models.precision import Policy
 from anydevice.nn.layer import Layer
-from anydevice.nn.losses import Loss
+from anydevice.nn.losses import Loss, threshold_of
 from anydevice.nn.model import Model, built_for
 from anydevice.nn.optimizers import Schedule
 from anydevice.rendering import notebook
 from anydevice.saving.files import checked_path
 from anydevice.training._training import PathLike, Training, check_integers
-from anydevice.training.batches import Data, checked_data, first_of, length_of
+from anydevice.training.batches import Batches, Data, checked_data, first_of, length_of
 from anydevice.training.callbacks import Callback, Moment, callbacks_of
 from anydevice.training.checkpoints import LoopState, is_checkpoint, sole_training
 from anydevice.training.history import History
 from anydevice.training.loop import Interrupts, TrainLoop, TrainOptions
+from anydevice.training.metrics import Metric, Specs, metrics_of
 from anydevice.training.progress import TrainingProgress
 from anydevice.training.steps import Stepper, default_optimize
 
@@ -89,7 +90,8 @@ def train(
     devices: Sequence[Device | str] | None = None,
     precision: str | None = None,
     optimize: str | None = None,
-    validation: Data | None = None,
+    validation: Data | float | None = None,
+    metrics: Specs = (),
     patience: int | None = None,
     accumulate: int = 1,
     clip: float | None = None,
@@ -134,7 +136,10 @@ def train(
       that is small (parameters times batches): it would be over before it is compiled. A training
       that is resumed goes on as it began.
     - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
-      the training, unless it can be iterated only once.
+      the training, unless it can be iterated only once. A number such as 0.2 holds back that share
+      of an `nn.Batches`: examples chosen by the seed, or the last ones of data without `shuffle`.
+    - `metrics`: "accuracy", "f1" and others, or functions of yours, as in `nn.evaluate`: computed
+      with the validation, for `history.metrics`.
     - `patience`: stop after this number of epochs without a smaller loss (of the validation, if it
       is given), and return the parameters of the best epoch.
     - `accumulate`: average the gradients of this number of batches for each step.
@@ -160,8 +165,11 @@ def train(
     device = _single(device, devices)
     if isinstance(model, Compiled):
         model, device, precision, optimize = _options_of(model, device, precision, optimize)
+    if isinstance(validation, float | int):
+        data, validation = _split(data, validation, seed or 0)
     if isinstance(model, Layer):
         model = _built(model, data, seed or 0, device)
+    measured = _metrics_of(metrics, model, validation)
     check_integers(epochs=epochs)
     check_integers(optional=True, patience=patience, save_every=save_every)
     with _saving(save, resume) as target:
@@ -199,6 +207,7 @@ def train(
             target,
             save_every,
             settings,
+            measured,
         )
         done = (begun.epoch - 1) * (length or 0) + begun.position
         if source is not None and begun.epoch > epochs:
@@ -315,6 +324,29 @@ def _source(resume: PathLike | bool | None, save: Path | None) -> Path | None:
     if save is None:
         raise ConfigurationError("resume=True needs save=", source="resume")
     return save if is_there(save) else None
+
+
+def _split(data: Any, share: float, seed: int) -> tuple[Data, Data]:
+    if not isinstance(data, Batches):
+        raise ConfigurationError(
+            f"validation={share!r} holds back a share of examples in arrays, nn.Batches(x, y, "
+            f"size=32), and this data is a {type(data).__name__}; split it before, and give "
+            "validation= its other part",
+            source="validation",
+        )
+    return data.split(share, seed)
+
+
+def _metrics_of(metrics: Specs, model: Any, validation: Any) -> list[Metric]:
+    threshold = threshold_of(model.layer) if isinstance(model, Model) else 0.0
+    found = metrics_of(metrics, threshold)
+    if found and validation is None:
+        raise ConfigurationError(
+            "metrics are computed on data that is not trained on: give validation= too, such as "
+            "validation=0.2",
+            source="metrics",
+        )
+    return found
 
 
 def _built(layer: Layer, data: Any, seed: int, device: Any) -> Model:

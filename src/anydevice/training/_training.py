@@ -29,8 +29,8 @@ from anydevice.memory.out_of_memory import explaining
 from anydevice.models.detect import adapter_of, compile_device, training_device
 from anydevice.models.native import NativeAdapter
 from anydevice.models.precision import cast_parameters, policy_of
-from anydevice.nn.losses import folded, loss_of, remark_on
-from anydevice.nn.model import Model, trained_leaves
+from anydevice.nn.losses import folded, left_out, loss_of, remark_on
+from anydevice.nn.model import Model, still_layers, trained_leaves
 from anydevice.nn.optimizers import SGD, Optimizer, rate_of
 from anydevice.ops.dispatch import primitives
 from anydevice.saving.files import checked_path
@@ -152,10 +152,15 @@ class Training:
         self._given, self._data, self._optimizer = model, loader, optimizer
         self._schedule = schedule
         self.seed = seed or 0
+        self.left_out: str | None = None
+        """The activation at the end of the model that the loss does by itself."""
+        still: frozenset[str] = frozenset()
         if isinstance(model, Model):
             self.device = training_device(NativeAdapter(model), device)
             loss = _required(loss)
-            layer, trained = folded(model.layer, loss)[0], trained_leaves(model)
+            layer, changed = folded(model.layer, loss)
+            self.left_out = left_out(loss) if changed else None
+            trained, still = trained_leaves(model), still_layers(model)
             remark = remark_on(model.layer, loss)
             if remark is not None:
                 _warn_once(remark)
@@ -179,6 +184,7 @@ class Training:
             accumulate,
             optimize or ("none" if of_torch else "default"),
             None if of_torch or all(trained) else tuple(trained),
+            still,
         )
         if not any(trained):
             raise ConfigurationError("this model has no parameters to train", source="model")
@@ -423,6 +429,8 @@ class Training:
             found["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
                 found["schedule"] = {"kind": type(self._schedule).__name__}
+        if isinstance(self._given, Model):
+            found["frozen"] = sorted(self._given.frozen) or None
         return found
 
     def write(

@@ -91,13 +91,50 @@ class Batches:
             f"{order}; x: {x}, y: {y}>"
         )
 
+    def split(self, share: float, seed: int = 0) -> tuple[Batches, Batches]:
+        """These examples without a share of them, and that share alone, in order.
+
+        The share is chosen by the seed, or without `shuffle`, it is the last examples: those of
+        time series must not be mixed.
+
+        >>> data = Batches([[1], [2], [3], [4], [5]], [1, 2, 3, 4, 5], size=2, shuffle=False)
+        >>> [each.y.tolist() for each in data.split(0.4)]
+        [[1, 2, 3], [4, 5]]
+
+        Raises `ConfigurationError` if one of the two would be empty.
+        """
+        count = len(self.x)
+        is_number = isinstance(share, float | int) and not isinstance(share, bool)
+        held = round(count * share) if is_number and 0 < share < 1 else 0
+        if not 0 < held < count:
+            raise ConfigurationError(
+                f"a share of {share!r} of {count} examples leaves none on one of the two sides; "
+                "it is a number between 0 and 1, such as 0.2",
+                source="validation",
+            )
+        # Epochs count from 1, so the order of 0 is free.
+        order = self._order(seed, 0)
+        parts = np.sort(order[:-held]), np.sort(order[-held:])
+        own = min(self.size, count - held) if self.whole_only else self.size
+        first = Batches(
+            self.x[parts[0]],
+            self.y[parts[0]],
+            own,
+            shuffle=self.shuffle,
+            whole_only=self.whole_only,
+        )
+        return first, Batches(self.x[parts[1]], self.y[parts[1]], self.size, shuffle=False)
+
+    def _order(self, seed: int, epoch: int) -> Any:
+        if not self.shuffle:
+            return np.arange(len(self.x))
+        drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(self.x))
+        # Some numbers are equal, and only a stable sort orders them alike on every machine.
+        return np.argsort(drawn, kind="stable")
+
     def __call__(self, seed: int, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch."""
-        order = np.arange(len(self.x))
-        if self.shuffle:
-            drawn = rng(seed, _HOST).split(epoch + 1)[epoch].bits(len(order))
-            # Some numbers are equal, and only a stable sort orders them alike on every machine.
-            order = np.argsort(drawn, kind="stable")
+        order = self._order(seed, epoch)
         for at in range(len(self)):
             rows = order[at * self.size : (at + 1) * self.size]
             yield self.x[rows], self.y[rows]

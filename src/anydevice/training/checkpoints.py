@@ -35,7 +35,7 @@ from anydevice.training.steps import StepConfig, StepState
 from anydevice.transfer.moving import to_numpy
 
 _KIND = "training"
-_VALIDATION, _CONTENT = "validation", "content"
+_VALIDATION, _CONTENT, _FROZEN = "validation", "content", "frozen"
 _MOST_HASHED, _MOST_BATCHES = 64 * 2**20, 64
 """Bytes and batches of data that are read for its content; of more, evenly spaced ones are."""
 _PLAIN = (bool, int, float, str, type(None))
@@ -315,7 +315,8 @@ def _first_difference(
         if name == _VALIDATION and not kept:
             continue
         compare = _data_difference if name in ("data", _VALIDATION) else setting_difference
-        found = compare(saved[name], value, name)
+        before = saved.get(name) if name == _FROZEN else saved[name]  # not in early files
+        found = compare(before, value, name)
         if found is not None:
             return found
     return None

@@ -39,7 +39,7 @@ from anydevice.training.batches import (
     rows_of,
 )
 from anydevice.training.metrics import Metric, Specs, metrics_of
-from anydevice.training.modules import module_loss, own_loss, takes_model
+from anydevice.training.modules import logits_of, module_loss, own_loss, takes_model, target_of
 from anydevice.transfer.moving import to_numpy
 from anydevice.transfer.trees.containers import without_tables
 
@@ -48,8 +48,6 @@ _IN_FLIGHT = 2
 
 _NAME = "evaluation"
 _NARROW = ("float16", "bfloat16")
-_TARGETS = ("labels", "label", "targets", "target", "y")
-"""The keys under which batches in dicts have their targets."""
 
 
 class Evaluation(Record):
@@ -112,7 +110,7 @@ def predict(
     with _ready(model, device, precision, optimize) as run:
         waiting: deque[Any] = deque()
         for batch in _placed(data, size, run.device):
-            output = _logits(run.output(batch))
+            output = logits_of(run.output(batch))
             like = output if like is None else like
             waiting.append(leaves(output))
             if len(waiting) > _IN_FLIGHT:
@@ -223,18 +221,18 @@ class _Runner:
         if loss is not None and takes_model(loss):
             parts = (batch.named,) if batch.named else (*batch.inputs, batch.target)
             value = module_loss(loss, self._module, parts)
-            return value, _logits(self.output(batch)) if wants_output else None
+            return value, logits_of(self.output(batch)) if wants_output else None
         output = self.output(batch)
         if loss is None:
             value = own_loss(output) if batch.named and not wants_output else _loss_in(output)
             self.has_loss = self.has_loss or value is not None
-            return value, _logits(output)
+            return value, logits_of(output)
         if not computes_in_float32(loss):
             output = _widened(output)
         value = loss(output, batch.named if batch.named else batch.target)
         if self._activation is not None:
             output = ACTIVATIONS[self._activation](output)
-        return value, _logits(output)
+        return value, logits_of(output)
 
 
 def _loss_in(output: Any) -> Any:
@@ -247,16 +245,8 @@ def _widened(output: Any) -> Any:
     return cast_parameters(output, "float32") if narrow else output
 
 
-def _logits(output: Any) -> Any:
-    found = output.get("logits") if isinstance(output, Mapping) else None
-    found = getattr(output, "logits", None) if found is None else found
-    return output if found is None else found
-
-
 def _target_of(batch: _Batch, metric: Metric) -> Any:
-    target = batch.target
-    if target is None:
-        target = next((batch.named[name] for name in _TARGETS if name in batch.named), None)
+    target = target_of(batch.named) if batch.target is None else batch.target
     if target is None:
         raise ConfigurationError(
             f"{metric.name} needs targets: give batches (x, y), or dicts with 'labels'",

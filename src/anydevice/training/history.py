@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,7 +20,7 @@ class Epoch(Record):
 
     The rate is NaN where an optimizer of another library keeps it to itself. `left_out` counts the
     steps that changed nothing, because a loss scaled for float16 overflowed: a few at the start are
-    usual.
+    usual. `metrics` are those of the validation, by name.
     """
 
     epoch: int
@@ -30,6 +30,10 @@ class Epoch(Record):
     steps: int
     seconds: float
     left_out: int = 0
+    metrics: Mapping[str, float] | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.epoch, self.loss, self.validation, self.steps))
 
 
 _COLUMNS: dict[str, Callable[[Epoch], str]] = {
@@ -45,6 +49,10 @@ _OPTIONAL = ("validation", "rate", "left out")
 _EMPTY = "no epoch has ended"
 _SHOWN = 24
 """Epochs with a row each; of more, the first and the last ones are shown."""
+
+
+def _numbers(values: Iterable[float | None]) -> list[str]:
+    return ["" if value is None else f"{value:.4g}" for value in values]
 
 
 class History(Sequence[Epoch]):
@@ -108,6 +116,9 @@ class History(Sequence[Epoch]):
         """The head, the rows, and the columns of numbers."""
         cells = {name: [shown(each) for each in self] for name, shown in _COLUMNS.items()}
         cells = {name: cells[name] for name in cells if name not in _OPTIONAL or any(cells[name])}
+        measured = {name: _numbers(each) for name, each in self._by_metric().items()}
+        before = [name for name in cells if name in ("epoch", "loss", "validation")]
+        cells = {**{name: cells[name] for name in before}, **measured, **cells}
         return list(cells), list(zip(*cells.values(), strict=True)), range(len(cells))
 
     def _left_out(self) -> str:
@@ -122,6 +133,16 @@ class History(Sequence[Epoch]):
     def validations(self) -> list[float]:
         """The validation loss after each epoch, if there was one."""
         return [each.validation for each in self if each.validation is not None]
+
+    @property
+    def metrics(self) -> dict[str, list[float]]:
+        """Each metric of the validation, by name: a number for each epoch that has it."""
+        found = self._by_metric().items()
+        return {name: [each for each in numbers if each is not None] for name, numbers in found}
+
+    def _by_metric(self) -> dict[str, list[float | None]]:
+        names = dict.fromkeys(name for each in self for name in each.metrics or ())
+        return {name: [(each.metrics or {}).get(name) for each in self] for name in names}
 
     def to_list(self) -> list[dict[str, Any]]:
         """The epochs as plain data, ready for JSON."""

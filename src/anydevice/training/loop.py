@@ -15,12 +15,22 @@ from typing import Any, Self
 from anydevice.core.record import Record, replace
 from anydevice.core.trees import Tree
 from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.nn.layers import ACTIVATIONS
 from anydevice.training._training import Training, copied
-from anydevice.training.batches import batch_name, first_of, placed_batches, rows_of
+from anydevice.training.batches import (
+    INPUT_ERRORS,
+    batch_name,
+    first_of,
+    placed_batches,
+    prefix_error,
+    rows_of,
+)
 from anydevice.training.callbacks import Callback, Moment, step_callbacks
 from anydevice.training.checkpoints import LoopState
 from anydevice.training.failures import check_shape, explain_error, wrong_batch
 from anydevice.training.history import Epoch, History
+from anydevice.training.metrics import Metric
+from anydevice.training.modules import target_of
 from anydevice.training.progress import TrainingProgress
 from anydevice.transfer.moving import to_numpy
 
@@ -39,6 +49,7 @@ class TrainOptions(Record):
     save: Path | None
     save_every: int | None
     settings: Mapping[str, Any]
+    metrics: Sequence[Metric] = ()
 
 
 class TrainLoop:
@@ -68,7 +79,9 @@ class TrainLoop:
         self._last_loss = math.nan
         self._passed = 0
         self._validation = (
-            None if options.validation is None else Validation(options.validation, training)
+            None
+            if options.validation is None
+            else Validation(options.validation, training, options.metrics)
         )
         training.on_compile = self._compiles
 
@@ -193,15 +206,15 @@ class TrainLoop:
         state, training = self.state, self._training
         loss = state.lost / state.examples if state.examples else math.nan
         try:
-            validation = None if self._validation is None else self._validation.loss()
+            nothing = None, None
+            validation, metrics = nothing if self._validation is None else self._validation.result()
         except AnyDeviceError:
             self._save()  # the trained parameters are good
             raise
         seconds = state.seconds + time.monotonic() - self._began
         stepper = training.stepper
-        ended = Epoch(
-            epoch, loss, validation, training.rate, stepper.started, seconds, stepper.left_out
-        )
+        steps, left_out = stepper.started, stepper.left_out
+        ended = Epoch(epoch, loss, validation, training.rate, steps, seconds, left_out, metrics)
         judged = loss if validation is None else validation
         patient = self.options.patience is not None
         better = math.isfinite(judged) and (state.best is None or judged < state.best)
@@ -258,8 +271,9 @@ def _is_interruption(error: Exception, interrupts: Interrupts) -> bool:
 class Validation:
     """The loss of a training's parameters on data that it does not train on."""
 
-    def __init__(self, data: Any, training: Training) -> None:
+    def __init__(self, data: Any, training: Training, metrics: Sequence[Metric] = ()) -> None:
         self._data = data
+        self._metrics = metrics
         self._training = training
         self._shapes: set[Any] = set()
 
@@ -278,9 +292,13 @@ class Validation:
         check_shape(training.config, batch, where)
         self._check_batch(batch, where)
 
-    def loss(self) -> float:
-        """The mean loss over all examples. Raises as `check` does, for any of the batches."""
+    def result(self) -> tuple[float, dict[str, float] | None]:
+        """The mean loss over all examples, and the metrics, if any.
+
+        Raises as `check` does, for any of the batches.
+        """
         lost: list[tuple[float, int]] = []
+        states = [metric.start() for metric in self._metrics]
         pending: deque[tuple[Any, Any, str]] = deque()
         training = self._training
         batches = placed_batches(
@@ -293,22 +311,44 @@ class Validation:
         )
         for number, batch in enumerate(batches, 1):
             where = batch_name(_VALIDATION, training.epoch, number)
-            pending.append((self._value(batch, where), batch, where))
+            value, output = self._value(batch, where)
+            if self._metrics:
+                states = self._added(states, output, batch, where)
+            pending.append((value, batch, where))
             if len(pending) > _IN_FLIGHT:
                 lost.append(self._waited(*pending.popleft()))
         lost += [self._waited(*each) for each in pending]
         examples = sum(count for _, count in lost)
         if not examples:
             raise ConfigurationError("validation gave no batches", source=_VALIDATION)
-        return sum(loss * count for loss, count in lost) / examples
+        mean = sum(loss * count for loss, count in lost) / examples
+        pairs = zip(self._metrics, states, strict=True)
+        return mean, {each.name: each.result(state) for each, state in pairs} or None
 
-    def _value(self, batch: Any, where: str) -> Any:
+    def _added(self, states: list[Any], output: Any, batch: Any, where: str) -> list[Any]:
+        target = target_of(batch)
+        if output is None or target is None:
+            wants = (
+                "a loss of (output, y)" if output is None else "batches (x, y), or with 'labels'"
+            )
+            raise ConfigurationError(f"{where}: metrics need {wants}", source="metrics")
+        name = self._training.left_out
+        if name is not None:  # by the loss, which does it itself
+            output = ACTIVATIONS[name](output)
+        try:
+            pairs = zip(self._metrics, states, strict=True)
+            return [metric.add(state, output, target) for metric, state in pairs]
+        except INPUT_ERRORS as error:
+            prefix_error(error, where)
+            raise
+
+    def _value(self, batch: Any, where: str) -> tuple[Any, Any]:
         shape = getattr(batch[0], "shape", None) if isinstance(batch, tuple) else None
         if shape not in self._shapes:
             check_shape(self._training.config, batch, where)
             self._shapes.add(shape)
         try:
-            return self._training.stepper.evaluate(batch)
+            return self._training.stepper.evaluate(batch, with_output=bool(self._metrics))
         except AnyDeviceError as error:
             raise explain_error(error, self._training.stepper, batch, where) from None
 

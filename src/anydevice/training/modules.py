@@ -23,6 +23,9 @@ from anydevice.models.jax import EquinoxAdapter
 from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.optimizers import Optimizer
 
+_TARGETS = ("labels", "label", "targets", "target", "y")
+"""The keys under which batches in dicts have their targets."""
+
 Loss = Callable[..., Array]
 """A function of (output, y), or one whose first parameter is called `model`, of it and a batch."""
 
@@ -59,12 +62,51 @@ class ModuleLayer(Layer):
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         """The module with these parameters; the given one, where its library changes modules."""
 
-    def loss_of(
+    def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
-    ) -> Array:
-        """The loss of a batch."""
+    ) -> tuple[Array, Any]:
+        """The loss of a batch, and the output of the module; `None` if the loss calls it itself."""
         with self.bound(parameters, run) as module:
-            return module_loss(loss, module, batch, run)
+            return loss_and_output(loss, module, batch, run)
+
+
+def loss_and_output(
+    loss: Loss | None, module: Any, batch: Any, run: Run | None = None
+) -> tuple[Array, Any]:
+    """The loss of a module on a batch, and its output; `None` if the loss calls it itself."""
+    if loss is not None and takes_model(loss):
+        return module_loss(loss, module, batch, run), None
+    outputs: list[Any] = []
+
+    def called(*inputs: Any, **named: Any) -> Any:
+        outputs.append(module(*inputs, **named))
+        return outputs[-1]
+
+    called.__name__ = type(module).__name__
+    value = module_loss(loss, called, batch, run)
+    return value, logits_of(outputs[-1])
+
+
+def logits_of(output: Any) -> Any:
+    """The logits in an output that has some, as those of Hugging Face; any other as it is.
+
+    >>> logits_of({"loss": 0.1, "logits": [1.0]}), logits_of([2.0])
+    ([1.0], [2.0])
+    """
+    found = output.get("logits") if isinstance(output, Mapping) else None
+    found = getattr(output, "logits", None) if found is None else found
+    return output if found is None else found
+
+
+def target_of(batch: Any) -> Any:
+    """The target of a batch that is a pair, or a dict with labels; `None` of any other.
+
+    >>> target_of(([1.0], [2])), target_of({"input_ids": [1], "labels": [3]})
+    ([2], [3])
+    """
+    if isinstance(batch, Mapping):
+        return next((batch[name] for name in _TARGETS if name in batch), None)
+    return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
 
 
 def module_loss(loss: Loss | None, module: Any, batch: Any, run: Run | None = None) -> Array:
@@ -82,7 +124,7 @@ def module_loss(loss: Loss | None, module: Any, batch: Any, run: Run | None = No
         return own_loss(output) if loss is None else loss(output, batch)
     if loss is None:
         raise ConfigurationError(
-            f"{type(module).__name__} computes a loss of its own from batches in dicts, such as "
+            f"{_name_of(module)} computes a loss of its own from batches in dicts, such as "
             '{"input_ids": …, "labels": …}; for other batches give loss=, a function of '
             "(output, y) or its name",
             source="loss",
@@ -91,6 +133,10 @@ def module_loss(loss: Loss | None, module: Any, batch: Any, run: Run | None = No
     if isinstance(x, Mapping):
         return loss(module(**x), y)
     return loss(module(*x) if isinstance(x, tuple | list) else module(x), y)
+
+
+def _name_of(module: Any) -> str:
+    return str(getattr(module, "__name__", type(module).__name__))
 
 
 def own_loss(output: Any) -> Array:
@@ -157,17 +203,17 @@ class EquinoxLayer(ModuleLayer):
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
         yield self._module(parameters, training=run.training)
 
-    def loss_of(
+    def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
-    ) -> Array:
+    ) -> tuple[Array, Any]:
         if loss is None or takes_model(loss):
-            return super().loss_of(loss, parameters, batch, run)
+            return super().loss_and_output(loss, parameters, batch, run)
         module = self._module(parameters, training=run.training)
 
         def called(*inputs: Any, **named: Any) -> Any:
             return self.adapter.run(module, *inputs, **named)
 
-        return module_loss(loss, called, batch, run)
+        return loss_and_output(loss, called, batch, run)
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         return self.adapter.with_weights([parameters[name] for name in self.adapter.weights()])

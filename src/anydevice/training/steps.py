@@ -64,7 +64,8 @@ class StepConfig(Record):
     """The parts of a step; `layer` is the one whose output the loss takes.
 
     `trained` says of each leaf of the parameters whether gradients change it; `None` if they change
-    all. A module of another library is a layer too, which knows its loss.
+    all. `still` are the paths of layers with frozen state. A module of another library is a layer
+    too, which knows its loss.
     """
 
     layer: Layer
@@ -75,23 +76,28 @@ class StepConfig(Record):
     accumulate: int = 1
     optimize: str = "default"
     trained: tuple[bool, ...] | None = None
+    still: frozenset[str] = frozenset()
 
     def value(self, parameters: Tree, batch: Any, run: Run) -> Array:
         """The loss of one batch in float32, as a function that compilers can trace."""
+        return self.value_and_output(parameters, batch, run)[0]
+
+    def value_and_output(self, parameters: Tree, batch: Any, run: Run) -> tuple[Array, Any]:
+        """The loss of one batch, and the output that it was computed from."""
         policy = self.policy
         if policy.casts_parameters:
             parameters = self._cast(parameters)
         if isinstance(self.layer, ModuleLayer):
             given = policy.for_computing(batch) if policy.is_narrow else batch
-            value = self.layer.loss_of(self.loss, parameters, given, run)
-            return ops.astype(value, "float32") if policy.is_narrow else value
+            value, output = self.layer.loss_and_output(self.loss, parameters, given, run)
+            return (ops.astype(value, "float32") if policy.is_narrow else value), output
         x, y = batch
         output = self.layer.apply(parameters, policy.for_computing(x), run)
         if not policy.is_narrow:
-            return self.loss(output, y)
+            return self.loss(output, y), output
         if not computes_in_float32(self.loss):
             output = cast_parameters(output, "float32")
-        return ops.astype(self.loss(output, y), "float32")
+        return ops.astype(self.loss(output, y), "float32"), output
 
     def _cast(self, parameters: Tree) -> Tree:
         """The parameters in the dtype of computing; the state of layers stays as it is."""
@@ -211,9 +217,13 @@ class Stepper(ABC):
     def drop(self) -> None:
         """Forget the added gradients."""
 
-    def evaluate(self, batch: Any) -> Array:
-        """The loss of a batch that is not trained on."""
-        return self.config.value(self.parameters, batch, _NOT_TRAINING)
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        """The loss of a batch that is not trained on, and the output, if it is wanted."""
+        return self._evaluated(self.parameters, batch, with_output)
+
+    def _evaluated(self, parameters: Tree, batch: Any, with_output: bool) -> tuple[Array, Any]:
+        value, output = self.config.value_and_output(parameters, batch, _NOT_TRAINING)
+        return value, output if with_output else None
 
     @property
     @abstractmethod
@@ -305,7 +315,7 @@ class FunctionStepper(Stepper):
         self._use_compilers()
         if config.policy.needs_loss_scale and self._scale is None:
             self._scale = self._scaling.start(self._like)
-        self._evaluate: Callable[..., Any] | None = None
+        self._evaluate: dict[bool, Callable[..., Any]] = {}
         self._start(state.steps)
 
     @abstractmethod
@@ -332,10 +342,12 @@ class FunctionStepper(Stepper):
     def drop(self) -> None:
         self._total, self._added = None, 0.0
 
-    def evaluate(self, batch: Any) -> Array:
-        if self._evaluate is None:
-            self._evaluate = self.compiled(self._value_of)
-        return self._evaluate(self.parameters, batch)
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
+        if with_output not in self._evaluate:
+            whole = partial(self._evaluated, with_output=with_output)
+            self._evaluate[with_output] = self.compiled(whole)
+        value: tuple[Array, Any] = self._evaluate[with_output](self.parameters, batch)
+        return value
 
     @property
     def failed(self) -> bool:
@@ -377,16 +389,14 @@ class FunctionStepper(Stepper):
         """A number as an array without axes on the device."""
         return self.engine.place(np.asarray(value, kind), self.device)
 
-    def _value_of(self, parameters: Tree, batch: Any) -> Array:
-        return self.config.value(parameters, batch, _NOT_TRAINING)
-
     def _loss(
         self, trained: Tree, held: Tree, batch: Any, seed: Array, number: Array, scale: Array | None
     ) -> tuple[Array, list[Array]]:
         """The loss of a batch, scaled, and the new state of the layers."""
         parameters = trained if held is None else combined(trained, held)
         updates: dict[tuple[str, str], Array] = {}
-        run = Run(training=True, seed=seed, step=number, updates=updates)
+        still = self.config.still
+        run = Run(training=True, seed=seed, step=number, updates=updates, still=still)
         value = self.config.value(parameters, batch, run)
         state = self._new_state(held, updates)
         return (value if scale is None else ops.multiply(value, scale)), state

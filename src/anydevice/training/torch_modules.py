@@ -18,7 +18,7 @@ from anydevice.core.trees import Tree
 from anydevice.engines import registry
 from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
-from anydevice.training.modules import ModuleLayer, module_loss
+from anydevice.training.modules import ModuleLayer, loss_and_output, module_loss
 from anydevice.training.packing import packed, unpacked
 from anydevice.training.steps import StepConfig, Stepper, StepState
 
@@ -191,13 +191,13 @@ class TorchStepper(Stepper):
         self._added = 0.0
         self._optimizer.zero_grad()
 
-    def evaluate(self, batch: Any) -> Array:
+    def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
         torch: Any = sys.modules["torch"]
         was = self._module.training
         self._module.eval()
         try:
             with torch.no_grad(), self._scope():
-                return self._loss(batch)
+                return loss_and_output(self.config.loss, self._module, self._computed(batch))
         finally:
             self._module.train(was)
 
@@ -214,10 +214,13 @@ class TorchStepper(Stepper):
         return self._left_out
 
     def _loss(self, batch: Any) -> Any:
+        return module_loss(self.config.loss, self._module, self._computed(batch))
+
+    def _computed(self, batch: Any) -> Any:
+        """The batch in the dtype of computing."""
         policy = self.config.policy
-        if policy.is_narrow and not policy.casts_parameters:
-            batch = policy.for_computing(batch)
-        return module_loss(self.config.loss, self._module, batch)
+        narrow = policy.is_narrow and not policy.casts_parameters
+        return policy.for_computing(batch) if narrow else batch
 
     def _scope(self) -> AbstractContextManager[Any]:
         if not self._autocast:
