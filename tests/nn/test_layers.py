@@ -51,6 +51,10 @@ LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
         ),
         (2, 7, 6),
     ),
+    "gru": (nn.GRU(4, 5), (6, 4)),
+    "gru to its last output": (nn.GRU(4, 5, last=True, bias=False), (6, 4)),
+    "lstm": (nn.LSTM(4, 5), (6, 4)),
+    "lstm to its last output": (nn.LSTM(4, 5, last=True, bias=False), (6, 4)),
     "leaky": (nn.LeakyReLU(0.2), (6,)),
     "max pool": (nn.MaxPool2d(2), (2, 7, 6)),
     "avg pool": (nn.AvgPool2d((3, 2), stride=1), (2, 7, 6)),
@@ -271,6 +275,8 @@ def test_later_positions_do_not_change_earlier_ones() -> None:
             (4,),
             "Residual.shortcut Dense(5→3): got 4 features",
         ),
+        (nn.GRU(4, 5), (4,), "GRU(4→5): got the shape (4,), expected (time, 4)"),
+        (nn.LSTM(4, 5), (6, 3), "LSTM(4→5): got 3 features"),
         (nn.MaxPool2d((1, 5)), (3, 4, 4), "MaxPool2d(1×5): got an image of 4×4"),
         (
             nn.TiedEmbedding(9, 4, nn.Chain(nn.Dense(5, 4))),
@@ -311,6 +317,8 @@ def test_a_shape_that_does_not_fit_names_the_layer(
         lambda: nn.Conv1d(1, 1, 3, padding=-1),
         lambda: nn.ConvTranspose2d(1, 1, 3, stride=2, output_padding=2),
         lambda: nn.ConvTranspose2d(1, 1, 3, stride=0),
+        lambda: nn.GRU(0, 5),
+        lambda: nn.LSTM(4, 5, last="yes"),
         lambda: nn.LeakyReLU(-0.1),
         lambda: nn.Residual(3),
         lambda: nn.Residual(nn.Dense(2, 2), 3),
@@ -381,7 +389,9 @@ def test_a_layer_is_a_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["dense", "conv", "block", "block of GPT-2", "positions"])
+@pytest.mark.parametrize(
+    "name", ["dense", "conv", "block", "block of GPT-2", "positions", "gru", "lstm"]
+)
 def test_a_layer_computes_in_the_type_of_its_parameters(name: str, dtype: str, cpu: Device) -> None:
     """What mixed precision needs: 16 bits in, 16 bits out, also with dropout in training."""
     from anydevice.core.dtypes import DTYPES
