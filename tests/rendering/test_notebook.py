@@ -174,7 +174,10 @@ def test_the_picture_of_a_notebook_styles_no_other_picture() -> None:
 
 def test_what_a_notebook_shows_sets_no_background() -> None:
     """The page is dark or light as its reader likes, which no style of ours can ask."""
-    assert "background" not in notebook.STYLE.replace("background:none", "")
+    assert set(re.findall(r"background[^;}]*", notebook.STYLE)) == {
+        "background:none",
+        "background:currentColor",
+    }
     assert "prefers-color-scheme" not in history()._repr_html_()
 
 

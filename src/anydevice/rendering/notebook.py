@@ -16,7 +16,7 @@ STYLE = (
     "overflow-x:auto}"
     ".anydevice table{border-collapse:collapse;margin:4px 0;font-size:inherit}"
     ".anydevice th,.anydevice td{padding:3px 10px;border:0;border-bottom:1px solid #8884;"
-    "vertical-align:top;white-space:normal;max-width:44em;overflow-wrap:anywhere}"
+    "vertical-align:top;white-space:normal;max-width:44em;overflow-wrap:break-word}"
     ".anydevice tr{background:none}"
     ".anydevice td{font-variant-numeric:tabular-nums}"
     ".anydevice p{margin:3px 0}"
@@ -25,7 +25,7 @@ STYLE = (
     ".anydevice .good{color:#2a9d58;font-weight:600}.anydevice .bad{color:#e04a3f;font-weight:600}"
     ".anydevice .bar{display:inline-block;width:9em;height:.7em;border:1px solid #8888;"
     "border-radius:2px;vertical-align:middle;margin-right:6px}"
-    ".anydevice .bar span{display:block;height:100%;opacity:.6;border-bottom:.7em solid}"
+    ".anydevice .bar span{display:block;height:100%;opacity:.6;background:currentColor}"
     ".anydevice svg .grid{stroke:#8884;fill:none}.anydevice svg text{fill:currentColor;"
     "font:12px system-ui,sans-serif}"
 )
