@@ -93,7 +93,7 @@ def alike(library: Any, names: str, *arguments: Any, **renamed: str) -> Calls:
 
 
 ONE = "exp log sqrt sin cos tanh floor negative abs isnan"
-TWO = "add subtract multiply divide power maximum minimum equal less less_equal"
+TWO = "add subtract multiply divide power maximum minimum equal less less_equal greater"
 TRUTHS = "logical_and logical_or"
 
 
@@ -106,11 +106,19 @@ def of_torch() -> Calls:
     filters = torch.rand(3, 2, 3, 3)
     library: Any = torch
     functional: Any = torch.nn.functional
+    theirs = {"power": "pow", "equal": "eq", "less": "lt", "less_equal": "le", "greater": "gt"}
     return {
-        **alike(library, f"{ONE} rsqrt sigmoid erf relu", x, negative="neg"),
+        **alike(library, f"{ONE} rsqrt sigmoid erf relu round isfinite", x, negative="neg"),
         **alike(functional, "silu gelu", x),
-        **alike(library, TWO, x, y, power="pow", equal="eq", less="lt", less_equal="le"),
+        **alike(library, TWO, x, y, **theirs),
         **alike(library, TRUTHS, seen, seen),
+        **alike(library, "any all", seen, -1),
+        **alike(library, "prod logsumexp cumulative_sum", x, -1, cumulative_sum="cumsum"),
+        **alike(library, "zeros_like", x),
+        **alike(library, "outer", weight, weight),
+        "flip": pair(ops.flip, torch.flip, x, (0,)),
+        "stack": (lambda: ops.stack([x, y]), lambda: torch.stack([x, y])),
+        "clip": pair(ops.clip, torch.clamp, x, 0.25, 0.75),
         **alike(library, "logical_not", seen),
         **alike(library, "where", seen, x, y),
         **alike(library, "sum mean max min", x, -1, max="amax", min="amin"),
@@ -149,14 +157,18 @@ def of_jax() -> Calls:
     jax.config.update("jax_platforms", "cpu")
     x, y, seen = jnp.ones((8, 8)), jnp.ones((8, 8)), jnp.ones((8, 8), bool)
     return {
-        **alike(jnp, f"{ONE} sign", x),
+        **alike(jnp, f"{ONE} sign isfinite", x),
         **alike(jax.nn, "sigmoid relu silu", x),
         **alike(jax.lax, "rsqrt erf", x),
         **alike(jnp, TWO, x, y),
         **alike(jnp, TRUTHS, seen, seen),
         **alike(jnp, "logical_not", seen),
         **alike(jnp, "where", seen, x, y),
-        **alike(jnp, "sum mean max min argmax", x, -1),
+        **alike(jnp, "sum mean max min argmax argmin sort prod", x, -1),
+        **alike(jnp, "cumulative_sum", x, -1, cumulative_sum="cumsum"),
+        "flip": pair(ops.flip, jnp.flip, x, (0,)),
+        "stack": (lambda: ops.stack([x, y]), lambda: jnp.stack([x, y])),
+        "clip": pair(ops.clip, jnp.clip, x, 0.25, 0.75),
         **alike(jax.nn, "softmax log_softmax", x, -1),
         **alike(jnp, "reshape", x, (4, 16)),
         **alike(jnp, "permute", x, (1, 0), permute="transpose"),
@@ -179,7 +191,9 @@ def of_mlx() -> Calls:
     seen, heads, scale = x < y, mx.ones((1, 2, 4, 8)), 8**-0.5
     attention = mx.fast.scaled_dot_product_attention
     return {
-        **alike(mx, f"{ONE} rsqrt sigmoid erf", x),
+        **alike(mx, f"{ONE} rsqrt sigmoid erf round isfinite", x),
+        **alike(mx, "any all", seen, -1),
+        **alike(mx, "prod sort cumulative_sum", x, -1, cumulative_sum="cumsum"),
         **alike(mx, TWO, x, y),
         **alike(mx, TRUTHS, seen, seen),
         **alike(mx, "logical_not", seen),
@@ -212,7 +226,9 @@ def of_numpy() -> Calls:
     x, y = np.ones((8, 8), np.float32), np.ones((8, 8), np.float32)
     seen = np.ones((8, 8), bool)
     return {
-        **alike(np, f"{ONE} sign", x),
+        **alike(np, f"{ONE} sign round isfinite", x),
+        **alike(np, "any all", seen, -1),
+        **alike(np, "prod cumulative_sum", x, -1, cumulative_sum="cumsum"),
         **alike(np, TWO, x, y),
         **alike(np, TRUTHS, seen, seen),
         **alike(np, "logical_not", seen),

@@ -218,7 +218,7 @@ def test_stack_and_split() -> None:
         (lambda: ops.stack([X], 4), "axis 4 is from -4 to 3 in the result"),
         (lambda: ops.stack(X), r"stack: it takes a list of arrays, .* write stack\(\[x, y\]\)"),
         (lambda: ops.stack([]), "stack: there are no arrays"),
-        (lambda: ops.stack([X, X.astype("float32")]), "array 0 is float64, array 1 is float32"),
+        (lambda: ops.stack([X, X.astype("float32")]), "first is float64, another is float32"),
         (lambda: ops.split(X, 2, 1), r"axis 1 has a multiple of 2 elements, but x is \(2, 3, 4\)"),
         (lambda: ops.split(X, [3, 1], 2), r"\[3, 1\] are indices of axis 2 that do not fall"),
         (lambda: ops.split(X, 0), "axis 0 has a multiple of 0 elements"),

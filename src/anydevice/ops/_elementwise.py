@@ -451,8 +451,8 @@ def isfinite(x: Array) -> Array:
     >>> isfinite(numpy.array([1.0, numpy.inf, numpy.nan])).tolist()
     [True, False, False]
     """
-    xp = number_primitives("isfinite", x)
-    return xp.equal(x, x) if known_float(x) is None else xp.less(xp.abs(x), math.inf)
+    result = number_version(x, "isfinite", _isfinite)(x)
+    return _isfinite(x) if result is NotImplemented else result
 
 
 @compiled
@@ -553,6 +553,11 @@ def _refuse_negative_power(xp: Primitives, a: Array, b: int) -> None:
 
 def _relu(x: Array) -> Array:
     return primitives(x).maximum(x, 0)
+
+
+def _isfinite(x: Array) -> Array:
+    xp = primitives(x)
+    return xp.equal(x, x) if known_float(x) is None else xp.less(xp.abs(x), math.inf)
 
 
 def _round(x: Array) -> Array:

@@ -117,11 +117,15 @@ def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
     _require_arrays("stack", arrays)
     first = arrays[0]
     own = own_version(first, "stack", _stack)
-    require_one_dtype("stack", **{f"array {n}": x for n, x in enumerate(arrays)})
-    axis, count = integer("stack", "axis", axis), len(first.shape) + 1
+    kind, dtype, shape = type(first), first.dtype, first.shape
     for other in arrays[1:]:
-        if other.shape != first.shape:
+        if type(other) is not kind or other.dtype != dtype:
+            require_one_dtype("stack", first=first, another=other)
+        if other.shape != shape:
             raise wrong_shapes("stack", "the arrays have one shape", first=first, another=other)
+    count = len(shape) + 1
+    if type(axis) is not int:
+        axis = integer("stack", "axis", axis)
     if not -count <= axis < count:
         rule = f"axis {axis} is from {-count} to {count - 1} in the result"
         raise wrong_shapes("stack", rule, first=first)

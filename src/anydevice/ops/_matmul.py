@@ -91,7 +91,8 @@ def outer(a: Array, b: Array) -> Array:
     [[3, 4, 5], [6, 8, 10]]
     """
     xp = number_primitives("outer", a)
-    require_one_dtype("outer", a=a, b=b)
+    if type(b) is not type(a) or b.dtype != a.dtype:
+        require_one_dtype("outer", a=a, b=b)
     if len(a.shape) != 1 or len(b.shape) != 1:
         raise wrong_shapes("outer", "both are vectors", a=a, b=b)
     return xp.multiply(xp.reshape(a, (a.shape[0], 1)), b)

@@ -495,6 +495,8 @@ FUSED: Mapping[str, Function] = {
     "all": compiled(1, 2)(lambda x, axis, keepdims: jnp.all(x, axis, keepdims=keepdims)),
     "logsumexp": _logsumexp,
     "cumulative_sum": _cumulative_sum,
+    "clip": compiled()(lambda x, low, high: jnp.clip(x, low, high)),
+    "diff": compiled(1, 2)(lambda x, axis, times: jnp.diff(wide(x), times, axis).astype(x.dtype)),
     "round": jnp.round,
     "pad": _pad,
     "stack": lambda arrays, axis: _stacked(list(arrays), axis),

@@ -176,6 +176,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
     "cumulative_sum": _cumulative_sum,
     "flip": _flip,
+    "isfinite": mx.isfinite,
     "layernorm": _layernorm,
     "pad": _pad,
     "prod": _prod,

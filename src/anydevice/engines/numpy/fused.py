@@ -109,9 +109,11 @@ def _prod(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 def _cumulative_sum(x: Array, axis: int) -> Any:
+    if x.dtype.kind in "iu":
+        return np.add.accumulate(x, axis, x.dtype)
     wide = np.dtype(np.float32) if _is_narrow(x) else x.dtype
     with np.errstate(all="ignore"):
-        return np.cumsum(x, axis, wide).astype(x.dtype, copy=False)
+        return np.add.accumulate(x, axis, wide).astype(x.dtype, copy=False)
 
 
 def _any(x: Array, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -149,6 +151,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,
     "flip": lambda x, axes: np.flip(x, axes) if axes else x,
+    "isfinite": lambda x: np.asarray(np.isfinite(x)),
     "prod": _prod,
     "rmsnorm": _rmsnorm,
     "round": _round,

@@ -146,8 +146,10 @@ def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 def _cumulative_sum(x: Any, axis: int) -> Any:
-    kind = torch.float32 if x.dtype not in _WIDE and x.dtype.is_floating_point else x.dtype
-    return torch.cumsum(x, axis, dtype=kind).to(x.dtype)
+    kind = x.dtype
+    if kind in _WIDE:
+        return torch.cumsum(x, axis)
+    return torch.cumsum(x, axis, dtype=torch.float32 if kind.is_floating_point else kind).to(kind)
 
 
 def _any(x: Any, axis: Any, keepdims: bool) -> Any:
@@ -221,6 +223,25 @@ def _mean_squared_error(x: Any, y: Any) -> Any:
     if x.dtype in _WIDE:
         return _mse_loss(x, y, _MEAN)
     return _mse_loss(x.float(), y.float(), _MEAN)
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, eps: float) -> Any:
+    weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
+    return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, _FOR_GPUS)
+
+
+def _batch_norm_training(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, eps: float, momentum: float
+) -> Any:
+    weight, bias, mean, variance = _as_wide(weight, bias, mean, variance)
+    # PyTorch writes the new state into what it is given.
+    mean, variance = mean.detach().clone(), variance.detach().clone()
+    y = torch.batch_norm(x, weight, bias, mean, variance, True, momentum, eps, _FOR_GPUS)
+    return y, mean, variance
+
+
+def _as_wide(*arrays: Any) -> list[Any]:
+    return [each if each.dtype in _WIDE else each.float() for each in arrays]
 
 
 def _conv2d(x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> Any:
@@ -550,6 +571,7 @@ _OWN: dict[str, Function] = {
     "logsumexp": _logsumexp,
     "cumulative_sum": _cumulative_sum,
     "clip": _clip,
+    "isfinite": torch.isfinite,
     "round": torch.round,
     "pad": _pad,
     "stack": torch.stack,
@@ -557,6 +579,8 @@ _OWN: dict[str, Function] = {
     "leaky_relu": F.leaky_relu,
     "rmsnorm": _rmsnorm,
     "layernorm": _layernorm,
+    "batch_norm": _batch_norm,
+    "batch_norm_training": _batch_norm_training,
     "attention": attention,
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,
