@@ -24,6 +24,7 @@ from anydevice.core.trees import leaves
 from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
 from anydevice.training import _training as training
 from anydevice.training.batches import checked_data, placed_batches
+from anydevice.training.history import Epoch
 from anydevice.training.progress import TrainingProgress
 from anydevice.training.steps import default_optimize
 from tests.rounding import rounding
@@ -477,6 +478,15 @@ def test_a_log_gets_every_epoch() -> None:
     steps = [row for row in every.rows if "step_loss" in row]
     assert [row["step"] for row in steps] == list(range(3, history[-1].steps + 1, 3))
     assert all(np.isfinite(row["step_loss"]) for row in steps)
+
+
+def test_a_log_gets_metrics_by_their_names_and_no_rate_that_nobody_knows() -> None:
+    log = Recorder()
+    run = trained(cpu("jax"), validation=data(), metrics="accuracy", callbacks=nn.Log(log))
+    assert [row["accuracy"] for row in log.rows] == run.history.metrics["accuracy"]
+    assert "metrics" not in log.rows[0]
+    nn.Log(log).send(Epoch(1, 0.5, None, math.nan, 10, 1.5))
+    assert log.rows[-1] == {"loss": 0.5, "seconds": 1.5, "epoch": 1, "step": 10}
 
 
 def test_a_summary_writer_of_tensorboard_reads_back_what_was_sent(tmp_path: Path) -> None:

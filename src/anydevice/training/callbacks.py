@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from logging import Logger
+from math import isnan
 from typing import Any
 
 from anydevice.core.record import Record, as_dict
@@ -110,6 +111,8 @@ class Log(Callback):
         self._send(numbers, epoch.epoch, epoch.steps)
 
     def _send(self, numbers: dict[str, Any], epoch: int, step: int) -> None:
+        if isnan(numbers["rate"]):  # an optimizer of another library may keep it to itself
+            del numbers["rate"]
         if not self._writes:
             self.target.log({**numbers, "epoch": epoch, "step": step})
             return
