@@ -52,17 +52,22 @@ _WIDE_PRODUCTS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm
 
 
 def _linear(x: Any, weight: Any, bias: Any) -> Any:
-    if not _FOR_GPUS or not x.is_cuda or x.dtype in _WIDE or x.numel() != x.shape[-1]:
+    if not _FOR_GPUS or not x.is_cuda or x.dtype in _WIDE or not x.numel():
         return F.linear(x, weight, bias)
-    row = x.reshape(1, x.shape[-1])
+    count, width = weight.shape
+    is_row = x.numel() == width
+    # With a bias and a size that is no multiple of eight, the library may round the product before
+    # the bias comes to it: up to half of the elements are off then.
+    rounds_twice = bias is not None and (width % 8 or count % 8)
     followed = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if followed or not _WIDE_PRODUCTS or torch.compiler.is_compiling():
-        # For a vector, not a matrix of one row, the library adds up 16 bits in 16 bits.
-        return F.linear(row, weight, bias).reshape(*x.shape[:-1], len(weight))
-    # For one row of an odd width it also rounds the product before the bias comes to it.
-    wide = torch.mm(row, weight.t(), out_dtype=torch.float32)
-    result = (wide if bias is None else wide + bias).to(x.dtype)
-    return result.reshape(*x.shape[:-1], len(weight))
+    alone = _WIDE_PRODUCTS and not followed and not torch.compiler.is_compiling()
+    if alone and (is_row or rounds_twice):
+        wide = torch.mm(x.reshape(-1, width), weight.t(), out_dtype=torch.float32)
+        result = (wide if bias is None else wide + bias).to(x.dtype)
+        return result.reshape(*x.shape[:-1], count)
+    if is_row:  # for a vector, not a matrix of one row, it adds up 16 bits in 16 bits
+        return F.linear(x.reshape(1, width), weight, bias).reshape(*x.shape[:-1], count)
+    return F.linear(x, weight, bias)
 
 
 def _gelu(x: Any, approximate: bool) -> Any:
