@@ -1409,6 +1409,26 @@ KERNEL_MUTANTS = [
         "for (; base < end - 1; base += lanes)",
     ),
     KernelMutant(
+        "argsort",
+        "equal ones change places",
+        "sort.cl",
+        "second ? !after(there, value)",
+        "second ? after(value, there)",
+    ),
+    KernelMutant(
+        "sort", "NaN is passed over", "sort.cl", "!is_nan(b) && (is_nan(a) || a > b)", "a > b"
+    ),
+    KernelMutant(
+        "sort",
+        "a run too short",
+        "sort.cl",
+        "min(other + width, count)",
+        "min(other + width, count - 1)",
+    ),
+    KernelMutant(
+        "prod", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"
+    ),
+    KernelMutant(
         "max", "begins at zero", "reduce.cl", "NUMBER total = NEUTRAL;", "NUMBER total = 0;"
     ),
 ]

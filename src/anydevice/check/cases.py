@@ -236,8 +236,11 @@ def _like(*arguments: Any, count: int = 3, **options: Any) -> Make:
     return lambda draw: call(*arguments, like=draw.normal(count), **options)
 
 
-def _made(op: str, *arguments: Any, **cases: tuple[Any, ...]) -> Row:
-    """An op that makes an array like another; `arguments` are those of the plain case."""
+def _made(op: str, *arguments: Any, large: tuple[Any, ...], **cases: tuple[Any, ...]) -> Row:
+    """An op that makes an array like another.
+
+    `arguments` are those of the plain case, `large` those of the benchmarks.
+    """
     named = (Case(name.replace("_", " "), _like(*given), LARGE) for name, given in cases.items())
     to_float = Case("of another dtype", _like(*arguments, dtype="float16"), INTEGERS)
     return Row(
@@ -246,8 +249,8 @@ def _made(op: str, *arguments: Any, **cases: tuple[Any, ...]) -> Row:
         NUMBERS if op == "arange" else EVERYTHING,
         budgets.relative(4, once=True),
         gives=lambda dtype, made: (made.options.get("dtype") or dtype,),
-        gpu={"like 4,096": _like(*arguments, count=4096)},
-        cpu={"like 4,096": _like(*arguments, count=4096)},
+        gpu={"16 million elements": _like(*large, count=1024)},
+        cpu={"16 million elements": _like(*large, count=1024)},
         operations=lambda made: 0,
     )
 
@@ -270,12 +273,26 @@ def _of_one_value(op: str, *arguments: Any) -> Row:
     )
 
 
+_SHAPED_LIKE: dict[str, tuple[Any, ...]] = {
+    "no_axis": ((),),
+    "one_size": (7,),
+    "empty": ((0, 2),),
+    "a_million": ((1031, 1033),),
+    "large": ((4096, 4096),),
+}
+
 _MADE: tuple[Row, ...] = (
+    _made("zeros", (3, 5), **_SHAPED_LIKE),
+    _made("ones", (3, 5), **_SHAPED_LIKE),
     _made(
-        "zeros", (3, 5), no_axis=((),), one_size=(7,), empty=((0, 2),), a_million=((1031, 1033),)
+        "full",
+        (3, 5),
+        1,
+        nan=((2, 3), np.nan),
+        infinity=(4, -np.inf),
+        a_fraction=((), 0.375),
+        large=((4096, 4096), 1),
     ),
-    _made("ones", (3, 5), no_axis=((),), one_size=(7,), empty=((0, 2),), a_million=((1031, 1033),)),
-    _made("full", (3, 5), 1, nan=((2, 3), np.nan), infinity=(4, -np.inf), a_fraction=((), 0.375)),
     _made(
         "arange",
         9,
@@ -286,8 +303,9 @@ _MADE: tuple[Row, ...] = (
         none=(5, 5),
         the_other_way=(5, 1),
         a_million=(7, 1000003),
+        large=(2**24,),
     ),
-    _made("eye", 5, wide=(3, 7), high=(7, 3), empty=(0,), many=(1031, 1033)),
+    _made("eye", 5, wide=(3, 7), high=(7, 3), empty=(0,), many=(1031, 1033), large=(4096,)),
     _of_one_value("zeros_like"),
     _of_one_value("ones_like"),
     _of_one_value("full_like", 1),

@@ -263,12 +263,12 @@ def _product(
         product = xp.multiply(left, right)
         axes = tuple(range(len(names), len(names) + len(inner)))
         return (xp.sum(product, axes) if axes else product), names
-    count = [prod([sizes[name] for name in several]) for several in (batch, rows, inner, columns)]
+    high, deep, wide = (prod([sizes[name] for name in some]) for some in (rows, inner, columns))
+    first = (prod([sizes[name] for name in batch]),) if batch else ()
     left = _arranged(xp, a, a_names, [*batch, *rows, *inner], sizes)
     right = _arranged(xp, b, b_names, [*batch, *inner, *columns], sizes)
     product = xp.matmul(
-        xp.reshape(left, (count[0], count[1], count[2])),
-        xp.reshape(right, (count[0], count[2], count[3])),
+        xp.reshape(left, (*first, high, deep)), xp.reshape(right, (*first, deep, wide))
     )
     return xp.reshape(product, tuple([sizes[name] for name in names])), names
 
