@@ -96,13 +96,51 @@ def fork_after_discovery() -> list[Row]:
     return [("CUDA in a forked child", said[:90], done.returncode == 0)]
 
 
+TESTED = ("compiling", "models", "compat", "test_testing.py", "transfer", "memory")
+
+
+def environment() -> dict[str, str]:
+    """What tests are started with."""
+    engines = {"ANYDEVICE_TEST_ENGINES": "numpy,torch,jax,cupy,opencl"}
+    return {**os.environ, **engines, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def card_tests() -> list[Row]:
+    """The tests of whole folders, in as many processes as half the cores; needs pytest-xdist.
+
+    Each line is printed as it comes, so that a run that is stopped has told what failed.
+    """
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    command += [
+        "-n",
+        str(max(2, (os.cpu_count() or 2) // 2)),
+        "--dist=worksteal",
+        "-v",
+        "--tb=short",
+    ]
+    # PyTorch's advice for cards, which no test is about.
+    command += ["-W", "ignore:TensorFloat32 tensor cores:UserWarning"]
+    process = subprocess.Popen(
+        [*command, *(str(ROOT / "tests" / name) for name in TESTED)],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    last, passed = "no output", 0
+    for line in process.stdout:
+        passed += " PASSED " in line
+        begins = line.startswith("tests/") and "::" in line
+        if not begins and " PASSED " not in line and " SKIPPED " not in line:
+            print(line, end="", flush=True)
+        last = line.strip("= \n") or last
+    return [("tests on the card", f"{passed} passed; {last}", process.wait() == 0)]
+
+
 def contract_tests() -> list[Row]:
     """One process a file, all at once: most of the time goes into compiling on the CPU."""
-    environment = {
-        **os.environ,
-        "ANYDEVICE_TEST_ENGINES": "numpy,torch,jax,cupy,opencl",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=500"]
     if importlib.util.find_spec("pytest_timeout") is None:
         command = [*command[:-1], "-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
@@ -111,7 +149,7 @@ def contract_tests() -> list[Row]:
         file: subprocess.Popen(
             [*command, str(file)],
             cwd=ROOT,
-            env=environment,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -165,7 +203,7 @@ def training() -> list[Row]:
 
 
 def verifying() -> list[Row]:
-    return [*script("quick_verify"), *script("gpu_verify", "300")]
+    return [*script("quick_verify"), *script("gpu_verify", "300"), *script("verified_models")]
 
 
 def speed() -> list[Row]:
@@ -188,6 +226,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     checks,
     fork_after_discovery,
     contract_tests,
+    card_tests,
     moving,
     kernels,
     dispatched,
