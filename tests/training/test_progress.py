@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import anydevice
 from anydevice import nn
@@ -119,3 +121,12 @@ def test_what_is_told_is_escaped(cell: Cell) -> None:
         bar.tell(1, 2, "<b>&")
     assert "&lt;b&gt;&amp;" in cell.contents[0]["text/html"]
     assert cell.contents[0]["text/plain"].endswith("<b>&")
+
+
+def test_loading_weights_shows_a_bar_in_a_notebook(cell: Cell, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": X}, path)
+    anydevice.load_weights(path, "cpu", progress=True)
+    assert cell.contents[-1]["text/plain"] == "96/96 B  loading weights"
+    anydevice.load_weights(path, "cpu", progress=False)
+    assert cell.outputs == 1
