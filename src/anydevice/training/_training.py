@@ -112,7 +112,7 @@ class Training:
     ...         losses.append(training.step(batch))
     >>> float(losses[-1]) < 0.05 < float(losses[0])
     True
-    >>> training.model([[0.5]]).shape, training.steps
+    >>> tuple(training.model([[0.5]]).shape), training.steps
     ((1, 1), 120)
 
     A module of PyTorch, Flax NNX or MLX is trained in place; `training.model` is the trained model
