@@ -222,6 +222,21 @@ MUTANTS: list[tuple[str, str, Function, Function]] = [
     ("small numbers", "bfloat16", net, at(lambda m, x: x.abs().amax(-1, keepdim=True) < 0.5)),
 ]  # fmt: skip
 
+SHORT = {
+    *("6 % too large, bfloat16", "3 % too small, mixed", "a bias dropped, float16"),
+    *(
+        "eps of 1e-2 for 1e-5, bfloat16",
+        "one row 20 % too large",
+        "one column a thousandth too large",
+    ),
+    *("relu for gelu", "attention that sees what is later", "a position off by one"),
+    *("indices from one", "one truth turned round", "no NaN where there should be", "no infinity"),
+    *("NaN in one element", "conjugated", "outputs swapped", "names swapped", "an output missing"),
+    *("another integer", "another text inside", "something for None", "a score in a class"),
+    *("beside chaos", "every 11th call", "one more row than the example", "large numbers"),
+}
+"""Of each kind, those that are in the short form of the tests."""
+
 NOT_COVERED: list[tuple[str, str, Function, Function]] = [
     ("many rows", "float32", net, at(lambda m, x: len(x) > 100)),
     ("huge numbers", "float32", net, at(lambda m, x: x.abs().amax(-1, keepdim=True) > 1e6)),
