@@ -82,7 +82,7 @@ class _Groups(dict[str, dict[str, Any]]):
         return hash(tuple((name, tuple(options.items())) for name, options in self.items()))
 
 
-class _BuiltIn(Optimizer):
+class BuiltIn(Optimizer):
     """An optimizer whose step is one op over lists of arrays, or one for each group of them."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
@@ -95,6 +95,11 @@ class _BuiltIn(Optimizer):
     def _groups(self) -> _Groups:
         # The field is the last one of each subclass, so that the others keep their places.
         return getattr(self, "groups", None) or _Groups({})
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it treats all parameters alike, whatever their names."""
+        return not self._groups
 
     def _state_names(self) -> tuple[str, ...]:
         """The names of the trees of its state."""
@@ -147,7 +152,7 @@ class _BuiltIn(Optimizer):
         return new
 
 
-def _checked_groups(optimizer: _BuiltIn, groups: Any) -> _Groups:
+def _checked_groups(optimizer: BuiltIn, groups: Any) -> _Groups:
     kind = type(optimizer).__name__
     known = [name for name in optimizer._fields if name != "groups"]
     if not isinstance(groups, Mapping) or not all(
@@ -223,7 +228,7 @@ def _parted(
     return [(key[""], tuple(places)) for key, places in parts.items()]
 
 
-class SGD(_BuiltIn):
+class SGD(BuiltIn):
     """Stochastic gradient descent, with momentum if it is not 0.
 
     >>> import numpy
@@ -262,7 +267,7 @@ class SGD(_BuiltIn):
         )
 
 
-class Adam(_BuiltIn):
+class Adam(BuiltIn):
     """Adam; `decay` is L2 regularization, a multiple of the parameters added to the gradients."""
 
     rate: float | Schedule = 1e-3
@@ -316,7 +321,7 @@ class AdamW(Adam):
     _decoupled = True
 
 
-class Lion(_BuiltIn):
+class Lion(BuiltIn):
     """Lion: steps by the sign of the averaged gradient, with decoupled weight decay."""
 
     rate: float | Schedule = 1e-4

@@ -34,7 +34,7 @@ from anydevice.models.precision import LossScale, Policy, ScaleState, cast_param
 from anydevice.nn.layer import Array, Layer, Run, state_places
 from anydevice.nn.losses import Loss, computes_in_float32
 from anydevice.nn.model import Model
-from anydevice.nn.optimizers import Optimizer, clipped
+from anydevice.nn.optimizers import BuiltIn, Optimizer, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
 from anydevice.settings.files import compiled_folder
@@ -164,7 +164,8 @@ def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int)
     autodiff = engine.autodiff
     if isinstance(autodiff, Absent):
         raise autodiff.error()
-    kind = FusedStepper if autodiff.compiles else SplitStepper
+    waits = device.kind != "cpu" or config.policy.needs_loss_scale
+    kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
     return kind(engine, autodiff, device, config, state, seed)
 
 
@@ -523,6 +524,82 @@ class SplitStepper(FunctionStepper):
             self._readies[share] = self.compiled(ready)
         found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
         return found
+
+
+class HostStepper(SplitStepper):
+    """Steps on a CPU: looking at a number waits for nothing there, so a failed step is not begun.
+
+    The lists of arrays are kept, since updates write into them.
+    """
+
+    def _start(self, steps: int) -> None:
+        super()._start(steps)
+        self._steps_failed = 0
+        self._is_failing = False
+        self._arrays = leaves(self._trained)
+        optimizer = self.config.optimizer
+        self._lists = (
+            {name: leaves(tree) for name, tree in self._optimizer_state.items()}
+            if isinstance(optimizer, BuiltIn) and optimizer.is_uniform
+            else None
+        )
+
+    def add(self, batch: Any, weight: float = 1.0) -> Array:
+        number = self._xp.full((), self.batches + 1, _INT32, self._like)
+        (value, state), gradients = self._loss_and_gradients(
+            self._trained, self._held, batch, self._seed, number, None
+        )
+        self._is_failing = self._is_failing or not math.isfinite(value)
+        if not self._is_failing:
+            self._keep_state(state)
+        if weight != 1.0:
+            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
+        self._total = gradients if self._total is None else self._plus(self._total, gradients)
+        self._added += weight
+        self.batches += 1
+        return value
+
+    def move(self, rate: float) -> None:
+        gradients, skip = self._made_ready(1.0 / self._added)
+        self.drop()
+        self.started += 1
+        self._is_failing = self._is_failing or bool(skip)
+        if self._is_failing:
+            self._steps_failed += 1
+            return
+        update = self.config.optimizer.update
+        with consuming():
+            if self._lists is None:
+                self._trained, self._optimizer_state = update(
+                    self._trained, gradients, self._optimizer_state, self.started, rate
+                )
+                return
+            arrays, self._lists = update(
+                self._arrays, leaves(gradients), self._lists, self.started, rate
+            )
+        if not all(map(is_, arrays, self._arrays)):
+            self._arrays, self._trained = arrays, refilled(self._trained, arrays)
+
+    def _made_ready(self, share: float) -> tuple[Tree, Any]:
+        if share == 1.0 and self.config.clip is None:
+            return self._total, not math.isfinite(total(self._total))
+        return super()._made_ready(share)
+
+    @property
+    def state(self) -> StepState:
+        if self._lists is not None:
+            self._optimizer_state = {
+                name: refilled(self._trained, arrays) for name, arrays in self._lists.items()
+            }
+        return super().state
+
+    @property
+    def failed(self) -> bool:
+        return self._is_failing or not math.isfinite(total(self._trained))
+
+    @property
+    def failed_since(self) -> int:
+        return self.started + 1 - self._steps_failed
 
 
 class FusedStepper(FunctionStepper):
