@@ -74,7 +74,7 @@ def shows(text: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
-@pytest.mark.parametrize("section", LIBRARIES)
+@pytest.mark.parametrize("section", [*LIBRARIES, "Keras"])
 def test_the_examples_of_a_section_run_and_print_what_they_show(
     section: str, tmp_path: Path, sessions: Sessions
 ) -> None:
