@@ -395,9 +395,10 @@ def test_what_a_loss_does_itself_is_left_out(layer: nn.Layer, loss: Any, changed
     np.testing.assert_allclose(last.apply({}, y, nn.Run()), model(x), rtol=allowed)
 
 
-def test_a_convolution_that_ends_with_an_activation_is_folded() -> None:
-    layer = nn.Conv2d(1, 2, 1, activation="sigmoid")
-    assert nn.folded(layer, nn.binary_cross_entropy) == (nn.Conv2d(1, 2, 1), True)
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d])
+def test_a_convolution_that_ends_with_an_activation_is_folded(kind: Any) -> None:
+    layer = kind(1, 2, 1, activation="sigmoid")
+    assert nn.folded(layer, nn.binary_cross_entropy) == (kind(1, 2, 1), True)
 
 
 @pytest.mark.parametrize(

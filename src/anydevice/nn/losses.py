@@ -14,7 +14,7 @@ from anydevice import ops
 from anydevice.core.record import replace
 from anydevice.errors import ConfigurationError
 from anydevice.nn._recompute import Recomputed
-from anydevice.nn.convolution import Conv2d
+from anydevice.nn.convolution import Conv1d, Conv2d, ConvTranspose2d
 from anydevice.nn.layer import Array, Layer
 from anydevice.nn.layers import Activation, Chain, Dense, Dropout, Flatten
 from anydevice.ops.arguments import different_shapes, wide, widened
@@ -217,7 +217,7 @@ def _without(layer: Layer, name: str) -> Layer | None:
     """The layer without the activation at its end; `None` if it does not end with it."""
     if isinstance(layer, Activation):
         return _IDENTITY if layer.name == name else None
-    if isinstance(layer, Dense | Conv2d):
+    if isinstance(layer, Dense | Conv1d | Conv2d | ConvTranspose2d):
         return replace(layer, activation=None) if layer.activation == name else None
     if isinstance(layer, Recomputed):
         inside = _without(layer.layer, name)
