@@ -25,7 +25,8 @@ from anydevice.core.record import Record, replace
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import StepConfig, StepState, stepper_for
+from anydevice.training.function_steps import stepper_for
+from anydevice.training.steps import StepConfig, StepState
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

@@ -20,7 +20,8 @@ import numpy as np
 import anydevice
 from anydevice import nn
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import StepConfig, StepState, stepper_for
+from anydevice.training.function_steps import stepper_for
+from anydevice.training.steps import StepConfig, StepState
 
 Row = tuple[str, str, bool]
 Step = Callable[[], Any]

@@ -22,7 +22,7 @@ from anydevice.models.precision import (
     has_bfloat16,
     policy_of,
 )
-from anydevice.training.steps import _selected
+from anydevice.training.function_steps import _selected
 
 ENGINES = ("numpy", "torch", "jax", "mlx")
 

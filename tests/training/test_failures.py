@@ -18,7 +18,8 @@ from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 from anydevice.models.precision import policy_of
-from anydevice.training.steps import StepConfig, StepState, stepper_for, total
+from anydevice.training.function_steps import stepper_for, total
+from anydevice.training.steps import StepConfig, StepState
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

@@ -19,7 +19,7 @@ from anydevice import nn
 from anydevice.compiling.versions import Compilers
 from anydevice.core.device import Device
 from anydevice.training import _training as training
-from anydevice.training import steps as stepping
+from anydevice.training import function_steps as stepping
 from anydevice.training.progress import TrainingProgress
 
 ENGINES = ("torch", "jax", "mlx")

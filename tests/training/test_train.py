@@ -607,7 +607,7 @@ def test_float16_that_no_scale_mends_stops(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_failure_that_does_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anydevice.training.steps.HostStepper.failed", True)
+    monkeypatch.setattr("anydevice.training.function_steps.HostStepper.failed", True)
     with pytest.raises(VerificationError, match="finite when the batches were run again"):
         trained(cpu("torch"))
 

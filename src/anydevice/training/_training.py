@@ -65,7 +65,8 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice.training.steps import StepConfig, Stepper, StepState, state_leaves, stepper_for
+from anydevice.training.function_steps import stepper_for
+from anydevice.training.steps import StepConfig, Stepper, StepState, state_leaves
 from anydevice.training.torch_modules import TorchLayer, TorchStepper
 from anydevice.transfer.moving import to_device, to_numpy
 
@@ -473,7 +474,7 @@ class Training:
             found.loop.position,
             found.loop.rate,
         )
-        self._waiting = found.step.batches % self.config.accumulate if found.step.added else 0
+        self._waiting = self.position % self.config.accumulate if found.step.added else 0
         self._first_rows = found.rows
         self._random, self._unread = found.random, []
         if "now" in found.random:
@@ -569,7 +570,8 @@ def copied(parameters: Tree) -> Tree:
 
 
 def _copy(x: Any) -> Any:
-    return ops.multiply(x, 1.0) if primitives(x).dtype(x).kind == "float" else x
+    kind = primitives(x).dtype(x).kind
+    return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)
 
 
 def type_name(value: Any) -> str:
