@@ -57,6 +57,7 @@ from anydevice.training.failures import (
     failure,
     wrong_target,
 )
+from anydevice.training.function_steps import stepper_for
 from anydevice.training.modules import ModuleLayer, layer_of, optimizer_of
 from anydevice.training.randomness import (
     device_state,
@@ -65,7 +66,6 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice.training.function_steps import stepper_for
 from anydevice.training.steps import StepConfig, Stepper, StepState, state_leaves
 from anydevice.training.torch_modules import TorchLayer, TorchStepper
 from anydevice.transfer.moving import to_device, to_numpy
