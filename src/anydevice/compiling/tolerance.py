@@ -38,6 +38,9 @@ from anydevice.core.record import Record
 
 Array = Any
 
+_MOST_ROWS = 4096
+"""Of a part, to look whether they are in another order."""
+
 _SMALLEST = {"float16": 2.0**-24}
 """The distance of the numbers next to 0; in all other dtypes it is too small to matter."""
 _TINY = 1e-37
@@ -223,3 +226,17 @@ def _quantile(x: Array, counts: Array, share: float) -> Array:
 
 def _finite(x: Array) -> Array:
     return np.where(np.isfinite(x), x, 0.0)
+
+
+def matched_rows(x: Array, other: Array) -> Array:
+    """The rows of an array in the order of those of another that they are nearest to."""
+    rows, others = (each.reshape(-1, each.shape[-1] if each.ndim else 1) for each in (x, other))
+    if x.shape != other.shape or not 1 < len(rows) <= _MOST_ROWS:
+        return x
+    with np.errstate(all="ignore"):
+        apart = (rows**2.0).sum(-1) - 2.0 * (others @ rows.T)
+    order = np.empty(len(rows), np.int64)
+    for place, distances in enumerate(apart):
+        order[place] = nearest = np.argmin(distances)
+        apart[:, nearest] = np.inf
+    return rows[order].reshape(x.shape)

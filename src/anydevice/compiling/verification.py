@@ -28,7 +28,7 @@ from anydevice.compiling.inputs import (
 )
 from anydevice.compiling.properties import Property, check_properties
 from anydevice.compiling.report import Checked
-from anydevice.compiling.tolerance import STRONGLY, Tolerance, tolerance_of
+from anydevice.compiling.tolerance import STRONGLY, Tolerance, matched_rows, tolerance_of
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record, replace
@@ -51,8 +51,6 @@ _CALLS = 12
 _COMPILES_AGAIN = 5.0
 """Seconds of the first call up to which compiled code is made for another number of rows too."""
 _LARGEST_FLOAT16 = 65504.0
-_MOST_ROWS = 4096
-"""Of a part, to look whether they are in another order."""
 
 
 class Original(Record):
@@ -124,7 +122,7 @@ class Part(Record):
     def in_order_of(self, other: Part) -> Part:
         """The same, with the rows of each array in the order of those that they are nearest to."""
         pairs = {path: (x, other.arrays[path]) for path, x in self.arrays.items()}
-        return replace(self, arrays={path: _matched(*pair) for path, pair in pairs.items()})
+        return replace(self, arrays={path: matched_rows(*pair) for path, pair in pairs.items()})
 
     def is_same(self, other: Part) -> bool:
         """Whether all of it is equal; NaN equals NaN."""
@@ -410,20 +408,6 @@ def _widened(x: Array) -> Array:
     if x.dtype.kind == "c":
         return np.stack([x.real, x.imag]).astype(np.float64)
     return np.asarray(x, np.int64 if x.dtype.kind in "biu" else np.float64)
-
-
-def _matched(x: Array, other: Array) -> Array:
-    """The rows of an array in the order of those of another that they are nearest to."""
-    rows, others = (each.reshape(-1, each.shape[-1] if each.ndim else 1) for each in (x, other))
-    if x.shape != other.shape or not 1 < len(rows) <= _MOST_ROWS:
-        return x
-    with np.errstate(all="ignore"):
-        apart = (rows**2.0).sum(-1) - 2.0 * (others @ rows.T)
-    order = np.empty(len(rows), np.int64)
-    for place, distances in enumerate(apart):
-        order[place] = nearest = np.argmin(distances)
-        apart[:, nearest] = np.inf
-    return rows[order].reshape(x.shape)
 
 
 def _parts_of(adapter: ModelAdapter, inputs: Inputs) -> list[Part]:
