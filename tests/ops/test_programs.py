@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import anydevice
 from anydevice import ops
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.ops import dispatch
 from anydevice.ops.dispatch import compiled
@@ -131,3 +133,32 @@ def test_numbers_are_constants_of_a_program() -> None:
     assert said == ("the program with 0", "the program with 1", "the program with 2")
     assert guarded([], 1.0) == "the op with 1.0"  # type: ignore[arg-type]
     assert guarded((), 3) == "the op with 3"
+
+
+def several(y: Any) -> Any:
+    """Ops of many kinds, one after the other."""
+    ordered = ops.sort(ops.clip(y, -1.0, 1.0), 1, descending=True)
+    share = ops.exp(ops.subtract(y, ops.logsumexp(y, 1, keepdims=True)))
+    weights = ops.one_hot(ops.argmin(y), 6, y.dtype)
+    parts = ops.stack([ordered, share, weights, ops.round(y), ops.cumulative_sum(y)])
+    first, second = ops.split(ops.diff(parts, 2, 2), 2, 2)
+    total = ops.einsum("nij,j->ni", parts, ops.arange(6, like=y))
+    spread = ops.multiply(ops.std(first, 2), ops.vector_norm(second, 2))
+    return ops.pad(ops.flip(ops.add(total, spread), 1), [(0, 0), (1, 1)])
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax", "mlx"])
+def test_compilers_look_through_whole_functions(engine: str) -> None:
+    pytest.importorskip("mlx.core" if engine == "mlx" else engine)
+    x = anydevice.device("cpu", engine=engine)(
+        np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    )
+    if engine == "torch":  # as one graph, without the seconds that code for it takes
+        import torch
+
+        whole = torch.compile(several, backend="eager", fullgraph=True)
+    else:
+        compiler: Any = registry.load(engine).compiler
+        whole = compiler.compile(several)
+    found, wanted = (anydevice.to_numpy(function(x)) for function in (whole, several))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
