@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from anydevice import ops
+from anydevice.check import trials
+from anydevice.check.case import LARGE, LARGE_KERNELS
 from anydevice.check.cases import TABLE
+from anydevice.core.device import Device
+from anydevice.engines import registry
+from anydevice.engines.numpy.fused import FUSED
 from anydevice.errors import ConfigurationError, OutOfMemoryError
 from anydevice.ops import dispatch
 
@@ -67,6 +72,21 @@ def test_any_other_error_is_the_librarys(name: str, monkeypatch: pytest.MonkeyPa
         first_call(name, monkeypatch, problem)
     assert caught.value is problem
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_an_engine_has_of_its_own_is_right_by_definition_too(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine of somebody else's has the primitives alone."""
+    dispatch.primitives(np.ones(1))
+    monkeypatch.setitem(dispatch._fused, "numpy", {})
+    row, engine = TABLE[name], registry.load("numpy")
+    for dtype in {"float32", "bfloat16", row.dtypes[-1]}:
+        for case in row.cases_for(dtype):
+            if case.dtypes not in (LARGE, LARGE_KERNELS):
+                trial = trials.prepare(row, case, dtype)
+                assert trials.run(trial, engine, Device("cpu")) is None, (case.name, dtype)
 
 
 @pytest.mark.parametrize("name", ops.__all__)
