@@ -144,6 +144,18 @@ def by_hand(sizes: Sizes, model: nn.Model, x: Any, y: Any) -> Step:
     return step
 
 
+def in_training(sizes: Sizes, model: nn.Model, device: anydevice.Device, x: Any, y: Any) -> Step:
+    """The module by hand, in `nn.Training`."""
+    module = torch.compile(Gpt(sizes, anydevice.to_numpy(model.parameters)).to(x.device))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return model(x, y)
+
+    training = nn.Training(module, optimizer, loss=loss, device=device, precision="mixed")
+    return lambda: training.step((x, y))
+
+
 def ours(model: nn.Model, device: anydevice.Device, precision: str, x: Any, y: Any) -> Step:
     optimizer = nn.AdamW(RATE, decay=DECAY)
     config = StepConfig(model.layer, nn.cross_entropy, optimizer, policy_of(precision, device))
@@ -170,6 +182,7 @@ def speed(sizes: Sizes, device: anydevice.Device) -> list[Row]:
     y = drawn.integers(0, sizes.vocabulary, shape).long()
     sides = {
         "by hand": by_hand(sizes, model, x, y),
+        "nn.Training": in_training(sizes, model, device, x, y),
         "mixed": ours(model, device, "mixed", x, y),
         "float32": ours(model, device, "float32", x, y),
     }
@@ -180,7 +193,7 @@ def speed(sizes: Sizes, device: anydevice.Device) -> list[Row]:
         step()
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(7):
-        for name in ("by hand", "mixed"):
+        for name in ("by hand", "nn.Training", "mixed"):
             times[name].append(seconds(sides[name], device, 10))
     for _ in range(3):
         times["float32"].append(seconds(sides["float32"], device, 3))
@@ -190,7 +203,15 @@ def speed(sizes: Sizes, device: anydevice.Device) -> list[Row]:
     right = apart < 0.02 * math.log(sizes.vocabulary)
     count = model.parameter_count / 1e6
     ratio, gain = (tokens["mixed"] / tokens[name] for name in ("by hand", "float32"))
+    pairs = zip(times["nn.Training"], times["by hand"], strict=True)
+    more = statistics.median(own / plain for own, plain in pairs) - 1
     return [
+        (
+            "the module in nn.Training",
+            f"{middle['by hand'] * 1e3:.2f} → {middle['nn.Training'] * 1e3:.2f} ms a step: "
+            f"{more:+.1%} (bar 1 %)",
+            more <= 0.01 and right,
+        ),
         (
             f"GPT, {count:.0f} million, mixed",
             f"{tokens['by hand']:,.0f} → {tokens['mixed']:,.0f} tokens/s: {ratio:.3f} × (bar 0.97)"
