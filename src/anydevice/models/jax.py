@@ -155,7 +155,7 @@ class EquinoxAdapter(JaxAdapter):
 
     def run(self, module: Any, *inputs: Any, **named: Any) -> Any:
         if self._given is not self.module:
-            return _with_module(self._given, self.module, module)(*inputs, **named)
+            return self.over(module)(*inputs, **named)
         try:
             return module(*inputs, **named)
         except Exception as error:
@@ -169,7 +169,11 @@ class EquinoxAdapter(JaxAdapter):
 
     def with_weights(self, arguments: Sequence[Array]) -> Any:
         """The model as it was given, with other arrays."""
-        return _with_module(self._given, self.module, self.bound(arguments))
+        return self.over(self.bound(arguments))
+
+    def over(self, module: Any) -> Any:
+        """The model as it was given, over another module."""
+        return _with_module(self._given, self.module, module)
 
     def _parts(self, module: Any) -> dict[str, Any]:
         return dict(_modules_in(module, sys.modules["equinox"].Module, ""))

@@ -18,13 +18,13 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn
 
-from anydevice import ops
 from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
 from anydevice.core.record import NOTHING, Record, replace
-from anydevice.core.trees import Tree, leaves, mapped, partition
+from anydevice.core.text import shortened
+from anydevice.core.trees import Tree, leaves, partition
 from anydevice.core.warn import warn
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.models.detect import adapter_of, compile_device, training_device
 from anydevice.models.native import NativeAdapter
@@ -32,7 +32,6 @@ from anydevice.models.precision import cast_parameters, policy_of
 from anydevice.nn.losses import folded, left_out, loss_of, remark_on
 from anydevice.nn.model import Model, still_layers, trained_leaves
 from anydevice.nn.optimizers import SGD, Optimizer, rate_of
-from anydevice.ops.dispatch import primitives
 from anydevice.saving.files import checked_path
 from anydevice.training.batches import (
     batch_name,
@@ -66,7 +65,7 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice.training.steps import StepConfig, Stepper, StepState, state_leaves
+from anydevice.training.steps import StepConfig, Stepper, StepState, copied, state_leaves
 from anydevice.training.torch_modules import TorchLayer, TorchStepper
 from anydevice.transfer.moving import to_device, to_numpy
 
@@ -467,8 +466,19 @@ class Training:
             trained=self.config.trained,
         )
         self.config = replace(self.config, optimize=optimize or found.optimize)
-        with explaining(self.device):
-            self._stepper = self._stepper_for(found.step)
+        try:
+            with explaining(self.device):
+                self._stepper = self._stepper_for(found.step)
+            if "now" in found.random:
+                set_host_state(found.random["now"], self._data)
+                set_device_state(self.device, found.random["device"])
+        except AnyDeviceError:
+            raise
+        except Exception as error:  # the libraries' own, for states that do not fit theirs
+            raise TransferError(
+                f"{path} does not fit this model, optimizer and schedule "
+                f"({shortened(str(error), 200)}); use those that it was saved with, or another path"
+            ) from error
         self.epoch, self.position, self.rate = (
             found.loop.epoch,
             found.loop.position,
@@ -477,9 +487,6 @@ class Training:
         self._waiting = self.position % self.config.accumulate if found.step.added else 0
         self._first_rows = found.rows
         self._random, self._unread = found.random, []
-        if "now" in found.random:
-            set_host_state(found.random["now"], self._data)
-            set_device_state(self.device, found.random["device"])
         return found
 
     def end_epoch(self) -> None:
@@ -562,16 +569,6 @@ class Training:
         if dtype != "float32" and kinds != {wanted}:
             self._given.to(wanted)
         self._like = self.config.layer.parameters  # type: ignore[attr-defined]
-
-
-def copied(parameters: Tree) -> Tree:
-    """A copy of all arrays on their device."""
-    return mapped(_copy, parameters)
-
-
-def _copy(x: Any) -> Any:
-    kind = primitives(x).dtype(x).kind
-    return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)
 
 
 def type_name(value: Any) -> str:

@@ -26,7 +26,7 @@ from anydevice.nn.layer import Layer, MisfitError, Run
 from anydevice.nn.losses import cross_entropy
 from anydevice.training.batches import INPUT_ERRORS, prefix_error
 from anydevice.training.modules import ModuleLayer
-from anydevice.training.steps import StepConfig, Stepper
+from anydevice.training.steps import StepConfig, Stepper, copied
 from anydevice.transfer.moving import to_numpy
 
 _ADVICE = "try a smaller rate, clip=1.0, or look at the data"
@@ -57,6 +57,11 @@ def failure(
     `parameters` are those before that step, and `batches` its batches. Where the parameters are NaN
     or infinite already, the update of the step before made them so.
     """
+    batches = list(batches)
+    for batch in batches:
+        wrong = nonfinite_batch(batch.batch)
+        if wrong is not None:
+            return _error(batch.step, wrong, "", _DATA_ADVICE)
     wrong = _wrong_leaf(parameters)
     if wrong is not None:
         layer = f"{config.layer.root}{wrong}"
@@ -67,9 +72,6 @@ def failure(
             where=layer,
         )
     for batch in batches:
-        wrong = nonfinite_batch(batch.batch)
-        if wrong is not None:
-            return _error(batch.step, wrong, "", _DATA_ADVICE)
         found = _failed_layer(config, engine, parameters, batch, seed)
         if found is not None:
             return _error(batch.step, *found, _advice(config))
@@ -91,7 +93,7 @@ def _failed_layer(
     config: StepConfig, engine: str, parameters: Any, batch: TrainedBatch, seed: int
 ) -> tuple[str, str] | None:
     if isinstance(config.layer, ModuleLayer):
-        return _failed_part(config, batch.batch)
+        return _failed_part(config.layer, parameters, batch.batch)
     failed: list[tuple[str, Any]] = []
     is_traced = registry.load(engine).is_traced
 
@@ -111,7 +113,7 @@ def _failed_layer(
     return _failed_gradient(config, engine, parameters, batch, seed)
 
 
-def _failed_part(config: StepConfig, batch: Any) -> tuple[str, str] | None:
+def _failed_part(layer: ModuleLayer, parameters: Any, batch: Any) -> tuple[str, str]:
     """The first part of a module of another library whose output is not finite."""
     failed: list[tuple[str, Any]] = []
 
@@ -121,13 +123,14 @@ def _failed_part(config: StepConfig, batch: Any) -> tuple[str, str] | None:
         return y
 
     inputs = batch[0] if isinstance(batch, tuple) else batch
-    named = inputs if isinstance(inputs, Mapping) else {}
-    with suppress(Exception):  # a loss may call the module in another way
-        adapter = adapter_of(config.layer.given)  # type: ignore[attr-defined]
-        with adapter.scope():
-            adapter.traced(after, *(() if named else (inputs,)), **named)
+    model, parts = layer.watched(layer.finished(copied(parameters)), inputs)
+    adapter = adapter_of(model)
+    with suppress(Exception), adapter.scope():  # a loss may call the module in another way
+        for each in parts:
+            named = each if isinstance(each, Mapping) else {}
+            adapter.traced(after, *(() if named else (each,)), **named)
     if not failed:
-        return None
+        return f"the loss of {layer.label}, or a gradient, is NaN or infinite", layer.label
     name, y = failed[0]
     return f"the output of {name} is {_kind(y)}", name
 

@@ -16,7 +16,7 @@ from anydevice.core.record import Record, replace
 from anydevice.core.trees import Tree
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.nn.layers import ACTIVATIONS
-from anydevice.training._training import Training, copied
+from anydevice.training._training import Training
 from anydevice.training.batches import (
     INPUT_ERRORS,
     batch_name,
@@ -32,6 +32,7 @@ from anydevice.training.history import Epoch, History
 from anydevice.training.metrics import Metric
 from anydevice.training.modules import target_of
 from anydevice.training.progress import TrainingProgress
+from anydevice.training.steps import copied
 from anydevice.transfer.moving import to_numpy
 
 _VALIDATION = "validation"

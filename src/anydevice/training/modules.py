@@ -19,7 +19,7 @@ from anydevice.core.trees import Tree
 from anydevice.errors import ConfigurationError
 from anydevice.models.base import type_text
 from anydevice.models.detect import adapter_of
-from anydevice.models.jax import EquinoxAdapter
+from anydevice.models.jax import EquinoxAdapter, mapped_module
 from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.optimizers import Optimizer
 
@@ -61,6 +61,10 @@ class ModuleLayer(Layer):
     @abstractmethod
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         """The module with these parameters; the given one, where its library changes modules."""
+
+    def watched(self, model: Any, inputs: Any) -> tuple[Any, Any]:
+        """The model and parts of its inputs, so that arrays inside it have numbers."""
+        return model, [inputs]
 
     def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
@@ -201,7 +205,7 @@ class EquinoxLayer(ModuleLayer):
 
     @contextmanager
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
-        yield self._module(parameters, training=run.training)
+        yield self.adapter.over(self._module(parameters, training=run.training))
 
     def loss_and_output(
         self, loss: Loss | None, parameters: Mapping[str, Array], batch: Any, run: Run
@@ -214,6 +218,10 @@ class EquinoxLayer(ModuleLayer):
             return self.adapter.run(module, *inputs, **named)
 
         return loss_and_output(loss, called, batch, run)
+
+    def watched(self, model: Any, inputs: Any) -> tuple[Any, Any]:
+        inside = mapped_module(model)
+        return (model, [inputs]) if inside is None or inside is model else (inside, inputs)
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         return self.adapter.with_weights([parameters[name] for name in self.adapter.weights()])

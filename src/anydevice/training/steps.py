@@ -14,13 +14,14 @@ from anydevice.compiling.versions import FallbackFunction, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
-from anydevice.core.trees import Tree, combined, leaf_names, partition
+from anydevice.core.trees import Tree, combined, leaf_names, mapped, partition
 from anydevice.core.warn import warn
 from anydevice.models.precision import Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run, state_places
 from anydevice.nn.losses import Loss, computes_in_float32
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer
+from anydevice.ops.dispatch import primitives
 from anydevice.settings.files import compiled_folder
 from anydevice.training.modules import ModuleLayer
 
@@ -234,3 +235,13 @@ class Stepper(ABC):
                 f"a part of the training step is {text}, which is slower; optimize='none' "
                 "compiles nothing",
             )
+
+
+def copied(parameters: Tree) -> Tree:
+    """A copy of all arrays on their device."""
+    return mapped(_copy, parameters)
+
+
+def _copy(x: Any) -> Any:
+    kind = primitives(x).dtype(x).kind
+    return x if kind == "bool" else ops.multiply(x, 1.0 if kind == "float" else 1)

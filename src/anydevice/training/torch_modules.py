@@ -34,6 +34,12 @@ class TorchLayer(ModuleLayer):
         own = {name: x.detach() for name, x in module.named_parameters()}
         return {**own, **dict(module.named_buffers())}
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        module = self.given
+        frozen = [name for name, x in module.named_parameters() if not x.requires_grad]
+        return (*frozen, *dict(module.named_buffers()))
+
     @contextmanager
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
         module = self.given
@@ -67,6 +73,7 @@ class TorchStepper(Stepper):
         self.config = config
         self._module = config.layer.given
         self._weights = [x for x in self._module.parameters() if x.requires_grad]
+        self._statistics = _statistics(self._module)
         self._optimizer: Any = (
             optimizer if optimizer is not None else OwnUpdate(self._module, config.optimizer)
         )
@@ -136,6 +143,7 @@ class TorchStepper(Stepper):
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         if not self._module.training:
             self._module.train()
+        before = [x.clone() for x in self._statistics] if self._finite else []
         with self._scope():
             value = self._value(batch)
         share = weight / self.config.accumulate
@@ -148,6 +156,9 @@ class TorchStepper(Stepper):
         value = value.detach()
         if self._scaler is None:
             self._see(value)
+        if before and bool(self._failed):
+            for x, kept in zip(self._statistics, before, strict=True):
+                x.copy_(kept)
         return value
 
     def _see(self, value: Any) -> None:
@@ -203,7 +214,9 @@ class TorchStepper(Stepper):
 
     @property
     def failed(self) -> bool:
-        return bool(self._failed)
+        torch: Any = sys.modules["torch"]
+        sizes = torch._foreach_norm([x.detach() for x in self._weights])
+        return bool(self._failed) or not bool(torch.stack(sizes).isfinite().all())
 
     @property
     def failed_since(self) -> int:
@@ -226,6 +239,12 @@ class TorchStepper(Stepper):
         if not self._autocast:
             return nullcontext()
         return sys.modules["torch"].autocast(self._kind, dtype=self._autocast)  # type: ignore[no-any-return]
+
+
+def _statistics(module: Any) -> list[Any]:
+    """What norms change when they are called in training."""
+    norms = [part for part in module.modules() if getattr(part, "track_running_stats", False)]
+    return [x for norm in norms for x in norm.buffers(recurse=False)]
 
 
 def _set_rate(optimizer: Any, rate: float) -> None:
