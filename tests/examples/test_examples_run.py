@@ -177,6 +177,38 @@ def test_precision_is_mixed(engine: str, tmp_path: Path) -> None:
     assert rows == {"float32": "51.2", "mixed": "51.2", "bfloat16": "25.6", "float16": "25.6"}
 
 
+@pytest.mark.parametrize(
+    "engine", ["torch", *[pytest.param(name, marks=pytest.mark.soak) for name in ("jax", "mlx")]]
+)
+def test_a_resnet_names_shapes(engine: str, tmp_path: Path) -> None:
+    said = run("resnet", "--device", "cpu", home=tmp_path, engine=engine)
+    assert "78,259  305.7 KiB  77,587 trained, 672 state" in said
+    assert "verified there: right: 35 parts, 47 weights read back" in said
+    assert float(re.findall(r"named correctly: (\d+\.\d)%", said)[0]) >= 95
+    assert float(re.findall(r"an image differs by (\S+)", said)[0]) < 1e-4
+    assert "saved and loaded: the statistics are the same" in said
+
+
+@pytest.mark.parametrize("layer", ["lstm", pytest.param("gru", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("engine", ["torch", "jax", pytest.param("mlx", marks=pytest.mark.soak)])
+def test_waves_are_told_apart(engine: str, layer: str, tmp_path: Path) -> None:
+    said = run("waves", "--device", "cpu", "--layer", layer, home=tmp_path, engine=engine)
+    assert "verified there: right: 2 parts, 6 weights read back" in said
+    found = re.findall(r"named correctly: (\d+\.\d)% of 256 waves of (\d+) steps", said)
+    assert [steps for _, steps in found] == ["48", "96"]
+    assert min(float(share) for share, _ in found) >= 90
+    assert "is a saw" in said
+
+
+@pytest.mark.parametrize("engine", JAX_TAKES_LONG)
+def test_prices_of_a_table_are_learned(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    said = run("prices", "--device", "cpu", home=tmp_path, engine=engine)
+    assert "1,393 trained, 16 state" in said
+    assert len(re.findall(r"^(harbor|hills|old town|station) .*\d\.\d%$", said, re.M)) == 4
+    assert float(re.findall(r"held out: (\d+\.\d)%", said)[0]) <= 8
+
+
 def test_the_digits_are_all_there() -> None:
     with np.load(EXAMPLES / "data/digits.npz") as file:
         images, labels = file["images"], file["labels"]
