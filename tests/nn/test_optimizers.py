@@ -290,7 +290,7 @@ def test_groups_apply_to_what_is_left_of_a_tree() -> None:
         (lambda: nn.AdamW(groups={"a": {"groups": {}}}), "may have rate, beta1"),
         (lambda: nn.AdamW(groups={"a": {"rate": nn.ConstantRate(1.0)}}), "is a number"),
         (lambda: nn.AdamW(0.0, groups={"a": {"rate": 1.0}}), "relative to that of AdamW"),
-        (lambda: nn.AdamW(groups={"*.wieght": {}}).init(start()), r"'\*\.wieght'.*'\.weight'"),
+        (lambda: nn.AdamW(groups={"*.wieght": {}}).init(start()), r"'\*\.wieght'.*'weight'"),
     ],
 )
 def test_groups_that_make_no_sense_are_refused(make: Any, said: str) -> None:

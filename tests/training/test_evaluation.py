@@ -69,6 +69,7 @@ def test_loss_and_metrics_are_those_of_all_examples_at_once(cpu: Device) -> None
     assert found.examples == 70
     assert list(found.metrics) == ["accuracy", "top_2", "macro_f1", "surest"]
     assert str(found).splitlines()[0] == f"loss      {found.loss:.4g}"
+    assert f"{found['macro_f1']:.4g}</td>" in found._repr_html_()
 
 
 @pytest.mark.parametrize("optimize", ["none", "default"])

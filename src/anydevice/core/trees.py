@@ -76,7 +76,8 @@ def matches(pattern: str, name: str) -> bool:
 
 def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationError:
     """The error for a pattern that matches none of these names; it has the nearest ones."""
-    known = list(dict.fromkeys([*_parts_of(names), *names]))
+    # At the top of a tree, a name needs no dot.
+    known = list(dict.fromkeys(name.removeprefix(".") for name in [*_parts_of(names), *names]))
     near = get_close_matches(pattern, known, 3, 0.3) or known[:3]
     return ConfigurationError(
         f"{source}: no parameter is named {pattern!r}; the nearest are "

@@ -29,6 +29,7 @@ from anydevice.nn.layers import ACTIVATIONS
 from anydevice.nn.losses import Loss, computes_in_float32, folded, left_out, loss_of, threshold_of
 from anydevice.nn.model import Model
 from anydevice.ops.dispatch import primitives
+from anydevice.rendering import notebook
 from anydevice.training.batches import (
     INPUT_ERRORS,
     Batches,
@@ -69,11 +70,17 @@ class Evaluation(Record):
         return self.metrics[name]
 
     def __str__(self) -> str:
+        rows = self._rows()
+        wide = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table((), self._rows()))
+
+    def _rows(self) -> list[tuple[str, str]]:
         loss = {} if self.loss is None else {"loss": self.loss}
-        rows = {name: f"{number:.4g}" for name, number in {**loss, **self.metrics}.items()}
-        rows["examples"] = f"{self.examples:,}"
-        wide = max(map(len, rows))
-        return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows.items())
+        rows = [(name, f"{number:.4g}") for name, number in {**loss, **self.metrics}.items()]
+        return [*rows, ("examples", f"{self.examples:,}")]
 
 
 def predict(
