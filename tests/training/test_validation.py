@@ -129,6 +129,11 @@ def test_what_is_frozen_is_not_trained(trainable: Device) -> None:
     assert not any(np.array_equal(old, new) for old, new in pairs)
 
 
+def test_a_model_that_is_all_frozen_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no parameters to train; model\.unfreeze\(\)"):
+        train(model_on().freeze())
+
+
 def test_another_freezing_is_another_training(tmp_path: Path) -> None:
     path = tmp_path / "training.safetensors"
     train(model_on().freeze("[0]"), epochs=1, save=path)

@@ -187,7 +187,9 @@ class Training:
             still,
         )
         if not any(trained):
-            raise ConfigurationError("this model has no parameters to train", source="model")
+            frozen = isinstance(model, Model) and model.frozen
+            why = "; model.unfreeze() changes that" if frozen else ""
+            raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
         self._like = parameters
         self._rate_at = self._rates(own)
         if of_torch:
