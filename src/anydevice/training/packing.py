@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from anydevice.core.files import parse_json
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -29,8 +31,8 @@ def packed(value: Any) -> Packed:
 
 
 def unpacked(found: Packed) -> Any:
-    """The value that `packed` took."""
-    return _filled(json.loads(found.text), found)
+    """The value that `packed` took; raises `ValueError` or `LookupError` for a damaged one."""
+    return _filled(parse_json(found.text.encode(), finite=False), found)
 
 
 def _described(value: Any, found: dict[str, Any]) -> Any:

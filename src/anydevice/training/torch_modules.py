@@ -51,7 +51,7 @@ class TorchLayer(ModuleLayer):
         now = self.parameters
         with sys.modules["torch"].no_grad():
             for name, x in parameters.items():
-                if now[name] is not x:
+                if now[name].data_ptr() != x.data_ptr():
                     now[name].copy_(x)
         return self.given
 
