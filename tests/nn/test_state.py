@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,77 @@ def test_a_layer_with_state_is_not_recomputed(trainable: Device) -> None:
         results.append(anydevice.to_numpy(gradients))
     for one, other in zip(*map(leaves, results), strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-7)
+
+
+def rows(count: int = 16) -> tuple[Array, Array]:
+    drawn = np.random.default_rng(3)
+    x = drawn.normal(2, 3, (count, 4)).astype(np.float32)
+    return x, drawn.integers(0, 3, count).astype(np.int32)
+
+
+def trained(device: Device, epochs: int = 3, **options: Any) -> nn.Model:
+    layers = nn.Dense(4, 6), nn.BatchNorm(6, momentum=0.3), "relu", nn.Dense(6, 3)
+    model = nn.build(*layers, seed=4, device=device)
+    data = nn.Batches(*rows(), 4, shuffle=False)
+    done = nn.train(
+        model, data, nn.SGD(0.1), "cross_entropy", epochs=epochs, device=device, optimize="none",
+        **options,
+    )  # fmt: skip
+    return done.model
+
+
+def test_a_training_is_that_of_torch(trainable: Device) -> None:
+    torch = pytest.importorskip("torch")
+    start = nn.build(
+        nn.Dense(4, 6), nn.BatchNorm(6), "relu", nn.Dense(6, 3), seed=4, device="cpu"
+    ).parameters
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6, momentum=0.3), torch.nn.ReLU(),
+        torch.nn.Linear(6, 3),
+    )  # fmt: skip
+    with torch.no_grad():
+        for at in (0, 3):
+            for name, value in anydevice.to_numpy(start[at]).items():
+                getattr(module[at], name).copy_(torch.tensor(value))
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    x, y = map(torch.tensor, rows())
+    for _ in range(3):
+        for place in range(0, 16, 4):
+            optimizer.zero_grad()
+            output = module(x[place : place + 4])
+            torch.nn.functional.cross_entropy(output, y[place : place + 4].long()).backward()
+            optimizer.step()
+    found = anydevice.to_numpy(trained(trainable).parameters)
+    for name, theirs in (("mean", "running_mean"), ("variance", "running_var")):
+        np.testing.assert_allclose(found[1][name], getattr(module[1], theirs), 1e-4, 1e-5)
+    for at in (0, 1, 3):
+        for name in ("weight", "bias"):
+            value = getattr(module[at], name).detach().numpy()
+            np.testing.assert_allclose(found[at][name], value, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "float16"])
+def test_a_training_in_16_bits_keeps_its_state_in_float32(precision: str, cpu: Device) -> None:
+    if cpu.engine == "numpy":
+        pytest.skip("NumPy has no gradients")
+    norm = anydevice.to_numpy(trained(cpu, epochs=1, precision=precision).parameters)[1]
+    assert {norm[name].dtype for name in ("mean", "variance")} == {np.dtype("float32")}
+    assert norm["mean"].any()
+
+
+def test_state_is_saved_resumed_and_compiled(trainable: Device, tmp_path: Path) -> None:
+    """As the undisturbed training has it, bit for bit."""
+    whole = trained(trainable)
+    path = tmp_path / "run.safetensors"
+    trained(trainable, epochs=1, save=path)
+    resumed = trained(trainable, resume=path)
+    nn.save(resumed, tmp_path / "model.safetensors")
+    loaded = nn.load(tmp_path / "model.safetensors", trainable)
+    for model in (resumed, loaded):
+        pairs = zip(leaves(whole.parameters), leaves(model.parameters), strict=True)
+        for one, other in pairs:
+            np.testing.assert_array_equal(anydevice.to_numpy(one), anydevice.to_numpy(other))
+    x = rows()[0]
+    compiled = anydevice.compile(loaded, trainable, optimize="none", verify=x)
+    alone = np.concatenate([anydevice.to_numpy(compiled(x[at : at + 1])) for at in range(4)])
+    np.testing.assert_allclose(alone, anydevice.to_numpy(compiled(x))[:4], 1e-5, 1e-6)

@@ -62,10 +62,10 @@ class Original(Record):
     @classmethod
     def of(cls, adapter: ModelAdapter, policy: Policy) -> Original:
         wanted = DTYPES[policy.parameters].numpy()
-        digests = {}
+        digests, kept = {}, adapter.kept_weights()
         for path, x in adapter.weights().items():
             host = host_array(x)
-            if host.dtype.kind in "fV":
+            if host.dtype.kind in "fV" and path not in kept:
                 with np.errstate(all="ignore"):  # weights that become infinite are found later
                     host = host.astype(wanted)
             digests[path] = digest_of(host)

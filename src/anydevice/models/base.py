@@ -60,6 +60,10 @@ class ModelAdapter(ABC):
     def weights(self) -> Mapping[str, Array]:
         """Its weights by path."""
 
+    def kept_weights(self) -> frozenset[str]:
+        """The paths of those that keep their dtype when the others are cast."""
+        return frozenset()
+
     @abstractmethod
     def moved(self, device: Device, dtype: str) -> ModelAdapter:
         """The model with weights of this dtype on a device; those already there are shared."""

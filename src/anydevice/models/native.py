@@ -8,7 +8,7 @@ from typing import Any
 
 from anydevice.core.device import Device
 from anydevice.core.record import replace
-from anydevice.core.trees import mapped
+from anydevice.core.trees import combined, leaves, mapped, partition
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.models.base import (
     After,
@@ -20,8 +20,8 @@ from anydevice.models.base import (
     float64_scope,
     parameter_names,
 )
-from anydevice.models.precision import cast_parameters, has_coarse_products
-from anydevice.nn.layer import Layer, Parameters, Run
+from anydevice.models.precision import Policy, cast_parameters, has_coarse_products
+from anydevice.nn.layer import Layer, Parameters, Run, state_leaves
 from anydevice.nn.model import Model, parameters_device
 from anydevice.ops.dispatch import primitives
 from anydevice.transfer.moving import is_array, to_device, to_numpy
@@ -63,9 +63,25 @@ class NativeAdapter(ModelAdapter):
         root = self.model.layer.root
         return {root + path: x for path, x in paths_of(self.model.parameters).items()}
 
+    def kept_weights(self) -> frozenset[str]:
+        parameters = self.model.parameters
+        pairs = zip(leaves(parameters), state_leaves(self.model.layer, parameters), strict=True)
+        state = {id(leaf) for leaf, own in pairs if own}
+        return frozenset(path for path, leaf in self.weights().items() if id(leaf) in state)
+
     def moved(self, device: Device, dtype: str) -> NativeAdapter:
-        parameters = to_device(cast_parameters(self.model.parameters, dtype), device, convert=True)
-        return NativeAdapter(self.model.with_parameters(parameters))
+        cast = cast_weights(self.model.layer, self.model.parameters, dtype)
+        return NativeAdapter(self.model.with_parameters(to_device(cast, device, convert=True)))
+
+    def with_policy(self, policy: Policy) -> Callable[..., Any]:
+        if not policy.casts_parameters:
+            return self.call
+
+        def run(arguments: Arguments, *inputs: Any, **named: Any) -> Any:
+            cast = cast_weights(self.model.layer, arguments, policy.compute)
+            return policy.for_output(self.call(cast, *inputs, **named))
+
+        return run
 
     def reference(self, change: Change, engine: str) -> ModelAdapter:
         changed = mapped(change, to_numpy(self.model.parameters))
@@ -93,6 +109,22 @@ class NativeAdapter(ModelAdapter):
                 "this model takes a batch, and got an array without axes", source="inputs"
             )
         self.model.layer.output(shape[1:])
+
+
+def cast_weights(layer: Layer, parameters: Parameters, dtype: str) -> Parameters:
+    """The parameters in a dtype; state stays as it is, since a variance may be more than it holds.
+
+    >>> import numpy
+    >>> from anydevice import nn
+    >>> norm = {name: numpy.ones(1) for name in ("weight", "bias", "mean", "variance")}
+    >>> {name: str(x.dtype) for name, x in cast_weights(nn.BatchNorm(1), norm, "float16").items()}
+    {'weight': 'float16', 'bias': 'float16', 'mean': 'float64', 'variance': 'float64'}
+    """
+    state = state_leaves(layer, parameters)
+    if not any(state):
+        return cast_parameters(parameters, dtype)
+    kept, others = partition(parameters, state)
+    return combined(cast_parameters(others, dtype), kept)
 
 
 class _Traced(Run):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from anydevice.core.engine import Absent
 from anydevice.core.primitives import Autodiff
 from anydevice.core.record import Record, as_dict, replace
+from anydevice.core.trees import leaf_names
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError
 
@@ -227,6 +228,12 @@ def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
     """
     own = [(path, name) for name in layer.state_names]
     return own + [place for step, part in layer.parts for place in state_places(part, path + step)]
+
+
+def state_leaves(layer: Layer, parameters: Parameters) -> list[bool]:
+    """Which leaves of the parameters are the state of a layer: its training changes them itself."""
+    named = {f"{path}.{name}" for path, name in state_places(layer)}
+    return [name in named for name in leaf_names(parameters)]
 
 
 def without_gradient(x: Array) -> Array:

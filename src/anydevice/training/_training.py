@@ -27,8 +27,9 @@ from anydevice.core.warn import warn
 from anydevice.errors import AnyDeviceError, ConfigurationError, TransferError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.models.detect import adapter_of, compile_device, training_device
-from anydevice.models.native import NativeAdapter
-from anydevice.models.precision import cast_parameters, policy_of
+from anydevice.models.native import NativeAdapter, cast_weights
+from anydevice.models.precision import policy_of
+from anydevice.nn.layer import state_leaves
 from anydevice.nn.losses import folded, left_out, loss_of, remark_on
 from anydevice.nn.model import Model, still_layers, trained_leaves
 from anydevice.nn.optimizers import SGD, Optimizer, rate_of
@@ -65,7 +66,7 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
-from anydevice.training.steps import StepConfig, Stepper, StepState, copied, state_leaves
+from anydevice.training.steps import StepConfig, Stepper, StepState, copied
 from anydevice.training.torch_modules import TorchLayer, TorchStepper
 from anydevice.transfer.moving import to_device, to_numpy
 
@@ -264,7 +265,8 @@ class Training:
 
         A `nn.Model` is a copy, which later steps do not change.
         """
-        return self.model_with(copied(self.parameters))
+        in_place = isinstance(self.config.layer, TorchLayer)
+        return self._given if in_place else self.model_with(copied(self.parameters))
 
     @property
     def steps(self) -> int:
@@ -549,7 +551,7 @@ class Training:
         if isinstance(config.layer, TorchLayer):
             return StepState(self._like, {})
         parameters = to_device(self._like, self.device, convert=True)
-        parameters = copied(cast_parameters(parameters, config.policy.parameters))
+        parameters = copied(cast_weights(config.layer, parameters, config.policy.parameters))
         trained = parameters
         if config.trained is not None:
             trained, _ = partition(parameters, config.trained)

@@ -28,11 +28,11 @@ from anydevice.core.primitives import Autodiff
 from anydevice.core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
 from anydevice.engines import registry
 from anydevice.models.precision import LossScale, ScaleState
-from anydevice.nn.layer import Array, Run
+from anydevice.nn.layer import Array, Run, state_leaves
 from anydevice.nn.optimizers import BuiltIn, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
-from anydevice.training.steps import StepConfig, Stepper, StepState, state_leaves
+from anydevice.training.steps import StepConfig, Stepper, StepState
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _CONSUMED = ("trained", "state", "counts", "scale")

@@ -14,10 +14,11 @@ from anydevice.compiling.versions import FallbackFunction, compilers_for
 from anydevice.core.device import Device
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
-from anydevice.core.trees import Tree, combined, leaf_names, mapped, partition
+from anydevice.core.trees import Tree, mapped
 from anydevice.core.warn import warn
+from anydevice.models.native import cast_weights
 from anydevice.models.precision import Policy, ScaleState, cast_parameters
-from anydevice.nn.layer import Array, Layer, Run, state_places
+from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.losses import Loss, computes_in_float32
 from anydevice.nn.model import Model
 from anydevice.nn.optimizers import Optimizer
@@ -63,7 +64,7 @@ class StepConfig(Record):
         """The loss of one batch, and the output that it was computed from."""
         policy = self.policy
         if policy.casts_parameters:
-            parameters = self._cast(parameters)
+            parameters = cast_weights(self.layer, parameters, policy.compute)
         if isinstance(self.layer, ModuleLayer):
             given = policy.for_computing(batch) if policy.is_narrow else batch
             value, output = self.layer.loss_and_output(self.loss, parameters, given, run)
@@ -75,14 +76,6 @@ class StepConfig(Record):
         if not computes_in_float32(self.loss):
             output = cast_parameters(output, "float32")
         return ops.astype(self.loss(output, y), "float32"), output
-
-    def _cast(self, parameters: Tree) -> Tree:
-        """The parameters in the dtype of computing; the state of layers stays as it is."""
-        state = state_leaves(self.layer, parameters)
-        if not any(state):
-            return self.policy.for_computing(parameters)
-        kept, others = partition(parameters, state)
-        return combined(self.policy.for_computing(others), kept)
 
 
 class StepState(Record):
@@ -102,12 +95,6 @@ class StepState(Record):
     total: Tree = None
     added: float = 0.0
     own: Tree = None
-
-
-def state_leaves(layer: Layer, parameters: Tree) -> list[bool]:
-    """Which leaves of the parameters are the state of a layer: its training changes them itself."""
-    named = {f"{path}.{name}" for path, name in state_places(layer)}
-    return [name in named for name in leaf_names(parameters)]
 
 
 def default_optimize(device: Device, model: Model, epochs: int, batches: int | None) -> str:
