@@ -12,7 +12,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
-from anydevice.engines.lookup import owner_of
+from anydevice.engines.lookup import owner_of, place_of
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.models.precision import cast
 from anydevice.transfer.copying import upload
@@ -246,8 +246,15 @@ def placer(device: Device) -> Callable[[Any], Any]:
     if device.engine is None:  # which to_device refuses
         return lambda batch: to_device(batch, device, convert=True, narrow=True)
     engine = registry.load(device.engine)
+    there = (place_of(device),)
+
+    def is_there(x: Any) -> bool:
+        return owner_of(x) is engine and engine.devices_of(x) == there
 
     def placed(batch: Any) -> Any:
+        parts = batch.values() if type(batch) is dict else batch
+        if type(batch) in (tuple, dict) and all(map(is_there, parts)):
+            return batch
         if type(batch) is not tuple or len(batch) != 2:
             return to_device(batch, device, convert=True, narrow=True)
         x, y = batch

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from anydevice import ops
 from anydevice.core.engine import Absent
-from anydevice.core.record import Record
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
@@ -36,7 +35,7 @@ _OF_FLOAT16 = (
 _DATA_ADVICE = "look at the data: numpy.isfinite says which numbers they are"
 
 
-class TrainedBatch(Record):
+class TrainedBatch(NamedTuple):
     """A batch that was trained on, its number (from 1), and its step."""
 
     batch: Any

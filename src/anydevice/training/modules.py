@@ -13,6 +13,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from anydevice.core.trees import Tree
@@ -169,6 +170,15 @@ def _takes(loss: Any, name: str) -> bool:
 
 
 def _names(function: Any) -> Mapping[str, Any]:
+    try:
+        return _parameters(function)
+    except TypeError:  # it cannot be hashed
+        return _parameters.__wrapped__(function)
+
+
+@lru_cache(maxsize=64)
+def _parameters(function: Any) -> Mapping[str, Any]:
+    # Remembered: a small step has no time to look at signatures.
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # functions in C may have no signature
