@@ -58,6 +58,8 @@ class Model:
     Raises `ConfigurationError` if shapes do not fit.
     """
 
+    frozen: frozenset[str] = frozenset()
+
     def __init__(
         self,
         layer: Layer | str,
@@ -72,7 +74,6 @@ class Model:
         # Drawn in host memory and moved together: many small copies would take longer.
         drawn = self.layer.initial(rng(seed, Device("cpu", 0, engine="numpy")))
         self.parameters: Parameters = to_device(drawn, one_device(device))
-        self.frozen: frozenset[str] = frozenset()
         self._array_type, self._place = _type_and_place(self.parameters)
 
     def __call__(self, x: Array) -> Array:
