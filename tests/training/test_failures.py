@@ -18,7 +18,7 @@ from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 from anydevice.models.precision import policy_of
-from anydevice.training.function_steps import stepper_for, total
+from anydevice.training.function_steps import HostStepper, stepper_for, total
 from anydevice.training.steps import StepConfig, StepState
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
@@ -94,6 +94,37 @@ def test_a_gradient_that_is_no_number_in_the_last_step_is_neither_kept_nor_saved
     assert len(saved) == 4
     for one in numbers(kept.model.parameters):
         assert any(one.shape == other.shape and (one == other).all() for other in numbers(saved))
+
+
+@pytest.mark.parametrize("bad", [2, 3, 5], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("again", ["at once", "between"])
+def test_a_gradient_that_is_no_number_is_undone_where_only_losses_are_looked_at(
+    bad: int, again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of the parameters is of step 1, and NaN is in those that the next step has."""
+    steppers = []
+    make = HostStepper._make_copy
+
+    def once(self: HostStepper) -> None:
+        steppers.append(self)
+        make(self)
+        monkeypatch.setattr("anydevice.training.function_steps._COPY_EVERY", 1e9)
+
+    monkeypatch.setattr(HostStepper, "_make_copy", once)
+    monkeypatch.setattr("anydevice.training.function_steps._COPY_EVERY", 0.0)
+    if again == "at once":
+        monkeypatch.setattr("anydevice.training._training._READ_EVERY", 0.0)
+    torch = anydevice.device("cpu", engine="torch")
+    data = [(X, Y)] * 6
+    data[bad - 1] = STEEP
+    adam = nn.Adam(0.1)
+    words = rf"step {bad}: the gradient of Chain\[0\]\[0\]\S+ is NaN; no parameter was changed"
+    with pytest.raises(VerificationError, match=words):
+        trained(torch, ROOTED, steep_at_zero, data=data, optimizer=adam)
+    (stepper,) = steppers
+    kept = trained(torch, ROOTED, steep_at_zero, data=data[: bad - 1], optimizer=adam)
+    pairs = zip(numbers(stepper.parameters), numbers(kept.model.parameters), strict=True)
+    assert all((one == other).all() for one, other in pairs)
 
 
 class Falling(nn.Layer):

@@ -9,6 +9,7 @@ failures stay on the device, so that the next step can start at once.
 from __future__ import annotations
 
 import math
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from anydevice.core.donation import consuming
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
 from anydevice.core.primitives import Autodiff
+from anydevice.core.record import Record
 from anydevice.core.trees import Tree, combined, leaf_names, leaves, mapped, partition, refilled
 from anydevice.engines import registry
 from anydevice.models.precision import LossScale, ScaleState
@@ -32,7 +34,7 @@ from anydevice.nn.layer import Array, Run, state_leaves
 from anydevice.nn.optimizers import BuiltIn, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
-from anydevice.training.steps import StepConfig, Stepper, StepState
+from anydevice.training.steps import StepConfig, Stepper, StepState, copied
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _CONSUMED = ("trained", "state", "counts", "scale")
@@ -41,6 +43,12 @@ _IN_FLIGHT = 2
 
 _SERIAL = 2_000_000
 """Uses of parameters in a step that a second thread does not make shorter."""
+
+_COPY_EVERY = 2.0
+"""Seconds from one copy of parameters to go back to, to the next."""
+
+_COPIED = 16 * 2**20
+"""Bytes of parameters that are copied so, and of batches that are kept since."""
 
 _NOT_TRAINING = Run()
 
@@ -311,10 +319,23 @@ class SplitStepper(FunctionStepper):
         return found
 
 
+class _Copy(Record):
+    """All that steps change, at one time."""
+
+    arrays: list[Array]
+    lists: dict[str, list[Array]]
+    held: Tree
+    batches: int
+    started: int
+
+
 class HostStepper(SplitStepper):
     """Steps on a CPU: looking at a number waits for nothing there, so a failed step is not begun.
 
-    The lists of arrays are kept, since updates write into them.
+    The lists of arrays are kept, since updates write into them. Looking at all gradients takes a
+    noticeable part of a small step. So a long training has a copy of its parameters now and then,
+    and looks at the loss alone: NaN in a gradient is in the next loss too, and then the steps since
+    the copy are taken again, this time looking at gradients.
     """
 
     def _start(self, steps: int) -> None:
@@ -322,19 +343,43 @@ class HostStepper(SplitStepper):
         self._steps_failed = 0
         self._is_failing = False
         self._arrays = leaves(self._trained)
-        optimizer = self.config.optimizer
+        optimizer, config = self.config.optimizer, self.config
         self._lists = (
             {name: leaves(tree) for name, tree in self._optimizer_state.items()}
             if isinstance(optimizer, BuiltIn) and optimizer.is_uniform
             else None
         )
+        self._copies = (
+            self._lists is not None
+            and config.accumulate == 1
+            and config.clip is None
+            and sum(_bytes_of(x) for x in self._arrays) <= _COPIED
+        )
+        self._copy: _Copy | None = None
+        self._copied_at = time.monotonic()
+        self._since_copy: list[tuple[Any, float]] = []
+        self._since_bytes = 0
+
+    def step(self, batch: Any, rate: float) -> Array:
+        value = self.add(batch)
+        if self._copy is not None and not self._is_failing:
+            self._since_copy.append((batch, rate))
+            self._since_bytes += sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
+        self.move(rate)
+        if self._copies and not self._is_failing:
+            passed = time.monotonic() - self._copied_at
+            if passed >= _COPY_EVERY or self._since_bytes >= _COPIED:
+                self._make_copy()
+        return value
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
         number = self._xp.full((), self.batches + 1, _INT32, self._like)
         (value, state), gradients = self._loss_and_gradients(
             self._trained, self._held, batch, self._seed, number, None
         )
-        self._is_failing = self._is_failing or not math.isfinite(value)
+        if not math.isfinite(value):
+            self._go_back()
+            self._is_failing = True
         if not self._is_failing:
             self._keep_state(state)
         if weight != 1.0:
@@ -367,8 +412,32 @@ class HostStepper(SplitStepper):
 
     def _made_ready(self, share: float) -> tuple[Tree, Any]:
         if share == 1.0 and self.config.clip is None:
-            return self._total, not math.isfinite(total(self._total))
+            seen = self._copy is None and not math.isfinite(total(self._total))
+            return self._total, seen
         return super()._made_ready(share)
+
+    def _make_copy(self) -> None:
+        """Copy what steps change, if that is finite."""
+        if not math.isfinite(total(self._arrays)):
+            self._go_back()
+            return
+        assert self._lists is not None, "there is a copy of lists alone"
+        arrays, lists = copied([self._arrays, self._lists])
+        self._copy = _Copy(arrays, lists, self._held, self.batches, self.started)
+        self._copied_at = time.monotonic()
+        self._since_copy, self._since_bytes = [], 0
+
+    def _go_back(self) -> None:
+        """Take the steps since the copy again, and stop where a gradient is not finite."""
+        kept, steps = self._copy, self._since_copy
+        self._copy, self._copies, self._since_copy = None, False, []
+        if kept is None or math.isfinite(total(self._arrays)):
+            return
+        self._arrays, self._lists, self._held = kept.arrays, kept.lists, kept.held
+        self._trained = refilled(self._trained, kept.arrays)
+        self.batches, self.started = kept.batches, kept.started
+        for batch, rate in steps:
+            self.step(batch, rate)
 
     @property
     def state(self) -> StepState:
@@ -380,6 +449,8 @@ class HostStepper(SplitStepper):
 
     @property
     def failed(self) -> bool:
+        if not self._is_failing and not math.isfinite(total(self._trained)):
+            self._go_back()
         return self._is_failing or not math.isfinite(total(self._trained))
 
     @property
@@ -566,6 +637,10 @@ def _sum(x: Array) -> Array:
 def _at_minimum(scale: ScaleState) -> Array:
     """1.0 where the scale of a loss cannot become smaller, else 0.0."""
     return _as_float(ops.less_equal(scale["scale"], 1.0))
+
+
+def _bytes_of(x: Array) -> int:
+    return int(math.prod(x.shape) * primitives(x).dtype(x).itemsize)
 
 
 def _as_dtype_of(x: Array, other: Array) -> Array:
