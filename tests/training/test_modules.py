@@ -11,6 +11,7 @@ import pytest
 
 from anydevice import nn
 from anydevice.errors import ConfigurationError, VerificationError
+from anydevice.models import precision
 
 NUMBERS = np.random.default_rng(0)
 X = NUMBERS.normal(size=(24, 4)).astype(np.float32)
@@ -423,6 +424,20 @@ def test_a_loader_without_batches_is_an_error(quick: Any) -> None:
 # What PyTorch has
 
 
+def test_parts_in_inference_mode_stay_in_it(quick: Any) -> None:
+    model = quick.model()
+    norm = model[1] if isinstance(quick, Torch) else model.layers[1]
+    norm.eval()
+    before = quick.weights(model)
+    train(quick, model, epochs=2, validation=DATA)
+    after = quick.weights(model)
+    moved = {name for name, x in before.items() if (after[name] != x).any()}
+    assert not any("running" in name for name in moved)
+    assert moved
+    assert model.training
+    assert not norm.training
+
+
 @pytest.fixture
 def torch() -> Any:
     return pytest.importorskip("torch")
@@ -450,6 +465,23 @@ def test_a_scheduler_of_pytorch_steps_after_each_step(torch: Any) -> None:
     np.testing.assert_allclose([epoch.rate for epoch in done.history], [1e-2, 1e-3, 1e-4])
     with pytest.raises(ConfigurationError, match=r"a scheduler of PyTorch changes an optimizer"):
         train(case, optimizer=nn.AdamW(RATE), schedule=schedule)
+
+
+def test_a_scheduler_with_a_rate_for_each_group(torch: Any) -> None:
+    case = Torch()
+    model = case.model()
+    groups = [{"params": model[0].parameters()}, {"params": model[4].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=RATE)
+    factors = [lambda step: 1.0, lambda step: 1.0 * (step == 0)]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+    rates = []
+    training = nn.Training(model, optimizer, DATA, case.loss, device="cpu", schedule=schedule)
+    for batch in training:
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        before = model[4].weight.detach().clone()
+        training.step(batch)
+        assert (len(rates) > 1) == bool((model[4].weight == before).all())
+    assert rates == [[RATE, RATE], [RATE, 0.0], [RATE, 0.0]]
 
 
 def test_parameters_that_are_frozen_or_unused_stay(torch: Any) -> None:
@@ -551,6 +583,22 @@ def test_gradients_that_are_nan_do_not_end_in_the_weights_unseen(torch: Any) -> 
 
     with pytest.raises(VerificationError, match=r"the parameters Sequential.* became NaN"):
         train(case, data=DATA[:1], epochs=1, loss=loss)
+
+
+def test_a_loss_that_is_nan_ends_a_training_in_float16_too(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
+    case = Torch()
+    model = case.model()
+    training = nn.Training(
+        model, case.optimizer(model), DATA, case.loss, device="cpu", precision="mixed"
+    )
+    training.step(DATA[0])
+    training.read()
+    training.step((np.full_like(X[:8], np.nan), Y[:8]))
+    with pytest.raises(VerificationError, match=r"stopped at step 2: the batch itself holds NaN"):
+        training.read()
 
 
 # What JAX has

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,14 @@ from anydevice.training.batches import (
     rows_of,
 )
 from anydevice.training.metrics import Metric, Specs, metrics_of
-from anydevice.training.modules import logits_of, module_loss, own_loss, takes_model, target_of
+from anydevice.training.modules import (
+    in_mode,
+    logits_of,
+    loss_and_output,
+    own_loss,
+    takes_model,
+    target_of,
+)
 from anydevice.transfer.moving import to_numpy
 from anydevice.transfer.trees.containers import without_tables
 
@@ -207,7 +214,8 @@ class _Batch(Record):
 class _Runner:
     """A model that is ready to run, with what the loss needs of it.
 
-    `left_out` is the activation that the loss does by itself, and metrics do not.
+    `activation` is the one that the loss does by itself, and metrics do not. `module` is the model
+    as a loss of the model gets it.
     """
 
     def __init__(self, model: Compiled, loss: Any, activation: str | None, module: Any) -> None:
@@ -227,7 +235,7 @@ class _Runner:
         loss = self._loss
         if loss is not None and takes_model(loss):
             parts = (batch.named,) if batch.named else (*batch.inputs, batch.target)
-            value = module_loss(loss, self._module, parts)
+            value, _ = loss_and_output(loss, self._module, parts)
             return value, logits_of(self.output(batch)) if wants_output else None
         output = self.output(batch)
         if loss is None:
@@ -302,15 +310,11 @@ def _dtype_of(adapter: Any) -> str | None:
 @contextmanager
 def _in_inference(model: Any) -> Iterator[Any]:
     """A block with the model in inference mode; a module is in its own mode again afterwards."""
-    for library, switch in (("torch.nn", _torch_modes), ("mlx.nn", _mlx_modes)):
+    for library in ("torch.nn", "mlx.nn"):
         module = sys.modules.get(library)
         if module is not None and isinstance(model, module.Module):
-            back = switch(model)
-            model.eval()
-            try:
+            with in_mode(model, training=False):
                 yield model
-            finally:
-                back()
             return
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Module):
@@ -319,26 +323,6 @@ def _in_inference(model: Any) -> Iterator[Any]:
     elif isinstance(adapter_of(model), EquinoxAdapter):
         model = in_inference(model)
     yield model
-
-
-def _torch_modes(model: Any) -> Callable[[], None]:
-    modes = [(part, part.training) for part in model.modules()]
-
-    def back() -> None:
-        for part, mode in modes:
-            part.training = mode
-
-    return back
-
-
-def _mlx_modes(model: Any) -> Callable[[], None]:
-    modes = [(part, part.training) for part in model.modules()]
-
-    def back() -> None:
-        for part, mode in modes:
-            part._training = mode
-
-    return back
 
 
 def _placed(data: Any, size: int, device: Device, *, targets: bool = False) -> Iterator[_Batch]:

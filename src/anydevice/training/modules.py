@@ -34,13 +34,18 @@ Loss = Callable[..., Array]
 class ModuleLayer(Layer):
     """A module of another library.
 
-    `given` is what the user passed, and `parameters` are its arrays by path; `finished` is what the
-    user gets back, with other parameters in it.
+    `given` is what the user passed, and `parameters` are its arrays by path, of which gradients do
+    not change those in `held`. `finished` is what the user gets back, with other parameters in it.
     """
 
     given: Any
+    held: tuple[str, ...] = ()
 
     library = ""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return self.held
 
     @property
     def label(self) -> str:
@@ -78,18 +83,31 @@ class ModuleLayer(Layer):
 def loss_and_output(
     loss: Loss | None, module: Any, batch: Any, run: Run | None = None
 ) -> tuple[Array, Any]:
-    """The loss of a module on a batch, and its output; `None` if the loss calls it itself."""
+    """The loss of a module on a batch, and its output; `None` if the loss calls it itself.
+
+    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, it is the
+    one in the module's output.
+    """
     if loss is not None and takes_model(loss):
-        return module_loss(loss, module, batch, run), None
-    outputs: list[Any] = []
-
-    def called(*inputs: Any, **named: Any) -> Any:
-        outputs.append(module(*inputs, **named))
-        return outputs[-1]
-
-    called.__name__ = type(module).__name__
-    value = module_loss(loss, called, batch, run)
-    return value, logits_of(outputs[-1])
+        parts = batch if isinstance(batch, tuple | list) else (batch,)
+        more = {"key": _key_of(run)} if run is not None and _takes(loss, "key") else {}
+        return loss(module, *parts, **more), None
+    if isinstance(batch, Mapping):
+        output = module(**batch)
+        return (own_loss(output) if loss is None else loss(output, batch)), logits_of(output)
+    if loss is None:
+        raise ConfigurationError(
+            f"{getattr(module, '__name__', type(module).__name__)} computes a loss of its own from "
+            'batches in dicts, such as {"input_ids": …, "labels": …}; for other batches give '
+            "loss=, a function of (output, y) or its name",
+            source="loss",
+        )
+    x, y = batch
+    if isinstance(x, Mapping):
+        output = module(**x)
+    else:
+        output = module(*x) if isinstance(x, tuple | list) else module(x)
+    return loss(output, y), logits_of(output)
 
 
 def logits_of(output: Any) -> Any:
@@ -112,36 +130,6 @@ def target_of(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return next((batch[name] for name in _TARGETS if name in batch), None)
     return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
-
-
-def module_loss(loss: Loss | None, module: Any, batch: Any, run: Run | None = None) -> Array:
-    """The loss of a module on a batch.
-
-    A pair is inputs and targets, a dict is the arguments of the module. Without a loss, it is the
-    one in the module's output.
-    """
-    if loss is not None and takes_model(loss):
-        parts = batch if isinstance(batch, tuple | list) else (batch,)
-        more = {"key": _key_of(run)} if run is not None and _takes(loss, "key") else {}
-        return loss(module, *parts, **more)
-    if isinstance(batch, Mapping):
-        output = module(**batch)
-        return own_loss(output) if loss is None else loss(output, batch)
-    if loss is None:
-        raise ConfigurationError(
-            f"{_name_of(module)} computes a loss of its own from batches in dicts, such as "
-            '{"input_ids": …, "labels": …}; for other batches give loss=, a function of '
-            "(output, y) or its name",
-            source="loss",
-        )
-    x, y = batch
-    if isinstance(x, Mapping):
-        return loss(module(**x), y)
-    return loss(module(*x) if isinstance(x, tuple | list) else module(x), y)
-
-
-def _name_of(module: Any) -> str:
-    return str(getattr(module, "__name__", type(module).__name__))
 
 
 def own_loss(output: Any) -> Array:
@@ -195,7 +183,6 @@ class EquinoxLayer(ModuleLayer):
     """A module of Equinox, also in `jax.vmap`. It cannot change, so a new one is the result."""
 
     adapter: Any = None
-    held: tuple[str, ...] = ()
 
     library = "jax"
 
@@ -204,10 +191,6 @@ class EquinoxLayer(ModuleLayer):
         inexact = sys.modules["equinox"].is_inexact_array
         held = [name for name, x in self.parameters.items() if not inexact(x)]
         object.__setattr__(self, "held", tuple(held))
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return self.held
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -264,12 +247,9 @@ class NnxLayer(ModuleLayer):
         names = [[name for name, _ in pairs] for pairs, _ in parts]
         object.__setattr__(self, "structures", [structure for _, structure in parts])
         object.__setattr__(self, "names", names)
+        object.__setattr__(self, "held", tuple(names[1]))
         keys = {name: _key_kind(x) for pairs, _ in parts for name, x in pairs}
         object.__setattr__(self, "keys", {n: kind for n, kind in keys.items() if kind is not None})
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return tuple(self.names[1])
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -335,8 +315,6 @@ def _as_numbers(x: Any) -> Any:
 class MlxLayer(ModuleLayer):
     """A module of MLX. Each call puts parameters into it, and its own back afterwards."""
 
-    held: tuple[str, ...] = ()
-
     library = "mlx"
 
     def settings_fit(self) -> None:
@@ -345,31 +323,44 @@ class MlxLayer(ModuleLayer):
         object.__setattr__(self, "held", tuple(held))
 
     @property
-    def state_names(self) -> tuple[str, ...]:
-        return self.held
-
-    @property
     def parameters(self) -> dict[str, Array]:
         return _flat(self.given.parameters())
 
     @contextmanager
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
         module = self.given
-        own, mode = module.parameters(), module.training
-        module.train(run.training)
-        module.update(_nested(parameters))
-        try:
-            yield module
-            now = _flat(module.parameters())
-            for name in self.held:
-                run.update(name, now[name])
-        finally:
-            module.update(own)
-            module.train(mode)
+        own = module.parameters()
+        with in_mode(module, training=run.training):
+            module.update(_nested(parameters))
+            try:
+                yield module
+                now = _flat(module.parameters())
+                for name in self.held:
+                    run.update(name, now[name])
+            finally:
+                module.update(own)
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         self.given.update(_nested(parameters))
         return self.given
+
+
+@contextmanager
+def in_mode(module: Any, *, training: bool) -> Iterator[None]:
+    """A block in which a module of PyTorch or MLX trains, or does not.
+
+    In training, parts that are in inference mode stay in it, unless the whole module is. Afterwards
+    all parts are in their own modes again.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    if training != module.training or not training:
+        module.train(training)
+    try:
+        yield
+    finally:
+        name = "_training" if _is_of(module, "mlx.nn", "Module") else "training"
+        for part, mode in modes:
+            setattr(part, name, mode)
 
 
 def _flat(tree: Any) -> dict[str, Any]:

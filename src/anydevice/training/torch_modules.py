@@ -18,7 +18,7 @@ from anydevice.core.trees import Tree
 from anydevice.engines import registry
 from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
-from anydevice.training.modules import ModuleLayer, loss_and_output, module_loss
+from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
 from anydevice.training.packing import packed, unpacked
 from anydevice.training.steps import StepConfig, Stepper, StepState
 
@@ -42,10 +42,8 @@ class TorchLayer(ModuleLayer):
 
     @contextmanager
     def bound(self, parameters: Mapping[str, Array], run: Run) -> Iterator[Any]:
-        module = self.given
-        if module.training != run.training:
-            module.train(run.training)
-        yield module
+        with in_mode(self.given, training=run.training):
+            yield self.given
 
     def finished(self, parameters: Mapping[str, Array]) -> Any:
         now = self.parameters
@@ -71,6 +69,7 @@ class TorchStepper(Stepper):
         self.engine = registry.load("torch")
         self.device = device
         self.config = config
+        self._layer = config.layer
         self._module = config.layer.given
         self._weights = [x for x in self._module.parameters() if x.requires_grad]
         self._statistics = _statistics(self._module)
@@ -94,7 +93,7 @@ class TorchStepper(Stepper):
 
     @property
     def parameters(self) -> Tree:
-        return self.config.layer.parameters  # type: ignore[attr-defined]
+        return self._layer.parameters
 
     @property
     def rate(self) -> float:
@@ -122,7 +121,6 @@ class TorchStepper(Stepper):
         )
 
     def _restore(self, state: StepState) -> None:
-        torch: Any = sys.modules["torch"]
         own = unpacked(state.own)
         self._optimizer.load_state_dict(own["optimizer"])
         self._left_out = own["left_out"]
@@ -133,8 +131,7 @@ class TorchStepper(Stepper):
             by_name = dict(self._module.named_parameters())
             for name, gradient in own["gradients"].items():
                 by_name[name].grad = gradient.to(by_name[name].device, by_name[name].dtype)
-        with torch.no_grad():
-            self.config.layer.finished(state.parameters)  # type: ignore[attr-defined]
+        self._layer.finished(state.parameters)
 
     def _gradients(self) -> dict[str, Any]:
         pairs = self._module.named_parameters()
@@ -154,8 +151,7 @@ class TorchStepper(Stepper):
         self._added += weight
         self.batches += 1
         value = value.detach()
-        if self._scaler is None:
-            self._see(value)
+        self._see(value)
         if before and bool(self._failed):
             for x, kept in zip(self._statistics, before, strict=True):
                 x.copy_(kept)
@@ -180,7 +176,7 @@ class TorchStepper(Stepper):
             torch._foreach_mul_([x.grad for x in self._weights if x.grad is not None], factor)
         if self.config.clip is not None:
             torch.nn.utils.clip_grad_norm_(self._weights, self.config.clip)
-        if not math.isnan(rate):
+        if rate != self.rate:  # which is the rate, unless a schedule of ours has another
             _set_rate(optimizer, rate)
         self._added = 0.0
         if scaler is not None:
@@ -204,13 +200,8 @@ class TorchStepper(Stepper):
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
         torch: Any = sys.modules["torch"]
-        was = self._module.training
-        self._module.eval()
-        try:
-            with torch.no_grad(), self._scope():
-                return loss_and_output(self.config.loss, self._module, self._computed(batch))
-        finally:
-            self._module.train(was)
+        with in_mode(self._module, training=False), torch.no_grad(), self._scope():
+            return loss_and_output(self.config.loss, self._module, self._computed(batch))
 
     @property
     def failed(self) -> bool:
@@ -227,7 +218,7 @@ class TorchStepper(Stepper):
         return self._left_out
 
     def _loss(self, batch: Any) -> Any:
-        return module_loss(self.config.loss, self._module, self._computed(batch))
+        return loss_and_output(self.config.loss, self._module, self._computed(batch))[0]
 
     def _computed(self, batch: Any) -> Any:
         """The batch in the dtype of computing."""
@@ -236,9 +227,11 @@ class TorchStepper(Stepper):
         return policy.for_computing(batch) if narrow else batch
 
     def _scope(self) -> AbstractContextManager[Any]:
+        torch: Any = sys.modules["torch"]
         if not self._autocast:
             return nullcontext()
-        return sys.modules["torch"].autocast(self._kind, dtype=self._autocast)  # type: ignore[no-any-return]
+        scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
+        return scope
 
 
 def _statistics(module: Any) -> list[Any]:
