@@ -101,6 +101,10 @@ def loss_of(spec: Loss | str) -> Loss:
     >>> loss_of("cross_entropy").__name__
     'cross_entropy'
     """
+    if isinstance(spec, type):
+        raise ConfigurationError(
+            f"loss is the class {spec.__name__}; give one of it, {spec.__name__}()", source="loss"
+        )
     if callable(spec):
         return spec
     if not isinstance(spec, str) or spec not in LOSSES:

@@ -67,7 +67,7 @@ from anydevice.training.randomness import (
     set_host_state,
 )
 from anydevice.training.steps import StepConfig, Stepper, StepState, copied
-from anydevice.training.torch_modules import TorchLayer, TorchStepper
+from anydevice.training.torch_modules import TorchLayer, TorchStepper, check_parts, narrow_dtype
 from anydevice.transfer.moving import to_device, to_numpy
 
 PathLike = str | os.PathLike[str]
@@ -190,14 +190,18 @@ class Training:
         if not any(trained):
             frozen = isinstance(model, Model) and model.frozen
             why = "; model.unfreeze() changes that" if frozen else ""
+            if of_torch and parameters:
+                why = "; model.requires_grad_() unfreezes those that it has"
             raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
         self._like = parameters
         self._rate_at = self._rates(own)
         if of_torch:
-            if policy.parameters == "float16":
+            if own is None:
+                check_parts(model, optimizer, schedule if self._rate_at is None else None)
+            if "float16" in (policy.parameters, narrow_dtype(model)):
                 raise ConfigurationError(
-                    "gradients of float16 weights underflow in PyTorch; take precision='mixed', "
-                    "which keeps the weights in float32, or 'bfloat16'",
+                    "gradients of float16 weights underflow in PyTorch; take model.float() and "
+                    "precision='mixed', which keeps the weights in float32, or 'bfloat16'",
                     source="precision",
                 )
             self._move_module(policy.parameters)
@@ -415,7 +419,11 @@ class Training:
         self._last_reading = time.monotonic()
         if not unread:
             return []
-        losses = [float(value) for value in to_numpy([each.loss for each in unread])]
+        values = [each.loss for each in unread]
+        if self.device.kind == "cpu":  # where one after the other takes less time
+            losses = [float(value) for value in map(self.stepper.engine.to_host, values)]
+        else:
+            losses = [float(value) for value in to_numpy(values)]
         if self.stepper.failed:
             raise self._failure([each.trained for each in unread])
         return [
@@ -570,6 +578,12 @@ class Training:
         to_device(self._given, self.device)
         kinds = {x.dtype for x in self._given.parameters() if x.is_floating_point()}
         wanted = getattr(torch, dtype)
+        if torch.float64 in kinds and dtype == "float32":
+            raise ConfigurationError(
+                f"the weights of {type(self._given).__name__} are float64, and trainings compute "
+                "in float32 or 16 bits; call model.float() before",
+                source="model",
+            )
         if dtype != "float32" and kinds != {wanted}:
             self._given.to(wanted)
         self._like = self.config.layer.parameters  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from anydevice.models.native import paths_of
 from anydevice.nn.layer import Layer, MisfitError, Run
 from anydevice.nn.losses import cross_entropy
 from anydevice.training.batches import INPUT_ERRORS, prefix_error
-from anydevice.training.modules import ModuleLayer
+from anydevice.training.modules import ModuleLayer, takes_model
 from anydevice.training.steps import StepConfig, Stepper, copied
 from anydevice.transfer.moving import to_numpy
 
@@ -209,6 +209,7 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
 
     `where` is the name of the batch. A tree of arrays is left to the layer.
     """
+    _check_pair(config, batch, where)
     x = batch[0] if isinstance(batch, tuple) and batch else batch
     shape = getattr(x, "shape", None)
     if shape is None:
@@ -226,6 +227,21 @@ def check_shape(config: StepConfig, batch: Any, where: str) -> None:
                 "nn.Batches(x, y, size=32) makes batches, and so does a DataLoader",
             )
         raise
+
+
+def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
+    """Refuse a batch for a module that a loss of (output, y) cannot be computed of."""
+    if not isinstance(config.layer, ModuleLayer) or isinstance(batch, Mapping):
+        return
+    if config.loss is None or takes_model(config.loss):
+        return
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        parts = f"{len(batch)} parts" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        raise ConfigurationError(
+            f"{where} is {parts}, and must be a pair (x, y), or a dict of the model's arguments; "
+            "several inputs are a pair ((first, second), y), and a loss(model, …) takes any batch",
+            source="data",
+        )
 
 
 def wrong_target(config: StepConfig, batches: Iterable[TrainedBatch]) -> VerificationError | None:

@@ -6,6 +6,7 @@ PyTorch: who has a module has imported it already.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from anydevice.core.device import Device
 from anydevice.core.donation import consuming
 from anydevice.core.trees import Tree
 from anydevice.engines import registry
+from anydevice.errors import ConfigurationError
+from anydevice.models.precision import cast_parameters
 from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
 from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
@@ -76,6 +79,8 @@ class TorchStepper(Stepper):
         self._optimizer: Any = (
             optimizer if optimizer is not None else OwnUpdate(self._module, config.optimizer)
         )
+        held = {id(x) for x in parameters_of(self._optimizer)}
+        self._others = [x for x in self._weights if id(x) not in held]
         self._schedule = schedule
         self.started, self.batches = state.started, state.batches
         self._added, self._left_out = state.added, 0
@@ -85,6 +90,7 @@ class TorchStepper(Stepper):
         self._scaler = torch.amp.GradScaler(self._kind) if policy.needs_loss_scale else None
         self._use_compilers()
         self._value = self.compiled(self._loss)
+        self._narrow = None if self._autocast else narrow_dtype(self._module)
         self._finite = device.kind == "cpu"
         self._failed = torch.zeros((), device=self._weights[0].device)
         self._since = torch.zeros_like(self._failed)
@@ -191,12 +197,17 @@ class TorchStepper(Stepper):
                 optimizer.step()
         if self._schedule is not None and not skipped:
             self._schedule.step()
-        optimizer.zero_grad()
+        self._zero()
         self._since = self._since + self._failed
 
     def drop(self) -> None:
         self._added = 0.0
+        self._zero()
+
+    def _zero(self) -> None:
         self._optimizer.zero_grad()
+        for x in self._others:  # else their gradients would add up, and count for clip
+            x.grad = None
 
     def evaluate(self, batch: Any, *, with_output: bool = False) -> tuple[Array, Any]:
         torch: Any = sys.modules["torch"]
@@ -221,10 +232,8 @@ class TorchStepper(Stepper):
         return loss_and_output(self.config.loss, self._module, self._computed(batch))[0]
 
     def _computed(self, batch: Any) -> Any:
-        """The batch in the dtype of computing."""
-        policy = self.config.policy
-        narrow = policy.is_narrow and not policy.casts_parameters
-        return policy.for_computing(batch) if narrow else batch
+        """The batch in the dtype of the weights, unless PyTorch casts both."""
+        return batch if self._narrow is None else cast_parameters(batch, self._narrow)
 
     def _scope(self) -> AbstractContextManager[Any]:
         torch: Any = sys.modules["torch"]
@@ -232,6 +241,47 @@ class TorchStepper(Stepper):
             return nullcontext()
         scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
         return scope
+
+
+def narrow_dtype(module: Any) -> str | None:
+    """The dtype of all weights of a module, where that is one of 16 bits."""
+    kinds = {x.dtype for x in module.parameters() if x.is_floating_point()}
+    name = str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 else ""
+    return name if name in ("bfloat16", "float16") else None
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [x for group in optimizer.param_groups for x in group["params"]]
+
+
+def check_parts(module: Any, optimizer: Any, schedule: Any) -> None:
+    """Refuse an optimizer or a schedule of PyTorch that would not train the module."""
+    name, kind = type(module).__name__, type(optimizer).__name__
+    own = {id(x) for x in module.parameters() if x.requires_grad}
+    if own.isdisjoint(id(x) for x in parameters_of(optimizer)):
+        raise ConfigurationError(
+            f"{kind} has none of the parameters of {name} that can be trained: it is that of "
+            f"another model, or of one before it was copied; make torch.optim.{kind}("
+            "model.parameters()) of the model that is given here",
+            source="optimizer",
+        )
+    # Schedulers put functions of their own over those of an optimizer.
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigurationError(
+            f"{kind} calls the model several times in a step, which trainings do not; take another "
+            "optimizer, such as torch.optim.AdamW or nn.AdamW(1e-3)",
+            source="optimizer",
+        )
+    if schedule is None:
+        return
+    changed = {id(group) for group in getattr(schedule, "optimizer", optimizer).param_groups}
+    if changed.isdisjoint(map(id, optimizer.param_groups)):
+        raise ConfigurationError(
+            f"{type(schedule).__name__} changes the rate of another optimizer; make it of the one "
+            "that is given here",
+            source="schedule",
+        )
 
 
 def _statistics(module: Any) -> list[Any]:

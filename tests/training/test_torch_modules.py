@@ -1,0 +1,102 @@
+"""Parts of PyTorch that do not belong together are refused, and weights of 16 bits get theirs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anydevice import nn
+from anydevice.errors import ConfigurationError
+
+torch: Any = pytest.importorskip("torch")
+
+X = torch.linspace(-1, 1, 32).reshape(8, 4)
+Y = (X[:, 0] > 0).long()
+LOSS = torch.nn.functional.cross_entropy
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+
+def sgd(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def other_model(model: Any) -> tuple[Any, Any]:
+    return sgd(copy.deepcopy(model)), None
+
+
+def other_optimizer(model: Any) -> tuple[Any, Any]:
+    return sgd(model), torch.optim.lr_scheduler.StepLR(sgd(model), 1)
+
+
+def with_closure(model: Any) -> tuple[Any, Any]:
+    return torch.optim.LBFGS(model.parameters()), None
+
+
+def frozen(model: Any) -> tuple[Any, Any]:
+    return sgd(model.requires_grad_(False)), None
+
+
+def of_float64(model: Any) -> tuple[Any, Any]:
+    return sgd(model.double()), None
+
+
+def of_float16(model: Any) -> tuple[Any, Any]:
+    return sgd(model.half()), None
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (other_model, "SGD has none of the parameters of Sequential"),
+        (other_optimizer, "StepLR changes the rate of another optimizer"),
+        (with_closure, "LBFGS calls the model several times in a step"),
+        (frozen, r"no parameters to train; model\.requires_grad_\(\)"),
+        (of_float64, r"are float64, .*; call model\.float\(\)"),
+        (of_float16, r"underflow in PyTorch; take model\.float\(\)"),
+    ],
+)
+def test_what_would_not_train_is_refused(
+    parts: Callable[[Any], tuple[Any, Any]], said: str
+) -> None:
+    model = net()
+    optimizer, schedule = parts(model)
+    with pytest.raises(ConfigurationError, match=said):
+        nn.Training(model, optimizer, [(X, Y)], LOSS, device="cpu", schedule=schedule)
+
+
+@pytest.mark.parametrize("batch", [None, (X, Y, Y), X])
+def test_a_batch_that_is_no_pair_is_refused(batch: Any) -> None:
+    model = net()
+    training = nn.Training(model, sgd(model), None, LOSS, device="cpu")
+    with pytest.raises(ConfigurationError, match=r"batch 1 of epoch 1 is .* a pair \(x, y\)"):
+        training.step(batch)
+
+
+def test_a_loss_that_is_a_class_is_refused() -> None:
+    model = net()
+    with pytest.raises(ConfigurationError, match=r"the class CrossEntropyLoss; .*Loss\(\)"):
+        nn.Training(model, sgd(model), None, torch.nn.CrossEntropyLoss, device="cpu")
+
+
+def test_gradients_that_no_optimizer_takes_do_not_add_up() -> None:
+    model = net()
+    training = nn.Training(model, sgd(model[2]), [(X, Y)], LOSS, device="cpu", clip=0.5)
+    for batch in training:
+        training.step(batch)
+    assert model[0].weight.grad is None
+    assert model[2].weight.grad is None
+
+
+def test_weights_in_16_bits_get_inputs_in_16_bits() -> None:
+    model = net().bfloat16()
+    training = nn.Training(model, sgd(model), [(X, Y)], LOSS, device="cpu")
+    losses = [float(training.step((X, Y))) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert {x.dtype for x in model.parameters()} == {torch.bfloat16}
