@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
-from anydevice.core.record import NOTHING, Record, replace
+from anydevice.core.record import NOTHING, replace
 from anydevice.core.text import shortened
 from anydevice.core.trees import Tree, leaves, partition
 from anydevice.core.warn import warn
@@ -67,7 +67,13 @@ from anydevice.training.randomness import (
     set_host_state,
 )
 from anydevice.training.steps import StepConfig, Stepper, StepState, copied
-from anydevice.training.torch_modules import TorchLayer, TorchStepper, check_parts, narrow_dtype
+from anydevice.training.torch_modules import (
+    TorchLayer,
+    TorchStepper,
+    check_all_held,
+    check_parts,
+    narrow_dtype,
+)
 from anydevice.transfer.moving import to_device, to_numpy
 
 PathLike = str | os.PathLike[str]
@@ -84,7 +90,7 @@ _MOST_BATCHES = 512
 _warned: set[str] = set()
 
 
-class _Unread(Record):
+class _Unread(NamedTuple):
     """A batch since the last reading, and its loss on the device."""
 
     trained: TrainedBatch
@@ -438,6 +444,7 @@ class Training:
         """What must be the same when the training is resumed, as JSON."""
         found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if optimizer_of(self._optimizer) is None:
+            check_all_held(self._given, self._optimizer)
             found["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
                 found["schedule"] = {"kind": type(self._schedule).__name__}
