@@ -65,6 +65,7 @@ _MATMUL = Row(
     (
         Case("130 × 257 × 65", _product((130, 257), (257, 65))),
         Case("one row of 4096", _product((1, 4096), (4096, 96))),
+        Case("one row times one column", _product((1, 561), (561, 1))),
         Case("sums that grow", _product((3, 4096), (4096, 5), "positive")),
         Case("the last counts most", lambda draw: call(draw.heavy(3, 513), draw.heavy(7, 513).T)),
         Case("batches repeated", _product((2, 1, 3, 17), (5, 17, 4))),

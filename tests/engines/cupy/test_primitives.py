@@ -53,7 +53,14 @@ def test_bfloat16_changes_places_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
 @pytest.mark.parametrize(
-    "shapes", [((4, 300), (300, 5)), ((2, 4, 300), (300, 5)), ((2, 3, 4, 300), (3, 300, 5))]
+    "shapes",
+    [
+        ((4, 300), (300, 5)),
+        ((1, 300), (300, 1)),
+        ((1, 1, 300), (300, 1)),
+        ((2, 4, 300), (300, 5)),
+        ((2, 3, 4, 300), (3, 300, 5)),
+    ],
 )
 def test_products_of_16_bits_add_up_in_float32(dtype: Any, shapes: Any) -> None:
     drawn = np.random.default_rng(0)

@@ -194,10 +194,12 @@ class CupyPrimitives:
             # One large product: CuPy would make a batch of them, each with the same matrix.
             shape = (*a.shape[:-1], b.shape[-1])
             a = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-        elif max(a.ndim, b.ndim) > 2:
-            # CuPy sends batches of `bfloat16` to a kernel for integers.
-            return cupy.matmul(_wide(a), _wide(b)).astype(a.dtype, copy=False)
-        product = cupy.matmul(a, b).astype(a.dtype, copy=False)
+        dtype = a.dtype
+        if max(a.ndim, b.ndim) > 2 or a.shape[0] == b.shape[1] == 1:
+            # CuPy sends batches of `bfloat16` to a kernel for integers, and rounds each product of
+            # a row and a column before it adds them up.
+            a, b = _wide(a), _wide(b)
+        product = cupy.matmul(a, b).astype(dtype, copy=False)
         return product if shape is None else product.reshape(shape)
 
     @_there
