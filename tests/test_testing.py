@@ -271,6 +271,17 @@ def test_a_limit_holds_on_a_fake_card() -> None:
         assert str(device_of([kept, to_device(numbers(4), "cuda:0")])) == "cuda:0"
 
 
+def test_engines_that_drive_no_fake_card_do_not_show_the_computer_s_own() -> None:
+    pytest.importorskip("pyopencl")
+    from anydevice.engines import registry
+
+    own = registry.load("opencl").devices()
+    with testing.fake_machine(cuda=1, opencl=0, engines=["numpy"]):
+        assert registry.load("opencl").devices() == ()
+        assert {each.backend for each in registry.load("numpy").devices()} == {"cpu", "cuda"}
+    assert registry.load("opencl").devices() == own != ()
+
+
 def test_settings_made_in_the_block_are_undone() -> None:
     anydevice.configure(time_limit=7)
     try:

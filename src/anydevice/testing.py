@@ -226,6 +226,7 @@ class _Machine:
         self._peak: Counter[tuple[str, Device]] = Counter()
         self._limit: dict[tuple[str, Device], int | None] = {}
         self._driven: dict[str, tuple[Device, ...]] = {}
+        self._real: set[Device] = set()
         self._donatable: set[int] = set()
         self._follows_torch = False
         self._copies = threading.local()
@@ -237,6 +238,8 @@ class _Machine:
             for each in discover().devices:
                 if each.standing is not None and each.standing.facts.details.get("fake"):
                     self._add(each, each.standing)
+                else:
+                    self._real.add(each)
             asked = hooks.free_memory.function
             assert asked is not None
 
@@ -269,7 +272,7 @@ class _Machine:
 
     def _disguised(self, engine: Engine) -> Engine:
         if not self.driven_by(engine.name):
-            return engine
+            return cast("Engine", _EngineWithoutCards(engine, self))
         if engine.name == "torch":
             self.follow_torch()
         return cast("Engine", _FakeEngine(engine, self))
@@ -290,6 +293,10 @@ class _Machine:
             yield
         finally:
             self._copies.under_way = False
+
+    def has_real(self, device: Device) -> bool:
+        """Whether a device of the computer is one of this machine, and no fake stands for it."""
+        return device.backend == "cpu" or device in self._real
 
     def driven_by(self, engine: str) -> tuple[Device, ...]:
         """The fake devices that an engine drives."""
@@ -457,6 +464,19 @@ def _look_up_again(limit: Config | None) -> None:
     dispatch.forget()
     if limit is not None:
         limits.set_limit(limit)
+
+
+class _EngineWithoutCards:
+    """An engine that drives no fake device, and of the real ones only those of the fake machine."""
+
+    def __init__(self, engine: Engine, machine: _Machine) -> None:
+        self._engine, self._machine = engine, machine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(each for each in self._engine.devices() if self._machine.has_real(each))
 
 
 class _FakeEngine:
