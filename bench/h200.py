@@ -118,8 +118,10 @@ def card_tests() -> list[Row]:
         "-v",
         "--tb=short",
     ]
-    # PyTorch's advice for cards, which no test is about.
+    # What newer releases of PyTorch say of cards, of themselves and of their profiler.
     command += ["-W", "ignore:TensorFloat32 tensor cores:UserWarning"]
+    command += ["-W", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"]
+    command += ["-W", "ignore:Warning:UserWarning"]
     process = subprocess.Popen(
         [*command, *(str(ROOT / "tests" / name) for name in TESTED)],
         cwd=ROOT,

@@ -408,7 +408,8 @@ def test_out_of_memory_reduce_the_batch() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_memory_held_by_preallocation() -> None:
+def test_memory_held_by_preallocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     config = DeviceConfiguration(
         environment_variables={
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -122,7 +122,7 @@ def test_it_is_told_where_something_lives() -> None:
     x = np.ones(3, np.float32)
     assert isinstance(get_device({"x": x, "name": "layer"}), LuxCPUDevice)
     assert get_device(["no array", 3, None]) is None
-    first, second = (jax.device_put(x, place) for place in jax.devices()[:2])
+    first, second = (jax.device_put(x, place) for place in jax.devices("cpu")[:2])
     assert get_device((second, [second])) == Device("cpu:1")
     with pytest.raises(DeviceMismatchError) as caught:
         get_device({"weight": first, "layers": [second]})

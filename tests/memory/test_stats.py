@@ -110,7 +110,7 @@ def test_the_cpu_tells_of_the_whole_process() -> None:
     assert freed.in_use is not None
     assert freed.in_use < after.in_use
     assert freed.peak is not None
-    assert freed.peak >= after.peak - MIB
+    assert freed.peak >= after.peak - 16 * MIB  # the kernel counts a peak roughly
 
 
 def test_without_a_device_it_is_the_chosen_one() -> None:
