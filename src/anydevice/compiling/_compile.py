@@ -59,9 +59,10 @@ def compile(  # noqa: A001 - the public name, which nobody imports by itself
     """Compile a model for a device; call the result like the model.
 
     `model` is a `nn.Model`, a function over arrays, or a module of PyTorch, Flax NNX, Equinox or
-    MLX, which stays in its library. Without a `device`, a `nn.Model` stays on its device, and
-    everything else goes to `anydevice.device()`. Inputs are moved there. Each new set of shapes is
-    compiled at its first call (see `Compiled.warm_up`), and the code is kept for later processes.
+    MLX, which stays in its library. Without a `device`, a `nn.Model` stays on its device, a
+    module on its accelerator, and everything else goes to `anydevice.device()`. Inputs are moved
+    there. Each new set of shapes is compiled at its first call (see `Compiled.warm_up`), and the
+    code is kept for later processes.
 
     - `optimize`: "none" runs the model as written, "default" compiles it, "aggressive" takes more
       time for faster code.
