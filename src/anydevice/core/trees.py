@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from difflib import get_close_matches
 from typing import Any
 
 from anydevice.errors import ConfigurationError
@@ -76,6 +75,8 @@ def matches(pattern: str, name: str) -> bool:
 
 def unmatched(pattern: str, names: Sequence[str], source: str) -> ConfigurationError:
     """The error for a pattern that matches none of these names; it has the nearest ones."""
+    from difflib import get_close_matches  # only where there is an error to tell
+
     # At the top of a tree, a name needs no dot.
     known = list(dict.fromkeys(name.removeprefix(".") for name in [*_parts_of(names), *names]))
     near = get_close_matches(pattern, known, 3, 0.3) or known[:3]
