@@ -18,6 +18,7 @@ from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationError
 from anydevice.models.precision import policy_of
+from anydevice.nn.layer import without_gradient
 from anydevice.training.function_steps import HostStepper, stepper_for, total
 from anydevice.training.steps import StepConfig, StepState
 
@@ -125,6 +126,24 @@ def test_a_gradient_that_is_no_number_is_undone_where_only_losses_are_looked_at(
     kept = trained(torch, ROOTED, steep_at_zero, data=data[: bad - 1], optimizer=adam)
     pairs = zip(numbers(stepper.parameters), numbers(kept.model.parameters), strict=True)
     assert all((one == other).all() for one, other in pairs)
+
+
+def test_an_infinite_gradient_that_no_parameter_shows_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lion takes the sign of it, and has it in its state."""
+
+    def steep(output: Any, target: Any) -> Any:
+        zero = ops.subtract(output, without_gradient(output))
+        steep = ops.multiply(ops.multiply(zero, ops.multiply(target, 1e30)), 1e30)
+        return ops.add(ops.mean(steep), ops.mean(ops.multiply(output, output)))
+
+    monkeypatch.setattr("anydevice.training.function_steps._COPY_EVERY", 0.0)
+    torch = anydevice.device("cpu", engine="torch")
+    data = [(np.abs(X), Y * 0)] * 5
+    data[2] = (np.abs(X), np.ones_like(Y))
+    with pytest.raises(VerificationError, match=r"step 3: the gradient of Dense\S+ is infinite"):
+        trained(torch, nn.Dense(X.shape[1], 1), steep, data=data, optimizer=nn.Lion(0.01))
 
 
 class Falling(nn.Layer):

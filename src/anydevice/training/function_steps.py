@@ -50,8 +50,6 @@ _COPY_EVERY = 2.0
 _COPIED = 16 * 2**20
 """Bytes of parameters that are copied so, and of batches that are kept since."""
 
-_NOT_TRAINING = Run()
-
 
 def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int) -> Stepper:
     """The stepper for the engine of a device, which holds the arrays of `state`.
@@ -262,12 +260,15 @@ class SplitStepper(FunctionStepper):
         if state:
             good = ops.less(self._failed, 1.0)
             self._keep_state(_selected(good, state, self._state(self._held)))
+        self._add_up(gradients, weight)
+        return value
+
+    def _add_up(self, gradients: Tree, weight: float) -> None:
         if weight != 1.0:
             gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
         self._total = gradients if self._total is None else self._plus(self._total, gradients)
         self._added += weight
         self.batches += 1
-        return value
 
     def move(self, rate: float) -> None:
         gradients, skip = self._made_ready(1.0 / self._added)
@@ -382,11 +383,7 @@ class HostStepper(SplitStepper):
             self._is_failing = True
         if not self._is_failing:
             self._keep_state(state)
-        if weight != 1.0:
-            gradients = mapped(lambda x: ops.multiply(x, weight), gradients)
-        self._total = gradients if self._total is None else self._plus(self._total, gradients)
-        self._added += weight
-        self.batches += 1
+        self._add_up(gradients, weight)
         return value
 
     def move(self, rate: float) -> None:
@@ -418,7 +415,7 @@ class HostStepper(SplitStepper):
 
     def _make_copy(self) -> None:
         """Copy what steps change, if that is finite."""
-        if not math.isfinite(total(self._arrays)):
+        if not self._is_finite():
             self._go_back()
             return
         assert self._lists is not None, "there is a copy of lists alone"
@@ -431,13 +428,18 @@ class HostStepper(SplitStepper):
         """Take the steps since the copy again, and stop where a gradient is not finite."""
         kept, steps = self._copy, self._since_copy
         self._copy, self._copies, self._since_copy = None, False, []
-        if kept is None or math.isfinite(total(self._arrays)):
+        if kept is None or self._is_finite():
             return
         self._arrays, self._lists, self._held = kept.arrays, kept.lists, kept.held
         self._trained = refilled(self._trained, kept.arrays)
         self.batches, self.started = kept.batches, kept.started
         for batch, rate in steps:
             self.step(batch, rate)
+
+    def _is_finite(self) -> bool:
+        """Whether what steps change is: Lion keeps an infinite gradient in its state alone."""
+        lists = (self._lists or {}).values()
+        return all(math.isfinite(total(arrays)) for arrays in (self._arrays, *lists))
 
     @property
     def state(self) -> StepState:
@@ -449,7 +451,7 @@ class HostStepper(SplitStepper):
 
     @property
     def failed(self) -> bool:
-        if not self._is_failing and not math.isfinite(total(self._trained)):
+        if self._copy is not None and not self._is_failing and not self._is_finite():
             self._go_back()
         return self._is_failing or not math.isfinite(total(self._trained))
 
