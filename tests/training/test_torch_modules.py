@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,20 @@ def test_gradients_that_no_optimizer_takes_do_not_add_up() -> None:
         training.step(batch)
     assert model[0].weight.grad is None
     assert model[2].weight.grad is None
+
+
+def test_parameters_that_a_file_would_not_hold_are_not_lost(tmp_path: Path) -> None:
+    model, scale = net(), torch.nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], 0.1)
+    path = tmp_path / "run.safetensors"
+    training = nn.Training(
+        model, optimizer, [(X, Y)], lambda output, y: LOSS(output * scale, y), device="cpu"
+    )
+    training.step((X, Y))
+    assert scale != 1
+    with pytest.raises(ConfigurationError, match=r"SGD trains 1 parameters .* loss\(model, x, y\)"):
+        training.save(path)
+    assert not path.exists()
 
 
 def test_weights_in_16_bits_get_inputs_in_16_bits() -> None:

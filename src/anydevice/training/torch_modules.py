@@ -284,6 +284,19 @@ def check_parts(module: Any, optimizer: Any, schedule: Any) -> None:
         )
 
 
+def check_all_held(module: Any, optimizer: Any) -> None:
+    """Refuse to save a training of which an optimizer of PyTorch trains more than the module."""
+    own = {id(x) for x in module.parameters()}
+    others = sum(id(x) not in own for x in parameters_of(optimizer))
+    if others:
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} trains {others} parameters that are not of "
+            f"{type(module).__name__}, such as those of a loss, and its file would not hold them; "
+            "put both into one module, and give a loss(model, x, y)",
+            source="optimizer",
+        )
+
+
 def _statistics(module: Any) -> list[Any]:
     """What norms change when they are called in training."""
     norms = [part for part in module.modules() if getattr(part, "track_running_stats", False)]
