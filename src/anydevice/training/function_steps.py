@@ -527,7 +527,8 @@ class FusedStepper(FunctionStepper):
         return self._count(self._counts["steps"])
 
     def _rate(self, rate: float) -> Array:
-        if rate != self._last_rate[0]:
+        last = self._last_rate[0]
+        if rate is not last and rate != last:  # NaN, where the optimizer has its own, is not itself
             self._last_rate = rate, self._number(rate, np.float32)
         return self._last_rate[1]
 
