@@ -280,6 +280,10 @@ def test_engines_that_drive_no_fake_card_do_not_show_the_computer_s_own() -> Non
         assert registry.load("opencl").devices() == ()
         assert {each.backend for each in registry.load("numpy").devices()} == {"cpu", "cuda"}
     assert registry.load("opencl").devices() == own != ()
+    kept = to_device(numbers(4), str(own[0]), convert=True)
+    with testing.fake_machine(opencl=1, engines=["numpy"]):
+        assert memory_stats("opencl:0").in_use == 0
+    assert memory_stats(own[0]).in_use == kept.nbytes
 
 
 def test_settings_made_in_the_block_are_undone() -> None:

@@ -478,6 +478,10 @@ class _EngineWithoutCards:
     def devices(self) -> tuple[Device, ...]:
         return tuple(each for each in self._engine.devices() if self._machine.has_real(each))
 
+    @cached_property
+    def memory(self) -> _FakeMemory:
+        return _FakeMemory(self._engine.name, self._engine.memory, self._machine)
+
 
 class _FakeEngine:
     """An engine that knows fake devices besides the CPU; its library computes as usual.
@@ -646,7 +650,7 @@ class _FakeMemory:
     def use(self, device: Device) -> MemoryUse | None:
         if device in self._machine.driven_by(self._engine):
             return self._machine.use(self._engine, device)
-        return self._memory.use(device)
+        return self._memory.use(device) if self._machine.has_real(device) else None
 
     def reset_peak(self, device: Device) -> None:
         if device in self._machine.driven_by(self._engine):
