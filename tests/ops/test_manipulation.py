@@ -219,9 +219,12 @@ def test_stack_and_split() -> None:
         (lambda: ops.stack(X), r"stack: it takes a list of arrays, .* write stack\(\[x, y\]\)"),
         (lambda: ops.stack([]), "stack: there are no arrays"),
         (lambda: ops.stack([X, X.astype("float32")]), "first is float64, another is float32"),
-        (lambda: ops.split(X, 2, 1), r"axis 1 has a multiple of 2 elements, but x is \(2, 3, 4\)"),
-        (lambda: ops.split(X, [3, 1], 2), r"\[3, 1\] are indices of axis 2 that do not fall"),
-        (lambda: ops.split(X, 0), "axis 0 has a multiple of 0 elements"),
+        (
+            lambda: ops.split(X, 2, 1),
+            r"axis 1 can be cut into 2 equal pieces, but x is \(2, 3, 4\)",
+        ),
+        (lambda: ops.split(X, [3, 1], 2), r"the indices \[3, 1\] are in order and within axis 2"),
+        (lambda: ops.split(X, 0), "axis 0 can be cut into 0 equal pieces"),
         (lambda: ops.split(X, 1.5), "sections is an integer or a list of them, but it is 1.5"),
     ]:
         with pytest.raises(ConfigurationError, match=words):
@@ -238,12 +241,15 @@ def test_pad_and_flip(either_version: None) -> None:
     for widths_, words in [
         ([(1, 1)], r"widths has \(before, after\) for each axis of x, but it has 1"),
         (-1, "each of widths is an integer of 0 or more"),
+        ((1, 1, 2), r"\(before, after\) for each axis, but it is a tuple"),  # NumPy's (1, 2)
         (0.5, r"widths is an integer, or \(before, after\) for each axis, but it is 0.5"),
     ]:
         with pytest.raises(ConfigurationError, match=words):
             ops.pad(X, widths_)
     with pytest.raises(ConfigurationError, match=r"pad: 0.5 is no integer, but the array is int64"):
         ops.pad(np.arange(3), 1, 0.5)
+    with pytest.raises(ConfigurationError, match=r"-1 is outside of uint8, .* is uint8; cast x"):
+        ops.pad(np.arange(3, dtype="uint8"), 1, -1)
 
 
 def test_new_arrays() -> None:

@@ -93,6 +93,10 @@ def test_two_classes_may_be_two_columns_or_one() -> None:
     assert metrics.accuracy(LOGITS, YES) == float(((LOGITS > 0) == YES).mean())
 
 
+def test_without_targets_that_count_there_is_no_mean() -> None:
+    assert math.isnan(metrics.macro_f1(np.eye(3), np.full(3, -100)))
+
+
 def test_probabilities_are_yes_above_a_half() -> None:
     shares = 1 / (1 + np.exp(-LOGITS))
     for name in ("accuracy", "f1", "macro_f1"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -599,6 +601,22 @@ def test_a_loss_that_is_nan_ends_a_training_in_float16_too(
     training.step((np.full_like(X[:8], np.nan), Y[:8]))
     with pytest.raises(VerificationError, match=r"stopped at step 2: the batch itself holds NaN"):
         training.read()
+
+
+def test_a_loss_and_what_it_holds_go_with_their_training(torch: Any) -> None:
+    case = Torch()
+
+    def train_by(teacher: Any) -> weakref.ref[Any]:
+        def loss(model: Any, x: Any, y: Any) -> Any:
+            return case.loss(model(x) - teacher(x).detach(), y)
+
+        model = case.model()
+        nn.Training(model, case.optimizer(model), loss=loss, device="cpu").step(DATA[0])
+        return weakref.ref(teacher)
+
+    held = train_by(case.model())
+    gc.collect()
+    assert held() is None
 
 
 # What JAX has

@@ -230,10 +230,15 @@ def state_places(layer: Layer, path: str = "") -> list[tuple[str, str]]:
     return own + [place for step, part in layer.parts for place in state_places(part, path + step)]
 
 
+def state_paths(layer: Layer) -> list[str]:
+    """The paths of all parameters that are state, as `leaf_names` gives them."""
+    return [f"{path}.{name}" for path, name in state_places(layer)]
+
+
 def state_leaves(layer: Layer, parameters: Parameters) -> list[bool]:
     """Which leaves of the parameters are the state of a layer: its training changes them itself."""
-    named = {f"{path}.{name}" for path, name in state_places(layer)}
-    return [name in named for name in leaf_names(parameters)]
+    state = set(state_paths(layer))
+    return [name in state for name in leaf_names(parameters)]
 
 
 def without_gradient(x: Array) -> Array:

@@ -143,18 +143,9 @@ def folded(layer: Layer, loss: Loss) -> tuple[Layer, bool]:
     >>> folded(nn.Dense(4, 2), nn.cross_entropy)[1]
     False
     """
-    name = _applied_by(loss)
+    name = left_out(loss)
     without = None if name is None else _without(layer, name)
     return (layer, False) if without is None else (without, True)
-
-
-def left_out(loss: Loss) -> str | None:
-    """The activation that a loss does by itself, which `folded` leaves out.
-
-    >>> left_out(cross_entropy)
-    'softmax'
-    """
-    return _applied_by(loss)
 
 
 def threshold_of(layer: Layer) -> float:
@@ -178,7 +169,7 @@ def remark_on(layer: Layer, loss: Loss) -> str | None:
     the model ends with sigmoid, and cross_entropy applies a softmax of its own to that; leave \
 sigmoid out of the model
     """
-    done, name = _applied_by(loss), _name_of(loss)
+    done, name = left_out(loss), _name_of(loss)
     if done is not None and _without(layer, done) is not None:
         return (
             f"the activation at the end of the model is left out for {name}, which does the same "
@@ -207,7 +198,12 @@ def _inner(loss: Loss) -> object:
     return inner
 
 
-def _applied_by(loss: Loss) -> str | None:
+def left_out(loss: Loss) -> str | None:
+    """The activation that a loss does by itself, which `folded` leaves out.
+
+    >>> left_out(cross_entropy)
+    'softmax'
+    """
     inner = _inner(loss)
     return next((name for known, name in _APPLIES if known is inner), None)
 

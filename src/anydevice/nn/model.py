@@ -16,7 +16,7 @@ from anydevice.core.trees import difference, first_leaf, leaf_names, leaves, mat
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
 from anydevice.errors import ConfigurationError, DeviceMismatchError
-from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, state_places
+from anydevice.nn.layer import Array, Layer, Parameters, Run, Shape, state_paths, state_places
 from anydevice.nn.layers import Chain, TiedEmbedding, as_layer
 from anydevice.ops.dispatch import primitives
 from anydevice.transfer.moving import device_of, is_array, refuse_mismatch, to_device
@@ -80,9 +80,9 @@ class Model:
         """The output for a batch, in inference and not in training.
 
         An array of the parameters' library is taken as it is. A NumPy array, a DataFrame of pandas
-        or polars, or nested lists of numbers, is placed on their device first, and floating
-        numbers get their dtype. A model is
-        never moved by itself: in a `use_device` block of another device it is refused.
+        or polars, or nested lists of numbers, is placed on their device first, and floating numbers
+        get their dtype. A model is never moved by itself: in a `use_device` block of another device
+        it is refused.
 
         >>> from anydevice import nn
         >>> nn.build(nn.Dense(2, 3), device="cpu")([[1.0, 2.0]]).shape
@@ -276,7 +276,7 @@ def trained_leaves(model: Model) -> list[bool]:
     >>> trained_leaves(model)[:2], trained_leaves(model)[6:]
     ([False, False], [True, True])
     """
-    held = model.frozen.union(_state_leaves(model.layer))
+    held = model.frozen.union(state_paths(model.layer))
     return [name not in held for name in leaf_names(model.parameters)]
 
 
@@ -285,10 +285,6 @@ def still_layers(model: Model) -> frozenset[str]:
     places = state_places(model.layer)
     moving = {path for path, name in places if f"{path}.{name}" not in model.frozen}
     return frozenset(path for path, _ in places) - moving
-
-
-def _state_leaves(layer: Layer) -> list[str]:
-    return [f"{path}.{name}" for path, name in state_places(layer)]
 
 
 def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
@@ -465,7 +461,7 @@ class _Counts:
     """How many parameters of a model training does not move, and why."""
 
     def __init__(self, model: Model) -> None:
-        state = dict.fromkeys(_state_leaves(model.layer), "state")
+        state = dict.fromkeys(state_paths(model.layer), "state")
         self._kinds = state | dict.fromkeys(model.frozen, "frozen")
         moved = zip(leaves(model.parameters), trained_leaves(model), strict=True)
         self.trained = sum(math.prod(array.shape) for array, own in moved if own)

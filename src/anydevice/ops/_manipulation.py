@@ -149,12 +149,12 @@ def split(x: Array, sections: int | Sequence[int], axis: int = 0) -> list[Array]
     if isinstance(sections, tuple | list):
         cuts = [0, *(integer("split", "an index", cut) for cut in sections), size]
         if any(one > other for one, other in pairwise(cuts)):
-            rule = f"{list(sections)} are indices of axis {axis} that do not fall"
+            rule = f"the indices {list(sections)} are in order and within axis {axis}"
             raise wrong_shapes("split", rule, x=x)
     else:
         pieces = integer("split", "sections", sections, "or a list of them")
         if pieces < 1 or size % pieces:
-            rule = f"axis {axis} has a multiple of {pieces} elements"
+            rule = f"axis {axis} can be cut into {pieces} equal pieces"
             raise wrong_shapes("split", rule, x=x)
         cuts = list(range(0, size + 1, size // pieces)) if size else [0] * (pieces + 1)
     try:
@@ -175,7 +175,7 @@ def pad(x: Array, widths: int | Sequence[tuple[int, int]], value: float = 0) -> 
     """
     own = own_version(x, "pad", _pad)
     sides = _sides_of(x, widths)
-    number = _number_in("pad", "value", value, primitives(x).dtype(x))
+    number = _number_in("pad", "value", value, primitives(x).dtype(x), "cast x before")
     return run3(own, _pad, x, sides, number)
 
 
@@ -526,7 +526,7 @@ def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[
     """How many elements come before and after each axis."""
     count, one = len(x.shape), python_number(widths)
     each = [(one, one)] * count if type(one) is int else one
-    if not isinstance(each, tuple | list):
+    if not isinstance(each, tuple | list) or not all(isinstance(x, tuple | list) for x in each):
         rule = "widths is an integer, or (before, after) for each axis"
         raise wrong("pad", f"{rule}, but it is {in_words(widths)}")
     sides = tuple([pair_of("pad", "each of widths", pair, 0) for pair in each])
@@ -536,12 +536,14 @@ def _sides_of(x: Array, widths: int | Sequence[tuple[int, int]]) -> tuple[tuple[
     return sides
 
 
-def _number_in(op: str, name: str, value: float, dtype: DType) -> float:
+def _number_in(
+    op: str, name: str, value: float, dtype: DType, advice: str = "give another dtype"
+) -> float:
     """A number that a new array is made of, where its dtype holds it."""
     number: float = python_number(value)
     if type(number) not in NUMBERS:
         raise wrong(op, f"{name} is a number, but it is {in_words(number)}")
-    return held(op, number, dtype, "the array", "give another dtype")
+    return held(op, number, dtype, "the array", advice)
 
 
 def _kind_like(op: str, like: Array, name: str, dtype: Kind | None) -> tuple[Primitives, DType]:

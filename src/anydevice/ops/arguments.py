@@ -394,9 +394,9 @@ def held(op: str, number: float, dtype: DType, name: str, advice: str = "") -> f
         raise wrong(op, f"{what}; {instead}")
     low, high = _range(dtype)
     if not low <= number <= high:
-        what = f"{number} is outside of {dtype}, which is from {low} to {high}, and so is {name}"
+        what = f"{number} is outside of {dtype}, which is from {low} to {high}; {name} is {dtype}"
         instead = advice or f"use astype({name}, 'int64')"
-        raise wrong(op, f"{what}; {instead} or a smaller number")
+        raise wrong(op, f"{what}; {instead} or another number")
     return number
 
 

@@ -31,9 +31,9 @@ INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 _HOST = Device("cpu", 0, engine="numpy")
 _SHOWN = 6
 _INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "inputs", "x", "image")
-_TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
+TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
 _NEITHER = ("attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "idx")
-"""Keys that batches in dicts have in the libraries that give such, for advice alone."""
+"""Keys that batches in dicts have in the libraries that give such."""
 
 
 class Batches:
@@ -424,9 +424,9 @@ def _pair_advice(batch: Mapping[Any, Any]) -> str:
     >>> _pair_advice({"attention_mask": 0, "input_ids": 0, "labels": 0})
     "give two of them, as in (batch['input_ids'], batch['labels'])"
     """
-    others = [key for key in batch if key not in (*_INPUTS, *_TARGETS, *_NEITHER)]
+    others = [key for key in batch if key not in (*_INPUTS, *TARGETS, *_NEITHER)]
     inputs = [key for key in _INPUTS if key in batch] + others or ["x"]
-    targets = [key for key in _TARGETS if key in batch] + others[::-1] or ["y"]
+    targets = [key for key in TARGETS if key in batch] + others[::-1] or ["y"]
     x, y = inputs[0], targets[0]
     if x == y or (batch and y not in batch):
         return f"give (batch[{x!r}], y) with targets y, which none of these keys seems to hold"

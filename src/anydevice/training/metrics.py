@@ -128,7 +128,9 @@ class _F1(Metric):
         right, found, there = (np.asarray(each, np.float64) for each in state)
         total = found + there
         each = np.divide(2 * right, total, out=np.zeros_like(total), where=total > 0)
-        return float(each[total > 0].mean()) if self.macro else float(each[1])
+        if not self.macro:
+            return float(each[1])
+        return float(each[total > 0].mean()) if total.any() else math.nan
 
 
 class _AreaUnderCurve(Metric):

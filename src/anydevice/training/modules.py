@@ -13,8 +13,9 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from anydevice.core.trees import Tree
 from anydevice.errors import ConfigurationError
@@ -23,9 +24,7 @@ from anydevice.models.detect import adapter_of
 from anydevice.models.jax import EquinoxAdapter, mapped_module
 from anydevice.nn.layer import Array, Layer, Run
 from anydevice.nn.optimizers import Optimizer
-
-_TARGETS = ("labels", "label", "targets", "target", "y")
-"""The keys under which batches in dicts have their targets."""
+from anydevice.training.batches import TARGETS
 
 Loss = Callable[..., Array]
 """A function of (output, y), or one whose first parameter is called `model`, of it and a batch."""
@@ -128,7 +127,7 @@ def target_of(batch: Any) -> Any:
     ([2], [3])
     """
     if isinstance(batch, Mapping):
-        return next((batch[name] for name in _TARGETS if name in batch), None)
+        return next((batch[name] for name in TARGETS if name in batch), None)
     return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
 
 
@@ -157,20 +156,28 @@ def _takes(loss: Any, name: str) -> bool:
     return name in _names(loss)
 
 
-def _names(function: Any) -> Mapping[str, Any]:
-    try:
-        return _parameters(function)
-    except TypeError:  # it cannot be hashed
-        return _parameters.__wrapped__(function)
+_known_names: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+"""Of functions that somebody still has: a small step has no time to look at signatures."""
 
 
-@lru_cache(maxsize=64)
-def _parameters(function: Any) -> Mapping[str, Any]:
-    # Remembered: a small step has no time to look at signatures.
+def _names(function: Any) -> tuple[str, ...]:
+    """The names of the parameters of a function."""
+    if isinstance(function, MethodType):  # a new object at each look
+        return _names(function.__func__)[1:]
     try:
-        return inspect.signature(function).parameters
+        found = _known_names.get(function)
+        if found is None:
+            found = _known_names[function] = _signature_names(function)
+    except TypeError:  # it cannot be a key
+        found = _signature_names(function)
+    return found
+
+
+def _signature_names(function: Any) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # functions in C may have no signature
-        return {}
+        return ()
 
 
 def _key_of(run: Run) -> Any:
