@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 import numpy
-import pandas
+import pandas  # type: ignore[import-untyped]
 
 import anydevice
 from anydevice import nn
