@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,15 @@ torch: Any = pytest.importorskip("torch")
 X = torch.linspace(-1, 1, 32).reshape(8, 4)
 Y = (X[:, 0] > 0).long()
 LOSS = torch.nn.functional.cross_entropy
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from anydevice.core.files import write_whole
+os.replace = lambda *paths: os.kill(os.getpid(), 9)
+write_whole(Path(sys.argv[1]), [b"half"])
+"""
 
 
 def net() -> Any:
@@ -107,6 +118,16 @@ def test_parameters_that_a_file_would_not_hold_are_not_lost(tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match=r"SGD trains 1 parameters .* loss\(model, x, y\)"):
         training.save(path)
     assert not path.exists()
+
+
+def test_what_a_killed_save_left_is_deleted_by_the_next_one(tmp_path: Path) -> None:
+    path, model = tmp_path / "run.safetensors", net()
+    training = nn.Training(model, sgd(model), [(X, Y)], LOSS, device="cpu")
+    killed = subprocess.run([sys.executable, "-c", _KILLED, path], check=False)
+    assert killed.returncode != 0
+    assert any(name.suffix == ".part" for name in tmp_path.iterdir())
+    training.save(path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_weights_in_16_bits_get_inputs_in_16_bits() -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from anydevice.compiling._compile import OPTIMIZATIONS
 from anydevice.core.device import Device
+from anydevice.core.files import remove_leftovers
 from anydevice.core.record import NOTHING, replace
 from anydevice.core.text import shortened
 from anydevice.core.trees import Tree, leaves, partition
@@ -290,7 +291,9 @@ class Training:
         the place in the data.
         """
         self.read()
-        self.write(checked_path(path), LoopState(), self.settings())
+        target = checked_path(path)
+        self.write(target, LoopState(), self.settings())
+        remove_leftovers(target)
 
     def load(self, path: PathLike) -> None:
         """Go on from a file of `save`, exactly as if there had been no break.
