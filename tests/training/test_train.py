@@ -769,6 +769,25 @@ def test_batches_of_other_libraries_are_converted() -> None:
     assert same(by_loader.model, by_arrays.model)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["global numbers", "a generator"])
+def test_a_loader_that_shuffles_goes_on_in_its_order(own: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x, y = examples()
+
+    def loader(seed: int) -> Any:
+        torch.manual_seed(seed)
+        pairs = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+        order = torch.Generator().manual_seed(seed) if own else None
+        return torch.utils.data.DataLoader(pairs, batch_size=8, shuffle=True, generator=order)
+
+    whole = trained(cpu("torch"), data=loader(1), epochs=3)
+    path = tmp_path / "run.safetensors"
+    trained(cpu("torch"), data=loader(1), epochs=1, save=path)
+    rest = trained(cpu("torch"), data=loader(7), epochs=3, resume=path)
+    assert rest.history.losses == whole.history.losses
+    assert same(rest.model, whole.model)
+
+
 def test_batches_are_placed_ahead_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     here, ready = cpu("jax"), list(data()(0, 1))
     monkeypatch.setattr(Device, "kind", "gpu")

@@ -37,6 +37,7 @@ from anydevice.nn.optimizers import SGD, Optimizer, rate_of
 from anydevice.saving.files import checked_path
 from anydevice.training.batches import (
     batch_name,
+    may_shuffle,
     module_batch,
     pair_of,
     placed_batches,
@@ -333,7 +334,7 @@ class Training:
     def batches(self) -> Iterator[Any]:
         """The batches of the epoch that are left, on the device."""
         if not self.position:
-            self._random = {"epoch": host_state(self._data)}
+            self._random = {"epoch": host_state(self._data)} if may_shuffle(self._data) else {}
         elif "epoch" in self._random:
             set_host_state(self._random["epoch"], self._data)
         return placed_batches(
@@ -461,7 +462,7 @@ class Training:
         """Write a checkpoint, with the state of the loop around."""
         loop = replace(loop, epoch=self.epoch, position=self.position, rate=self.rate)
         random = dict(self._random) if self.position else {}
-        if isinstance(self.config.layer, ModuleLayer) or random:
+        if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
         how = self.config.optimize
         checkpoint = Checkpoint(self.stepper.state, loop, how, best, random, self._first_rows)

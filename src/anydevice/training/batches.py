@@ -185,6 +185,15 @@ def length_of(data: Any) -> int | None:
         return None
 
 
+def may_shuffle(data: Any) -> bool:
+    """Whether the batches may depend on global random numbers, as those of a `DataLoader` do.
+
+    >>> may_shuffle([]), may_shuffle(lambda seed, epoch: []), may_shuffle(range(3))
+    (False, False, True)
+    """
+    return hasattr(data, "__iter__") and not isinstance(data, Batches | list | tuple)
+
+
 def sizes_of(data: Any) -> dict[str, int]:
     """The sizes that tell data from other data, without reading it.
 
