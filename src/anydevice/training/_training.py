@@ -74,7 +74,6 @@ from anydevice.training.torch_modules import (
     TorchStepper,
     check_all_held,
     check_parts,
-    narrow_dtype,
 )
 from anydevice.transfer.moving import to_device, to_numpy
 
@@ -181,7 +180,7 @@ class Training:
             loss = None if loss is None else loss_of(loss)
             parameters = layer.parameters
             trained = [not state for state in state_leaves(layer, parameters)]
-        _check_library(layer, optimizer, own)
+        _check_library(layer, optimizer)
         policy = policy_of(precision, self.device)
         of_torch = isinstance(layer, TorchLayer)
         self.config = StepConfig(
@@ -203,16 +202,10 @@ class Training:
             raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
         self._like = parameters
         self._rate_at = self._rates(own)
-        if of_torch:
+        if isinstance(layer, TorchLayer):
             if own is None:
                 check_parts(model, optimizer, schedule if self._rate_at is None else None)
-            if "float16" in (policy.parameters, narrow_dtype(model)):
-                raise ConfigurationError(
-                    "gradients of float16 weights underflow in PyTorch; take model.float() and "
-                    "precision='mixed', which keeps the weights in float32, or 'bfloat16'",
-                    source="precision",
-                )
-            self._move_module(policy.parameters)
+            self._like = layer.placed(self.device, policy.parameters)
         if isinstance(layer, ModuleLayer) and seed is not None:
             seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
@@ -526,7 +519,7 @@ class Training:
 
     def _next_rate(self) -> float:
         if self._rate_at is None:
-            return getattr(self.stepper, "rate", math.nan)
+            return self.stepper.rate
         return rate_of(self._rate_at, self.stepper.started + 1)
 
     def _failure(self, batches: list[TrainedBatch]) -> Exception:
@@ -560,10 +553,11 @@ class Training:
             )
         if own is not None and math.isnan(own.rate_at(1)):
             raise ConfigurationError(
-                f"{type_name(self._optimizer)} has its own rate: give the schedule to it",
+                f"{_with_library(self._optimizer)} has its own rate: give the schedule to it",
                 source="schedule",
             )
-        return schedule  # type: ignore[no-any-return]
+        rates: Callable[[int], float] = schedule
+        return rates
 
     def _first_state(self) -> StepState:
         config = self.config
@@ -584,23 +578,9 @@ class Training:
             return TorchStepper(self.device, self.config, state, given, schedule)
         return stepper_for(self.device, self.config, state, self.seed)
 
-    def _move_module(self, dtype: str) -> None:
-        torch: Any = sys.modules["torch"]
-        to_device(self._given, self.device)
-        kinds = {x.dtype for x in self._given.parameters() if x.is_floating_point()}
-        wanted = getattr(torch, dtype)
-        if torch.float64 in kinds and dtype == "float32":
-            raise ConfigurationError(
-                f"the weights of {type(self._given).__name__} are float64, and trainings compute "
-                "in float32 or 16 bits; call model.float() before",
-                source="model",
-            )
-        if dtype != "float32" and kinds != {wanted}:
-            self._given.to(wanted)
-        self._like = self.config.layer.parameters  # type: ignore[attr-defined]
 
-
-def type_name(value: Any) -> str:
+def _with_library(value: Any) -> str:
+    """The name of the class of a value, with its library: torch's AdamW."""
     kind = type(value)
     return f"{kind.__module__.split('.')[0]}'s {kind.__name__}"
 
@@ -611,7 +591,7 @@ def _layer_of(model: Any) -> ModuleLayer:
     return TorchLayer(model) if is_torch else layer_of(model)
 
 
-def _check_library(layer: Any, optimizer: Any, own: Optimizer | None) -> None:
+def _check_library(layer: Any, optimizer: Any) -> None:
     """Refuse an optimizer of one library for a module of another."""
     library = layer.library if isinstance(layer, ModuleLayer) else None
     name = type(optimizer).__module__.split(".")[0]
@@ -620,7 +600,7 @@ def _check_library(layer: Any, optimizer: Any, own: Optimizer | None) -> None:
         return
     whose = "a nn.Model" if library is None else f"a module of {library}"
     raise ConfigurationError(
-        f"{type_name(optimizer)} does not train {whose}; give one such as nn.AdamW(1e-3)",
+        f"{_with_library(optimizer)} does not train {whose}; give one such as nn.AdamW(1e-3)",
         source="optimizer",
     )
 

@@ -23,6 +23,7 @@ from anydevice.models.base import type_text
 from anydevice.models.detect import adapter_of
 from anydevice.models.jax import EquinoxAdapter, mapped_module
 from anydevice.nn.layer import Array, Layer, Run
+from anydevice.nn.losses import LOSSES
 from anydevice.nn.optimizers import Optimizer
 from anydevice.training.batches import TARGETS
 
@@ -93,7 +94,8 @@ def loss_and_output(
         return loss(module, *parts, **more), None
     if isinstance(batch, Mapping):
         output = module(**batch)
-        return (own_loss(output) if loss is None else loss(output, batch)), logits_of(output)
+        value = own_loss(output) if loss is None else loss_of_output(loss, output, batch)
+        return value, logits_of(output)
     if loss is None:
         raise ConfigurationError(
             f"{getattr(module, '__name__', type(module).__name__)} computes a loss of its own from "
@@ -106,7 +108,30 @@ def loss_and_output(
         output = module(**x)
     else:
         output = module(*x) if isinstance(x, tuple | list) else module(x)
-    return loss(output, y), logits_of(output)
+    return loss_of_output(loss, output, y), logits_of(output)
+
+
+def loss_of_output(loss: Loss, output: Any, target: Any) -> Array:
+    """The loss of an output, and of a target or a batch in a dict.
+
+    A loss by name takes arrays: the logits of an output that has some, and the labels of a dict.
+    """
+    if loss not in LOSSES.values():
+        return loss(output, target)
+    output = logits_of(output)
+    target = target_of(target) if isinstance(target, Mapping) else target
+    if not hasattr(output, "shape"):
+        raise ConfigurationError(
+            f"the model returns {type_text(output)}, and {loss.__name__} takes one array; give "
+            "loss=, a function of (output, y) that takes what it needs of it",
+            source="loss",
+        )
+    if target is None:
+        raise ConfigurationError(
+            f"{loss.__name__} needs targets: give batches (x, y), or dicts with 'labels'",
+            source="data",
+        )
+    return loss(output, target)
 
 
 def logits_of(output: Any) -> Any:
@@ -382,10 +407,6 @@ class _OtherOptimizer(Optimizer):
     """An optimizer of another library; its rate is its own affair."""
 
     given: Any = None
-
-    @property
-    def rate_is_its_own(self) -> bool:
-        return True
 
     def rate_at(self, step: int) -> float:
         return math.nan

@@ -147,6 +147,11 @@ class Stepper(ABC):
     def state(self) -> StepState:
         """The state of now."""
 
+    @property
+    def rate(self) -> float:
+        """The rate of the next step by the optimizer; NaN if it keeps that to itself."""
+        return math.nan
+
     def step(self, batch: Any, rate: float) -> Array:
         """One step by one batch."""
         value = self.add(batch)

@@ -24,6 +24,7 @@ from anydevice.nn.optimizers import Optimizer
 from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
 from anydevice.training.packing import packed, unpacked
 from anydevice.training.steps import StepConfig, Stepper, StepState
+from anydevice.transfer.moving import to_device
 
 
 class TorchLayer(ModuleLayer):
@@ -55,6 +56,28 @@ class TorchLayer(ModuleLayer):
                 if now[name].data_ptr() != x.data_ptr():
                     now[name].copy_(x)
         return self.given
+
+    def placed(self, device: Device, dtype: str) -> dict[str, Array]:
+        """Move the module to a device, and its weights to a dtype of 16 bits; its arrays there."""
+        module, torch = self.given, sys.modules["torch"]
+        if "float16" in (dtype, narrow_dtype(module)):
+            raise ConfigurationError(
+                "gradients of float16 weights underflow in PyTorch; take model.float() and "
+                "precision='mixed', which keeps the weights in float32, or 'bfloat16'",
+                source="precision",
+            )
+        to_device(module, device)
+        kinds = _float_dtypes(module)
+        if torch.float64 in kinds and dtype == "float32":
+            raise ConfigurationError(
+                f"the weights of {self.label} are float64, and trainings compute in float32 or 16 "
+                "bits; call model.float() before",
+                source="model",
+            )
+        wanted = getattr(torch, dtype)
+        if dtype != "float32" and kinds != {wanted}:
+            module.to(wanted)
+        return self.parameters
 
 
 class TorchStepper(Stepper):
@@ -245,9 +268,13 @@ class TorchStepper(Stepper):
 
 def narrow_dtype(module: Any) -> str | None:
     """The dtype of all weights of a module, where that is one of 16 bits."""
-    kinds = {x.dtype for x in module.parameters() if x.is_floating_point()}
+    kinds = _float_dtypes(module)
     name = str(kinds.pop()).removeprefix("torch.") if len(kinds) == 1 else ""
     return name if name in ("bfloat16", "float16") else None
+
+
+def _float_dtypes(module: Any) -> set[Any]:
+    return {x.dtype for x in module.parameters() if x.is_floating_point()}
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
