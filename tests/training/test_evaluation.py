@@ -182,6 +182,65 @@ def test_a_hugging_face_model_has_its_own_loss() -> None:
     np.testing.assert_allclose(nn.predict(module, inputs), logits, **CLOSE)
 
 
+def _with_logits() -> Any:
+    """A module of PyTorch whose output is a dict, as those of Hugging Face are."""
+    torch: Any = pytest.importorskip("torch")
+
+    class WithLogits(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 3)
+
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            return {"logits": self.linear(x), "more": x}
+
+    torch.manual_seed(0)
+    return WithLogits()
+
+
+def test_a_dict_of_arrays_is_data_and_named_losses_take_logits_and_labels() -> None:
+    model = _with_logits()
+    x = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
+    y = np.arange(10) % 3
+    logits = nn.predict(model, x)
+    assert np.allclose(nn.predict(model, {"x": x}, size=4), logits, atol=1e-6)
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    wanted = -np.log(shifted[np.arange(10), y] / shifted.sum(1)).mean()
+    for data in ({"x": x, "labels": y}, ({"x": x}, y), (x, y), [({"x": x}, y)]):
+        found = nn.evaluate(model, data, "cross_entropy", "accuracy", size=4)
+        assert found.loss == pytest.approx(wanted, rel=1e-5)
+        assert found["accuracy"] == (logits.argmax(1) == y).mean()
+    for batch in ({"x": x, "labels": y}, ({"x": x}, y), (x, y)):
+        training = nn.Training(model, nn.SGD(0.0), None, "cross_entropy", device="cpu")
+        assert float(training.step(batch)) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model, x: nn.evaluate(model, {"x": x, "labels": x[:2]}), "3 in 'x', 2 in 'labels'"),
+        (lambda model, x: nn.predict(model, {}), "there are no arrays in it"),
+        (
+            lambda model, x: nn.train(model, {"x": x}, nn.SGD(0.1), "cross_entropy", epochs=1),
+            "data is one dict, and must be batches",
+        ),
+        (
+            lambda model, x: nn.train(model, [{"x": x}], nn.SGD(0.1), "cross_entropy", epochs=1),
+            "cross_entropy needs targets",
+        ),
+        (
+            lambda model, x: nn.evaluate(
+                lambda x: (x, x), (x, np.zeros(3, int)), "cross_entropy", device="cpu"
+            ),
+            "the model returns a tuple, and cross_entropy takes one array",
+        ),
+    ],
+)
+def test_dicts_and_outputs_that_do_not_fit_are_refused(call: Any, said: str) -> None:
+    with anydevice.use_device("cpu"), pytest.raises(ConfigurationError, match=said):
+        call(_with_logits(), np.ones((3, 4), np.float32))
+
+
 def test_tables_loaders_and_functions() -> None:
     model = model_on("cpu")
     expected = anydevice.to_numpy(model(X))

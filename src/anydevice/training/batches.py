@@ -22,8 +22,11 @@ from anydevice.transfer.random.generator import rng
 from anydevice.transfer.trees.containers import without_tables
 
 Batch = tuple[Any, Any]
-Data = Iterable[Batch] | Callable[[int, int], Iterable[Batch]]
-"""Batches (x, y): an iterable, or a function of a seed and an epoch that gives one."""
+Data = Iterable[Any] | Callable[[int, int], Iterable[Any]]
+"""Batches: an iterable, or a function of a seed and an epoch that gives one.
+
+They are pairs (x, y), or dicts of a module's arguments.
+"""
 
 INPUT_ERRORS = (ConfigurationError, TransferError, UnsupportedError)
 """Errors that a batch may cause; its number is put before their text."""
@@ -147,6 +150,12 @@ def checked_data(data: Any, epochs: int, name: str = "data") -> Any:
         raise ConfigurationError(
             f"{name} is {what}, and must be batches, each a pair (x, y); "
             "nn.Batches(x, y, size=32) makes them of two arrays",
+            source=name,
+        )
+    if isinstance(data, Mapping):
+        raise ConfigurationError(
+            f"{name} is one dict, and must be batches: a list of such dicts, or a DataLoader over "
+            "examples that are dicts",
             source=name,
         )
     if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):

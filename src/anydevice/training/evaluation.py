@@ -44,6 +44,7 @@ from anydevice.training.modules import (
     in_mode,
     logits_of,
     loss_and_output,
+    loss_of_output,
     own_loss,
     takes_model,
     target_of,
@@ -102,9 +103,10 @@ def predict(
     """The outputs of a model for all examples, as NumPy arrays, in the order of the data.
 
     `model` is a `nn.Model`, a module of PyTorch, Flax NNX, Equinox or MLX, a function over arrays,
-    or any of them compiled. `data` is an array or a DataFrame with an example in each row, of which
-    `size` rows are given at a time; an `nn.Batches`; or a loader or a list of batches. A batch is
-    an array, a pair (x, y), of which y is not used, or a dict of inputs by name.
+    or any of them compiled. `data` is an array, a DataFrame or a dict of arrays with an example in
+    each row, of which `size` rows are given at a time; an `nn.Batches`; or a loader or a list of
+    batches. A batch is an array, a pair (x, y), of which y is not used, or a dict of inputs by
+    name.
 
     >>> import numpy
     >>> from anydevice import nn
@@ -244,7 +246,8 @@ class _Runner:
             return value, logits_of(output)
         if not computes_in_float32(loss):
             output = _widened(output)
-        value = loss(output, batch.named if batch.named else batch.target)
+        target = batch.named if batch.named and batch.target is None else batch.target
+        value = loss_of_output(loss, output, target)
         if self._activation is not None:
             output = ACTIVATIONS[self._activation](output)
         return value, logits_of(output)
@@ -351,6 +354,11 @@ def _batches(data: Any, size: int) -> Iterator[Any]:
         return _slices((data.x, data.y), data.size)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_table, data)):
         return _slices(tuple(map(without_tables, data)), size)
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Mapping):
+        named, y = data
+        return _named_slices(named, size, y) if _is_table(y) else iter(data)
+    if isinstance(data, Mapping):
+        return _named_slices(data, size)
     if _is_table(data) or _is_rows(data):
         return _slices((as_numbers(data, "data"),), size)
     if hasattr(data, "__iter__") or hasattr(data, "__getitem__"):
@@ -386,6 +394,25 @@ def _slices(arrays: tuple[Any, ...], size: int) -> Iterator[Any]:
     for start in range(0, lengths.pop(), size):
         parts = tuple([array[start : start + size] for array in arrays])
         yield parts if len(parts) > 1 else parts[0]
+
+
+def _named_slices(data: Mapping[Any, Any], size: int, y: Any = None) -> Iterator[Any]:
+    """Batches of a dict of arrays, as tokenizers give them; what has no rows is in all of them."""
+    parts = {key: as_numbers(part, repr(key)) for key, part in data.items()}
+    target = None if y is None else without_tables(y)
+    lengths = {key: len(part) for key, part in parts.items() if getattr(part, "shape", ())}
+    counts = lengths if target is None else {**lengths, "y": len(target)}
+    if not lengths or len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} in {key!r}" for key, count in counts.items())
+        raise ConfigurationError(
+            "data is a dict, and must hold arrays with as many examples each; there are "
+            f"{said or 'no arrays in it'}",
+            source="data",
+        )
+    for start in range(0, next(iter(lengths.values())), size):
+        rows = slice(start, start + size)
+        named = {key: part[rows] if key in lengths else part for key, part in parts.items()}
+        yield named if target is None else (named, target[rows])
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
