@@ -105,8 +105,10 @@ def train(
     resume: PathLike | bool | None = None,
     progress: bool | None = None,
 ) -> Trained:
-    """Train a model on all batches of `data` in each epoch, and return a trained copy.
+    """Train a model on all batches of `data` in each epoch, and return the trained one.
 
+    `model` is a `nn.Model`, a layer, whose input size is then that of the first batch, or a module
+    of PyTorch, Flax NNX, Equinox or MLX; `nn.Training` says which optimizers and losses these take.
     `data` is an iterable of batches `(x, y)`, such as a list or a `DataLoader`, which is iterated
     once per epoch. It can also be a function of the seed and the epoch (1, 2, …) that returns the
     batches of that epoch, always the same for the same arguments; `nn.Batches` is one that shuffles
@@ -123,18 +125,19 @@ def train(
     >>> trained.history[-1].loss < 0.05 < trained.history[0].loss
     True
 
-    The given model is not changed. The default `device` is that of its parameters; on the CPU, the
-    engine is torch, jax or mlx, and one that is imported already has priority. The same seed gives
-    the same training. Further options:
+    A given `nn.Model` is not changed, and nor is a module of Equinox; other modules are trained in
+    place. The default `device` is that of the parameters; on the CPU, the engine of a `nn.Model` is
+    torch, jax or mlx, and one that is imported already has priority. The same seed gives the same
+    training. Further options:
 
     - `devices`: a list of one device, in place of `device`; several are not supported yet.
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
       or "float16" throughout. The default is "float32", or "mixed" if the setting `mixed_precision`
       is on.
     - `optimize`: "none" compiles nothing, "default" compiles each step, "aggressive" takes more
-      time for faster code. Left out, it is "default", but "none" for a training on a CPU by PyTorch
-      that is small (parameters times batches): it would be over before it is compiled. A training
-      that is resumed goes on as it began.
+      time for faster code. Left out, it is "default", but "none" for modules of PyTorch, and for a
+      training on a CPU by PyTorch that is small (parameters times batches): it would be over before
+      it is compiled. A training that is resumed goes on as it began.
     - `validation`: data whose loss is computed after each epoch. Its first batch is checked before
       the training, unless it can be iterated only once. A number such as 0.2 holds back that share
       of an `nn.Batches`: examples chosen by the seed, or the last ones of data without `shuffle`.

@@ -9,7 +9,6 @@ from typing import Any
 
 from anydevice.core.record import Record, as_dict
 from anydevice.errors import ConfigurationError
-from anydevice.nn.model import Model
 from anydevice.training.history import Epoch, History
 
 
@@ -18,7 +17,8 @@ class Moment(Record):
 
     `steps` is the number of steps so far, `epoch` the current epoch or the one that just ended,
     `rate` that of the last step. `ended` is the epoch that just ended, `None` within one. `model()`
-    and `loss()` wait for the device: the model is a copy that later steps do not change.
+    and `loss()` wait for the device. A `nn.Model` is a copy, which later steps do not change; a
+    module of PyTorch, Flax NNX or MLX is the given one.
     """
 
     epoch: int
@@ -26,7 +26,7 @@ class Moment(Record):
     rate: float
     history: History
     ended: Epoch | None
-    model: Callable[[], Model]
+    model: Callable[[], Any]
     loss: Callable[[], float]
     stop: Callable[[], None]
 
