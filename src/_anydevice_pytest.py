@@ -121,6 +121,13 @@ def _why_not(row: Any) -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs a device which this machine does not have."""
     for mark in item.iter_markers("needs_device"):
+        if len(mark.args) != 1 or mark.kwargs.keys() - {"engine", "min_free", "count"}:
+            said = [*map(repr, mark.args), *(f"{name}=…" for name in mark.kwargs)]
+            pytest.fail(
+                f"needs_device({', '.join(said)}): it takes one device and engine=, min_free= and "
+                'count=, as in @pytest.mark.needs_device("cuda", count=2)',
+                pytrace=False,
+            )
         reason = _missing(*mark.args, **mark.kwargs)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))

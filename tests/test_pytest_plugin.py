@@ -112,14 +112,18 @@ def test_a_missing_device_skips_with_the_reason_of_its_finding(run: Run) -> None
 
         @pytest.mark.needs_device("cqu")
         def test_misspelled(): pass
+
+        @pytest.mark.needs_device(cound=2)
+        def test_of_nothing(): pass
         """
     )
-    result.assert_outcomes(skipped=2, passed=1, errors=1)
+    result.assert_outcomes(skipped=2, passed=1, errors=2)
     said = result.stdout.str()
     reason = str(finding.reason)
     assert re.search(rf"SKIPPED \[1\] \S+missing\S+\.py:\d+: .*{re.escape(reason)}", said)
     assert "100 devices 'cpu' are needed, and 1 can be used here" in said
     assert "there is no backend 'cqu'" in said
+    assert "needs_device(cound=…): it takes one device" in said
 
 
 def test_a_fake_machine_ends_with_its_test(run: Run) -> None:
