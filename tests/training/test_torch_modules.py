@@ -91,6 +91,23 @@ def test_a_batch_that_is_no_pair_is_refused(batch: Any) -> None:
         training.step(batch)
 
 
+def test_modules_of_mlx_that_are_frozen_and_optimizers_of_flax() -> None:
+    mlx, nnx = pytest.importorskip("mlx.nn"), pytest.importorskip("flax.nnx")
+    optax = pytest.importorskip("optax")
+    frozen = mlx.Linear(4, 2)
+    frozen.freeze()
+    with pytest.raises(ConfigurationError, match=r"to train; model\.unfreeze\(\)"):
+        nn.Training(frozen, nn.SGD(0.1), None, "cross_entropy", device="cpu")
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    held = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(
+        ConfigurationError, match=r"not nnx\.Optimizer; give what it holds, its tx$"
+    ):
+        nn.Training(model, held, None, "cross_entropy", device="cpu")
+    training = nn.Training(model, held.tx, None, "cross_entropy", device="cpu", optimize="none")
+    assert float(training.step((X, Y))) > 0
+
+
 def test_a_loss_that_is_a_class_is_refused() -> None:
     model = net()
     with pytest.raises(ConfigurationError, match=r"the class CrossEntropyLoss; .*Loss\(\)"):

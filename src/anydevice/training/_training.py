@@ -195,10 +195,11 @@ class Training:
             still,
         )
         if not any(trained):
-            frozen = isinstance(model, Model) and model.frozen
-            why = "; model.unfreeze() changes that" if frozen else ""
-            if of_torch and parameters:
+            why = ""
+            if of_torch and leaves(parameters):
                 why = "; model.requires_grad_() unfreezes those that it has"
+            elif leaves(parameters) and hasattr(model, "unfreeze"):
+                why = "; model.unfreeze() changes that"
             raise ConfigurationError(f"this model has no parameters to train{why}", source="model")
         self._like = parameters
         self._rate_at = self._rates(own)

@@ -17,6 +17,7 @@ from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from anydevice.core.text import shortened
 from anydevice.core.trees import Tree
 from anydevice.errors import ConfigurationError
 from anydevice.models.base import type_text
@@ -475,9 +476,11 @@ def optimizer_of(given: Any) -> Optimizer | None:
         return OptaxOptimizer(given=given)
     if _is_of(given, "mlx.optimizers", "Optimizer"):
         return MlxOptimizer(given=given)
+    is_nnx = _is_of(given, "flax.nnx", "Optimizer")
+    shown = "nnx.Optimizer; give what it holds, its tx" if is_nnx else shortened(repr(given))
     raise ConfigurationError(
         f"optimizer must be one such as nn.AdamW(1e-3), or one of torch.optim, optax or "
-        f"mlx.optimizers, not {given!r}",
+        f"mlx.optimizers, not {shown}",
         source="optimizer",
     )
 
