@@ -24,6 +24,7 @@ DATA = [(X[at : at + 8], Y[at : at + 8]) for at in range(0, 24, 8)]
 EPOCHS = 3
 RATE = 1e-2
 SAME = 1e-6
+LOSS = "cross_entropy"
 LIBRARIES = ("torch", "nnx", "equinox", "mlx")
 quiet = {"progress": False}
 
@@ -416,6 +417,21 @@ def test_an_optimizer_of_another_library_is_refused(module: str, other: str) -> 
     library = "jax" if module in ("nnx", "equinox") else module
     with pytest.raises(ConfigurationError, match=rf"does not train a module of {library}; give"):
         train(case, optimizer=wrong.optimizer(wrong.model()))
+
+
+@pytest.mark.parametrize("loader", [iter(DATA), [], X], ids=["once", "empty", "array"])
+def test_a_loop_of_your_own_does_not_end_in_silence(loader: Any) -> None:
+    def train() -> None:
+        training = nn.Training(
+            nn.build(nn.Dense(4, 3), device="cpu"), nn.SGD(RATE), loader, LOSS, device="cpu"
+        )
+        for _ in training.epochs(2):
+            for batch in training:
+                training.step(batch)
+
+    with pytest.raises(ConfigurationError, match=r"^loader (is|gave) ") as found:
+        train()
+    assert found.value.source == "loader"
 
 
 def test_a_loader_without_batches_is_an_error(quick: Any) -> None:

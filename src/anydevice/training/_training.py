@@ -37,6 +37,7 @@ from anydevice.nn.optimizers import SGD, Optimizer, rate_of
 from anydevice.saving.files import checked_path
 from anydevice.training.batches import (
     batch_name,
+    checked_data,
     may_shuffle,
     module_batch,
     pair_of,
@@ -229,7 +230,12 @@ class Training:
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of this number: from 1 on, or from that of a loaded file."""
+        """The epochs that are left of this number: from 1 on, or from that of a loaded file.
+
+        Raises `ConfigurationError` for a loader that does not give batches in each of them.
+        """
+        if self._data is not None:
+            checked_data(self._data, count - self.epoch + 1, "loader")
         while self.epoch <= count:
             before = self.epoch
             yield before
@@ -243,9 +249,15 @@ class Training:
                 "this training has no loader; give one, or call step() with batches of your own",
                 source="loader",
             )
+        empty = not self.position
         for batch in self.batches():
+            empty = False
             self._placed = batch
             yield batch
+        if empty:
+            raise ConfigurationError(
+                f"loader gave no batches in epoch {self.epoch}", source="loader"
+            )
         self.end_epoch()
 
     def step(self, batch: Any) -> Any:
