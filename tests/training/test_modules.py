@@ -398,6 +398,13 @@ def test_nan_in_a_batch_is_told_and_harms_nothing(case: Any) -> None:
     assert_same(case.weights(tried.model), good)
 
 
+def test_a_target_outside_the_classes_is_named(quick: Any) -> None:
+    data = [DATA[0], (DATA[1][0], DATA[1][1] + 5)]
+    words = r"step 2: a target is \d, and the model gives 3 classes"
+    with pytest.raises(VerificationError, match=words):
+        train(quick, data=data, loss=LOSS, optimizer=nn.SGD(RATE))
+
+
 def test_a_part_whose_output_is_nan_is_named(case: Any) -> None:
     large = np.full((8, 4), 3e38, np.float32)
     model = case.model()

@@ -539,7 +539,7 @@ class Training:
         stepper = self.stepper
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        wrong = wrong_target(self.config, own)
+        wrong = wrong_target(self.config, stepper.parameters, own)
         if wrong is not None:
             return wrong
         return failure(self.config, name, stepper.parameters, own, since, self.seed)

@@ -244,10 +244,12 @@ def _check_pair(config: StepConfig, batch: Any, where: str) -> None:
         )
 
 
-def wrong_target(config: StepConfig, batches: Iterable[TrainedBatch]) -> VerificationError | None:
+def wrong_target(
+    config: StepConfig, parameters: Any, batches: Iterable[TrainedBatch]
+) -> VerificationError | None:
     """The error for the first batch with a target outside the classes; `None` without one."""
     for batch in batches:
-        wrong = _wrong_class(config, batch.batch)
+        wrong = _wrong_class(config, batch.batch, parameters)
         if wrong is not None:
             return VerificationError(f"step {batch.step}: {wrong}", where="target")
     return None
@@ -320,8 +322,9 @@ def _fits(config: StepConfig, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _wrong_class(config: StepConfig, batch: Any) -> str | None:
-    if isinstance(config.layer, ModuleLayer):
+def _wrong_class(config: StepConfig, batch: Any, parameters: Any = None) -> str | None:
+    """A sentence about a target outside the classes; of a module, only with its parameters."""
+    if not isinstance(batch, tuple) or len(batch) != 2:
         return None
     x, y = batch
     loss = config.loss.func if isinstance(config.loss, partial) else config.loss
@@ -329,7 +332,9 @@ def _wrong_class(config: StepConfig, batch: Any) -> str | None:
         return None
     if not hasattr(x, "shape") or not hasattr(y, "shape"):
         return None
-    classes = config.layer.output(tuple(x.shape[1:]))[-1]
+    classes = _class_count(config, parameters, batch)
+    if classes is None:
+        return None
     targets = np.asarray(to_numpy(y))
     wrong = targets[(targets < 0) | (targets >= classes)]
     if not wrong.size:
@@ -338,3 +343,14 @@ def _wrong_class(config: StepConfig, batch: Any) -> str | None:
         f"a target is {wrong.flat[0]}, and the model gives {classes} classes, which are 0 to "
         f"{classes - 1}; look at the data, or give the last layer more outputs"
     )
+
+
+def _class_count(config: StepConfig, parameters: Any, batch: Any) -> int | None:
+    """The size of the last axis of the output; a module has to be called for it."""
+    if not isinstance(config.layer, ModuleLayer):
+        return config.layer.output(tuple(batch[0].shape[1:]))[-1]
+    if parameters is None:
+        return None
+    with suppress(Exception):
+        return int(config.value_and_output(parameters, batch, Run())[1].shape[-1])
+    return None
