@@ -155,6 +155,17 @@ def test_modules_of_others_run_in_inference_mode_and_keep_theirs(make: Any) -> N
         assert own.loss == pytest.approx(found.loss, rel=1e-5)
 
 
+def test_batches_may_be_lists_of_numbers() -> None:
+    model = nn.build(nn.Dense(2, 3), device="cpu")
+    rows, ids = [[1.0, 2.0], [3.0, 4.0]], [0, 2]
+    batches = [(rows, ids), (rows[:1], ids[:1])]
+    assert nn.predict(model, batches).shape == (3, 3)
+    assert (
+        nn.predict(model, rows).shape == nn.predict(model, list(map(tuple, rows))).shape == (2, 3)
+    )
+    assert nn.evaluate(model, batches, "cross_entropy").examples == 3
+
+
 def test_a_hugging_face_model_has_its_own_loss() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

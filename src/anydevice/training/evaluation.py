@@ -377,8 +377,11 @@ def _is_table(data: Any) -> bool:
 
 
 def _is_rows(data: Any) -> bool:
-    """Whether it is nested lists of numbers."""
+    """Whether it is nested lists of numbers, and no list of batches (x, y) of them."""
     if not isinstance(data, list | tuple):
+        return False
+    first = data[0] if data else None
+    if isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], list | tuple):
         return False
     while isinstance(data, list | tuple) and len(data):
         data = data[0]
