@@ -95,7 +95,7 @@ def test_shares_and_logits_of_two_classes_are_judged_alike() -> None:
     assert found[0].loss == pytest.approx(found[1].loss)
     for name in ("accuracy", "f1", "auc"):
         assert found[0][name] == pytest.approx(found[1][name]), name
-    error = nn.evaluate(shares, (X, yes), "binary_cross_entropy", "mae")["mean_absolute_error"]
+    error = nn.evaluate(shares, (X, yes), "binary_cross_entropy", "mae")["mae"]
     assert error == pytest.approx(float(np.abs(nn.predict(shares, X) - yes).mean()), rel=1e-5)
 
 

@@ -113,6 +113,7 @@ def test_probabilities_are_yes_above_a_half() -> None:
 
 def test_areas_and_shares_at_their_ends() -> None:
     assert math.isnan(metrics.auc(LOGITS, np.ones(61)))
+    assert math.isnan(metrics.auc(np.where(YES, np.nan, 0.0), YES))
     assert metrics.auc(np.zeros(61), YES) == 0.5
     assert metrics.auc(YES.astype(float), YES) == 1.0
     assert metrics.f1(np.full(4, -1.0), np.zeros(4)) == 0.0
@@ -140,6 +141,7 @@ def test_a_function_of_ones_own_is_weighted_by_rows() -> None:
     assert metric.name == "bias"
     assert metric.result(state) == pytest.approx(float((LOGITS - YES).mean()))
     assert metrics_of({"mine": lambda output, target: 1, "other": "auc"})[1].name == "other"
+    assert metrics_of("mae")[0].name == "mae"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_metrics_get_the_output_of_the_model_itself(trainable: Device) -> None:
         )  # fmt: skip
     shares = nn.predict(trained.model, X)
     found = trained.history.metrics
-    assert found["mean_absolute_error"] == pytest.approx([float(np.abs(shares - yes).mean())], 1e-5)
+    assert found["mae"] == pytest.approx([float(np.abs(shares - yes).mean())], 1e-5)
     assert found["accuracy"] == [float(((shares > 0.5) == (yes > 0)).mean())]
 
 
@@ -108,7 +108,7 @@ def test_a_share_is_held_back_by_the_seed(tmp_path: Path) -> None:
         ({"validation": 0.001}, "leaves none"),
         ({"metrics": "accuracy"}, "give validation= too"),
         ({"metrics": "acc", "validation": 0.2}, "unknown metric 'acc'"),
-        ({"metrics": "mae", "validation": 0.2}, "batch 1 of the validation: mean_absolute_error"),
+        ({"metrics": "mae", "validation": 0.2}, "batch 1 of the validation: mae"),
     ],
 )
 def test_what_cannot_be_validated_is_refused(options: dict[str, Any], said: str) -> None:

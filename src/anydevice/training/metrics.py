@@ -150,6 +150,8 @@ class _AreaUnderCurve(Metric):
         pairs = to_numpy(state)
         scores = np.concatenate([np.ravel(score) for score, _ in pairs])
         targets = np.concatenate([np.ravel(target) for _, target in pairs])
+        if np.isnan(scores).any():  # which have no rank
+            return math.nan
         return _area(scores.astype(np.float64), targets > 0)
 
 
@@ -238,7 +240,7 @@ def macro_f1(output: Array, target: Array, *, threshold: float = 0.0) -> float:
 def auc(output: Array, target: Array) -> float:
     """The area under the ROC curve of two classes, from ranks; ties count half.
 
-    Targets above 0 are the class. NaN if all are of one class.
+    Targets above 0 are the class. NaN if all are of one class, or a score is NaN.
 
     >>> import numpy
     >>> auc(numpy.array([0.1, 0.4, 0.35, 0.8]), numpy.array([0, 0, 1, 1]))
@@ -257,7 +259,7 @@ _FUNCTIONS: dict[Any, Metric] = {
 }
 METRICS: dict[str, Metric] = {
     **{metric.name: metric for metric in _FUNCTIONS.values()},
-    "mae": _AbsoluteError("mean_absolute_error"),
+    "mae": _AbsoluteError("mae"),
 }
 """The metrics by name; there is a `top_` of every number."""
 
