@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anydevice import nn
-from anydevice.errors import ConfigurationError
+from anydevice.errors import ConfigurationError, VerificationError
 
 torch: Any = pytest.importorskip("torch")
 
@@ -106,6 +106,15 @@ def test_modules_of_mlx_that_are_frozen_and_optimizers_of_flax() -> None:
         nn.Training(model, held, None, "cross_entropy", device="cpu")
     training = nn.Training(model, held.tx, None, "cross_entropy", device="cpu", optimize="none")
     assert float(training.step((X, Y))) > 0
+
+
+def test_parameters_that_are_nan_from_the_start_are_named() -> None:
+    model = net()
+    model[2].bias.data[0] = torch.nan
+    training = nn.Training(model, sgd(model), None, LOSS, device="cpu")
+    with pytest.raises(VerificationError, match=r"2\.bias'\] were NaN before it"):  # noqa: PT012
+        training.step((X, Y))
+        training.read()
 
 
 def test_a_loss_that_is_a_class_is_refused() -> None:

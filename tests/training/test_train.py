@@ -626,6 +626,7 @@ def test_wrong_arguments_are_refused() -> None:
         ({"accumulate": True}, "accumulate must be"),
         ({"patience": -1}, "patience must be"),
         ({"save_every": 0.5}, "save_every must be"),
+        ({"save_every": 2}, "save_every= needs save="),
         ({"optimizer": 0.1}, "optimizer must be one such as"),
         ({"optimize": "most"}, "optimize is one of"),
         ({"precision": "float8"}, "precision is one of"),

@@ -175,6 +175,8 @@ def train(
     measured = _metrics_of(metrics, model, validation)
     check_integers(epochs=epochs)
     check_integers(optional=True, patience=patience, save_every=save_every)
+    if save_every is not None and save is None:
+        raise ConfigurationError("save_every= needs save=", source="save_every")
     with _saving(save, resume) as target:
         source, length = _source(resume, target), length_of(data)
         training = Training(

@@ -65,6 +65,12 @@ def failure(
     if wrong is not None:
         layer = f"{config.layer.root}{wrong}"
         kind = _kind(paths_of(parameters)[wrong])
+        if since == 1:
+            return VerificationError(
+                f"training stopped at step 1: the parameters {layer} were {kind} before it; give "
+                "the model other ones",
+                where=layer,
+            )
         return VerificationError(
             f"training stopped after step {since - 1}: the parameters {layer} became {kind} by "
             f"its update, or that of a step shortly before; nothing of it was saved. {_ADVICE}",
