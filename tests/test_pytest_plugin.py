@@ -121,7 +121,7 @@ def test_a_missing_device_skips_with_the_reason_of_its_finding(run: Run) -> None
     said = result.stdout.str()
     reason = str(finding.reason)
     assert re.search(rf"SKIPPED \[1\] \S+missing\S+\.py:\d+: .*{re.escape(reason)}", said)
-    assert "100 devices 'cpu' are needed, and 1 can be used here" in said
+    assert re.search("100 devices 'cpu' are needed, and [0-9]+ can be used here", said)
     assert "there is no backend 'cqu'" in said
     assert "needs_device(cound=…): it takes one device" in said
 

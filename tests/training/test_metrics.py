@@ -167,3 +167,20 @@ def test_a_function_of_ones_own_is_weighted_by_rows() -> None:
 def test_what_is_no_metric_is_refused(make: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         make()
+
+
+def test_outputs_that_are_nan_are_of_no_class() -> None:
+    nan = np.full((6, 3), np.nan, np.float32)
+    target = np.array([0, 0, 1, 1, 2, 2])
+    assert [
+        metrics.accuracy(nan, target),
+        metrics.top_k(nan, target, 2),
+        metrics.macro_f1(nan, target),
+    ] == [
+        0,
+        0,
+        0,
+    ]
+    assert metrics.accuracy(nan[:, 0], np.array([0, 0, 1, 1, 0, 0])) == 0
+    half = np.where(np.arange(6)[:, None] < 3, nan, np.eye(3, dtype=np.float32)[target])
+    assert metrics.accuracy(half, target) == 0.5

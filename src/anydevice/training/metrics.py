@@ -89,7 +89,9 @@ class _TopK(Metric):
         wanted = ops.astype(target, "int32")
         _, best = ops.top_k(output, min(self.k, output.shape[-1]))
         beside = ops.reshape(wanted, (*wanted.shape, 1))
-        hits = ops.equal(ops.astype(best, "int32"), beside)
+        hits = ops.logical_and(
+            ops.equal(ops.astype(best, "int32"), beside), _column(_known_of(output))
+        )
         return [_count(hits), _count(ops.logical_not(ops.equal(wanted, IGNORED)))]
 
 
@@ -352,11 +354,23 @@ def _classes(
         wanted = ops.less(0.0, ops.astype(target, "float32"))
         found = ops.less(threshold, ops.astype(output, "float32"))
         every = ops.equal(wanted, wanted)
-        return ops.astype(wanted, "int32"), ops.astype(found, "int32"), every
+        sure = ops.logical_not(ops.isnan(output))
+        return ops.astype(wanted, "int32"), _or_none(ops.astype(found, "int32"), sure), every
     _check_classes(name, output, target)
     wanted = ops.astype(target, "int32")
-    found = ops.astype(ops.argmax(output), "int32")
+    found = _or_none(ops.astype(ops.argmax(output), "int32"), _known_of(output))
     return wanted, found, ops.logical_not(ops.equal(wanted, IGNORED))
+
+
+def _known_of(output: Array) -> Array:
+    """Whether each row says which class it is: none of its numbers is NaN."""
+    return ops.logical_not(ops.any(ops.isnan(output), axis=-1))
+
+
+def _or_none(found: Array, sure: Array) -> Array:
+    """The ids where they are known, else -1, which is no class."""
+    sure = ops.astype(sure, "int32")
+    return ops.subtract(ops.multiply(ops.add(found, 1), sure), 1)
 
 
 def _squeezed(output: Array, target: Array) -> Array:
