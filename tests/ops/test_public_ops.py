@@ -134,3 +134,12 @@ def test_the_list_is_complete() -> None:
 def test_no_module_has_the_name_of_an_op() -> None:
     modules = {module.name for module in pkgutil.iter_modules(ops.__path__)}
     assert modules & set(ops.__all__) == set()
+
+
+def test_names_of_other_libraries_lead_to_ours() -> None:
+    for name, ours in {"cumsum": "cumulative_sum", "norm": "vector_norm", "cat": "concat"}.items():
+        with pytest.raises(AttributeError, match=f"'{name}'; did you mean ops.{ours}\\?"):
+            getattr(ops, name)
+    known = {name for name in dir(ops) if not name.startswith("_")}
+    assert set(ops._ELSEWHERE.values()) <= known
+    assert not set(ops._ELSEWHERE) & known

@@ -12,6 +12,8 @@ and a library that runs out of memory is an `OutOfMemoryError` that says what to
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from anydevice.ops._attention import attention
 from anydevice.ops._conv import avg_pool2d, conv2d, conv_transpose2d, max_pool2d
 from anydevice.ops._elementwise import (
@@ -127,3 +129,41 @@ __all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion",
 
 for _name in __all__:
     globals()[_name].__module__ = __name__
+
+_ELSEWHERE = {
+    "absolute": "abs",
+    "amax": "max",
+    "amin": "min",
+    "cat": "concat",
+    "concatenate": "concat",
+    "cumsum": "cumulative_sum",
+    "div": "divide",
+    "eq": "equal",
+    "ge": "greater_equal",
+    "gt": "greater",
+    "hstack": "concat",
+    "l2_norm": "vector_norm",
+    "le": "less_equal",
+    "lt": "less",
+    "mul": "multiply",
+    "ne": "not_equal",
+    "neg": "negative",
+    "norm": "vector_norm",
+    "permute_dims": "permute",
+    "pow": "power",
+    "rms_norm": "rmsnorm",
+    "layer_norm": "layernorm",
+    "scaled_dot_product_attention": "attention",
+    "sub": "subtract",
+    "transpose": "permute",
+    "vstack": "concat",
+}
+"""Names of NumPy and PyTorch, and ours for them."""
+
+
+if not TYPE_CHECKING:  # type checkers would take it for a promise of any name
+
+    def __getattr__(name: str) -> object:
+        meant = _ELSEWHERE.get(name)
+        hint = "" if meant is None else f"; did you mean ops.{meant}?"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
