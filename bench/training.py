@@ -27,6 +27,8 @@ Row = tuple[str, str, bool]
 Step = Callable[[], Any]
 BAR = 0.95
 RATE, DECAY = 1e-3, 1e-2
+WARM_UP = 4.0
+"""Seconds of training before the steps that are timed, as those of a long one."""
 
 MLP = nn.Chain(nn.Dense(784, 512), "relu", nn.Dense(512, 512), "relu", nn.Dense(512, 10))
 CNN = nn.Chain(
@@ -143,6 +145,10 @@ def in_turn(first: Step, second: Step, turns: int, steps: int) -> tuple[float, f
     """Median seconds of a step of each, and how far their losses are apart at the end."""
     times: tuple[list[float], list[float]] = ([], [])
     last = [0.0, 0.0]
+    until = time.perf_counter() + WARM_UP
+    while time.perf_counter() < until:
+        first()
+        second()
     for turn in range(turns + 1):
         for at, (step, kept) in enumerate(zip((first, second), times, strict=True)):
             began = time.perf_counter()

@@ -166,13 +166,15 @@ class Compiler(Protocol):
         donate: Sequence[str] = (),
         whole: bool = True,
         most: bool = False,
+        fixed: bool = False,
     ) -> Callable[..., Any]:
         """The function, compiled when it is first called with arrays of new shapes or dtypes.
 
         `static` names arguments that are constants of the compiled code, `donate` those that the
         caller gives up, so that results may take their memory. What the compiler cannot look
         through is an error; with `whole=False` it runs as it is written, where the library can do
-        that. `most` asks for the fastest code, however long it takes to make.
+        that. `most` asks for the fastest code, however long it takes to make. `fixed` promises that
+        nothing but arrays differs from call to call, so that nothing else is looked at again.
         """
 
     def efforts(self, most: bool) -> str:

@@ -48,7 +48,10 @@ _COPY_EVERY = 2.0
 """Seconds from one copy of parameters to go back to, to the next."""
 
 _COPIED = 16 * 2**20
-"""Bytes of parameters that are copied so, and of batches that are kept since."""
+"""Bytes of parameters that are copied so."""
+
+_MOST_KEPT = 256 * 2**20
+"""Bytes of batches since a copy."""
 
 
 def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int) -> Stepper:
@@ -359,17 +362,18 @@ class HostStepper(SplitStepper):
         self._copy: _Copy | None = None
         self._copied_at = time.monotonic()
         self._since_copy: list[tuple[Any, float]] = []
-        self._since_bytes = 0
+        self._batch_bytes = 0
 
     def step(self, batch: Any, rate: float) -> Array:
         value = self.add(batch)
         if self._copy is not None and not self._is_failing:
+            if not self._since_copy:  # the others are of about the same size
+                self._batch_bytes = sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
             self._since_copy.append((batch, rate))
-            self._since_bytes += sum([getattr(x, "nbytes", 0) for x in leaves(batch)])
         self.move(rate)
         if self._copies and not self._is_failing:
             passed = time.monotonic() - self._copied_at
-            if passed >= _COPY_EVERY or self._since_bytes >= _COPIED:
+            if passed >= _COPY_EVERY or len(self._since_copy) * self._batch_bytes >= _MOST_KEPT:
                 self._make_copy()
         return value
 
@@ -422,7 +426,7 @@ class HostStepper(SplitStepper):
         arrays, lists = copied([self._arrays, self._lists])
         self._copy = _Copy(arrays, lists, self._held, self.batches, self.started)
         self._copied_at = time.monotonic()
-        self._since_copy, self._since_bytes = [], 0
+        self._since_copy = []
 
     def _go_back(self) -> None:
         """Take the steps since the copy again, and stop where a gradient is not finite."""

@@ -56,6 +56,11 @@ class StepConfig(Record):
     trained: tuple[bool, ...] | None = None
     still: frozenset[str] = frozenset()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the layer and the loss are those of anydevice: nothing in them ever changes."""
+        return computes_in_float32(self.loss) and _is_ours(self.layer)
+
     def value(self, parameters: Tree, batch: Any, run: Run) -> Array:
         """The loss of one batch in float32, as a function that compilers can trace."""
         return self.value_and_output(parameters, batch, run)[0]
@@ -76,6 +81,12 @@ class StepConfig(Record):
         if not computes_in_float32(self.loss):
             output = cast_parameters(output, "float32")
         return ops.astype(self.loss(output, y), "float32"), output
+
+
+def _is_ours(layer: Layer) -> bool:
+    kinds = {type(layer), *(type(part) for _, part in layer.parts)}
+    own = all(kind.__module__.startswith("anydevice.nn.") for kind in kinds)
+    return own and all(_is_ours(part) for _, part in layer.parts)
 
 
 class StepState(Record):
@@ -209,7 +220,10 @@ class Stepper(ABC):
         """
         if not self._compilers:
             return function
-        compilers = [(name, partial(make, donate=donate)) for name, make in self._compilers]
+        fixed = self.config.is_ours
+        compilers = [
+            (name, partial(make, donate=donate, fixed=fixed)) for name, make in self._compilers
+        ]
         return FallbackFunction(function, compilers, self._warn)
 
     def _use_compilers(self) -> None:

@@ -31,6 +31,7 @@ class JaxCompiler:
         donate: Sequence[str] = (),
         whole: bool = True,
         most: bool = False,
+        fixed: bool = False,
     ) -> Callable[..., Any]:
         """See the protocol. Values of `static` arguments must be hashable.
 

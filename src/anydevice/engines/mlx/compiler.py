@@ -29,6 +29,7 @@ class MlxCompiler:
         donate: Sequence[str] = (),
         whole: bool = True,
         most: bool = False,
+        fixed: bool = False,
     ) -> Callable[..., Any]:
         check_names(function, donate)
         return compiled_for_each(function, static, _compiled) if static else _compiled(function)

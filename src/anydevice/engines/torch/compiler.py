@@ -40,6 +40,20 @@ _OPTIONS: dict[str, Any] = (
 )
 
 
+_LOOKED_AT = ("TENSOR_MATCH", "SHAPE_ENV", "GRAD_MODE", "GLOBAL_STATE", "DEFAULT_DEVICE")
+"""What PyTorch looks at before each call of a function in which only arrays differ."""
+
+
+def _few(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type in _LOOKED_AT for guard in guards]
+
+
+# Releases of PyTorch before 2.7 look at everything.
+_FIXED: dict[str, Any] = (
+    {"guard_filter_fn": _few} if hasattr(torch.compiler, "keep_tensor_guards_unsafe") else {}
+)
+
+
 class TorchCompiler:
     """Whole functions by `torch.compile`: what it cannot look through is an error, not slow."""
 
@@ -51,12 +65,14 @@ class TorchCompiler:
         donate: Sequence[str] = (),
         whole: bool = True,
         most: bool = False,
+        fixed: bool = False,
     ) -> Callable[..., Any]:
         """See the protocol. PyTorch has no donation: results never take an argument's memory.
 
         Values of `static` arguments must be hashable; each set of them is compiled by itself.
         """
-        compile_one = partial(torch.compile, fullgraph=whole, options=_options(most), **_OPTIONS)
+        options = _options(most) | (_FIXED if fixed else {})
+        compile_one = partial(torch.compile, fullgraph=whole, options=options, **_OPTIONS)
         if static:
             return compiled_for_each(function, static, compile_one)
         compiled: Callable[..., Any] = compile_one(function)
