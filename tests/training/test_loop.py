@@ -138,7 +138,7 @@ def test_a_compiler_that_ctrl_c_ends_is_no_reason_for_a_warning(
 ) -> None:
     asked: list[int] = []
 
-    def compiler(function: Any, donate: Any = ()) -> Any:
+    def compiler(function: Any, donate: Any = (), fixed: bool = False) -> Any:
         def run(*arguments: Any) -> Any:
             if not asked:
                 asked.append(1)
