@@ -93,11 +93,13 @@ class FunctionStepper(Stepper):
         self._autodiff = autodiff
         self._trained, self._held = state.parameters, None
         self._is_state: list[bool] = []
+        self._held_names: list[str] = []
         if config.trained is not None and not all(config.trained):
             self._trained, self._held = partition(state.parameters, config.trained)
             of_all = state_leaves(config.layer, state.parameters)
             pairs = zip(of_all, config.trained, strict=True)
             self._is_state = [is_state for is_state, own in pairs if not own]
+            self._held_names = leaf_names(self._held)
         self._optimizer_state = state.optimizer
         self._scale = state.scale
         self.started = state.started
@@ -201,7 +203,7 @@ class FunctionStepper(Stepper):
         if not any(self._is_state):
             return []
         named = {f"{path}.{name}": x for (path, name), x in updates.items()}
-        parts = zip(leaf_names(held), leaves(held), self._is_state, strict=True)
+        parts = zip(self._held_names, leaves(held), self._is_state, strict=True)
         return [named.get(name, leaf) for name, leaf, is_state in parts if is_state]
 
     def _keep_state(self, state: list[Array]) -> None:
