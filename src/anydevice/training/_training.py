@@ -150,7 +150,8 @@ class Training:
         schedule: Any = None,
         seed: int | None = None,
     ) -> None:
-        own = optimizer_of(optimizer)
+        self._own_optimizer = own = optimizer_of(optimizer)
+        """The optimizer as a step takes it; `None` for one of PyTorch's."""
         check_integers(accumulate=accumulate)
         clip, seed = _checked_clip(clip), None if seed is None else _checked_seed(seed)
         if optimize is not None and optimize not in OPTIMIZATIONS:
@@ -387,7 +388,7 @@ class Training:
         self._waiting = (self._waiting + 1) % accumulate
         step = stepper.started + (accumulate > 1)  # then it is yet to come
         self._unread.append(_Unread(TrainedBatch(batch, stepper.batches, step), value))
-        self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in _arrays_in(batch)])
+        self._kept_bytes += sum([getattr(each, "nbytes", 0) for each in leaves(batch)])
         if accumulate > 1 and not self._waiting:
             stepper.move(self.rate)
         return value
@@ -453,7 +454,7 @@ class Training:
     def settings(self, validation: Any = None) -> dict[str, Any]:
         """What must be the same when the training is resumed, as JSON."""
         found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
-        if optimizer_of(self._optimizer) is None:
+        if self._own_optimizer is None:
             check_all_held(self._given, self._optimizer)
             found["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
@@ -483,13 +484,12 @@ class Training:
         optimize: str | None = None,
     ) -> Checkpoint:
         """Go on from a checkpoint, compiled as it was unless `optimize` says how; returns it."""
-        own = optimizer_of(self._optimizer)
         of_torch = isinstance(self.config.layer, TorchLayer)
         found = read_checkpoint(
             path,
             settings,
             self._like,
-            None if of_torch else own,
+            None if of_torch else self._own_optimizer,
             self.device,
             patient=patient,
             trained=self.config.trained,
@@ -515,7 +515,7 @@ class Training:
         )
         self._waiting = self.position % self.config.accumulate if found.step.added else 0
         self._first_rows = found.rows
-        self._random, self._unread = found.random, []
+        self._random, self._unread, self._kept_bytes = found.random, [], 0
         return found
 
     def end_epoch(self) -> None:
@@ -585,8 +585,7 @@ class Training:
 
     def _stepper_for(self, state: StepState) -> Stepper:
         if isinstance(self.config.layer, TorchLayer):
-            own = optimizer_of(self._optimizer)
-            given = self._optimizer if own is None else None
+            given = self._optimizer if self._own_optimizer is None else None
             schedule = self._schedule if self._rate_at is None else None
             return TorchStepper(self.device, self.config, state, given, schedule)
         return stepper_for(self.device, self.config, state, self.seed)
@@ -667,10 +666,6 @@ def _shapes(batch: Any) -> Any:
     if type(batch) is dict:
         return tuple([getattr(each, "shape", None) for each in batch.values()])
     return getattr(batch, "shape", None)
-
-
-def _arrays_in(tree: Any) -> list[Any]:
-    return [tree] if hasattr(tree, "shape") else leaves(tree)
 
 
 def _warn_once(text: str) -> None:

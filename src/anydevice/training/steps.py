@@ -84,8 +84,7 @@ class StepConfig(Record):
 
 
 def _is_ours(layer: Layer) -> bool:
-    kinds = {type(layer), *(type(part) for _, part in layer.parts)}
-    own = all(kind.__module__.startswith("anydevice.nn.") for kind in kinds)
+    own = type(layer).__module__.startswith("anydevice.nn.")
     return own and all(_is_ours(part) for _, part in layer.parts)
 
 
