@@ -15,6 +15,7 @@ from importlib import import_module
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
     from anydevice import compat as compat
+    from anydevice import llm as llm
     from anydevice import nn as nn
     from anydevice import ops as ops
     from anydevice import testing as testing
@@ -101,7 +102,7 @@ _NAMES = {
 """The public names by the module that has them."""
 
 _PUBLIC = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-_MODULES = ("compat", "nn", "ops", "testing")
+_MODULES = ("compat", "llm", "nn", "ops", "testing")
 
 __all__ = ["__version__", *sorted(_PUBLIC), *_MODULES]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ def opencl() -> Engine:
 
 @pytest.fixture
 def here(opencl: Engine) -> Device:
+    gc.collect()  # arrays of earlier tests that are garbage would be freed while these count
     device = opencl.devices()[0]
     opencl.memory.release(device)
     return device

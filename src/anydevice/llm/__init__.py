@@ -1,0 +1,1 @@
+"""Language models: load a folder, ask, and get text, on any device."""
