@@ -102,6 +102,7 @@ def test_the_largest_batch_that_fits_is_found(where: Where, short: Short) -> Non
         shape = (size, 1024) if size <= 8 else (2**20, count // 2**20)
         return engine.empty(shape, DTYPES["float32"], device)
 
+    gc.collect()
     used = engine.memory.use(device)
     assert anydevice.find_batch_size(step, 128) == 8
     assert tried == [128, 64, 32, 16, 8]
