@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import ctypes
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
