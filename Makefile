@@ -11,16 +11,20 @@ comma   := ,
 # One stamp a set-up: they lie in the environment, so that deleting it deletes them.
 BASE  := $(VENV)/.ready-base
 DEMO  := $(VENV)/.ready-demo
+CHAT  := $(VENV)/.ready-chat
 TESTS := $(VENV)/.ready-test
 DOCS  := $(VENV)/.ready-docs
 
 # Many tests start Python anew, which reads what was compiled once, whatever the shell says of that.
 PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
 
+# A small language model, which the package index has: to talk to, and for the tests.
+MODEL := .cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs soak soak-isa coverage clean
+.PHONY: help demo chat test check bench docs soak soak-isa coverage clean model-if-possible
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,12 +32,15 @@ help: ## list the commands
 demo: $(DEMO) ## find the devices, choose one, check it, move a model, run a decoder, train one
 	@$(BIN)/python demo/find_and_choose.py
 
-test: $(TESTS) ## all tests; ARGS="tests/ops -x" for some
+chat: $(CHAT) $(if $(FOLDER),,$(MODEL)) ## talk to a small language model; FOLDER=path for another, ARGS="--help" for options
+	@$(BIN)/anydevice chat "$(or $(FOLDER),$(MODEL))" $(ARGS)
+
+test: $(TESTS) model-if-possible ## all tests; ARGS="tests/ops -x" for some
 	$(PYTEST) $(or $(ARGS),tests)
 
 # The contract tests count no lines: the others alone must reach the coverage, and counting would
 # double their time.
-coverage: $(TESTS) ## all tests, and the coverage that they must reach; line by line in htmlcov/
+coverage: $(TESTS) model-if-possible ## all tests, and the coverage that they must reach; line by line in htmlcov/
 	$(PYTEST) tests --ignore=tests/contract \
 	  --cov --cov-report=term --cov-report=html --cov-fail-under=95
 	$(PYTEST) tests/contract
@@ -50,7 +57,7 @@ bench: $(TESTS) ## how fast discovery is, against importing torch
 docs: $(DOCS) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-soak: $(TESTS) soak-isa ## the long form of the tests, and those of numbers on lesser processors
+soak: $(TESTS) model-if-possible soak-isa ## the long form of the tests, and those of numbers on lesser processors
 	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
 # The tests that compare numbers give the same verdict whatever instructions the libraries choose:
@@ -96,9 +103,26 @@ $(DEMO): $(BASE)
 	  sys.exit(not any(map(find_spec, ("torch", "jax", "mlx"))))' || $(PIP) --editable ".[jax]"
 	@touch $@
 
+# Text for language models, and a library that computes: on a Mac the one for its GPU, beside an
+# NVIDIA driver the one for that, else JAX, the smallest of those that compile.
+$(CHAT): $(BASE)
+	@echo "setting up, which takes a minute the first time"
+	$(PIP) --editable ".[llm$(shell test -e /dev/nvidiactl && echo ,cuda)]"
+	@$(BIN)/python -c 'import sys; from importlib.util import find_spec; \
+	  sys.exit(not any(map(find_spec, ("torch", "jax", "mlx"))))' || \
+	  $(PIP) --editable ".[$(if $(filter Darwin,$(shell uname -s)),mlx,jax)]"
+	@touch $@
+
+$(MODEL): | $(BIN)/python
+	@$(BIN)/python demo/fetch_model.py
+
+# Where the index cannot be reached, the tests that need the model are skipped.
+model-if-possible: | $(BIN)/python
+	@$(BIN)/python demo/fetch_model.py --optional
+
 $(TESTS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[test]"
-	@touch $@ $(BASE) $(DEMO)
+	@touch $@ $(BASE) $(DEMO) $(CHAT)
 
 $(DOCS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[docs]"

