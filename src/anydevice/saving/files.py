@@ -26,7 +26,8 @@ from anydevice.errors import ConfigurationError, TransferError
 from anydevice.memory.out_of_memory import explaining
 from anydevice.transfer.moving import to_numpy
 from anydevice.transfer.weights.files import PlainFile
-from anydevice.transfer.weights.loading import CHUNK, load_file
+from anydevice.transfer.weights.joining import CHUNK
+from anydevice.transfer.weights.loading import load_file
 from anydevice.transfer.weights.safetensors import (
     Header,
     header_of,

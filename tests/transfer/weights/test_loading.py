@@ -30,7 +30,7 @@ from anydevice.errors import (
     UnsupportedError,
 )
 from anydevice.transfer.moving import to_numpy
-from anydevice.transfer.weights import files, loading
+from anydevice.transfer.weights import files, joining, loading
 from anydevice.transfer.weights.loading import load_weights
 
 CPU = Device("cpu", engine="numpy")
@@ -169,7 +169,7 @@ def test_only_floating_point_numbers_are_converted(file: Path, wanted: Any) -> N
 
 
 def test_conversion_goes_chunk_by_chunk(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "CHUNK", 64)
+    monkeypatch.setattr(joining, "CHUNK", 64)
     array = np.random.default_rng(0).normal(size=(7, 31)).astype(np.float32)
     found = load_weights(write(file, {"a": array}), CPU, "bfloat16")
     assert same(found["a"], array.astype(ml_dtypes.bfloat16))
@@ -295,7 +295,7 @@ def meddle(monkeypatch: pytest.MonkeyPatch, at_read: int, action: Callable[[], o
 def test_a_file_that_shrinks_while_it_is_read_is_said(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "CHUNK", 4096)
+    monkeypatch.setattr(joining, "CHUNK", 4096)
     write(file, {"a": np.zeros(2048, np.float32), "b": np.zeros(2048, np.float32)})
     meddle(monkeypatch, 4, lambda: os.truncate(file, 5000))
     with pytest.raises(TransferError, match=r"became shorter .* now ends at byte 5000"):

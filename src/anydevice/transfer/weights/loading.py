@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device, not_driven
 from anydevice.core.dtypes import DType, as_dtype
-from anydevice.core.engine import Engine
 from anydevice.core.files import expanded
 from anydevice.core.progress import ProgressBar, in_notebook
 from anydevice.engines import registry
-from anydevice.errors import (
-    ConfigurationError,
-    TransferError,
-    UnsupportedError,
-)
-from anydevice.memory.out_of_memory import refuse
-from anydevice.transfer.staging import WORTH_STAGING, Piece, ring_of
+from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.transfer.weights.files import PlainFile
+from anydevice.transfer.weights.joining import (
+    Advance,
+    Joined,
+    OpenFiles,
+    Part,
+    SafeTensor,
+    in_file_order,
+    place,
+)
 from anydevice.transfer.weights.safetensors import (
     Entry,
     Header,
-    Placed,
     header_of,
     is_index,
     open_safetensors,
@@ -38,12 +35,10 @@ from anydevice.transfer.weights.safetensors import (
     source_of,
 )
 
-CHUNK = 8 * 2**20
-"""Bytes that are read, and converted where a dtype is given, at a time."""
 LARGE, SLOW = 100_000_000, 1.0
 """Bytes, and seconds, from which on a load shows its progress."""
 
-Advance = Callable[[int], None]
+Key = TypeVar("Key")
 
 
 def load_weights(
@@ -71,6 +66,7 @@ def load_weights(
     were loaded before it. Pickles are never read.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> header = b'{"bias": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}}'
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "tiny.safetensors")
@@ -87,13 +83,8 @@ def load_weights(
         with open_safetensors(source) as file:
             return load_file(file, header_of(file), target, wanted, progress)
     model = read_index(source)
-    arrays: dict[str, Any] = dict.fromkeys(model)
-    total = sum(each.entry.nbytes for each in model.values())
-    with _loading(target, arrays, total, progress) as (engine, advance):
-        for header, entries in _by_file(model):
-            with PlainFile(header.path, header.stamp) as file:
-                _load_entries(file, entries, wanted, engine, target, advance, arrays)
-    return arrays
+    arrays = {name: _alone(each.header, each.entry, wanted) for name, each in model.items()}
+    return load_joined(arrays, target, progress)
 
 
 def load_file(
@@ -107,128 +98,42 @@ def load_file(
 
     Raises `TransferError` if the file was changed since it was opened.
     """
-    arrays: dict[str, Any] = dict.fromkeys(header.entries)
-    entries = _in_file_order(header.entries.values())
-    total = sum(entry.nbytes for entry in entries)
-    with _loading(device, arrays, total, progress) as (engine, advance):
-        _load_entries(file, entries, dtype, engine, device, advance, arrays)
-    return arrays
+    arrays = {name: _alone(header, entry, dtype) for name, entry in header.entries.items()}
+    return load_joined(arrays, device, progress, file)
 
 
-@contextmanager
-def _loading(
-    device: Device, arrays: dict[str, Any], total: int, progress: bool | None
-) -> Iterator[tuple[Engine, Advance]]:
-    """The engine that makes the arrays, and the progress; an error leaves no array behind."""
+def load_joined(
+    arrays: Mapping[Key, Joined],
+    device: Device,
+    progress: bool | None = None,
+    opened: PlainFile | None = None,
+) -> dict[Key, Any]:
+    """Arrays on a device, each joined from stored tensors, under the keys that they are given.
+
+    They are read one after another, in the order of the files; `opened` is a file that the caller
+    has opened. An error leaves no array behind.
+    """
     if device.engine is None:
         raise not_driven(device)
+    loaded: dict[Key, Any] = dict.fromkeys(arrays)
+    total = sum(joined.nbytes for joined in arrays.values())
     try:
-        with _progress(total, progress) as advance:
-            yield registry.load(device.engine), advance
+        with _progress(total, progress) as advance, OpenFiles() as files:
+            if opened is not None:
+                files.adopt(opened)
+            engine = registry.load(device.engine)
+            for key in in_file_order(arrays):
+                loaded[key] = place(arrays[key], files, engine, device, advance)
     except BaseException:
-        arrays.clear()  # the error keeps the frames, and half a model is of use to nobody
+        loaded.clear()  # the error keeps the frames, and half a model is of use to nobody
         raise
+    return loaded
 
 
-def _load_entries(
-    file: PlainFile,
-    entries: Sequence[Entry],
-    wanted: DType | None,
-    engine: Engine,
-    device: Device,
-    advance: Advance,
-    arrays: dict[str, Any],
-) -> None:
-    """Put these tensors of one file into `arrays`, on a device, and check the file once more."""
-    for entry in entries:
-        dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
-        try:
-            arrays[entry.name] = _place(file, entry, dtype, engine, device, advance)
-        except TransferError:
-            raise
-        except Exception as error:  # each library refuses with errors of its own
-            refuse(error, device, what=f"{file.path}: the tensor {entry.name!r}")
-            raise _refused(file, entry, str(error)) from error
-    file.confirm_unchanged()
-
-
-def _place(
-    file: PlainFile, entry: Entry, dtype: DType, engine: Engine, device: Device, advance: Advance
-) -> Any:
-    """One tensor of an opened file, whose header has been checked, as an array on a device."""
-    if device.backend == "cuda" and dtype == entry.dtype and entry.dtype.kind != "bool":
-        staged = _place_staged(file, entry, engine, device, advance)
-        if staged is not None:
-            return staged
-    host = _read(file, entry, dtype, advance)
-    # Nobody else has the memory it was read into, so NumPy needs no copy.
-    return host if engine.name == "numpy" else engine.place(host, device)
-
-
-def _place_staged(
-    file: PlainFile, entry: Entry, engine: Engine, device: Device, advance: Advance
-) -> Any:
-    """A large tensor, read by several threads straight into pinned memory; else `None`."""
-    ring = ring_of(device) if entry.nbytes >= WORTH_STAGING else None
-    if ring is None:
-        return None
-    array = engine.empty(entry.shape, entry.dtype, device)
-    address = engine.address(array)
-    if address is None:
-        return None
-
-    def fill(buffer: int, piece: Piece) -> None:
-        pinned = (ctypes.c_char * piece.size).from_address(buffer)
-        file.read_into(memoryview(pinned).cast("B"), piece.host)
-        advance(piece.size)
-
-    ring.upload([Piece(entry.start, address, entry.nbytes)], fill)
-    return array
-
-
-def _read(file: PlainFile, entry: Entry, dtype: DType, advance: Advance) -> Any:
-    """The tensor in host memory, read a chunk at a time into the array that is returned."""
-    array = np.empty(entry.shape, dtype.numpy())
-    flat = array.reshape(-1)
-    width = entry.dtype.itemsize
-    step = CHUNK // width
-    as_stored = (
-        None if dtype == entry.dtype else np.empty(min(step, flat.size), entry.dtype.numpy())
-    )
-    for first in range(0, flat.size, step):
-        part = flat[first : first + step]
-        stored = part if as_stored is None else as_stored[: part.size]
-        file.read_into(stored.view(np.uint8).data, entry.start + first * width)
-        if entry.dtype.kind == "bool" and stored.view(np.uint8).max() > 1:
-            raise _refused(file, entry, "it is BOOL, and holds bytes that are neither 0 nor 1")
-        if as_stored is not None and not _convert(stored, part):
-            raise _refused(
-                file, entry, f"it holds numbers that {dtype} cannot; load it as {entry.dtype}"
-            )
-        advance(stored.nbytes)
-    return array
-
-
-def _convert(source: Any, target: Any) -> bool:
-    """Convert to the target's dtype; whether each number that was finite still is."""
-    with np.errstate(all="ignore"):
-        target[...] = source
-    finite = np.isfinite(target)
-    return bool(finite.all()) or not bool((np.isfinite(source) & ~finite).any())
-
-
-def _by_file(model: Mapping[str, Placed]) -> Iterator[tuple[Header, list[Entry]]]:
-    """The tensors of each file in their order, so that it is read from front to back."""
-    headers = {placed.header.path: placed.header for placed in model.values()}
-    entries: dict[Path, list[Entry]] = {path: [] for path in headers}
-    for placed in model.values():
-        entries[placed.header.path].append(placed.entry)
-    for path, header in headers.items():
-        yield header, _in_file_order(entries[path])
-
-
-def _in_file_order(entries: Iterable[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda entry: entry.start)
+def _alone(header: Header, entry: Entry, wanted: DType | None) -> Joined:
+    """An array of one tensor."""
+    dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
+    return Joined(entry.shape, dtype, (Part(SafeTensor(header, entry)),))
 
 
 def _float_dtype(dtype: object) -> DType | None:
@@ -241,10 +146,6 @@ def _float_dtype(dtype: object) -> DType | None:
             "as 'bfloat16', 'float16' or 'float32'; all others keep their own"
         )
     return wanted
-
-
-def _refused(file: PlainFile, entry: Entry, problem: str) -> TransferError:
-    return TransferError(f"{file.path}: the tensor {entry.name!r}: {problem}", entry.name)
 
 
 @contextmanager

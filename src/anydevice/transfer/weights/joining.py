@@ -1,0 +1,296 @@
+"""Arrays that are read from one or several stored tensors, each straight into its place."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DType
+from anydevice.core.engine import Engine
+from anydevice.core.record import Record
+from anydevice.errors import TransferError
+from anydevice.memory.out_of_memory import refuse
+from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
+from anydevice.transfer.weights.files import PlainFile, Stamp
+from anydevice.transfer.weights.safetensors import Entry, Header
+
+CHUNK = 8 * 2**20
+"""Bytes that are read, and converted where a dtype is given, at a time."""
+
+Advance = Callable[[int], None]
+
+
+class Stored(Protocol):
+    """One tensor of a file, which can be read from any element on."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def stamp(self) -> Stamp:
+        """The state of the file that the tensor was found in."""
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of its elements, unpacked."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def start(self) -> int:
+        """Where its bytes begin in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it has in the file."""
+
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        """Fill a flat array with the elements from `first` on, in the array's dtype.
+
+        `first` is a multiple of `BLOCK`. Raises `TransferError` for what the dtype cannot hold.
+        """
+
+
+BLOCK = 256
+"""Elements: a tensor can be read from each multiple of it on."""
+
+
+class SafeTensor(Record):
+    """A tensor of a safetensors file."""
+
+    header: Header
+    entry: Entry
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def path(self) -> Path:
+        return self.header.path
+
+    @property
+    def stamp(self) -> Stamp:
+        return self.header.stamp
+
+    @property
+    def dtype(self) -> DType:
+        return self.entry.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.entry.shape
+
+    @property
+    def start(self) -> int:
+        return self.entry.start
+
+    @property
+    def nbytes(self) -> int:
+        return self.entry.nbytes
+
+    def read(self, file: PlainFile, target: Any, first: int) -> None:
+        entry = self.entry
+        same = target.dtype == entry.dtype.numpy()
+        stored = target if same else np.empty(target.size, entry.dtype.numpy())
+        file.read_into(stored.view(np.uint8).data, entry.start + first * entry.dtype.itemsize)
+        if entry.dtype.kind == "bool" and stored.size and stored.view(np.uint8).max() > 1:
+            raise refusal(self, "it is BOOL, and holds bytes that are neither 0 nor 1")
+        if not same:
+            convert(self, stored, target)
+
+
+def convert(tensor: Stored, source: Any, target: Any) -> None:
+    """Copy numbers into another dtype; one that was finite and no longer is, is an error."""
+    with np.errstate(all="ignore"):
+        target[...] = source
+    finite = np.isfinite(target)
+    if not finite.all() and (np.isfinite(source) & ~finite).any():
+        raise refusal(
+            tensor, f"it holds numbers that {target.dtype} cannot; load it as {tensor.dtype}"
+        )
+
+
+def refusal(tensor: Stored, problem: str) -> TransferError:
+    """The error for a tensor that cannot be loaded."""
+    return TransferError(f"{tensor.path}: the tensor {tensor.name!r}: {problem}", tensor.name)
+
+
+class Part(Record):
+    """A stored tensor on its way into an array.
+
+    `arrange` brings it, as an array in host memory, into the order in which it is to lie there.
+    """
+
+    tensor: Stored
+    arrange: Callable[[Any], Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return prod(self.tensor.shape)
+
+
+class Joined(Record):
+    """An array whose elements are those of its parts, one behind the other, in C order.
+
+    Three matrices (q, k, v) become one whose rows are theirs; matrices of equal size become a
+    stack of them.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its parts have in their files."""
+        return sum(part.tensor.nbytes for part in self.parts)
+
+    def offsets(self) -> list[int]:
+        """The number of elements in front of each part."""
+        sizes = [part.size for part in self.parts]
+        return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+class OpenFiles:
+    """The files of a model, each opened when a tensor of it is first read; a context manager.
+
+    At the end of the block without an error, each must still be what it was.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, PlainFile] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._closing:
+            if kind is None:
+                for file in self._files.values():
+                    file.confirm_unchanged()
+
+    def of(self, tensor: Stored) -> PlainFile:
+        """The file that a tensor is in."""
+        if tensor.path not in self._files:
+            opened = PlainFile(tensor.path, tensor.stamp)
+            self._files[tensor.path] = self._closing.enter_context(opened)
+        return self._files[tensor.path]
+
+    def adopt(self, file: PlainFile) -> None:
+        """Use a file that the caller has opened, and closes."""
+        self._files[file.path] = file
+
+
+def place(
+    joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """An array on a device, read from its files.
+
+    Beside it, there is one copy of it in host memory at most, and none on CUDA devices, where
+    several threads read straight into pinned memory. Raises `TransferError` and
+    `OutOfMemoryError` with the file and the tensor.
+    """
+    try:
+        staged = _place_staged(joined, files, engine, device, advance)
+        if staged is not None:
+            return staged
+        host = _read(joined, files, advance)
+        # Nobody else has the memory it was read into, so NumPy needs no copy.
+        return host if engine.name == "numpy" else engine.place(host, device)
+    except TransferError:
+        raise
+    except Exception as error:  # each library refuses with errors of its own
+        tensor = joined.parts[0].tensor
+        refuse(error, device, what=f"{tensor.path}: the tensor {tensor.name!r}")
+        raise refusal(tensor, str(error)) from error
+
+
+def _place_staged(
+    joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
+) -> Any:
+    """A large array, read by several threads straight into pinned memory; else `None`."""
+    size = prod(joined.shape) * joined.dtype.itemsize
+    if device.backend != "cuda" or size < WORTH_STAGING or joined.dtype.kind == "bool":
+        return None
+    ring = ring_of(device)
+    array = engine.empty(joined.shape, joined.dtype, device) if ring else None
+    address = engine.address(array) if ring else None
+    if ring is None or address is None:
+        return None
+    width = joined.dtype.itemsize
+    for part, offset in zip(joined.parts, joined.offsets(), strict=True):
+        _upload(part, files.of(part.tensor), ring, address + offset * width, joined.dtype, advance)
+    return array
+
+
+def _upload(
+    part: Part, file: PlainFile, ring: Ring, address: int, dtype: DType, advance: Advance
+) -> None:
+    """Bring one part to its place on the device."""
+    kind, size = dtype.numpy(), part.size * dtype.itemsize
+    if part.arrange is not None:
+        host = np.ascontiguousarray(part.arrange(_whole(part, file, dtype, advance)))
+        ring.upload([Piece(host.ctypes.data, address, size)])
+        return
+
+    def fill(buffer: int, piece: Piece) -> None:
+        pinned = memoryview((ctypes.c_uint8 * piece.size).from_address(buffer))
+        part.tensor.read(file, np.frombuffer(pinned, kind), piece.host // dtype.itemsize)
+        advance(piece.size * part.tensor.nbytes // size)
+
+    ring.upload([Piece(0, address, size)], fill)
+
+
+def _read(joined: Joined, files: OpenFiles, advance: Advance) -> Any:
+    """The array in host memory."""
+    array = np.empty(joined.shape, joined.dtype.numpy())
+    flat = array.reshape(-1)
+    for part, offset in zip(joined.parts, joined.offsets(), strict=True):
+        file = files.of(part.tensor)
+        room = flat[offset : offset + part.size]
+        if part.arrange is None:
+            _read_part(part, file, room, advance)
+        else:
+            room[...] = part.arrange(_whole(part, file, joined.dtype, advance)).reshape(-1)
+    return array
+
+
+def _whole(part: Part, file: PlainFile, dtype: DType, advance: Advance) -> Any:
+    """A stored tensor in host memory, as it lies in its file."""
+    array = np.empty(part.tensor.shape, dtype.numpy())
+    _read_part(part, file, array.reshape(-1), advance)
+    return array
+
+
+def _read_part(part: Part, file: PlainFile, flat: Any, advance: Advance) -> None:
+    """A stored tensor, a chunk at a time, into memory of its size."""
+    step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
+    for first in range(0, flat.size, step):
+        some = flat[first : first + step]
+        part.tensor.read(file, some, first)
+        advance(some.size * part.tensor.nbytes // flat.size)
+
+
+def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
+    """The keys of arrays in the order in which their first parts lie in the files."""
+    files = dict.fromkeys(arrays[key].parts[0].tensor.path for key in arrays)
+    rank = {path: number for number, path in enumerate(files)}
+    first = {key: arrays[key].parts[0].tensor for key in arrays}
+    return sorted(arrays, key=lambda key: (rank[first[key].path], first[key].start))
