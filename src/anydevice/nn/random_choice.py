@@ -48,7 +48,7 @@ def random_mask(run: Run, rate: float, like: Array) -> Array:
     # An odd factor for each row. Without it, C compilers assume that x · x is not negative,
     # although it wraps around, and fold the comparison below.
     odd = ops.add(ops.multiply(down, 2), 1)
-    numbers = ops.multiply(_mixed(ops.add(down, along)), odd)
+    numbers = ops.multiply(mixed(ops.add(down, along)), odd)
     return ops.reshape(ops.less(numbers, round(rate * 2**32) - 2**31), shape)
 
 
@@ -66,7 +66,7 @@ def _key(run: Run, like: Array) -> Array:
     """A number for the path, the seed and the step, of shape (1, 1)."""
     key = primitives(like).full((1, 1), _path_number(run.path), _INT32, like)
     for number, factor in ((run.seed, _BY_SEED), (run.step, _BY_STEP)):
-        key = _mixed(ops.add(key, ops.multiply(_single(number, like), factor)))
+        key = mixed(ops.add(key, ops.multiply(_single(number, like), factor)))
     return key
 
 
@@ -80,10 +80,11 @@ def _single(number: int | Array, like: Array) -> Array:
 def _placed(key: Array, size: int, shape: tuple[int, int], factor: int, like: Array) -> Array:
     """A number for each of `size` positions."""
     places = ops.reshape(primitives(like).arange(size, _INT32, like), shape)
-    return _mixed(ops.add(ops.multiply(places, factor), ops.multiply(key, factor)))
+    return mixed(ops.add(ops.multiply(places, factor), ops.multiply(key, factor)))
 
 
-def _mixed(x: Array) -> Array:
+def mixed(x: Array) -> Array:
+    """32-bit integers mixed: equal ones stay equal, and the upper bits have no pattern."""
     for number in range(_ROUNDS):
         x = ops.multiply(x, ops.add(ops.multiply(x, 2), 1))
         x = ops.add(x, _BETWEEN + number)
