@@ -106,3 +106,30 @@ def test_json_is_ascii_and_an_empty_say_is_an_empty_line() -> None:
     Output(stream).json({"mark": "✓"})
     Output(stream).say()
     assert stream.getvalue() == '{\n  "mark": "\\u2713"\n}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("back\rover \x9b1A", "back\\rover \\x9b1A"),
+        ("turned \u202e text", "turned \\u202e text"),
+        ("👩\u200d🚀 and نمی\u200cدانم", "👩\u200d🚀 and نمی\u200cدانم"),
+    ],
+)
+def test_what_a_model_writes_gives_a_terminal_no_commands(written: str, shown: str) -> None:
+    terminal, file = io.StringIO(), io.StringIO()
+    Output(terminal, colour=True, width=60).write(written)
+    Output(file).write(written)
+    assert terminal.getvalue() == shown
+    assert file.getvalue() == written
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"na?ve"), ("latin-1", b"na\xefve")])
+def test_what_a_stream_cannot_encode_is_replaced(encoding: str, shown: bytes) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    Output(stream).write("na\xefve")
+    assert raw.getvalue() == shown

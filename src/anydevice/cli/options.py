@@ -9,6 +9,8 @@ from math import inf, nan
 
 from anydevice.cli.printing import Output
 from anydevice.core.progress import ProgressBar
+from anydevice.core.text import parse_count
+from anydevice.errors import ConfigurationError
 
 _FILTERS = {
     "op": "matmul,softmax",
@@ -59,9 +61,23 @@ def seconds(text: str, low: float = 0.0, high: float = inf) -> float:
     return number
 
 
+def count(text: str) -> int:
+    """The integer above 0 in the text, as people say it.
+
+    >>> count("32k")
+    32768
+    """
+    try:
+        return parse_count(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 @contextmanager
-def progress_on(output: Output, *, silent: bool = False) -> Iterator[ProgressBar]:
+def progress_on(
+    output: Output, *, silent: bool = False, in_bytes: bool = False
+) -> Iterator[ProgressBar]:
     """A progress bar on a terminal; nothing is shown when piped, or where it is not wanted."""
     stream = None if output.width is None or silent else output.stream
-    with ProgressBar(stream, colour=output.colour) as bar:
+    with ProgressBar(stream, colour=output.colour, in_bytes=in_bytes) as bar:
         yield bar

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-from anydevice.cli.options import add_filters
+from anydevice.cli.options import add_filters, count
 from anydevice.cli.printing import Output, complain, error_in_json
-from anydevice.core.text import parse_count
 from anydevice.core.threads import started
-from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.errors import AnyDeviceError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import locate
 
@@ -30,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--context",
-        type=_count,
+        type=count,
         metavar="TOKENS",
         help="tokens of prompt and answer together, such as 8192, 32k or 1m "
         "(4096, or the model's longest where that is less)",
     )
     parser.add_argument(
-        "--batch", type=_count, default=1, metavar="COUNT", help="sequences at a time (1)"
+        "--batch", type=count, default=1, metavar="COUNT", help="sequences at a time (1)"
     )
     parser.add_argument(
         "--dtype",
@@ -87,10 +86,3 @@ def _looking_ahead() -> Iterator[None]:
     finally:
         if is_looking:
             looking.join()
-
-
-def _count(text: str) -> int:
-    try:
-        return parse_count(text)
-    except ConfigurationError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -25,6 +25,9 @@ _COLOURFUL_WINDOWS = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
 """Variables of Windows terminals that show colours; the old console prints the codes instead."""
 
 
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that turn the direction of what follows them, our own lines included."""
+
 _WORD = re.compile(r" *[^ ]+")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = re.compile(rf"({_STYLE.pattern})")
@@ -63,6 +66,21 @@ class Output(Record):
             return line.translate(_IN_ASCII).encode("ascii", "replace").decode("ascii")
         return line
 
+    def write(self, text: str) -> None:
+        """Print text as it comes, such as what a model writes piece by piece, and show it at once.
+
+        A terminal gets no control characters but line ends, whatever is in the text. What the
+        stream cannot encode is replaced.
+        """
+        shown = text if self.width is None else _harmless(text)
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        try:
+            shown = shown.encode(encoding, "replace").decode(encoding)
+        except LookupError:  # an encoding that Python does not know
+            shown = shown.encode("ascii", "replace").decode("ascii")
+        self.stream.write(shown)
+        self.stream.flush()
+
     def json(self, value: object) -> None:
         """Print a value as JSON, in ASCII alone, so that it is valid on every stream."""
         import json  # the text views go without it
@@ -80,6 +98,18 @@ class Output(Record):
         if not self.colour or not words:
             return words
         return f"\x1b[{_COLOURS[style]}m{words}\x1b[0m"
+
+
+def _harmless(text: str) -> str:
+    """A text of the world for a terminal, which needs its joiners; what commands it is escaped."""
+    from unicodedata import category  # the other commands go without it
+
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t" or (category(each) == "Cf" and each not in _TURNING)
+        else printable(each)
+        for each in text
+    )
 
 
 def fitted(line: str, width: int | None) -> list[str]:
