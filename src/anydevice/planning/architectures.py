@@ -32,6 +32,52 @@ Outputs = Literal["new token", "tokens", "sequence"]
 """What the numbers of a head are for: the token that is written, each that is read, or all."""
 
 
+class Running(Record):
+    """What running a family needs to know, beside what its memory follows from.
+
+    - `post_norm`: norms come after attention and network, on what they add, and none before.
+    - `unit_norm`: the weights of norms are stored without their 1.
+    - `interleaved`: rope rotates neighbours, where this is true, or this key of the config is.
+    - `rope_by_window`: how rope differs by kind of layer: `"base"`, layers with a window have
+      their own base, the config's `rope_local_base_freq`; `"scaling"`, only layers without a window
+      are scaled; `"none"`, layers without a window have no rope.
+    - `no_rope_key`: the key of a list that says for each layer whether it has rope.
+    - `eps`: the key of what is added under the root in norms.
+    - `scale`: the key of the factor of scores; `query_scale`, of the number whose inverse root it
+      is.
+    - `embedding_scale`, `residual_scale`, `logit_scale`, `logit_divisor`: keys of factors.
+    - `soft_cap`, `final_soft_cap`: keys of the caps of scores and of logits.
+    - `position_scale`: queries grow with their position, as `llama_4_scaling_beta` says.
+    - `sinks`: each head has a score that belongs to no key.
+    - `routing`: how a router's numbers become weights: softmax of all, then the best; softmax of
+      the best; or sigmoid, the best of the best groups.
+    - `normalized`: whether the weights of the chosen experts add up to 1: always, never or by key.
+    - `clipped`: experts clip what they multiply, as gpt-oss does.
+    - `tensors`: our names for parameters, and those of the files where they are not the usual ones.
+    """
+
+    post_norm: bool = False
+    unit_norm: bool = False
+    interleaved: Flag = False
+    rope_by_window: Literal["", "base", "scaling", "none"] = ""
+    no_rope_key: str = ""
+    eps: str = "rms_norm_eps"
+    scale: str = ""
+    query_scale: str = ""
+    embedding_scale: str = ""
+    residual_scale: str = ""
+    logit_scale: str = ""
+    logit_divisor: str = ""
+    soft_cap: str = ""
+    final_soft_cap: str = ""
+    position_scale: bool = False
+    sinks: bool = False
+    routing: Literal["softmax", "top_k", "groups"] = "softmax"
+    normalized: Flag = True
+    clipped: bool = False
+    tensors: Mapping[str, str] = NOTHING
+
+
 class ModelFamily(Record):
     """One family: what its layers have beside the matrices that every decoder has.
 
@@ -57,6 +103,7 @@ class ModelFamily(Record):
     - `windows_if`: the key that turns windows on.
     - `dense_if_none`: a config with 0 experts has layers without them.
     - `only`: options that are counted with this value only.
+    - `running`: what `anydevice.llm` needs to run it; `None` where it does not.
 
     >>> ARCHITECTURES["qwen2"].qkv_bias, ARCHITECTURES["qwen2"].output_bias
     (True, False)
@@ -103,6 +150,7 @@ class ModelFamily(Record):
     parallel_norms: str = ""
     only: Mapping[str, Any] = NOTHING
     defaults: Mapping[str, Any] = NOTHING
+    running: Running | None = None
 
 
 TIED = {"tie_word_embeddings": True}
@@ -120,7 +168,7 @@ def _biases(flag: Flag) -> dict[str, Any]:
 
 
 ARCHITECTURES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(),
+    "llama": ModelFamily(running=Running(), defaults={"rms_norm_eps": 1e-6}),
     "granite": ModelFamily(),
     "seed_oss": ModelFamily(
         output_bias="attention_out_bias",

@@ -70,14 +70,14 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     Raises `ConfigurationError` if a number is missing, wrong, or does not go with another.
     """
     config.check_options(config.architecture.only)
-    sizes, row = _sizes(config), config.architecture
+    sizes, row = decoder_sizes(config), config.architecture
     name = dtype or config.dtype
     own = name or USUAL_DTYPE
     width = as_dtype(own).itemsize
     quantization = quantization_of(config.get("quantization_config"), config.source)
     if quantization and width == 1:
         own, width = _beside_quantized(config, quantization)
-    experts = _experts(config, sizes)
+    experts = layer_experts(config, sizes)
     layers = [_matrices(config, sizes, experts, number) for number in range(sizes.layers)]
     vectors = _vectors(config, sizes)
     head = _head(config, sizes)
@@ -111,7 +111,7 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
         other_parameters=positions + final,
         other_bytes=(positions + final) * width + _buffers(config, sizes, width),
         kv_elements=_cached(config, sizes),
-        windows=_windows(config, sizes),
+        windows=layer_windows(config, sizes),
         outputs=head.outputs,
         outputs_of=head.outputs_of,
         experts=experts,
@@ -136,7 +136,7 @@ def _beside_quantized(config: ModelConfig, quantization: Quantization) -> tuple[
     return own, as_dtype(own).itemsize
 
 
-def _sizes(config: ModelConfig) -> DecoderSizes:
+def decoder_sizes(config: ModelConfig) -> DecoderSizes:
     row, source = config.architecture, config.source
     hidden, heads = config.number("hidden"), config.number("heads")
     kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
@@ -283,7 +283,7 @@ def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list
     return found
 
 
-def _experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
+def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
     row = config.architecture
     if not row.experts or not (count := config.number("experts", least=not row.dense_if_none)):
         return None
@@ -345,7 +345,7 @@ def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
     scale = width if row.embedding_scale else 0
     if not row.rotary:
         return scale
-    kinds = {window is None for window in _windows(config, sizes)}
+    kinds = {window is None for window in layer_windows(config, sizes)}
     tables = len(kinds) if row.rotary_by_window else 1
     rotated = sizes.latent.rotated if sizes.latent else sizes.head_size * _rotary_share(config)
     frequencies = ceil(int(rotated) / 2)
@@ -368,7 +368,7 @@ def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
     return (2 * heads * sizes.head_size,) * sizes.layers
 
 
-def _windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None, ...]:
+def layer_windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None, ...]:
     row, window = config.architecture, config.count("sliding_window") or None
     listed = config.entries("layer_types")
     if listed is not None:

@@ -1,0 +1,453 @@
+"""The decoder of every family, in ops: what it does follows from a `Description` and nothing else.
+
+Parameters are plain trees of dicts and lists of arrays, placed like any other data:
+
+    embedding (vocabulary, hidden), norm, head unless tied, and layers, a list of
+        attention_norm, mlp_norm, attention_post_norm, mlp_post_norm    as the block has them
+        qkv (heads × size + 2 × kv heads × size, hidden), output; query_norm, key_norm, sinks
+        gate_up (2 × intermediate, hidden) or up, and down
+        router, experts {gate_up (count, 2 × intermediate, hidden), down (count, hidden,
+            intermediate), gate_up_bias, down_bias}, shared_gate_up, shared_down, shared_gate
+        with latent attention, instead of qkv: query, or query_a, query_a_norm and query_b; and
+            kv_a (rank + rotated, hidden), kv_a_norm, kv_b (heads × (plain + value), rank)
+
+A norm and a product are {"weight": …, "bias": … where there is one}, the router's bias that only
+chooses is its "choice_bias"; embedding and sinks are arrays. Of a joined product, queries come
+first, then keys, then values; of another, the gate comes first.
+
+All that varies from step to step is an array on the device: one compiled layer serves every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anydevice import ops
+from anydevice.core.dtypes import DTYPES
+from anydevice.llm.description import SLOPE, Description, LayerDescription, Rope, Routing
+from anydevice.ops.arguments import widened
+from anydevice.ops.dispatch import primitives
+
+Array = Any
+Weight = Mapping[str, Array]
+Parameters = dict[str, Any]
+LayerCache = dict[str, Array]
+Cache = list[LayerCache]
+Places = dict[Any, Any]
+"""Where the tokens of a piece stand; see `places`."""
+
+_INT32 = DTYPES["int32"]
+_NEVER = -1e30  # a score that is never the best
+
+
+def linear(x: Array, weight: Weight) -> Array:
+    """The product of x and a weight, with its bias: the one way to all weights but experts."""
+    return ops.linear(x, weight["weight"], weight.get("bias"))
+
+
+def new_cache(description: Description, batch: int, context: int, like: Array) -> Cache:
+    """An empty cache for `context` tokens of `batch` rows, of the dtype and device of `like`.
+
+    A layer has keys and values, (batch, kv heads, slots, size), or with latent attention what they
+    are made from, (batch, 1, slots, rank + rotated). Slots are the context; a layer whose window is
+    smaller has as many as that, and the token at position p is in slot p % window.
+    """
+    xp = primitives(like)
+    latent, kv_heads = description.latent, description.kv_heads
+    sizes = {"keys": description.head_size, "values": description.value_size}
+    if latent:
+        sizes, kv_heads = {"latent": latent.rank + latent.rotated}, 1
+
+    def room(window: int | None) -> LayerCache:
+        slots = min(window or context, context)
+        shapes = {name: (batch, kv_heads, slots, size) for name, size in sizes.items()}
+        return {name: xp.full(shape, 0, xp.dtype(like), like) for name, shape in shapes.items()}
+
+    return [room(kind.window) for kind in description.layers]
+
+
+def forward(
+    description: Description,
+    parameters: Parameters,
+    ids: Array,
+    start: Array | None = None,
+    count: Array | None = None,
+    cache: Cache | None = None,
+    *,
+    last: bool = False,
+) -> tuple[Array, Cache | None]:
+    """The final hidden states (batch, tokens, hidden) for ids (batch, tokens), and the cache.
+
+    With `last`, only that of each row's last valid token, (batch, hidden).
+
+    With a cache, `start` and `count`, (batch,) and int32, say that row b has `count[b]` valid
+    tokens, of which the first stands at position `start[b]`; the rest of the row is padding, whose
+    hidden states mean nothing. No row may be longer than its cache, padding included, unless its
+    count is 0. A cache that was given must not be used afterwards.
+
+    Without a cache, rows are whole sequences from position 0 on, and gradients can be taken.
+    """
+    x = embedded(description, parameters, ids)
+    where = places(description, ids, start, count, cache)
+    after: Cache = []
+    for number, kind in enumerate(description.layers):
+        kept = None if cache is None else cache[number]
+        x, kept = placed_layer(description, kind, parameters["layers"][number], x, where, kept)
+        if kept is not None:
+            after.append(kept)
+    x = final(description, parameters, x, count, last=last)
+    return x, None if cache is None else after
+
+
+def embedded(description: Description, parameters: Parameters, ids: Array) -> Array:
+    """The embedded tokens that go into the first layer."""
+    x = ops.embedding(parameters["embedding"], ids)
+    return _scaled(x, description.embedding_scale)
+
+
+def layer(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    start: Array | None,
+    count: Array | None,
+    cache: LayerCache | None,
+) -> tuple[Array, LayerCache | None]:
+    """What one layer makes of x (batch, tokens, hidden), and its cache after it.
+
+    A function of arrays, given description and kind: layers of one kind share its program.
+    """
+    caches = None if cache is None else [cache]
+    where = _places((kind,), x, start, count, caches)
+    return placed_layer(description, kind, parameters, x, where, cache)
+
+
+def final(
+    description: Description,
+    parameters: Parameters,
+    x: Array,
+    count: Array | None = None,
+    *,
+    last: bool = False,
+) -> Array:
+    """The hidden states that logits are made from, of all tokens or of the last valid ones."""
+    batch, tokens, hidden = x.shape
+    if last:
+        if count is not None and tokens > 1:
+            at = ops.reshape(ops.maximum(ops.subtract(count, 1), 0), (batch, 1, 1))
+            x = primitives(x).take_along_axis(x, at, 1)
+        else:
+            x = ops.part(x, 1, tokens - 1, tokens)
+        x = ops.reshape(x, (batch, hidden))
+    return _normed(description, x, parameters["norm"])
+
+
+def logits(description: Description, parameters: Parameters, hidden: Array) -> Array:
+    """The logits (…, vocabulary) of what `forward` gives."""
+    head = {"weight": parameters["embedding"]} if description.tied else parameters["head"]
+    return _capped(
+        _scaled(linear(hidden, head), description.logit_scale), description.final_soft_cap
+    )
+
+
+def places(
+    description: Description,
+    like: Array,
+    start: Array | None,
+    count: Array | None,
+    cache: Cache | None,
+) -> Places:
+    """What layers need to know of where the tokens of a piece, `like`, stand: a tree of arrays.
+
+    The same for all layers of a step, but for their windows.
+    """
+    return _places(description.layers, like, start, count, cache)
+
+
+def _places(
+    kinds: tuple[LayerDescription, ...],
+    like: Array,
+    start: Array | None,
+    count: Array | None,
+    cache: Cache | None,
+) -> Places:
+    batch, tokens = like.shape[:2]
+    row = primitives(like).arange(tokens, _INT32, like)
+    if cache is None:
+        return {"positions": row}
+    column = ops.reshape(start, (batch, 1))
+    found: Places = {
+        "positions": column if tokens == 1 else ops.add(column, row),
+        "lengths": ops.add(start, tokens),
+    }
+    for kind, kept in zip(kinds, cache, strict=True):
+        ring = _ring(kind, kept)
+        if ring and ring not in found:
+            found[ring] = _ring_places(ring, found["positions"], row, start, count)
+    return found
+
+
+def _ring(kind: LayerDescription, kept: LayerCache) -> int:
+    """The slots of a ring; 0 for a cache that has a slot for every token."""
+    slots = next(iter(kept.values())).shape[2]
+    return slots if kind.window == slots else 0
+
+
+def _ring_places(ring: int, positions: Array, row: Array, start: Array, count: Array) -> Places:
+    """Where tokens go in a ring, and for several at once, where its keys go in a row of all."""
+    batch, tokens = positions.shape
+    slots = _remainder(positions, ring)
+    valid = ops.less(row, ops.reshape(count, (batch, 1)))
+    if tokens == 1:
+        lengths = ops.minimum(ops.add(start, 1), ring)
+        return {"slots": ops.where(valid, slots, ring), "lengths": lengths}
+    # Of more tokens than the ring has slots, the last ones go in: none is written twice.
+    kept = ops.less_equal(ops.reshape(ops.subtract(count, ring), (batch, 1)), row)
+    slots = ops.where(ops.logical_and(valid, kept), slots, ring)
+    first = ops.maximum(ops.subtract(start, ring), 0)
+    before = ops.subtract(start, first)
+    column = ops.reshape(first, (batch, 1))
+    order = ops.add(column, primitives(row).arange(ring, _INT32, row))
+    return {
+        "slots": slots,
+        "order": ops.reshape(_remainder(order, ring), (batch, 1, ring, 1)),
+        "row": ops.add(ops.reshape(before, (batch, 1)), row),
+        "lengths": ops.add(before, tokens),
+    }
+
+
+def _remainder(x: Array, divisor: int) -> Array:
+    """The rest of integers from 0 to some millions, for which float32 is exact enough."""
+    wide = ops.divide(ops.add(ops.astype(x, "float32"), 0.5), float(divisor))
+    whole = ops.astype(ops.floor(wide), "int32")
+    return ops.subtract(x, ops.multiply(whole, divisor))
+
+
+def placed_layer(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    where: Places,
+    cache: LayerCache | None,
+) -> tuple[Array, LayerCache | None]:
+    """The same as `layer`, where the places of its tokens are known already."""
+    block, factor = description.block, description.residual_scale
+    y = x if block == "post" else _normed(description, x, parameters["attention_norm"])
+    attend = _attended_latent if description.latent else _attended
+    added, cache = attend(description, kind, parameters, y, where, cache)
+    if block == "parallel":
+        added = ops.add(added, _transformed(description, kind, parameters, y))
+        return ops.add(x, _scaled(added, factor)), cache
+    if block in ("post", "sandwich"):
+        added = _normed(description, added, parameters["attention_post_norm"])
+    x = ops.add(x, _scaled(added, factor))
+    y = x if block == "post" else _normed(description, x, parameters["mlp_norm"])
+    added = _transformed(description, kind, parameters, y)
+    if block in ("post", "sandwich"):
+        added = _normed(description, added, parameters["mlp_post_norm"])
+    return ops.add(x, _scaled(added, factor)), cache
+
+
+def _attended(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    where: Places,
+    cache: LayerCache | None,
+) -> tuple[Array, LayerCache | None]:
+    """What attention adds, and the layer's cache after it."""
+    batch, tokens, _ = x.shape
+    q, k, v = _queries_keys_values(description, kind, parameters, x, where["positions"])
+    lengths, causal = None, True
+    if cache is not None:
+        ring = _ring(kind, cache)
+        if not ring:
+            slots, lengths, causal = where["positions"], where["lengths"], tokens > 1
+            cache = {
+                "keys": ops.cache_write(cache["keys"], k, slots),
+                "values": ops.cache_write(cache["values"], v, slots),
+            }
+            k, v = cache["keys"], cache["values"]
+        else:
+            at = where[ring]
+            lengths, causal = at["lengths"], tokens > 1
+            before = cache
+            if tokens > 1:
+                rows = {
+                    "keys": _unrolled(before["keys"], k, at),
+                    "values": _unrolled(before["values"], v, at),
+                }
+            cache = {
+                "keys": ops.cache_write(before["keys"], k, at["slots"]),
+                "values": ops.cache_write(before["values"], v, at["slots"]),
+            }
+            k, v = (rows if tokens > 1 else cache).values()
+    window = kind.window if causal else None
+    y = ops.attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=description.scale,
+        window=window,
+        lengths=lengths,
+        **_more(description, parameters),
+    )
+    y = ops.reshape(ops.permute(y, (0, 2, 1, 3)), (batch, tokens, y.shape[1] * y.shape[3]))
+    return linear(y, parameters["output"]), cache
+
+
+def _more(description: Description, parameters: Parameters) -> dict[str, Any]:
+    """The options of attention that few models have."""
+    more: dict[str, Any] = {}
+    if description.soft_cap is not None:
+        more["soft_cap"] = description.soft_cap
+    if description.sinks:
+        more["sinks"] = parameters["sinks"]
+    return more
+
+
+def _unrolled(ring: Array, new: Array, at: Places) -> Array:
+    """What a ring holds in the order of its positions, and new tokens behind it."""
+    xp = primitives(ring)
+    batch, heads, tokens, size = new.shape
+    old = xp.take_along_axis(ring, at["order"], 2)
+    room = xp.full((batch, heads, tokens, size), 0, xp.dtype(new), new)
+    return ops.cache_write(ops.concat([old, room], 2), new, at["row"])
+
+
+def _queries_keys_values(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    positions: Array,
+) -> tuple[Array, Array, Array]:
+    """Queries, keys and values by head, (batch, heads, tokens, size), rotated."""
+    batch, tokens, _ = x.shape
+    heads, kv_heads, size = description.heads, description.kv_heads, description.head_size
+    y = linear(x, parameters["qkv"])
+    asked, held = heads * size, kv_heads * size
+    if description.query_key_norm == "row":
+        q = _normed(description, ops.part(y, 2, 0, asked), parameters["query_norm"])
+        k = _normed(description, ops.part(y, 2, asked, asked + held), parameters["key_norm"])
+        y = ops.concat([q, k, ops.part(y, 2, asked + held, asked + 2 * held)], 2)
+    y = ops.reshape(y, (batch, tokens, heads + 2 * kv_heads, size))
+    y = ops.permute(y, (0, 2, 1, 3))
+    both, v = ops.part(y, 1, 0, heads + kv_heads), ops.part(y, 1, heads + kv_heads, y.shape[1])
+    if description.query_key_norm == "head":
+        q = _normed(description, ops.part(both, 1, 0, heads), parameters["query_norm"])
+        k = _normed(description, ops.part(both, 1, heads, both.shape[1]), parameters["key_norm"])
+        q, k = _rotated(q, positions, kind.rope), _rotated(k, positions, kind.rope)
+    else:  # one rotation for both
+        both = _rotated(both, positions, kind.rope)
+        q, k = ops.part(both, 1, 0, heads), ops.part(both, 1, heads, both.shape[1])
+    return _grown(q, positions, kind), k, v
+
+
+def _rotated(x: Array, positions: Array, rope: Rope | None) -> Array:
+    if rope is None:
+        return x
+    size = x.shape[3]
+    turned = x if rope.size == size else ops.part(x, 3, 0, rope.size)
+    turned = ops.rope(
+        turned,
+        positions,
+        theta=rope.theta,
+        interleaved=rope.interleaved,
+        scaling=dict(rope.scaling) if rope.scaling else None,
+    )
+    return turned if rope.size == size else ops.concat([turned, ops.part(x, 3, rope.size, size)], 3)
+
+
+def _grown(q: Array, positions: Array, kind: LayerDescription) -> Array:
+    """Queries, larger with their position where the layer has it so."""
+    if kind.position_scale is None:
+        return q
+    beta, tokens = kind.position_scale
+    wide = ops.floor(ops.divide(ops.astype(positions, "float32"), float(tokens)))
+    factor = ops.add(ops.multiply(ops.log(ops.add(wide, 1.0)), beta), 1.0)
+    shape = (*positions.shape[:-1], 1, positions.shape[-1], 1)
+    return ops.multiply(q, ops.astype(ops.reshape(factor, shape), primitives(q).dtype(q)))
+
+
+def _attended_latent(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    where: Places,
+    cache: LayerCache | None,
+) -> tuple[Array, LayerCache | None]:
+    raise NotImplementedError
+
+
+def _transformed(
+    description: Description, kind: LayerDescription, parameters: Parameters, x: Array
+) -> Array:
+    """What the network adds, or the experts do."""
+    if kind.experts is not None:
+        return _by_experts(description, kind.experts, parameters, x)
+    return _network(description, parameters, x)
+
+
+def _network(description: Description, parameters: Parameters, x: Array, prefix: str = "") -> Array:
+    if not description.gated:
+        y = _activated(description, linear(x, parameters[f"{prefix}up"]))
+        return linear(y, parameters[f"{prefix}down"])
+    y = linear(x, parameters[f"{prefix}gate_up"])
+    return linear(_gated(description, y), parameters[f"{prefix}down"])
+
+
+def _gated(description: Description, y: Array) -> Array:
+    """The first half of the last axis, activated, times the second."""
+    axis, size = len(y.shape) - 1, y.shape[-1] // 2
+    gate, up = ops.part(y, axis, 0, size), ops.part(y, axis, size, 2 * size)
+    if description.activation == "silu":
+        return ops.swiglu(gate, up)
+    return ops.multiply(_activated(description, gate), up)
+
+
+def _relu2(x: Array) -> Array:
+    x = ops.relu(x)
+    return ops.multiply(x, x)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": ops.silu,
+    "gelu": ops.gelu,
+    "gelu_tanh": lambda x: ops.gelu(x, True),
+    "relu": ops.relu,
+    "relu2": _relu2,
+}
+
+
+def _activated(description: Description, x: Array) -> Array:
+    return _ACTIVATIONS[description.activation](x)
+
+
+def _by_experts(
+    description: Description, routing: Routing, parameters: Parameters, x: Array
+) -> Array:
+    raise NotImplementedError((SLOPE, _NEVER))
+
+
+def _normed(description: Description, x: Array, norm: Weight) -> Array:
+    weight = norm["weight"]
+    if description.norm == "layer":
+        return ops.layernorm(x, weight, norm.get("bias"), description.eps)
+    if description.norm == "rms1":
+        weight = ops.add(widened(primitives(weight), weight), 1)
+    return ops.rmsnorm(x, weight, description.eps)
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    return x if factor == 1 else ops.multiply(x, factor)
+
+
+def _capped(x: Array, cap: float | None) -> Array:
+    return x if cap is None else ops.multiply(ops.tanh(ops.divide(x, cap)), cap)
