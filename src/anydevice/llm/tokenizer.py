@@ -1,0 +1,299 @@
+"""Text to tokens and back, as the files beside a model's weights say.
+
+`tokenizer.json` decides: what Hugging Face's `tokenizers` reads there is what the model was trained
+with. The other files name special tokens, tokens that end a reply, and chat templates. Nothing in
+them is executed, but for chat templates, and these in a sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anydevice.core.files import expanded, parse_json, read_small
+from anydevice.core.text import shortened
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SPECIAL, GENERATION, CONFIG = "special_tokens_map.json", "generation_config.json", "config.json"
+
+_LARGEST_TOKENIZER = 256 * 2**20
+_LARGEST_SETTINGS = 16 * 2**20
+"""Bytes; larger files are not what they are called."""
+
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    `bos_id` is the token that begins a text, `None` if there is none; `adds_bos` whether every text
+    begins with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
+    `special_tokens` has those with a name, such as "bos_token", as a chat template sees them.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str],
+        eos_ids: Sequence[int],
+        bos_id: int | None,
+        source: str,
+    ) -> None:
+        self._backend = backend
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.eos_ids = tuple(sorted(set(eos_ids)))
+        self.bos_id = bos_id
+        self.size = backend.get_vocab_size()
+        self.adds_bos = bos_id is not None and self._ids("", special=True)[:1] == [bos_id]
+        self._special = {
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        }
+        self.token_bytes = lru_cache(2**16)(self._token_bytes)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer of a folder with `tokenizer.json`.
+
+        Raises `ConfigurationError` if it is missing or damaged, naming the file.
+        """
+        folder = expanded(folder)
+        files = {
+            name: _read(folder / name, _LARGEST_SETTINGS)
+            for name in (SETTINGS, SPECIAL, GENERATION, CONFIG)
+            if (folder / name).exists()
+        }
+        if not (folder / TOKENIZER).exists():
+            raise _no_tokenizer(folder)
+        files[TOKENIZER] = _read(folder / TOKENIZER, _LARGEST_TOKENIZER)
+        return cls.from_files(files, str(folder))
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes | Mapping[str, Any]], source: str) -> Tokenizer:
+        """The tokenizer of such files, by name; each as its bytes, or as the values it holds.
+
+        `source` is where they came from, for errors.
+        """
+        backend = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
+        values = {
+            name: _values(files.get(name, {}), f"{source}/{name}")
+            for name in (SETTINGS, SPECIAL, GENERATION, CONFIG)
+        }
+        named = _named_tokens(values[SPECIAL]) | _named_tokens(values[SETTINGS])
+        _add_missing(backend, values[SETTINGS], named, f"{source}/{SETTINGS}")
+        return cls(
+            backend,
+            special_tokens=named,
+            eos_ids=_ids_of(backend, "eos", named, values, source),
+            bos_id=next(iter(_ids_of(backend, "bos", named, values, source)), None),
+            source=source,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with BOS exactly once where every text begins with it.
+
+        Special tokens that stand in the text are these tokens, as in transformers: `<s>` typed by
+        a user is BOS. Nothing is cut or padded, whatever the file says.
+        """
+        return self._one_bos(self._ids(text, special=True))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without the special ones; ids that stand for nothing are left out."""
+        try:
+            return self._backend.decode(list(ids), skip_special_tokens=True)
+        except BaseException as error:
+            raise _refusal(error, f"{self.source}/{TOKENIZER} cannot decode tokens") from error
+
+    def token_text(self, token: int) -> str | None:
+        """A token as the vocabulary writes it; `None` for one that `decode` leaves out."""
+        text = self._backend.id_to_token(token)
+        return None if text in self._special else text
+
+    @cached_property
+    def decoder_kinds(self) -> tuple[str, ...]:
+        """The steps from tokens to text, as `tokenizer.json` names them, in their order."""
+        decoder = self._backend.decoder
+        return tuple(_kinds(json.loads(decoder.__getstate__()))) if decoder else ()
+
+    def _token_bytes(self, token: int) -> bytes:
+        """The bytes of a token of a byte-level vocabulary."""
+        text = self.token_text(token)
+        if text is None:
+            return b""
+        found = [_BYTE_OF.get(character) for character in text]
+        return text.encode() if None in found else bytes(found)  # type: ignore[arg-type]
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{shortened(repr(text))} is not a text", source="text")
+        try:
+            text.encode()
+            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"character {error.start} of the text is half a surrogate pair, which is no "
+                "Unicode; remove it",
+                source="text",
+            ) from None
+        except BaseException as error:
+            raise _refusal(error, f"{self.source}/{TOKENIZER} cannot encode a text") from error
+        return ids
+
+    def _one_bos(self, ids: list[int]) -> list[int]:
+        if not self.adds_bos:
+            return ids
+        first = next((i for i, token in enumerate(ids) if token != self.bos_id), len(ids))
+        return [self.bos_id, *ids[first:]] if self.bos_id is not None else ids
+
+
+def _no_tokenizer(folder: Path) -> ConfigurationError:
+    if not folder.is_dir():
+        return ConfigurationError(f"{folder} is not a folder", source=str(folder))
+    found = next((name for name in _SENTENCEPIECE if (folder / name).exists()), None)
+    if found is None:
+        return ConfigurationError(
+            f"{folder} has no {TOKENIZER}: copy it from where the model came from",
+            source=str(folder),
+        )
+    return ConfigurationError(
+        f"{folder} has only {found}, a SentencePiece model, which is not read here. Make a "
+        f'{TOKENIZER} of it: python -c "from transformers import AutoTokenizer as A; f = '
+        f'{str(folder)!r}; A.from_pretrained(f).save_pretrained(f)"',
+        source=str(folder / found),
+    )
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        return read_small(path, most=most)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror or error}", source=str(path)
+        ) from error
+
+
+def _values(file: bytes | Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    try:
+        values = parse_json(file, finite=False) if isinstance(file, bytes) else file
+    except ValueError as error:
+        raise ConfigurationError(f"{source} is not JSON: {error}", source=source) from error
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{source} is not a JSON object", source=source)
+    return values
+
+
+def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UnsupportedError(
+            "text needs the package tokenizers, which is not installed; "
+            "run: pip install 'anydevice[llm]'"
+        ) from error
+    data = file if isinstance(file, bytes) else json.dumps(file).encode()
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = False
+        backend.encode("")
+    except BaseException as error:
+        raise _refusal(error, f"{source} is damaged, or needs newer tokenizers") from error
+    return backend
+
+
+def _refusal(error: BaseException, what: str) -> BaseException:
+    """What to raise for an error of `tokenizers`, whose panics are no `Exception`."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return ConfigurationError(f"{what}: {shortened(str(error), 200)}", source=what.split()[0])
+    return error
+
+
+def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a file names, such as "bos_token"."""
+    found = {}
+    for name in (f"{each}_token" for each in _NAMED):
+        value = values.get(name)
+        value = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(value, str) and value:
+            found[name] = value
+    return found
+
+
+def _add_missing(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: dict[str, str], source: str
+) -> None:
+    """Special tokens of the vocabulary that only `tokenizer_config.json` calls so."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = settings.get("added_tokens_decoder")
+    rows = listed.items() if isinstance(listed, Mapping) else ()
+    for key, row in sorted(rows, key=lambda item: (len(item[0]), item[0])):
+        text = row.get("content") if isinstance(row, Mapping) else row
+        if not isinstance(text, str) or not text or text in known:
+            continue
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        flags_given = {k: row[k] is True for k in flags if isinstance(row, Mapping) and k in row}
+        backend.add_tokens([AddedToken(text, **flags_given)])
+        if str(backend.token_to_id(text)) != key:
+            raise ConfigurationError(
+                f"{source} calls token {key} {shortened(text)!r}, which {TOKENIZER} does not "
+                "have there: the files are of different models",
+                source=source,
+            )
+        known.add(text)
+    for text in named.values():
+        # One that is not in the vocabulary would get an id that the model does not know.
+        if text not in known and backend.token_to_id(text) is not None:
+            backend.add_special_tokens([AddedToken(text, special=True)])
+
+
+def _ids_of(
+    backend: tokenizers.Tokenizer,
+    name: str,
+    named: Mapping[str, str],
+    values: Mapping[str, Mapping[str, Any]],
+    source: str,
+) -> list[int]:
+    """The ids of BOS or EOS: that of the token so named, then those of the first file with any."""
+    own = backend.token_to_id(named[f"{name}_token"]) if f"{name}_token" in named else None
+    found = [] if own is None else [own]
+    for file in (GENERATION, CONFIG):
+        told = values[file].get(f"{name}_token_id")
+        if told is None:
+            continue
+        ids = told if isinstance(told, list) else [told]
+        for each in ids:
+            if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < 2**32:
+                raise ConfigurationError(
+                    f"{source}/{file}: {name}_token_id is {shortened(repr(told))}, not a token",
+                    source=f"{source}/{file}",
+                )
+        return found + ids
+    return found
+
+
+def _kinds(decoder: Mapping[str, Any]) -> list[str]:
+    if decoder["type"] == "Sequence":
+        return [kind for each in decoder["decoders"] for kind in _kinds(each)]
+    return [decoder["type"]]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write bytes with: those that can be seen."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(c): c for c in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
+
+
+_BYTE_OF = _byte_alphabet()

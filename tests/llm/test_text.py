@@ -1,0 +1,197 @@
+"""Text from tokens as they come: exactly the text of all of them, cut before a stop string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from anydevice.errors import ConfigurationError
+from anydevice.llm.text import TextStream
+from anydevice.llm.tokenizer import Tokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SENTENCE_PIECE = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+]
+DECODERS: dict[str, Any] = {
+    "byte level": {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
+    },
+    "sentence piece": {"type": "Sequence", "decoders": SENTENCE_PIECE},
+    "gemma": {"type": "Sequence", "decoders": SENTENCE_PIECE[:3]},
+    "metaspace": {
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True,
+    },
+    "word piece": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    "suffix": {"type": "BPEDecoder", "suffix": "</w>"},
+    "repeats": {"type": "CTC", "pad_token": "é", "word_delimiter_token": "|", "cleanup": True},
+    "stripped when joined": {
+        "type": "Sequence",
+        "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": "a", "start": 2, "stop": 0}],
+    },
+    "replaced when joined": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Fuse"},
+            {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"},
+        ],
+    },
+    "none": None,
+}  # fmt: skip
+PIECES = ["<s>", "</s>", "<tool>", "▁", "▁▁", "▁a", "a", "b", "ab", ".", " '", "##b", "a</w>", "|"]
+PIECES += ["é", "ÃŁ", "ðŁ", "ĺĢ", "Ã", "©", "漢", "�", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+
+@lru_cache
+def tokenizer_with(decoder: str) -> Tokenizer:
+    model = {
+        "type": "BPE", "vocab": {text: i for i, text in enumerate(PIECES)}, "merges": [],
+        "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+    }  # fmt: skip
+    marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": i, "content": PIECES[i], "special": i < 2, **marks} for i in (0, 1, 2)]
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": None, "pre_tokenizer": None, "post_processor": None,
+        "decoder": DECODERS[decoder], "model": model,
+    }  # fmt: skip
+    return Tokenizer.from_files({"tokenizer.json": json.dumps(whole).encode()}, "test")
+
+
+def streamed(stream: TextStream, ids: Sequence[int]) -> str:
+    return "".join([*map(stream.push, ids), stream.finish()])
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The text before the stop string that is complete first, written the slow and obvious way."""
+    for end in range(len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, len(PIECES) + 3), max_size=12), data=st.data())
+def test_the_pieces_joined_are_the_text_of_all_tokens(
+    decoder: str, ids: list[int], data: st.DataObject
+) -> None:
+    tokenizer = tokenizer_with(decoder)
+    text = tokenizer.decode(ids)
+    assert streamed(TextStream(tokenizer), ids) == text
+
+    stops = data.draw(st.lists(st.text("ab é�", min_size=1, max_size=3), max_size=3))
+    stream = TextStream(tokenizer, stops)
+    assert (streamed(stream, ids), stream.stopped) == cut(text, stops)
+
+    before = data.draw(st.integers(0, len(ids)))
+    first = tokenizer.decode(ids[:before])
+    if text.startswith(first) and tokenizer.decoder_kinds != ("ByteLevel",):
+        stream = TextStream(tokenizer, after=ids[:before])
+        ran_on = first + streamed(stream, ids[before:])
+        assert ran_on == text or "<0x" in "".join(PIECES[i] for i in ids if i < len(PIECES))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 511), max_size=40), st.lists(st.text("ab e", min_size=1), max_size=2)
+)
+def test_tokens_of_stories_at_random(stories: Path, ids: list[int], stops: list[str]) -> None:
+    tokenizer = _stories(stories)
+    stream = TextStream(tokenizer, stops)
+    assert (streamed(stream, ids), stream.stopped) == cut(tokenizer.decode(ids), stops)
+
+
+@lru_cache
+def _stories(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("text", ["Once upon a time", "Ça va? 漢字 und 🎉🎉!", "  two   spaces "])
+def test_a_text_is_streamed_character_by_character(stories: Path, text: str) -> None:
+    tokenizer = _stories(stories)
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(token) for token in tokenizer.encode(text)]
+    assert "".join([*pieces, stream.finish()]) == text
+    assert "�" not in "".join(pieces)
+    assert len([piece for piece in pieces if piece]) > 2  # and not all of it at the end
+
+
+def test_a_reply_goes_on_from_its_prompt(stories: Path) -> None:
+    tokenizer = _stories(stories)
+    prompt, reply = tokenizer.encode("Once upon"), tokenizer.encode("a time")[1:]
+    assert streamed(TextStream(tokenizer), reply) == "a time"
+    assert streamed(TextStream(tokenizer, after=prompt), reply) == " a time"
+
+
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [
+        (["time"], "Once upon a "),
+        (["me", "time there"], "Once upon a ti"),
+        (["on a t", "upon a t"], "Once "),  # both end at once: before the longest
+        ("a", "Once upon "),
+        (["upon a timely"], "Once upon a time there"),
+        ([], "Once upon a time there"),
+    ],
+)
+def test_a_reply_ends_before_a_stop_string(
+    stories: Path, stops: list[str] | str, expected: str
+) -> None:
+    tokenizer = _stories(stories)
+    stream = TextStream(tokenizer, stops)
+    assert streamed(stream, tokenizer.encode("Once upon a time there")) == expected
+    assert stream.stopped == (expected != "Once upon a time there")
+    assert stream.stopped <= (stream.push(403) == "")  # nothing comes after a stop string
+    assert stream.finish() == "" or not stream.stopped
+
+
+def test_text_that_cannot_become_a_stop_string_is_shown_at_once(stories: Path) -> None:
+    tokenizer = _stories(stories)
+    stream = TextStream(tokenizer, ["upon the hill"])
+    _, once, upon, a, time = tokenizer.encode("Once upon a time")
+    assert [stream.push(token) for token in (once, upon)] == ["Once", " "]
+    assert [stream.push(token) for token in (a, time)] == ["upon a", " time"]
+
+
+@pytest.mark.parametrize("stop", ["", [""], [1], ["a", None]])
+def test_a_stop_string_that_is_none_is_refused(stories: Path, stop: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a stop string is a text"):
+        TextStream(_stories(stories), stop)
+
+
+@example(tokens=["▁"])
+@example(tokens=["<0xFF>"])
+@settings(max_examples=4, deadline=None)
+@given(tokens=st.lists(st.sampled_from(PIECES), min_size=1, max_size=3))
+@pytest.mark.parametrize("decoder", ["byte level", "sentence piece"])
+def test_a_token_costs_the_same_in_a_long_text(decoder: str, tokens: list[str]) -> None:
+    tokenizer = tokenizer_with(decoder)
+    decoded = 0
+    real = tokenizer.decode
+
+    def counted(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return real(ids)
+
+    tokenizer.decode = counted  # type: ignore[method-assign]
+    try:
+        ids = [PIECES.index(text) for text in tokens] * 500
+        streamed(TextStream(tokenizer, ["zzz"]), ids)
+    finally:
+        tokenizer.decode = real  # type: ignore[method-assign]
+    assert decoded <= 16 * len(ids)
