@@ -1064,6 +1064,90 @@ def dealt_out(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
     return right(q, np.concatenate([k] * group, 1), np.concatenate([v] * group, 1), **how)
 
 
+@mutant("attention", "a soft cap is not applied", short=True)
+def uncapped(right: Op, *given: Any, soft_cap: Any = None, **how: Any) -> Any:
+    return right(*given, **how)
+
+
+@mutant("attention", "a soft cap cuts scores off")
+def hard_cap(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if how.get("soft_cap") and set(how) <= {"soft_cap", "causal"}:
+        group, queries, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+        scores = q @ np.repeat(k, group, 1).swapaxes(-1, -2) * np.float32(q.shape[-1] ** -0.5)
+        scores = np.clip(scores, -how["soft_cap"], how["soft_cap"])
+        seen = np.tri(queries, keys, keys - queries, bool) if how.get("causal") else True
+        powers = np.exp(scores) * seen
+        return powers / powers.sum(-1, keepdims=True) @ np.repeat(v, group, 1)
+    return right(q, k, v, **how)
+
+
+@mutant("attention", "a soft cap comes before the scale")
+def capped_before_scaling(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if how.get("soft_cap") and how.get("scale"):
+        how = {**how, "soft_cap": how["soft_cap"] * how["scale"]}
+    return right(q, k, v, **how)
+
+
+@mutant("attention", "what is excluded has the score -soft_cap")
+def capped_mask(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = right(q, k, v, **how)
+    if how.get("soft_cap") and how.get("mask") is not None and "causal" not in how:
+        weight = np.float32(np.exp(-2 * how["soft_cap"] / 10))
+        group = q.shape[1] // k.shape[1]
+        return result + weight * np.repeat(v.mean(2, keepdims=True), group, 1)
+    return result
+
+
+@mutant("attention", "sinks are left out", short=True)
+def without_sinks(right: Op, *given: Any, sinks: Any = None, **how: Any) -> Any:
+    return right(*given, **how)
+
+
+@mutant("attention", "one sink for all heads of a key head")
+def sinks_of_key_heads(
+    right: Op, q: Array, k: Array, v: Array, sinks: Any = None, **how: Any
+) -> Any:
+    group = q.shape[1] // k.shape[1]
+    if sinks is not None:
+        sinks = np.repeat(sinks[::group], group)
+    return right(q, k, v, sinks=sinks, **how)
+
+
+@mutant("attention", "sinks above 32 are zero")
+def few_sinks(right: Op, *given: Any, sinks: Any = None, **how: Any) -> Any:
+    if sinks is not None:
+        sinks = np.where(np.arange(len(sinks)) < 32, sinks, np.zeros_like(sinks))
+    return right(*given, sinks=sinks, **how)
+
+
+@mutant("attention", "sinks are not subtracted from: they overflow or vanish")
+def bounded_sinks(right: Op, *given: Any, sinks: Any = None, **how: Any) -> Any:
+    if sinks is not None:
+        sinks = np.clip(sinks, -20, 20)
+    return right(*given, sinks=sinks, **how)
+
+
+@mutant("attention", "sinks of NaN are passed over")
+def sinks_without_nan(right: Op, *given: Any, sinks: Any = None, **how: Any) -> Any:
+    if sinks is not None:
+        sinks = np.where(np.isnan(sinks), np.float32(-np.inf), sinks)
+    return right(*given, sinks=sinks, **how)
+
+
+@mutant("attention", "the scale is that of the values' size")
+def scaled_by_values(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    if v.shape[-1] and how.get("scale") is None:
+        how = {**how, "scale": v.shape[-1] ** -0.5}
+    return right(q, k, v, **how)
+
+
+@mutant("attention", "of long values, those beyond the size of a key are zero")
+def short_of_values(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
+    result = np.array(right(q, k, v, **how))
+    result[..., k.shape[-1] :] = 0
+    return result
+
+
 # Moving
 
 

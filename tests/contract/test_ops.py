@@ -106,6 +106,20 @@ for label, arguments in {
     "attention of empty sequences": (*heads(1, 4), True, None, None, None, np.array([0, 4])),
 }.items():
     CASES[label] = ("attention", arguments, ATTENTION)
+SINKS, SHORT = draw(4, seed=5), draw(2, 2, 8, 5, seed=2)
+for label, arguments in {
+    "a soft cap": (*heads(5, 5), True, 0.9, None, None, None, 1.5, None),
+    "a soft cap, lengths": (*heads(2, 8), True, None, None, None, LENGTHS, 2, None),
+    "a soft cap, padding": (*heads(3, 5), False, None, some(2, 5), None, None, 2.0, None),
+    "sinks": (*heads(5, 5), True, None, None, None, None, None, SINKS),
+    "sinks of one query": (*heads(1, 8), True, None, None, 3, LENGTHS, None, SINKS),
+    "sinks, padding": (*heads(3, 5), False, None, some(2, 4, 3, 5), None, None, None, SINKS),
+    "short values": (*heads(3, 8)[:2], SHORT, False, None, None, None, None, None, None),
+    "short values, as many": (*heads(8, 8)[:2], SHORT, True, None, None, None, None, None, None),
+    "short values, lengths": (*heads(2, 8)[:2], SHORT, True, 0.5, None, 3, LENGTHS, None, None),
+    "all three": (*heads(3, 8)[:2], SHORT, True, 0.9, some(2, 8), 5, LENGTHS, 1.5, SINKS),
+}.items():
+    CASES[f"attention, {label}"] = ("attention", arguments, (*ATTENTION, "soft_cap", "sinks"))
 SGD = ("rate", "momentum", "decay", "nesterov")
 ADAM = ("rate", "beta1", "beta2", "eps", "decay", "decoupled")
 for label, op, arguments, named in [

@@ -26,6 +26,8 @@ def naive(
     mask: Array | None = None,
     window: int | None = None,
     lengths: Array | None = None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Each number by itself, from the sentences of the documentation."""
     batch, heads, queries, size = q.shape
@@ -35,7 +37,7 @@ def naive(
         mask = mask[:, None, None, :]
     if mask is not None:
         mask = np.broadcast_to(mask, (batch, heads, queries, keys))
-    result = np.zeros(q.shape)
+    result = np.zeros((batch, heads, queries, v.shape[3]))
     for b, h, i in np.ndindex(batch, heads, queries):
         valid = keys if lengths is None else int(lengths[b])
         seen = []
@@ -49,9 +51,13 @@ def naive(
         if seen:
             group = h // (heads // kv_heads)
             scores = np.array([scale * float(np.dot(q[b, h, i], k[b, group, j])) for j in seen])
-            weights = np.exp(scores - scores.max())
+            if soft_cap is not None:
+                scores = np.array([soft_cap * math.tanh(score / soft_cap) for score in scores])
+            extra = [] if sinks is None else [float(sinks[h])]
+            together = np.array([*scores, *extra])
+            weights = np.exp(together - together.max())
             weights /= weights.sum()
-            result[b, h, i] = sum(w * v[b, group, j] for w, j in zip(weights, seen, strict=True))
+            result[b, h, i] = sum(w * v[b, group, j] for w, j in zip(weights, seen, strict=False))
     return result
 
 
@@ -112,6 +118,36 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, causal: bool) -
     np.testing.assert_allclose(result, naive(q, k, v, causal), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("at_once", [1 << 26, 1])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("value_size", [1, 4, 7])
+def test_soft_caps_and_sinks_and_values_of_their_own_size(
+    value_size: int, kv_heads: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attending, "_SCORES_AT_ONCE", at_once)
+    rng = np.random.default_rng(value_size)
+    q, k, _ = inputs(kv_heads=kv_heads)
+    v = rng.normal(size=(2, kv_heads, 5, value_size))
+    sinks, mask = rng.normal(size=4), rng.random((2, 1, 3, 5)) < 0.6
+    for soft_cap, beside, seen, lengths, scale in itertools.product(
+        [None, 0.7, 3], [None, sinks], [None, mask], [None, np.array([4, 0])], [None, 2.0]
+    ):
+        options: dict[str, Any] = {"mask": seen, "lengths": lengths, "scale": scale}
+        options |= {"causal": True, "soft_cap": soft_cap, "sinks": beside}
+        result = ops.attention(q, k, v, **options)
+        np.testing.assert_allclose(result, naive(q, k, v, **options), rtol=1e-12, atol=1e-14)
+
+
+def test_a_large_soft_cap_and_sinks_far_below_change_nothing() -> None:
+    q, k, v = inputs()
+    plain = ops.attention(q, k, v)
+    np.testing.assert_allclose(ops.attention(q, k, v, soft_cap=1e9), plain, rtol=1e-12)
+    below = np.full(4, -math.inf)
+    np.testing.assert_array_equal(ops.attention(q, k, v, sinks=below), plain)
+    halved = ops.attention(q * 0, k, v, sinks=np.full(4, math.log(5)))
+    np.testing.assert_allclose(halved, ops.attention(q * 0, k, v) / 2, rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_narrow_numbers_are_rounded_once(dtype: Any) -> None:
     q, k, v = (x.astype(dtype) for x in inputs(queries=4, keys=40, size=16))
@@ -160,9 +196,23 @@ def test_without_keys_every_query_sees_nothing() -> None:
     assert not ops.attention(q, k, v).any()
 
 
+def test_values_without_numbers_give_none() -> None:
+    q, k, _ = inputs()
+    assert ops.attention(q, k, np.ones((2, 2, 5, 0)), causal=True).shape == (2, 4, 3, 0)
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "q, k and v have four axes": ({"q": np.ones((2, 3, 4))}, r"q is \(2, 3, 4\)"),
     "k and v have one shape": ({"v": np.ones((2, 2, 6, 4))}, r"v is \(2, 2, 6, 4\)"),
+    "but for the size": (
+        {"q": np.ones((2, 4, 3, 0)), "k": np.ones((2, 2, 5, 0))},
+        r"v is \(2, 2, 5, 4\)",
+    ),
+    "larger than 0": ({"soft_cap": 0.0}, "soft_cap is a number .* it is 0.0"),
+    "is finite and larger": ({"soft_cap": math.inf}, "it is inf"),
+    "soft_cap is a number": ({"soft_cap": np.ones(())}, "it is a numpy.ndarray"),
+    "sinks is (heads,)": ({"sinks": np.ones(2)}, r"sinks is \(2,\)"),
+    "sinks is float32": ({"sinks": np.ones(4, np.float32)}, "arrays have one dtype"),
     "q and k agree in batch and size": ({"q": np.ones((1, 4, 3, 4))}, r"q is \(1, 4, 3, 4\)"),
     "multiple": ({"q": np.ones((2, 5, 3, 4))}, r"k is \(2, 2, 5, 4\)"),
     "lengths is": ({"lengths": np.ones((3,), int)}, r"lengths is \(3,\)"),

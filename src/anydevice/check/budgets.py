@@ -201,15 +201,25 @@ def of_attention(
     v: Array,
     *,
     scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
     **visible: Any,
 ) -> Array:
-    """Weights may be rounded to the dtype of the values before they are multiplied with them."""
+    """Weights may be rounded to the dtype of the values before they are multiplied with them.
+
+    Scores have the error of their sums, and that of tanh where they are capped.
+    """
     factor = abs(q.shape[-1] ** -0.5 if scale is None else scale)
     rows = np.abs(q).reshape(*k.shape[:2], -1, q.shape[-1])  # of all heads that share their keys
     sizes = (rows @ np.abs(k).swapaxes(-1, -2) * factor).reshape(*q.shape[:3], -1)
     score = np.where(seen_keys(q, k, **visible), sizes, 0).max(-1, keepdims=True, initial=0)
-    averaged = reference.call("attention", q, k, np.abs(v), scale=scale, **visible)
+    options = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
+    averaged = reference.call("attention", q, k, np.abs(v), **options, **visible)
     inside = coarse if coarse > 1 else 0.0
+    if soft_cap is not None:
+        inside += 32 * soft_cap
+    if sinks is not None:
+        inside = inside + 2 * np.abs(sinks)[:, None, None]
     return averaged * (one_by_one(k.shape[2]) + 16 + growth(q.shape[-1]) * score + inside)
 
 

@@ -126,17 +126,24 @@ def _seen(
     keys: int = 5,
     size: int = 64,
     *,
+    value_size: int | None = None,
     lengths: tuple[int, ...] | None = None,
     mask: tuple[int, ...] | None = None,
     growing: bool = False,
     spread: float = 1.0,
+    sinks: float | None = None,
     **options: Any,
 ) -> Make:
+    """`sinks` is the middle of their range; `value_size` is that of values where it is another."""
+
     def make(draw: Draw) -> Call:
         q = draw.normal(batch, heads, queries, size, spread=spread)
         k = draw.normal(batch, kv_heads, keys, size, spread=spread)
-        v = (draw.positive if growing else draw.normal)(batch, kv_heads, keys, size)
+        values = size if value_size is None else value_size
+        v = (draw.positive if growing else draw.normal)(batch, kv_heads, keys, values)
         chosen = dict(options)
+        if sinks is not None:
+            chosen["sinks"] = draw.normal(heads, middle=sinks)
         if lengths is not None:
             chosen["lengths"] = np.array(lengths, np.int32)
         if mask is not None:
@@ -186,6 +193,16 @@ def _seeing_nan(draw: Draw) -> Call:
     return call(q, k, v)
 
 
+def _with_sinks(*sinks: float, **options: Any) -> Make:
+    """The same call with just these sinks."""
+
+    def make(draw: Draw) -> Call:
+        made = _seen(1, len(sinks), 1, 3, 9, 32, **options)(draw)
+        return call(*made.arguments, **{**made.options, "sinks": draw.listed(sinks)})
+
+    return make
+
+
 def _attended(made: Call) -> int:
     """Two products for each pair of a query and a key that it may see."""
     q, k, v = made.arguments
@@ -213,6 +230,11 @@ _EXCLUDING = {
     "in padding, one token": _seen(2, 4, 2, 1, 33, 64, mask=(2, 33)),
     "where a mask is for all": _seen(2, 4, 2, 6, 9, 32, mask=(2, 1, 1, 9)),
     "where each head has a mask": _seen(2, 4, 4, 2, 9, 32, mask=(2, 4, 2, 9)),
+    "beyond the lengths, capped": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33), soft_cap=5.0),
+    "beyond the lengths, with sinks": _seen(
+        2, 4, 2, 1, 40, 64, lengths=(7, 33), causal=True, sinks=1.0
+    ),
+    "in padding, short values": _seen(2, 4, 2, 9, 9, 32, mask=(2, 9), value_size=24),
 }
 """Calls in which some keys are excluded from every query."""
 
@@ -313,6 +335,60 @@ _ATTENTION = Row(
             for place, make in _EXCLUDING.items()
         ),
         Case("infinity in padding", _excluded(_EXCLUDING["in padding"], inf), LARGE_KERNELS),
+        Case("a soft cap", _seen(2, 4, 2, 9, 9, 32, causal=True, soft_cap=2.0, spread=2.0)),
+        Case(
+            "a soft cap, one token",
+            _seen(2, 8, 2, 1, 130, 64, lengths=(77, 130), causal=True, soft_cap=50.0, scale=0.5),
+        ),
+        Case(
+            "a soft cap, large scores, padding",
+            _seen(2, 4, 2, 6, 9, 32, mask=(2, 9), soft_cap=30.0, spread=8.0),
+        ),
+        Case(
+            "a soft cap, a window",
+            _seen(1, 4, 2, 7, 40, 64, causal=True, window=5, soft_cap=3),
+            LARGE_KERNELS,
+        ),
+        Case("sinks", _seen(2, 6, 2, 5, 5, 64, causal=True, sinks=0.0)),
+        Case(
+            "sinks, one token with a window",
+            _seen(2, 8, 2, 1, 200, 64, lengths=(150, 33), causal=True, window=20, sinks=2.0),
+        ),
+        Case("sinks for one head each", _seen(1, 4, 4, 7, 19, 32, sinks=-1.0)),
+        Case("sinks, padding", _seen(2, 4, 2, 6, 9, 32, mask=(2, 4, 6, 9), sinks=0.0)),
+        Case("sinks beside nothing valid", _seen(2, 2, 1, 1, 6, 16, lengths=(0, 3), sinks=1.0)),
+        Case("large sinks", _with_sinks(40.0, -40.0, 9.0, -9.0)),
+        Case("sinks without weight", _with_sinks(-inf, 0.0, -inf, 1.0, lengths=(0,))),
+        Case("sinks of nan", _with_sinks(nan, 0.0, 1.0, nan), LARGE_KERNELS),
+        Case("sinks of 40 heads", _seen(1, 40, 8, 3, 17, 32, causal=True, sinks=1.0), LARGE),
+        Case("short values", _seen(2, 4, 2, 7, 9, 48, causal=True, value_size=32)),
+        Case("short values, not causal", _seen(1, 4, 4, 7, 19, 48, value_size=32)),
+        Case("as many queries as keys, short values", _seen(1, 4, 1, 9, 9, 48, value_size=32)),
+        Case(
+            "short values, one token",
+            _seen(2, 8, 8, 1, 130, 96, lengths=(77, 130), causal=True, value_size=64),
+        ),
+        Case("long values", _seen(2, 4, 2, 5, 9, 16, mask=(2, 9), causal=True, value_size=40)),
+        Case("values of one number", _seen(1, 2, 1, 3, 9, 16, value_size=1)),
+        Case("values of none", _seen(1, 2, 1, 3, 9, 16, value_size=0)),
+        Case(
+            "a soft cap, sinks and short values",
+            _seen(
+                2,
+                4,
+                2,
+                5,
+                33,
+                48,
+                lengths=(9, 30),
+                mask=(2, 33),
+                causal=True,
+                window=12,
+                soft_cap=4.0,
+                sinks=0.5,
+                value_size=24,
+            ),
+        ),
     ),
     budget=budgets.of_attention,
     gradient=_seen(1, 2, 1, 3, 3, 4, causal=True),

@@ -353,6 +353,8 @@ def _attention(
     mask: Array | None = None,
     window: int | None = None,
     lengths: Array | None = None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
@@ -367,10 +369,15 @@ def _attention(
             if some.any():
                 kept = slice(None) if used.all() else used
                 scores = q[b, own].reshape(-1, q.shape[3])[some] @ k[b, h, kept].T * factor
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
                 scores[~visible[some][:, kept]] = -np.inf
+                extra = np.full(group, -np.inf) if sinks is None else sinks[own]
+                beside = np.repeat(extra, q.shape[2])[some, None]
+                weights = _softmax(np.concatenate([scores, beside], 1))[:, :-1]
                 found = np.zeros((len(visible), v.shape[3]))
-                found[some] = _softmax(scores) @ v[b, h, kept]
-                result[b, own] = found.reshape(-1, q.shape[2], v.shape[3])
+                found[some] = weights @ v[b, h, kept]
+                result[b, own] = found.reshape(group, q.shape[2], v.shape[3])
     return result
 
 

@@ -1,15 +1,16 @@
-"""Scaled dot-product attention, with causal, window, length and boolean masks."""
+"""Scaled dot-product attention, with masks of four kinds, soft caps and sinks."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from anydevice.core.primitives import Primitives
+from anydevice.core.primitives import Primitives, Shape
 from anydevice.errors import ConfigurationError
 from anydevice.ops.arguments import (
     INT32,
     bool_primitives,
+    finite_numbers,
     in_words,
     is_finite,
     python_number,
@@ -35,13 +36,16 @@ def attention(
     mask: Array | None = None,
     window: int | None = None,
     lengths: Array | None = None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """`softmax(scale × q · kᵀ) · v` over the keys that each query attends to.
 
-    q is (batch, heads, queries, size), k and v (batch, kv heads, keys, size); the result has the
-    shape and dtype of q. `heads` is a multiple of `kv heads`, and query head h uses key head
-    h // (heads // kv heads). The default `scale` is size ** -0.5. Products are accumulated in
-    float32, and the softmax is float32, or float64 for float64 arrays.
+    q is (batch, heads, queries, size), k (batch, kv heads, keys, size) and v (batch, kv heads,
+    keys, value size), where the value size may be another; the result is (batch, heads, queries,
+    value size) and has the dtype of q. `heads` is a multiple of `kv heads`, and query head h uses
+    key head h // (heads // kv heads). The default `scale` is size ** -0.5. Products are
+    accumulated in float32, and the softmax is float32, or float64 for float64 arrays.
 
     A query attends to all keys, unless one of these excludes them; a query that attends to no key
     gives zeros:
@@ -57,6 +61,11 @@ def attention(
       that broadcast to (batch, heads, queries, keys). Two axes are never (queries, keys); give such
       a mask as `mask[None, None]`.
 
+    `soft_cap` bounds the scores: they become soft_cap × tanh(scores / soft_cap), after `scale` and
+    before keys are excluded. `sinks` (heads,) adds one score to each head that has no key: its
+    exponential joins the sum that the others are divided by, so that weights add up to less than
+    1.
+
     A key that `lengths` or `mask` excludes from every query may hold anything, and its value too:
     NaN there reaches neither the result nor a gradient. What some queries attend to must be finite.
 
@@ -71,7 +80,7 @@ def attention(
     if not (type(k) is type(v) is kind and k.dtype == dtype and v.dtype == dtype):
         require_one_dtype("attention", q=q, k=k, v=v)
     asked, held, values = q.shape, k.shape, v.shape
-    fits = len(asked) == len(held) == 4 and held == values
+    fits = len(asked) == len(held) == 4 and (held == values or _differ_in_size(held, values))
     fits = fits and asked[0] == held[0] and asked[3] == held[3] and held[1]
     if not fits or asked[1] % held[1]:
         raise _misfit(q, k, v)
@@ -87,14 +96,26 @@ def attention(
         require_integers("attention", "lengths", lengths, q, "q")
         if tuple(lengths.shape) != (asked[0],):
             raise wrong_shapes("attention", "lengths is (batch,)", q=q, lengths=lengths)
+    if soft_cap is not None:
+        rule = "is finite and larger than 0"
+        (soft_cap,) = finite_numbers("attention", rule, lambda cap: cap > 0, soft_cap=soft_cap)
+    if sinks is not None:
+        require_one_dtype("attention", q=q, sinks=sinks)
+        if tuple(sinks.shape) != (asked[1],):
+            raise wrong_shapes("attention", "sinks is (heads,)", q=q, sinks=sinks)
     try:
-        result = own(q, k, v, causal, scale, mask, window, lengths)
+        result = own(q, k, v, causal, scale, mask, window, lengths, soft_cap, sinks)
         if result is NotImplemented:
-            return _attention(q, k, v, causal, scale, mask, window, lengths)
+            return _attention(q, k, v, causal, scale, mask, window, lengths, soft_cap, sinks)
         return result
     except Exception as error:
-        explain(error, q=q, k=k, v=v, mask=mask, lengths=lengths)
+        explain(error, q=q, k=k, v=v, mask=mask, lengths=lengths, sinks=sinks)
         raise
+
+
+def _differ_in_size(k: Shape, v: Shape) -> bool:
+    """Whether the shapes of keys and values differ in the last axis alone, and keys have one."""
+    return len(k) == len(v) and tuple(k[:-1]) == tuple(v[:-1]) and k[-1] > 0
 
 
 def _refuse_options(causal: Any, scale: Any, window: Any) -> None:
@@ -112,8 +133,8 @@ def _misfit(q: Array, k: Array, v: Array) -> ConfigurationError:
     """The error for shapes that do not fit."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         rule = "q, k and v have four axes: (batch, heads, tokens, size)"
-    elif k.shape != v.shape:
-        rule = "k and v have one shape"
+    elif tuple(k.shape[:3]) != tuple(v.shape[:3]) or (v.shape[3] and not k.shape[3]):
+        rule = "k and v have one shape, but for the size of a value"
     elif q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         rule = "q and k agree in batch and size"
     else:
@@ -146,12 +167,14 @@ def _attention(
     mask: Array | None,
     window: int | None,
     lengths: Array | None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     xp = primitives(q)
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
-    if not batch * heads * queries * size * keys:
-        return xp.full(tuple(q.shape), 0, xp.dtype(q), q)
+    if not batch * heads * queries * size * keys * v.shape[3]:
+        return xp.full((batch, heads, queries, v.shape[3]), 0, xp.dtype(q), q)
     asked = xp.multiply(widened(xp, q), size**-0.5 if scale is None else float(scale))
     if mask is not None:
         mask = _grouped_mask(xp, mask, kv_heads, heads // kv_heads)
@@ -161,18 +184,28 @@ def _attention(
         k, v = xp.where(held, k, 0), xp.where(held, v, 0)
     turned = xp.permute_dims(widened(xp, k), (0, 1, 3, 2))
     values = widened(xp, v)
+    if sinks is not None:
+        sinks = xp.reshape(widened(xp, sinks), (1, kv_heads, heads // kv_heads, 1, 1))
     block = max(1, _SCORES_AT_ONCE // (batch * heads * keys))
     blocks = []
     for start in range(0, queries, block):
         stop = min(start + block, queries)
         seen = _seen(xp, q, keys, (start, stop), causal, mask, window, lengths)
         rows = xp.part(asked, 2, start, stop) if stop - start < queries else asked
-        blocks.append(_weighted(xp, rows, turned, values, seen))
+        blocks.append(_weighted(xp, rows, turned, values, seen, soft_cap, sinks))
     result = blocks[0] if len(blocks) == 1 else xp.concat(blocks, 2)
     return xp.astype(result, xp.dtype(q))
 
 
-def _weighted(xp: Primitives, q: Array, k: Array, v: Array, seen: Array | None) -> Array:
+def _weighted(
+    xp: Primitives,
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: Array | None,
+    soft_cap: float | None,
+    sinks: Array | None,
+) -> Array:
     """The mean of the values for each query; k is (batch, kv heads, size, keys).
 
     The query heads of one key head are rows of one product, so that no key is copied.
@@ -182,17 +215,26 @@ def _weighted(xp: Primitives, q: Array, k: Array, v: Array, seen: Array | None) 
     groups = heads // kv_heads
     together = (batch, kv_heads, groups * queries)
     scores = xp.matmul(xp.reshape(q, (*together, size)), k)
+    if soft_cap is not None:
+        scores = xp.multiply(xp.tanh(xp.divide(scores, float(soft_cap))), float(soft_cap))
     if seen is not None:
         apart = xp.reshape(scores, (batch, kv_heads, groups, queries, keys))
         scores = xp.reshape(xp.where(seen, apart, -math.inf), (*together, keys))
     largest = xp.max(scores, -1, True)
+    if sinks is not None:
+        full = (batch, kv_heads, groups, queries, 1)
+        sinks = xp.reshape(xp.broadcast_to(sinks, full), (*together, 1))
+        largest = xp.maximum(largest, sinks)
     if seen is not None:  # where nothing is seen, -inf - -inf would be NaN
         largest = xp.where(xp.equal(largest, -math.inf), 0.0, largest)
     weights = xp.exp(xp.subtract(scores, largest))
     total = xp.sum(weights, -1, True)
+    if sinks is not None:
+        total = xp.add(total, xp.exp(xp.subtract(sinks, largest)))
     if seen is not None:
         total = xp.where(xp.equal(total, 0.0), 1.0, total)
-    return xp.reshape(xp.divide(xp.matmul(weights, v), total), (batch, heads, queries, size))
+    averaged = xp.divide(xp.matmul(weights, v), total)
+    return xp.reshape(averaged, (batch, heads, queries, v.shape[3]))
 
 
 def _within(xp: Primitives, lengths: Array, keys: int) -> Array:

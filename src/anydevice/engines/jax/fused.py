@@ -215,19 +215,20 @@ def _turned(x: Any, positions: Any, theta: float, interleaved: bool) -> Any:
 def _attention(
     q: Any, k: Any, v: Any,
     causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
     scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if not 0 < scores <= _LARGEST_SCORES:
         return NotImplemented
     if scale is not None and not isinstance(scale, int | float):
         return NotImplemented  # an array, which cannot be a constant of compiled code
-    return _attended(q, k, v, mask, lengths, causal, scale, window)
+    return _attended(q, k, v, mask, lengths, sinks, causal, scale, window, soft_cap)
 
 
-@compiled(5, 6, 7)
+@compiled(6, 7, 8, 9)
 def _attended(
-    q: Any, k: Any, v: Any, mask: Any, lengths: Any,
-    causal: bool, scale: float | None, window: int | None,
+    q: Any, k: Any, v: Any, mask: Any, lengths: Any, sinks: Any,
+    causal: bool, scale: float | None, window: int | None, soft_cap: float | None,
 ) -> Any:  # fmt: skip
     """The heads of one key head are rows of one product, so that no key is copied."""
     batch, heads, queries, size = q.shape
@@ -241,16 +242,28 @@ def _attended(
         k, v = jnp.where(some, k, 0), jnp.where(some, v, 0)
     product = partial(jnp.einsum, precision=precision, preferred_element_type=kind)
     scores = product("bghqs,bgks->bghqk", asked, k) * (size**-0.5 if scale is None else scale)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)
     if seen is None:
-        weights = jax.nn.softmax(scores, -1)
+        weights = _softmax_beside(scores, sinks)
     else:
         some = seen.any(-1, keepdims=True)
         # A query that sees nothing sees all, and is left out after: no gradient meets a nan.
-        weights = jax.nn.softmax(jnp.where(seen | ~some, scores, -jnp.inf), -1)
+        weights = _softmax_beside(jnp.where(seen | ~some, scores, -jnp.inf), sinks)
         weights = jnp.where(some, weights, 0)
     result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
     return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
+
+
+def _softmax_beside(scores: Any, sinks: Any) -> Any:
+    """The softmax of the scores, (batch, kv heads, heads of each, queries, keys), and of sinks."""
+    if sinks is None:
+        return jax.nn.softmax(scores, -1)
+    beside = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
+    largest = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), beside))
+    weights = jnp.exp(scores - largest)
+    return weights / (weights.sum(-1, keepdims=True) + jnp.exp(beside - largest))
 
 
 def _seen(

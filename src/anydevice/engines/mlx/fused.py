@@ -46,8 +46,11 @@ _rmsnorm.of_one_dtype = _layernorm.of_one_dtype = True  # type: ignore[attr-defi
 
 
 def _attention(
-    q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any
-) -> Any:
+    q: Any, k: Any, v: Any, causal: bool, scale: Any, mask: Any, window: Any, lengths: Any,
+    soft_cap: Any = None, sinks: Any = None,
+) -> Any:  # fmt: skip
+    if soft_cap is not None or not v.shape[3]:
+        return NotImplemented
     batch, heads, queries, size = q.shape
     keys = k.shape[2]
     scores = batch * heads * queries * keys
@@ -59,6 +62,8 @@ def _attention(
         return NotImplemented
     # Without its kernel MLX would round the products to 16 bits before the softmax.
     options: dict[str, Any] = {} if full else {"force_fused": True}
+    if sinks is not None:
+        options["sinks"] = sinks
     factor = size**-0.5 if scale is None else scale
     seen: Any = None
     if mask is not None or window is not None or lengths is not None:
@@ -69,12 +74,12 @@ def _attention(
         if queries > keys:  # the first queries see nothing
             return NotImplemented
         seen = "causal"
-    elif full:
+    elif full and sinks is None:
         return _attended(q, k, v, scale=factor)
     try:
         result = _attended(q, k, v, scale=factor, mask=seen, **options)
     except (TypeError, ValueError):
-        if not options:
+        if full:
             raise
         return NotImplemented  # no kernel for these sizes, or MLX is too old to say so
     if isinstance(seen, mx.array):

@@ -282,11 +282,17 @@ def _avg_pool2d(x: Any, size: Pair, stride: Pair | None) -> Any:
 def attention(
     q: Any, k: Any, v: Any,
     causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
-    """The op of that name; `NotImplemented` where there is nothing to attend to or to compute."""
+    """The op of that name; `NotImplemented` where there is nothing to attend to or to compute.
+
+    And for soft caps and sinks, which PyTorch's kernels do not have.
+    """
     asked, held = q.shape, k.shape
-    if 0 in asked or 0 in held:
+    if 0 in asked or 0 in held or soft_cap is not None or sinks is not None:
         return NotImplemented
+    if held[3] != v.shape[3] and (not v.shape[3] or q.dtype not in _WIDE):
+        return NotImplemented  # in 16 bits, PyTorch would round on the way
     queries, keys = asked[2], held[2]
     if lengths is None and mask is None and window is None:
         if queries == 1 or not causal:
@@ -348,7 +354,7 @@ def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
             seen = seen.reshape(seen.shape[0], -1, groups * queries, keys)
     with _preferred(q):
         result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
-    return result.reshape(batch, heads, queries, size)
+    return result.reshape(batch, heads, queries, v.shape[3])
 
 
 def _seen(

@@ -37,11 +37,15 @@ class Variant(Record):
 def attention(
     q: Any, k: Any, v: Any,
     causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
     """The values, weighted by the softmax of the scores; zeros for a query that sees no key.
 
-    `NotImplemented` for integers, several dtypes, and heads of more than 512 numbers.
+    `NotImplemented` for integers, several dtypes, heads of more than 512 numbers, values of another
+    size than keys, soft caps and sinks.
     """
+    if soft_cap is not None or sinks is not None:
+        return NotImplemented
     context, size = q.context, q.shape[-1]
     number = number_of(dtype_of(q), context)
     if not number.floating or not q.dtype == k.dtype == v.dtype:

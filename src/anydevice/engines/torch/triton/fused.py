@@ -238,11 +238,14 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
 def _attention(
     q: Any, k: Any, v: Any,
     causal: bool, scale: float | None, mask: Any, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
 ) -> Any:  # fmt: skip
     size = q.shape[-1]
     if (
         q.shape[2] != 1
         or mask is not None
+        or soft_cap is not None
+        or sinks is not None
         or q.dtype not in _HALF
         or not _serves(q, k, v, *(() if lengths is None else (lengths,)))
         or not q.dtype == k.dtype == v.dtype
