@@ -14,7 +14,7 @@ import numpy as np
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Engine
-from anydevice.core.record import Record
+from anydevice.core.record import Record, replace
 from anydevice.errors import TransferError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
@@ -64,6 +64,9 @@ class Stored(Protocol):
         `first` is a multiple of `BLOCK`. Raises `TransferError` for what the dtype cannot hold.
         """
 
+    def row(self, number: int) -> Stored:
+        """One row of its first axis as a tensor of its own."""
+
 
 BLOCK = 256
 """Elements: a tensor can be read from each multiple of it on."""
@@ -112,6 +115,12 @@ class SafeTensor(Record):
             raise refusal(self, "it is BOOL, and holds bytes that are neither 0 nor 1")
         if not same:
             convert(self, stored, target)
+
+    def row(self, number: int) -> SafeTensor:
+        entry, size = self.entry, self.entry.nbytes // self.entry.shape[0]
+        start = entry.start + number * size
+        row = replace(entry, shape=entry.shape[1:], start=start, stop=start + size)
+        return SafeTensor(self.header, row)
 
 
 def convert(tensor: Stored, source: Any, target: Any) -> None:
