@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import select
 import signal
-import struct
-import subprocess
-import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-PATIENCE = 60.0
-
-# In the child and not by `preexec_fn`, which forks this process with all of its threads.
-TAKE_THE_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
+from tests.cli.pseudo_terminal import PATIENCE, Terminal
 
 
-class Terminal:
-    """A pseudo-terminal with the live view on it, as the user's session leader would have it."""
+class LiveView(Terminal):
+    """The live view of the CPU."""
 
-    def __init__(self, *words: str, columns: int = 80, rows: int = 24, **changes: str) -> None:
-        self.primary, self.secondary = pty.openpty()
-        self.resize(columns, rows)
-        self.settings = termios.tcgetattr(self.secondary)
-        self.shown = ""
-        environment = {**os.environ, "PYTHONUTF8": "1", "TERM": "xterm", **changes}
-        view = ("-m", "anydevice", "watch", "--device", "cpu")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE_THE_TERMINAL, *view, *words],
-            stdin=self.secondary,
-            stdout=self.secondary,
-            stderr=self.secondary,
-            env=environment,
-            start_new_session=True,
-        )
-
-    def resize(self, columns: int, rows: int) -> None:
-        size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self.primary, termios.TIOCSWINSZ, size)
-
-    def until(self, pattern: str) -> str:
-        """What is shown up to the pattern; the rest is kept for the next question."""
-        deadline = time.monotonic() + PATIENCE
-        while not (found := re.search(pattern, self.shown, re.DOTALL)):
-            ready, _, _ = select.select([self.primary], [], [], 0.1)
-            if ready:
-                self.shown += os.read(self.primary, 65536).decode("utf-8", "replace")
-            assert time.monotonic() < deadline, f"{pattern!r} is not in {self.shown!r}"
-        before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
-        return before
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.primary, keys)
+    def __init__(self, *words: str, **changes: Any) -> None:
+        super().__init__("watch", "--device", "cpu", *words, **changes)
 
     def ended(self) -> int:
         """Its exit code, after it has given the screen back."""
@@ -72,22 +27,13 @@ class Terminal:
         assert termios.tcgetattr(self.secondary) == self.settings
         return code
 
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for descriptor in (self.primary, self.secondary):
-            try:
-                os.close(descriptor)
-            except OSError:  # the test has closed it
-                pass
-
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Terminal]]:
-    terminals: list[Terminal] = []
+def opened() -> Iterator[Callable[..., LiveView]]:
+    terminals: list[LiveView] = []
 
     def open_one(*words: str, **changes: Any) -> Terminal:
-        terminals.append(Terminal(*words, **changes))
+        terminals.append(LiveView(*words, **changes))
         return terminals[-1]
 
     yield open_one
@@ -96,7 +42,7 @@ def opened() -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.mark.parametrize("leave", ["q", "\x03", "SIGTERM"])
-def test_it_draws_and_gives_the_terminal_back(opened: Callable[..., Terminal], leave: str) -> None:
+def test_it_draws_and_gives_the_terminal_back(opened: Callable[..., LiveView], leave: str) -> None:
     screen = opened("--interval", "0.1")
     begun = screen.until("GiB")
     assert begun.startswith("\x1b[?1049h\x1b[?25l\x1b[2J")
@@ -114,7 +60,7 @@ def test_it_draws_and_gives_the_terminal_back(opened: Callable[..., Terminal], l
     assert screen.ended() == 0
 
 
-def test_it_follows_the_size_of_the_window(opened: Callable[..., Terminal]) -> None:
+def test_it_follows_the_size_of_the_window(opened: Callable[..., LiveView]) -> None:
     screen = opened("--interval", "1000", columns=80)
     screen.until(r"\x1b\[1;1H")
     screen.resize(40, 10)
@@ -128,7 +74,7 @@ def test_it_follows_the_size_of_the_window(opened: Callable[..., Terminal]) -> N
     assert screen.ended() == 0
 
 
-def test_it_can_be_suspended(opened: Callable[..., Terminal]) -> None:
+def test_it_can_be_suspended(opened: Callable[..., LiveView]) -> None:
     screen = opened("--interval", "0.1")
     screen.until("GiB")
     screen.process.send_signal(signal.SIGTSTP)
@@ -142,7 +88,7 @@ def test_it_can_be_suspended(opened: Callable[..., Terminal]) -> None:
     assert screen.ended() == 0
 
 
-def test_a_closed_terminal_ends_it(opened: Callable[..., Terminal]) -> None:
+def test_a_closed_terminal_ends_it(opened: Callable[..., LiveView]) -> None:
     screen = opened("--interval", "0.1")
     screen.until("GiB")
     os.close(screen.secondary)
@@ -150,7 +96,7 @@ def test_a_closed_terminal_ends_it(opened: Callable[..., Terminal]) -> None:
     assert screen.process.wait(PATIENCE) == 0
 
 
-def test_without_unicode_and_colours(opened: Callable[..., Terminal]) -> None:
+def test_without_unicode_and_colours(opened: Callable[..., LiveView]) -> None:
     screen = opened("--interval", "0.1", PYTHONUTF8="0", PYTHONIOENCODING="ascii", NO_COLOR="1")
     begun = screen.until("GiB")
     assert "#" in begun or "...." in begun
@@ -159,7 +105,7 @@ def test_without_unicode_and_colours(opened: Callable[..., Terminal]) -> None:
     assert screen.ended() == 0
 
 
-def test_a_dumb_terminal_gets_lines(opened: Callable[..., Terminal]) -> None:
+def test_a_dumb_terminal_gets_lines(opened: Callable[..., LiveView]) -> None:
     screen = opened("--interval", "0.1", TERM="dumb")
     begun = screen.until("GiB")
     assert "\x1b" not in begun
