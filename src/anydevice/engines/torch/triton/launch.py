@@ -6,7 +6,9 @@ by `bench/gpu_ops.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -79,6 +81,45 @@ def shared_memory(device: torch.device) -> int:
     facts = torch.cuda.get_device_properties(device)
     size: int = getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)
     return size
+
+
+def counters(device: torch.device, count: int) -> torch.Tensor:
+    """So many int32 counters on a device, all 0, which a kernel must leave at 0.
+
+    Launches of one stream share them, for they come one after the other. A CUDA graph has its own,
+    for it may run beside others: whoever captures one does it within `own_counters`.
+    """
+    kept = _own.counters
+    if kept is None:
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        kept = _counters.setdefault(stream, {})
+    found = kept.get(device)
+    if found is None or found.numel() < count:
+        size = max(count, MOST_COUNTERS)
+        found = kept[device] = torch.zeros(size, dtype=torch.int32, device=device)
+    return found
+
+
+@contextmanager
+def own_counters() -> Iterator[dict[torch.device, torch.Tensor]]:
+    """A block in which this thread's launches count in tensors of their own, which it is given.
+
+    They must be there before a CUDA graph is captured: run what it is to do once, in the block.
+    """
+    before, _own.counters = _own.counters, {}
+    try:
+        yield _own.counters
+    finally:
+        _own.counters = before
+
+
+class _Own(threading.local):
+    counters: dict[torch.device, torch.Tensor] | None = None
+
+
+_own = _Own()
+_counters: dict[int, dict[torch.device, torch.Tensor]] = {}
+MOST_COUNTERS = 4096
 
 
 @triton.jit
