@@ -74,10 +74,8 @@ def count(text: str) -> int:
 
 
 @contextmanager
-def progress_on(
-    output: Output, *, silent: bool = False, in_bytes: bool = False
-) -> Iterator[ProgressBar]:
+def progress_on(output: Output, *, silent: bool = False) -> Iterator[ProgressBar]:
     """A progress bar on a terminal; nothing is shown when piped, or where it is not wanted."""
     stream = None if output.width is None or silent else output.stream
-    with ProgressBar(stream, colour=output.colour, in_bytes=in_bytes) as bar:
+    with ProgressBar(stream, colour=output.colour) as bar:
         yield bar
