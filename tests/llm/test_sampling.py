@@ -137,20 +137,18 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
     for name, arguments in theirs:
         scores = getattr(processors, name)(**arguments)(None, scores)
     expected = scores.isfinite().numpy()
-    options = sampling(seed=0, **options)
-    assert not options.filters.greedy
-    x = anywhere(logits * np.float32(options.numbers[0]))
-    numbers = anywhere(np.array(options.numbers, np.float32))
+    asked = sampling(seed=0, **options)
+    assert not asked.filters.greedy
+    x = anywhere(logits * np.float32(asked.numbers[0]))
+    numbers = anywhere(np.array(asked.numbers, np.float32))
     found = np.zeros_like(expected)
     ids = np.broadcast_to(np.arange(500), (6, 500))
-    if 0 < options.top_k < 500:
-        x, at = anydevice.ops.top_k(x, options.top_k)
+    if 0 < asked.top_k < 500:
+        x, at = anydevice.ops.top_k(x, asked.top_k)
         ids = anydevice.to_numpy(at)
     x = anydevice.ops.subtract(x, anydevice.ops.max(x, axis=-1, keepdims=True))
     top_p, distance = (anydevice.ops.part(numbers, 0, at, at + 1) for at in (1, 2))
-    kept = samples._kept(
-        options.filters, x, top_p, distance, in_order=options.top_k in range(1, 500)
-    )
+    kept = samples._kept(asked.filters, x, top_p, distance, in_order=asked.top_k in range(1, 500))
     np.put_along_axis(found, ids, np.isfinite(anydevice.to_numpy(kept)), -1)
     np.testing.assert_array_equal(found, expected)
 
@@ -229,5 +227,5 @@ def test_greedy_unless_something_asks_for_a_draw() -> None:
     assert sampling().filters.greedy
     assert sampling(seed=3).filters.greedy
     for filtered in ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
-        assert sampling(**filtered).temperature == 1  # type: ignore[arg-type]
+        assert sampling(**filtered).temperature == 1
     assert sampling(temperature=1).seed != sampling(temperature=1).seed

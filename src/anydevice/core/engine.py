@@ -255,6 +255,9 @@ class Engine(Protocol):
         From then on its memory may be read from any stream.
         """
 
+    def launch(self, arrays: Sequence[Any]) -> None:
+        """Begin to compute arrays that a library has only noted down so far; do not wait."""
+
     def receive(self, arrays: Sequence[Any]) -> None:
         """Take arrays over that another thread made: this one's stream uses them from now on.
 

@@ -125,6 +125,9 @@ class BaseEngine(Engine):
     def finish(self, arrays: Any) -> None:
         pass
 
+    def launch(self, arrays: Sequence[Any]) -> None:
+        pass
+
     def receive(self, arrays: Sequence[Any]) -> None:
         pass
 

@@ -10,7 +10,7 @@ array beyond the limit, or beyond the machine, is refused here before MLX makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from math import inf, prod
@@ -124,6 +124,9 @@ class MlxEngine(BaseEngine):
 
     def finish(self, arrays: Any) -> None:
         mx.eval(arrays)
+
+    def launch(self, arrays: Sequence[Any]) -> None:
+        mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
 
     def synchronize(self, device: Device) -> None:
         mx.synchronize(mx.default_stream(self.native(device)))

@@ -1,0 +1,406 @@
+"""From prompts to tokens: prompts are read in pieces, then each step gives every row one token.
+
+Tokens, positions and what the draw depends on stay on the device. Where a library computes in the
+background, the host reads a token while the next step is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from anydevice import ops
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES
+from anydevice.core.engine import Engine
+from anydevice.engines import registry
+from anydevice.llm import decoder
+from anydevice.llm.description import Description, LayerDescription
+from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
+from anydevice.ops.dispatch import primitives
+
+Array = Any
+Prompts = Sequence[Sequence[int]]
+
+COMPILED = ("jax",)
+"""Engines for which a layer is compiled; on MLX, that was measured to be no faster."""
+AT_ONCE = ("numpy",)
+"""Engines that return from a step when it is done; so does PyTorch on the CPU."""
+PIECES = (16, 64, 256)
+"""Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
+LARGEST_PIECE = {"cpu": 512, "other": 4096}
+"""Tokens of all rows that are read at a time: more are no faster, and take more memory."""
+SCORED = 256
+"""Tokens whose logits are in memory at a time."""
+
+
+class Step(Protocol):
+    """The tokens of one step, on their way."""
+
+    def read(self) -> tuple[Array, Array | None]:
+        """Wait for them: tokens (rows,) of NumPy, and their log probabilities if asked for."""
+
+
+class Runner(Protocol):
+    """A batch of rows with their cache. One is used by one generation at a time."""
+
+    at_once: bool
+    """Whether `step` returns only when the step is done: then reading costs nothing."""
+
+    def prefill(self, prompts: Prompts, sampling: Sampling) -> Step:
+        """Read the prompts, and choose the first token of each row. What was before is gone."""
+
+    def step(self) -> Step:
+        """Begin the next token of each row."""
+
+
+def generated(
+    runner: Runner, programs: Programs, prompts: Prompts, sampling: Sampling, most: int
+) -> Iterator[Any]:
+    """The tokens (rows,) and log probabilities of up to `most` steps, as they come.
+
+    Where steps run in the background, one is begun before the one before it is read, and is lost
+    if the caller stops there. Steps of several threads take turns.
+    """
+    with programs.turn():
+        step = runner.prefill(prompts, sampling)
+    for number in range(1, most + 1):
+        following = None
+        if number < most and not runner.at_once:
+            with programs.turn():
+                following = runner.step()
+        yield step.read()
+        if number < most and runner.at_once:
+            with programs.turn():
+                following = runner.step()
+        if following is not None:
+            step = following
+
+
+class Programs:
+    """What the steps of one decoder are made of, compiled where that is faster.
+
+    A layer is compiled, not the model: layers of one kind share their program.
+    """
+
+    def __init__(self, description: Description, parameters: decoder.Parameters, device: Device):
+        assert device.engine is not None
+        self.description, self.parameters, self.device = description, parameters, device
+        self.engine: Engine = registry.load(device.engine)
+        self.compiled = device.engine in COMPILED
+        self.at_once = device.engine in AT_ONCE or (
+            device.engine == "torch" and device.backend == "cpu"
+        )
+        self._lock = threading.Lock()
+        self._layers: dict[LayerDescription, Callable[..., Any]] = {}
+        self._advances: dict[Filters, Callable[..., Any]] = {}
+        self._embedding = {"embedding": parameters["embedding"]}
+        self._norm = {"norm": parameters["norm"]}
+        self._head = self._embedding if description.tied else {"head": parameters["head"]}
+        self._embedded = self._compile(partial(decoder.embedded, description))
+        self._last = self._compile(partial(_last, description))
+        self._scores = self._compile(partial(_scores, description))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A block that no other thread is in, in which arrays are made on the device."""
+        with self._lock, self.engine.default_scope(self.device):
+            yield
+
+    def _compile(
+        self, function: Callable[..., Any], donate: Sequence[str] = ()
+    ) -> Callable[..., Any]:
+        if not self.compiled:
+            return function
+        return self.engine.compiler.compile(function, donate=donate)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits."""
+        return self.description.vocabulary
+
+    def place(self, values: Any, dtype: str = "int32") -> Array:
+        """Small numbers on the device."""
+        return self.engine.place(np.asarray(values, dtype), self.device)
+
+    def new_cache(self, rows: int, slots: int) -> decoder.Cache:
+        """An empty cache."""
+        like = self.parameters["embedding"]
+        return decoder.new_cache(self.description, rows, slots, like)
+
+    def passed(self, ids: Array, start: Array, count: Array, cache: decoder.Cache) -> Array:
+        """What the layers make of a piece; the cache is changed in place."""
+        x = self._embedded(self._embedding, ids)
+        where = None
+        if not self.compiled:
+            where = decoder.places(self.description, ids, start, count, cache)
+        for number, kind in enumerate(self.description.layers):
+            own = self.parameters["layers"][number]
+            if where is not None:
+                x, after = decoder.placed_layer(
+                    self.description, kind, own, x, where, cache[number]
+                )
+            else:
+                x, after = self._layer(kind)(own, x, start, count, cache[number])
+            cache[number] = after  # type: ignore[assignment]
+        return x
+
+    def last(self, x: Array, count: Array, before: Array | None) -> Array:
+        """The hidden state of each row's last token; that from before where it has none here."""
+        return self._last(self._norm, x, count, before)
+
+    def advance(self, filters: Filters, hidden: Array, state: State) -> State:
+        """The state after the next token of each row was chosen."""
+        found = self._advances.get(filters)
+        if found is None:
+            found = self._advances[filters] = self._compile(
+                partial(_advanced, self.description, filters)
+            )
+        return found(self._head, hidden, state)
+
+    def scores(self, x: Array, targets: Array) -> Array:
+        """The log probabilities of targets (1, tokens) after the tokens of a piece."""
+        return self._scores({**self._norm, **self._head}, x, targets)
+
+    def _layer(self, kind: LayerDescription) -> Callable[..., Any]:
+        if kind not in self._layers:
+            function = partial(_layer, self.description, kind)
+            self._layers[kind] = self._compile(function, donate=("cache",))
+        return self._layers[kind]
+
+
+State = dict[str, Array]
+"""What lies on the device between two steps: see `OpsRunner`."""
+
+
+def _layer(
+    description: Description,
+    kind: LayerDescription,
+    parameters: decoder.Parameters,
+    x: Array,
+    start: Array,
+    count: Array,
+    cache: decoder.LayerCache,
+) -> tuple[Array, decoder.LayerCache | None]:
+    return decoder.layer(description, kind, parameters, x, start, count, cache)
+
+
+def _last(
+    description: Description, norm: decoder.Parameters, x: Array, count: Array, before: Array | None
+) -> Array:
+    hidden = decoder.final(description, norm, x, count, last=True)
+    if before is None:
+        return hidden
+    return ops.where(ops.reshape(ops.less(0, count), (-1, 1)), hidden, before)
+
+
+def _advanced(
+    description: Description,
+    filters: Filters,
+    head: decoder.Parameters,
+    hidden: Array,
+    state: State,
+) -> State:
+    logits = decoder.logits(description, head, hidden)
+    seen = state.get("seen")
+    token, logprob = choose(filters, logits, state["numbers"], state["seeds"], state["place"], seen)
+    after = {**state, "token": token, "place": ops.add(state["place"], 1)}
+    if logprob is not None:
+        after["logprob"] = logprob
+    if seen is not None:
+        column = ops.reshape(token, (-1, 1))
+        every = primitives(token).arange(logits.shape[-1], DTYPES["int32"], token)
+        after["seen"] = ops.logical_or(seen, ops.equal(column, ops.reshape(every, (1, -1))))
+    return after
+
+
+def _scores(
+    description: Description, parameters: decoder.Parameters, x: Array, targets: Array
+) -> Array:
+    logits = decoder.logits(description, parameters, decoder.final(description, parameters, x))
+    return log_probability(ops.astype(logits, DTYPES["float32"]), targets)
+
+
+class OpsRunner:
+    """The runner that every engine has: a decoder in ops.
+
+    Between two steps there is a state on the device: token, position, place (in the reply), seeds,
+    numbers (of the sampling), logprob and seen where they are asked for.
+    """
+
+    def __init__(self, programs: Programs, rows: int, slots: int) -> None:
+        self._programs, self.rows, self.slots = programs, rows, slots
+        self.at_once = programs.at_once
+        self._filters = Filters()
+        self._cache: decoder.Cache = []
+        self._state: State = {}
+        self._position: Array = None
+        self._ones = programs.place([1] * rows)
+
+    def prefill(self, prompts: Prompts, sampling: Sampling) -> Step:
+        programs = self._programs
+        # What an earlier reply left there is never read: a row sees what it has written itself.
+        self._cache = self._cache or programs.new_cache(self.rows, self.slots)
+        self._filters = sampling.filters
+        hidden = None
+        for ids, start, count in pieces(prompts, self._sizes()):
+            on_device = programs.place(count)
+            x = programs.passed(programs.place(ids), programs.place(start), on_device, self._cache)
+            hidden = programs.last(x, on_device, hidden)
+        self._position = programs.place([len(prompt) for prompt in prompts])
+        self._state = {
+            "numbers": programs.place(sampling.numbers, "float32"),
+            "seeds": programs.place(row_seeds(sampling.seed, self.rows)),
+            "place": programs.place([0] * self.rows),
+        }
+        if sampling.filters.penalty:
+            self._state["seen"] = programs.place(self._seen(prompts), "bool")
+        return self._advance(hidden)
+
+    def step(self) -> Step:
+        programs = self._programs
+        ids = ops.reshape(self._state["token"], (self.rows, 1))
+        x = programs.passed(ids, self._position, self._ones, self._cache)
+        self._position = ops.add(self._position, 1)
+        return self._advance(programs.last(x, self._ones, None))
+
+    def _advance(self, hidden: Array) -> Step:
+        self._state = self._programs.advance(self._filters, hidden, self._state)
+        found = [self._state["token"]]
+        if "logprob" in self._state:
+            found.append(self._state["logprob"])
+        self._programs.engine.launch(found)
+        return _OnDevice(self._programs.engine, *found)
+
+    def _sizes(self) -> Sizes:
+        return Sizes.of(self._programs, self.rows)
+
+    def _seen(self, prompts: Prompts) -> Any:
+        seen = np.zeros((self.rows, self._programs.vocabulary), bool)
+        for row, prompt in enumerate(prompts):
+            seen[row, list(prompt)] = True
+        return seen
+
+
+def runner_for(programs: Programs, rows: int, slots: int) -> Runner:
+    """What computes a batch of so many rows and slots."""
+    return OpsRunner(programs, rows, slots)
+
+
+class _OnDevice:
+    """Arrays of one step, read when they are needed."""
+
+    def __init__(self, engine: Engine, token: Array, logprob: Array | None = None) -> None:
+        self._engine, self._token, self._logprob = engine, token, logprob
+
+    def read(self) -> tuple[Array, Array | None]:
+        logprob = None if self._logprob is None else self._engine.to_host(self._logprob)
+        return self._engine.to_host(self._token), logprob
+
+
+class Sizes:
+    """How many tokens of a row are read at a time."""
+
+    def __init__(self, largest: int, fixed: Sequence[int] = ()) -> None:
+        self.fixed = tuple(size for size in fixed if size <= largest) or tuple(fixed[:1])
+        self.largest = max(self.fixed) if self.fixed else max(1, largest)
+
+    @classmethod
+    def of(cls, programs: Programs, rows: int) -> Sizes:
+        """The sizes for a batch of rows."""
+        kind = "cpu" if programs.device.kind == "cpu" else "other"
+        return cls(LARGEST_PIECE[kind] // rows, PIECES if programs.compiled else ())
+
+    def next(self, left: int) -> int:
+        """The size of the next piece, when so many tokens are left; it may be larger than that."""
+        if not self.fixed or left >= self.largest:
+            return min(left, self.largest)
+        padded = min(size for size in self.fixed if size >= left)
+        smaller = [size for size in self.fixed if size <= left]
+        return padded if padded <= 2 * left or not smaller else max(smaller)
+
+    def padded(self, length: int) -> int:
+        """The slots that reading a prompt of this length touches."""
+        done = 0
+        while done < length:
+            done += self.next(length - done)
+        return done
+
+
+def pieces(prompts: Prompts, sizes: Sizes) -> Iterator[tuple[Any, list[int], list[int]]]:
+    """The ids (rows, tokens) of one piece after another, where each row starts, how many count.
+
+    All rows go on together; one that has ended has a count of 0.
+    """
+    longest, done = max(map(len, prompts)), 0
+    while done < longest:
+        size = sizes.next(longest - done)
+        ids = np.zeros((len(prompts), size), np.int32)
+        count = [max(0, min(size, len(prompt) - done)) for prompt in prompts]
+        for row, prompt in enumerate(prompts):
+            ids[row, : count[row]] = prompt[done : done + count[row]]
+        yield ids, [min(done, len(prompt)) for prompt in prompts], count
+        done += size
+
+
+def slots_for(programs: Programs, rows: int, prompt: int, reply: int) -> int:
+    """The slots of a cache for prompts and replies of these lengths.
+
+    Where layers are compiled, there are few sizes of caches, so that there are few programs.
+    """
+    needed = max(prompt + reply, Sizes.of(programs, rows).padded(prompt))
+    step = 256 if programs.compiled else 64
+    slots = -(-needed // step) * step
+    if programs.compiled and slots > step:
+        slots = 1 << (slots - 1).bit_length()
+    return slots
+
+
+def score(programs: Programs, ids: Sequence[int]) -> list[float]:
+    """The log probability of each token but the first, given those before it."""
+    inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
+    sizes = Sizes(SCORED, PIECES if programs.compiled else ())
+    cache = programs.new_cache(1, -(-sizes.padded(len(inputs)) // 64) * 64)
+    found: list[tuple[Array, int]] = []
+    for piece, start, count in pieces([inputs], sizes):
+        wanted = np.zeros_like(piece)
+        wanted[0, : count[0]] = targets[start[0] : start[0] + count[0]]
+        with programs.turn():
+            placed = programs.place(piece), programs.place(start), programs.place(count)
+            scores = programs.scores(programs.passed(*placed, cache), programs.place(wanted))
+            programs.engine.launch([scores])
+        found.append((scores, count[0]))
+    return [
+        float(value)
+        for scores, count in found
+        for value in programs.engine.to_host(scores)[0, :count]
+    ]
+
+
+class Clock:
+    """When a generation began, and when its tokens came."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._came: list[float] = []
+
+    def tick(self) -> None:
+        """A token of each row has come."""
+        self._came.append(time.perf_counter())
+
+    @property
+    def first_token(self) -> float:
+        """The seconds until the first token was there; 0 if there is none."""
+        return self._came[0] - self._began if self._came else 0.0
+
+    def rate(self, tokens: int) -> float:
+        """The tokens a second from the first of so many to the last; 0 for fewer than two."""
+        if tokens < 2 or len(self._came) < tokens:
+            return 0.0
+        return (tokens - 1) / max(1e-9, self._came[tokens - 1] - self._came[0])

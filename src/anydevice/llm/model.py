@@ -1,0 +1,491 @@
+"""A language model on a device: prompts in, replies out."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Self
+
+from anydevice.choose.scope import one_device
+from anydevice.core.device import Device
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.record import Record
+from anydevice.core.text import format_count, format_size
+from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
+from anydevice.llm.decoder import Parameters
+from anydevice.llm.description import Description, describe
+from anydevice.llm.generation import (
+    Clock,
+    Programs,
+    Prompts,
+    generated,
+    runner_for,
+    score,
+    slots_for,
+)
+from anydevice.llm.sampling import Sampling, sampling
+from anydevice.llm.text import TextStream
+from anydevice.llm.tokenizer import Tokenizer
+from anydevice.llm.weights import load_parameters
+from anydevice.planning.config import locate, read_config
+from anydevice.planning.plan import Plan, plan_inference
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text to go on with, a conversation, or tokens."""
+
+USUAL_CONTEXT = 8192
+"""The tokens of a context that nobody gave, at most."""
+
+
+class Speed(Record):
+    """How fast a reply came: seconds to its first token, and tokens a second from there on.
+
+    `prefill` are tokens of the prompt a second, until the first token was there. `decode` is 0 for
+    a reply of one token.
+    """
+
+    prompt_tokens: int
+    first_token: float
+    prefill: float
+    decode: float
+
+
+class Reply(Record):
+    """What a model wrote.
+
+    `ended` says why it ends: `"stop"`, the model ended it; `"stop string"`; `"length"`, it has
+    `max_tokens`, or the context is full; `"interrupted"`, the stream was closed. `tokens` are those
+    of the text, without the one that ends it; where a stop string ended it, they reach to its end,
+    and the text does not. `logprobs` are theirs, by the model itself, before temperature, filters
+    and penalty; `None` if they were not asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    ended: str
+    logprobs: tuple[float, ...] | None
+    speed: Speed
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Score(Record):
+    """How likely a text is: the log probability of each token but the first, given those before.
+
+    `total` is their sum; `perplexity` is exp of minus their mean.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """The log probability of the whole text, given its first token."""
+        return math.fsum(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """1 for a text that was certain; the size of the vocabulary for a guess."""
+        return math.exp(-self.total / len(self.logprobs))
+
+
+def load(
+    folder: str | os.PathLike[str],
+    device: Device | str | None = None,
+    dtype: object = None,
+    context: int | None = None,
+    *,
+    progress: bool | None = None,
+) -> LanguageModel:
+    """The language model in a folder, on a device, ready to generate.
+
+    `folder` is one that Hugging Face's libraries save, with `config.json`, safetensors files and
+    `tokenizer.json`; the name of a model in their cache; or a GGUF file. Nothing in it is executed.
+
+    The device is the one that `anydevice.device(device)` chooses. The weights are in `dtype`; the
+    default is that of the files, but float32 on the CPU. `context` is how many tokens of prompt and
+    reply together there can be; the default is what the model was made for, up to 8192, or what
+    fits. Memory is planned before anything is loaded.
+
+    A load that takes longer shows its progress on a terminal and in a notebook; `progress=False`
+    never, `progress=True` from the start.
+
+    Raises `OutOfMemoryError` if the model does not fit, with what would; `UnsupportedError` for a
+    kind of model that cannot be run, by name; `ConfigurationError` and `TransferError` for files
+    that are missing or wrong, naming them.
+    """
+    path = locate(os.fspath(folder))
+    _refuse_others(device, path)
+    target = one_device(device)
+    config = read_config(path)
+    if dtype is not None:
+        dtype = as_dtype(dtype).name
+    elif target.kind == "cpu":
+        dtype = "float32"
+    asked = _context(context, config.optional("longest_context"))
+    plan = _planned(path, target, dtype, asked, given=context is not None)
+    description = describe(config, plan.estimate.context)
+    tokenizer = Tokenizer.from_folder(path)
+    parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
+    return LanguageModel(description, parameters, tokenizer, target, plan, name=path.name)
+
+
+class LanguageModel:
+    """A decoder on a device, with its tokenizer. `llm.load` makes one.
+
+    `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
+    many tokens there can be, prompt and reply together. Several threads may use one model: their
+    steps take turns, and each reply under way has a cache of its own.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        parameters: Parameters,
+        tokenizer: Tokenizer,
+        device: Device,
+        plan: Plan,
+        name: str = "model",
+    ) -> None:
+        self.description, self.tokenizer = description, tokenizer
+        self.device, self.plan, self.name = device, plan, name
+        self.context = plan.estimate.context
+        self.dtype = plan.estimate.dtype
+        self._programs = Programs(description, parameters, device)
+
+    def __repr__(self) -> str:
+        estimate = self.plan.estimate
+        model = f"{self.name}: {format_count(estimate.parameters)} parameters in {self.dtype}"
+        where = f"on {self.device} ({self.device.engine})"
+        return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
+
+    @property
+    def parameters(self) -> Parameters:
+        """The tree of weights."""
+        return self._programs.parameters
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        max_tokens: int = 200,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        logprobs: bool = False,
+    ) -> Any:
+        """A reply to a prompt, or a list of replies to several, which are computed together.
+
+        A prompt is a text, which is continued; messages, dicts of `role` and `content`, which are
+        written as the model's chat template says; or a list of tokens. It is an error if one is as
+        long as the context.
+
+        Without `temperature`, and without a filter, each token is the likeliest. With one, they
+        are drawn: first `repetition_penalty` lowers what was in prompt or reply, then logits are
+        divided by the temperature, `top_k` keeps the likeliest tokens, `top_p` the fewest that
+        together have this probability, `min_p` those with this part of the largest. A `seed` gives
+        the same reply again, on every engine but for rounding; prompt i of several draws with
+        `seed` + i. A reply ends with the model's own end, before one of the texts `stop`, with
+        `max_tokens`, or where the context is full.
+        """
+        several, prompts = self._prompts(prompt)
+        asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
+        batch = _Batch(self, prompts, asked, max_tokens, stop)
+        for _ in batch.pieces():
+            pass
+        replies = [row.reply(batch.clock) for row in batch.rows]
+        return replies if several else replies[0]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 200,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        logprobs: bool = False,
+    ) -> Stream:
+        """The text of a reply piece by piece, as it comes; the options are those of `generate`.
+
+        The pieces, joined, are the text that `generate` returns. `reply` has the rest after the
+        last piece, or when the stream was closed.
+        """
+        several, prompts = self._prompts(prompt)
+        if several:
+            raise ConfigurationError(
+                "stream takes one prompt, and this is a list of several; use generate", "prompt"
+            )
+        asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
+        return Stream(_Batch(self, prompts, asked, max_tokens, stop))
+
+    def score(self, text: str | Sequence[int]) -> Score:
+        """How likely a text is, token by token.
+
+        Raises `ConfigurationError` if it has fewer than two tokens, or more than the context.
+        """
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else self._tokens(text)
+        if len(ids) < 2:
+            raise ConfigurationError(
+                f"a text to score has at least 2 tokens, and this has {len(ids)}", "text"
+            )
+        self._check_length(len(ids), self.context)
+        return Score(tuple(ids), tuple(score(self._programs, ids)))
+
+    def steps(self, prompts: Prompts, asked: Sampling, most: int) -> Iterator[Any]:
+        """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
+        programs, rows = self._programs, len(prompts)
+        slots = slots_for(programs, rows, max(map(len, prompts)), most)
+        return generated(runner_for(programs, rows, slots), programs, prompts, asked, most)
+
+    def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]]]:
+        """Whether there are several, and the tokens of each."""
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+            return False, [self._ids(prompt)]
+        if not prompt:
+            raise ConfigurationError("there is no prompt: the list is empty", "prompt")
+        one = isinstance(prompt[0], Mapping) or _is_token(prompt[0])
+        return not one, [self._ids(each) for each in ([prompt] if one else prompt)]
+
+    def _ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, Sequence) and prompt and _is_token(prompt[0]):
+            ids = self._tokens(prompt)
+        elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            _refuse_images(prompt)
+            ids = self._chat(prompt)
+        else:
+            raise ConfigurationError(
+                "a prompt is a text, a list of messages (dicts of role and content) or a list of "
+                f"tokens, but this is {type(prompt).__name__}",
+                "prompt",
+            )
+        if not ids:
+            raise ConfigurationError(
+                "the prompt has no tokens, and this model's texts do not begin with one", "prompt"
+            )
+        self._check_length(len(ids), self.context - 1)
+        return ids
+
+    def _chat(self, messages: Sequence[Any]) -> list[int]:
+        raise UnsupportedError(f"{self.name} has no chat template; give the text of a prompt")
+
+    def _tokens(self, ids: Sequence[int]) -> list[int]:
+        known = self.description.vocabulary
+        for token in ids:
+            if not _is_token(token) or not 0 <= token < known:
+                raise ConfigurationError(
+                    f"a token is an integer from 0 to {known - 1}, but one is {token!r}", "prompt"
+                )
+        return [int(token) for token in ids]
+
+    def _check_length(self, length: int, most: int) -> None:
+        if length > most:
+            raise ConfigurationError(
+                f"the prompt has {length} tokens, and the context of {self.context} tokens has "
+                f"room for {most} of them; shorten it, or load the model with a larger context",
+                "prompt",
+            )
+
+
+class Stream:
+    """The pieces of one reply; an iterator, and a context manager that closes it.
+
+    `reply` is the whole of it, complete after the last piece; when the stream was closed before, or
+    Ctrl-C came, it is what was written so far.
+    """
+
+    def __init__(self, batch: _Batch) -> None:
+        self._batch = batch
+        self._pieces = batch.pieces()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            piece = next(self._pieces)[0]
+            if piece:
+                return piece
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reply here."""
+        self._pieces.close()
+
+    @property
+    def reply(self) -> Reply:
+        """What was written; `ended` is `"interrupted"` where it did not come to its end."""
+        return self._batch.rows[0].reply(self._batch.clock)
+
+
+class _Row:
+    """One reply as it grows."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], limit: int, stop: Any, logprobs: bool
+    ) -> None:
+        self._stream = TextStream(tokenizer, stop, prompt)
+        self._ends, self._limit, self._prompt = tokenizer.eos_ids, limit, len(prompt)
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[float] | None = [] if logprobs else None
+        self.ended = ""
+
+    def take(self, token: int, logprob: float | None) -> str:
+        """The text that a token adds."""
+        if self.ended:
+            return ""
+        if token in self._ends:
+            return self._end("stop", "")
+        self._tokens.append(token)
+        if self._logprobs is not None and logprob is not None:
+            self._logprobs.append(logprob)
+        text = self._stream.push(token)
+        if self._stream.stopped:
+            return self._end("stop string", text)
+        if len(self._tokens) == self._limit:
+            return self._end("length", text)
+        self._texts.append(text)
+        return text
+
+    def _end(self, reason: str, text: str) -> str:
+        text += self._stream.finish()
+        self.ended = "stop string" if self._stream.stopped else reason
+        self._texts.append(text)
+        return text
+
+    def reply(self, clock: Clock) -> Reply:
+        logprobs = None if self._logprobs is None else tuple(self._logprobs)
+        first, decode = clock.first_token, clock.rate(len(self._tokens))
+        speed = Speed(self._prompt, first, self._prompt / first if first else 0.0, decode)
+        ended = self.ended or "interrupted"
+        return Reply("".join(self._texts), tuple(self._tokens), ended, logprobs, speed)
+
+
+class _Batch:
+    """Several replies that are computed together."""
+
+    def __init__(
+        self, model: LanguageModel, prompts: Prompts, asked: Sampling, most: int, stop: Any
+    ) -> None:
+        if type(most) is not int or most < 1:
+            raise ConfigurationError(
+                f"max_tokens is an integer of 1 or more, but it is {most!r}", "max_tokens"
+            )
+        limits = [min(most, model.context - len(prompt)) for prompt in prompts]
+        self._model, self._prompts, self._sampling = model, prompts, asked
+        self._most = max(limits)
+        self.clock = Clock()
+        self.rows = [
+            _Row(model.tokenizer, prompt, limit, stop, asked.logprobs)
+            for prompt, limit in zip(prompts, limits, strict=True)
+        ]
+
+    def pieces(self) -> Generator[list[str]]:
+        """What each row's text gains with every step, until all have ended."""
+        for tokens, logprobs in self._model.steps(self._prompts, self._sampling, self._most):
+            self.clock.tick()
+            values = [None] * len(self.rows) if logprobs is None else logprobs.tolist()
+            rows = zip(self.rows, tokens.tolist(), values, strict=True)
+            pieces = [row.take(token, value) for row, token, value in rows]
+            yield pieces
+            if all(row.ended for row in self.rows):
+                return
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _planned(path: Path, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
+    """The plan for a model on a device; with a smaller context where nobody asked for this one.
+
+    Raises `OutOfMemoryError` if it does not fit, with what would.
+    """
+    plan = plan_inference(path, device, context=context, dtype=dtype)
+    if plan.device == device or not plan.placements:  # a device that does not tell its memory
+        return plan
+    smaller = [each for each in plan.alternatives if each.change == "context"]
+    if smaller and not given:
+        return plan_inference(path, device, context=int(smaller[0].value), dtype=dtype)
+    needed, free = plan.estimate.total, plan.free
+    advice = [
+        f"{_CHANGES[each.change]}={each.value!r}"
+        for each in plan.alternatives
+        if each.change in _CHANGES
+    ]
+    elsewhere = plan_inference(path, context=context, dtype=dtype)
+    if elsewhere.device not in (None, device):
+        advice.append(f"device={str(elsewhere.device)!r}")
+    then = f"; llm.load would fit with {' or '.join(advice)}" if advice else ""
+    raise OutOfMemoryError(
+        f"{path.name} does not fit on {device}: it needs {format_size(needed)} with a context of "
+        f"{context}, and {format_size(free)} are free{then or '; ' + _SEVERAL}",
+        asked=needed,
+        free=free,
+        device=device,
+        advice=advice,
+    )
+
+
+_CHANGES = {"context": "context", "dtype": "dtype"}
+_SEVERAL = "several devices together are used by vLLM, or by transformers with device_map='auto'"
+
+
+def _context(given: int | None, longest: int | None) -> int:
+    if given is None:
+        return min(longest or USUAL_CONTEXT, USUAL_CONTEXT)
+    if type(given) is not int or given < 2:
+        raise ConfigurationError(
+            f"context is an integer of 2 or more, but it is {given!r}", "context"
+        )
+    if longest is not None and given > longest:
+        raise ConfigurationError(
+            f"a context of {given} tokens is beyond the {longest} that the model was made for",
+            "context",
+        )
+    return given
+
+
+def _refuse_others(device: object, path: Path) -> None:
+    """Refuse what others do, by name."""
+    if isinstance(device, list | tuple):
+        raise UnsupportedError(f"a model runs on one device here; {_SEVERAL}")
+    if (path / "adapter_config.json").is_file():
+        raise UnsupportedError(
+            f"{path} is an adapter, which changes the weights of a model; merge both with peft "
+            "(merge_and_unload, then save_pretrained), and load what it saves"
+        )
+
+
+def _refuse_images(messages: Sequence[Any]) -> None:
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else ()
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)]
+        other = next((kind for kind in kinds if kind != "text"), None)
+        if other is not None:
+            raise UnsupportedError(
+                f"a message has a part of type {other!r}, and only text is read here; transformers "
+                "(AutoModelForImageTextToText) and vLLM read images and sound"
+            )
