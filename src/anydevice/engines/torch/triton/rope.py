@@ -93,7 +93,7 @@ def _rope(
     where = positions + batch * positions_batch + token.to(tl.int64) * positions_token
     position = tl.load(where, token < tokens, 0).to(tl.float32)
     frequency = tl.load(frequencies + pair, pair < half, 0)
-    sine, cosine = _sine_and_cosine(position[:, None] * frequency[None, :])
+    sine, cosine = sine_and_cosine(position[:, None] * frequency[None, :])
     sine = (sine * sine_factor)[:, None, :]
     cosine = (cosine * cosine_factor)[:, None, :]
 
@@ -113,7 +113,7 @@ def _rope(
 
 
 @triton.jit
-def _sine_and_cosine(angle):
+def sine_and_cosine(angle):
     """Both of an angle of any size in float32: reduced in float64, then two short series."""
     turns = angle.to(tl.float64) * 0.6366197723675814
     quarter = tl.floor(turns + 0.5)
