@@ -25,7 +25,7 @@ from typing import Any
 
 from anydevice import ops
 from anydevice.core.dtypes import DTYPES
-from anydevice.llm.description import SLOPE, Description, LayerDescription, Rope, Routing
+from anydevice.llm.description import Description, LayerDescription, Rope, Routing
 from anydevice.ops.arguments import widened
 from anydevice.ops.dispatch import primitives
 
@@ -39,6 +39,8 @@ Places = dict[Any, Any]
 
 _INT32 = DTYPES["int32"]
 _NEVER = -1e30  # a score that is never the best
+LATENT_EPS = 1e-6
+"""What is added under the root in the norms of latent attention, whatever the config says."""
 
 
 def linear(x: Array, weight: Weight) -> Array:
@@ -260,55 +262,37 @@ def _attended(
     cache: LayerCache | None,
 ) -> tuple[Array, LayerCache | None]:
     """What attention adds, and the layer's cache after it."""
-    batch, tokens, _ = x.shape
     q, k, v = _queries_keys_values(description, kind, parameters, x, where["positions"])
     lengths, causal = None, True
     if cache is not None:
-        ring = _ring(kind, cache)
-        if not ring:
-            slots, lengths, causal = where["positions"], where["lengths"], tokens > 1
-            cache = {
-                "keys": ops.cache_write(cache["keys"], k, slots),
-                "values": ops.cache_write(cache["values"], v, slots),
-            }
-            k, v = cache["keys"], cache["values"]
-        else:
-            at = where[ring]
-            lengths, causal = at["lengths"], tokens > 1
-            before = cache
-            if tokens > 1:
-                rows = {
-                    "keys": _unrolled(before["keys"], k, at),
-                    "values": _unrolled(before["values"], v, at),
-                }
-            cache = {
-                "keys": ops.cache_write(before["keys"], k, at["slots"]),
-                "values": ops.cache_write(before["values"], v, at["slots"]),
-            }
-            k, v = (rows if tokens > 1 else cache).values()
-    window = kind.window if causal else None
+        causal = x.shape[1] > 1
+        k, v, lengths, cache = _kept(kind, cache, k, v, where)
     y = ops.attention(
         q,
         k,
         v,
         causal=causal,
         scale=description.scale,
-        window=window,
+        window=kind.window if causal else None,
         lengths=lengths,
-        **_more(description, parameters),
+        soft_cap=description.soft_cap,
+        sinks=parameters["sinks"] if description.sinks else None,
     )
-    y = ops.reshape(ops.permute(y, (0, 2, 1, 3)), (batch, tokens, y.shape[1] * y.shape[3]))
-    return linear(y, parameters["output"]), cache
+    return linear(_joined(y), parameters["output"]), cache
 
 
-def _more(description: Description, parameters: Parameters) -> dict[str, Any]:
-    """The options of attention that few models have."""
-    more: dict[str, Any] = {}
-    if description.soft_cap is not None:
-        more["soft_cap"] = description.soft_cap
-    if description.sinks:
-        more["sinks"] = parameters["sinks"]
-    return more
+def _kept(
+    kind: LayerDescription, cache: LayerCache, k: Array, v: Array, where: Places
+) -> tuple[Array, Array, Array, LayerCache]:
+    """The keys and values that are attended to, how many are valid, and the cache with new ones."""
+    ring = _ring(kind, cache)
+    at = where[ring] if ring else {"slots": where["positions"], "lengths": where["lengths"]}
+    seen = None
+    if "order" in at:
+        seen = _unrolled(cache["keys"], k, at), _unrolled(cache["values"], v, at)
+    keys = ops.cache_write(cache["keys"], k, at["slots"])
+    values = ops.cache_write(cache["values"], v, at["slots"])
+    return *(seen or (keys, values)), at["lengths"], {"keys": keys, "values": values}
 
 
 def _unrolled(ring: Array, new: Array, at: Places) -> Array:
@@ -383,7 +367,90 @@ def _attended_latent(
     where: Places,
     cache: LayerCache | None,
 ) -> tuple[Array, LayerCache | None]:
-    raise NotImplementedError
+    """The same where keys and values are made from one small vector a token, which is cached.
+
+    With a cache, queries are brought to that vector, and not the vector to each head: scores with
+    `kv_b` on the side of the queries are the same, and no key is made again in every step.
+    """
+    sizes = description.latent
+    assert sizes is not None
+    batch, tokens, _ = x.shape
+    heads, positions = description.heads, where["positions"]
+    plain, rotated = _latent_queries(description, kind, parameters, x, positions)
+    latent = _latent_keys(description, kind, parameters, x, positions)
+    made = ops.reshape(parameters["kv_b"]["weight"], (heads, sizes.plain + sizes.value, sizes.rank))
+    to_keys = ops.part(made, 1, 0, sizes.plain)
+    to_values = ops.permute(ops.part(made, 1, sizes.plain, made.shape[1]), (0, 2, 1))
+    if cache is not None:
+        latent = ops.cache_write(cache["latent"], latent, positions)
+        cache = {"latent": latent}
+        queries = ops.concat([ops.matmul(plain, to_keys), rotated], 3)
+        y = ops.attention(
+            queries,
+            latent,
+            ops.part(latent, 3, 0, sizes.rank),
+            causal=tokens > 1,
+            scale=description.scale,
+            lengths=where["lengths"],
+        )
+        y = ops.matmul(y, to_values)
+    else:
+        vector = ops.part(latent, 3, 0, sizes.rank)
+        turned = ops.part(latent, 3, sizes.rank, latent.shape[3])
+        shared = ops.broadcast_to(turned, (batch, heads, tokens, sizes.rotated))
+        keys = ops.concat([ops.matmul(vector, ops.permute(to_keys, (0, 2, 1))), shared], 3)
+        y = ops.attention(
+            ops.concat([plain, rotated], 3),
+            keys,
+            ops.matmul(vector, to_values),
+            causal=True,
+            scale=description.scale,
+        )
+    return linear(_joined(y), parameters["output"]), cache
+
+
+def _latent_queries(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    positions: Array,
+) -> tuple[Array, Array]:
+    """The part of the queries that positions do not enter, and the one that they do."""
+    sizes = description.latent
+    assert sizes is not None
+    batch, tokens, _ = x.shape
+    if sizes.query_rank:
+        x = linear(x, parameters["query_a"])
+        x = ops.rmsnorm(x, parameters["query_a_norm"]["weight"], LATENT_EPS)
+    y = linear(x, parameters["query_b" if sizes.query_rank else "query"])
+    y = ops.reshape(y, (batch, tokens, description.heads, description.head_size))
+    y = ops.permute(y, (0, 2, 1, 3))
+    plain, rotated = ops.part(y, 3, 0, sizes.plain), ops.part(y, 3, sizes.plain, y.shape[3])
+    return plain, _rotated(rotated, positions, kind.rope)
+
+
+def _latent_keys(
+    description: Description,
+    kind: LayerDescription,
+    parameters: Parameters,
+    x: Array,
+    positions: Array,
+) -> Array:
+    """What keys and values are made from, and behind it the rotated part that all heads share."""
+    sizes = description.latent
+    assert sizes is not None
+    y = linear(x, parameters["kv_a"])
+    y = ops.reshape(y, (y.shape[0], 1, *y.shape[1:]))
+    vector, rotated = ops.part(y, 3, 0, sizes.rank), ops.part(y, 3, sizes.rank, y.shape[3])
+    vector = ops.rmsnorm(vector, parameters["kv_a_norm"]["weight"], LATENT_EPS)
+    return ops.concat([vector, _rotated(rotated, positions, kind.rope)], 3)
+
+
+def _joined(y: Array) -> Array:
+    """(batch, heads, tokens, size) as (batch, tokens, heads × size)."""
+    batch, heads, tokens, size = y.shape
+    return ops.reshape(ops.permute(y, (0, 2, 1, 3)), (batch, tokens, heads * size))
 
 
 def _transformed(
@@ -433,7 +500,91 @@ def _activated(description: Description, x: Array) -> Array:
 def _by_experts(
     description: Description, routing: Routing, parameters: Parameters, x: Array
 ) -> Array:
-    raise NotImplementedError((SLOPE, _NEVER))
+    """What the experts give that each token chooses, and those that all pass."""
+    y = ops.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+    weights, chosen = _routed(routing, parameters["router"], y)
+    result = ops.reshape(_mixed(description, routing, parameters, y, weights, chosen), x.shape)
+    if not routing.shared:
+        return result
+    shared = _network(description, parameters, x, "shared_")
+    if routing.shared_gate:
+        shared = ops.multiply(shared, ops.sigmoid(linear(x, parameters["shared_gate"])))
+    return ops.add(result, shared)
+
+
+def _routed(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:
+    """The weights of the experts that each token chooses, and their numbers: (tokens, chosen)."""
+    xp = primitives(x)
+    if routing.kind == "top_k":
+        scores, chosen = ops.top_k(widened(xp, linear(x, router)), routing.per_token)
+        return ops.softmax(scores), chosen
+    if routing.kind == "softmax":
+        scores = ops.softmax(widened(xp, linear(x, router)))
+        weights, chosen = ops.top_k(scores, routing.per_token)
+    else:
+        weight = widened(xp, router["weight"])
+        scores = ops.sigmoid(ops.linear(widened(xp, x), weight))
+        _, chosen = ops.top_k(_in_best_groups(routing, scores, router), routing.per_token)
+        weights = xp.take_along_axis(scores, chosen, 1)
+    if routing.normalized:
+        weights = ops.divide(weights, ops.add(ops.sum(weights, axis=1, keepdims=True), 1e-20))
+    return _scaled(weights, routing.factor), chosen
+
+
+def _in_best_groups(routing: Routing, scores: Array, router: Weight) -> Array:
+    """What experts are chosen by: scores with their bias, in the groups whose two best are best."""
+    tokens, count = scores.shape
+    groups, limit = routing.groups, routing.group_limit
+    bias = ops.astype(router["choice_bias"], primitives(scores).dtype(scores))
+    scores = ops.add(scores, ops.broadcast_to(ops.reshape(bias, (1, count)), (tokens, count)))
+    if groups == limit:
+        return scores
+    apart = ops.reshape(scores, (tokens, groups, count // groups))
+    best, _ = ops.top_k(apart, min(2, count // groups))
+    totals = ops.sum(best, axis=2)
+    _, taken = ops.top_k(totals, limit)
+    numbers = ops.reshape(primitives(scores).arange(groups, _INT32, scores), (1, groups, 1))
+    inside = ops.any(ops.equal(ops.reshape(taken, (tokens, 1, limit)), numbers), axis=2)
+    apart = ops.where(ops.reshape(inside, (tokens, groups, 1)), apart, _NEVER)
+    return ops.reshape(apart, (tokens, count))
+
+
+def _mixed(
+    description: Description,
+    routing: Routing,
+    parameters: Parameters,
+    x: Array,
+    weights: Array,
+    chosen: Array,
+) -> Array:
+    experts, total = parameters["experts"], None
+    for number in range(routing.count):
+
+        def own(name: str, number: int = number) -> Array:
+            one = ops.part(experts[name], 0, number, number + 1)
+            return ops.reshape(one, one.shape[1:])
+
+        up = linear(x, {"weight": own("gate_up"), **_bias(experts, "gate_up", own)})
+        y = _clipped(routing, up) if routing.clip is not None else _gated(description, up)
+        y = linear(y, {"weight": own("down"), **_bias(experts, "down", own)})
+        share = ops.sum(ops.where(ops.equal(chosen, number), weights, 0.0), axis=1, keepdims=True)
+        y = ops.multiply(y, ops.astype(share, primitives(y).dtype(y)))
+        total = y if total is None else ops.add(total, y)
+    return total
+
+
+def _bias(experts: Weight, name: str, own: Callable[[str], Array]) -> dict[str, Array]:
+    return {"bias": own(f"{name}_bias")} if f"{name}_bias" in experts else {}
+
+
+def _clipped(routing: Routing, y: Array) -> Array:
+    axis, size = len(y.shape) - 1, y.shape[-1] // 2
+    gate, up = ops.part(y, axis, 0, size), ops.part(y, axis, size, 2 * size)
+    assert routing.clip is not None
+    gate = ops.minimum(gate, routing.clip)
+    up = ops.clip(up, -routing.clip, routing.clip)
+    slow = ops.sigmoid(ops.multiply(gate, routing.slope))
+    return ops.multiply(ops.add(up, 1.0), ops.multiply(gate, slow))
 
 
 def _normed(description: Description, x: Array, norm: Weight) -> Array:

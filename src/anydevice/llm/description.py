@@ -17,7 +17,13 @@ from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.planning.architectures import ARCHITECTURES, Experts, LatentSizes, Running
 from anydevice.planning.config import ModelConfig
-from anydevice.planning.decoder import DecoderSizes, decoder_sizes, layer_experts, layer_windows
+from anydevice.planning.decoder import (
+    DecoderSizes,
+    decoder_sizes,
+    layer_experts,
+    layer_windows,
+    rotary_share,
+)
 
 Norm = Literal["rms", "rms1", "layer"]
 Block = Literal["pre", "post", "sandwich", "parallel"]
@@ -59,8 +65,8 @@ class Routing(Record):
     their softmax; `"groups"`, the sigmoid of scores, of which the best are taken in the best
     `group_limit` of `groups` groups, with a bias that only chooses. `normalized` weights are
     divided by their sum, and all are multiplied by `factor`. `shared` are the units of the network
-    that every token passes as well, weighted by a gate where `shared_gate` is set. `clip` is where
-    the inputs of a product are clipped.
+    that every token passes as well, weighted by a gate where `shared_gate` is set. With `clip`,
+    gate and up are clipped there, 1 is added to up, and the gate's sigmoid has this `slope`.
     """
 
     count: int
@@ -74,6 +80,7 @@ class Routing(Record):
     shared: int = 0
     shared_gate: bool = False
     clip: float | None = None
+    slope: float = 1.0
 
 
 class LayerDescription(Record):
@@ -106,8 +113,8 @@ class Description(Record):
       attention and network add, and of the logits.
     - `query_key_norm`: none, of each head (`"head"`), or of all heads together (`"row"`).
     - `sinks`: each head has a score that belongs to no key.
-    - `biases`: which products have one: some of `"qkv"`, `"output"`, `"mlp"`, `"router"`,
-      `"experts"`, `"norm"`, `"head"`.
+    - `biases`: what has one, some of `"qkv"` (with latent attention, what comes before its norms),
+      `"output"`, `"mlp"`, `"router"`, `"experts"`, `"norm"`, `"head"`.
 
     >>> from anydevice.planning.config import as_config
     >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -167,7 +174,7 @@ def describe(config: ModelConfig, context: int | None = None) -> Description:
         layers=_layers(config, running, sizes, context),
         norm="layer" if row.layer_norm else "rms1" if running.unit_norm else "rms",
         block=_block(config, running),
-        activation=_activation(config),
+        activation=_activation(config, running),
         gated=row.gated,
         tied=bool(config.get("tie_word_embeddings")),
         scale=_scale(config, running, sizes),
@@ -179,20 +186,37 @@ def describe(config: ModelConfig, context: int | None = None) -> Description:
         residual_scale=_number(config, running.residual_scale),
         logit_scale=_number(config, running.logit_scale) / _number(config, running.logit_divisor),
         query_key_norm={"": "", "head": "head", "heads": "row"}[row.query_key_norms],  # type: ignore[arg-type]
-        sinks=running.sinks,
+        sinks=row.sinks,
         latent=sizes.latent,
         biases=_biases(config),
     )
 
 
 def _running(config: ModelConfig) -> Running:
-    if config.architecture.running is not None:
-        return config.architecture.running
+    running = config.architecture.running
+    if running is not None:
+        _refuse_options(config, running)
+        return running
     known = ", ".join(sorted(name for name, row in ARCHITECTURES.items() if row.running))
     named = f"the family {shortened(config.family)!r}" if config.family else "a model of no family"
     raise UnsupportedError(
         f"{config.source}: {named} (model_type) is not one that can be run; those are {known}"
     )
+
+
+def _refuse_options(config: ModelConfig, running: Running) -> None:
+    if config.model_class not in ("", "ForCausalLM"):
+        raise _unsupported(config, f"the class {config.model_class}")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise UnsupportedError(
+            f"{config.source}: weights that are quantized ({shortened(str(method))}) are not run "
+            "here; take the folder of the model in 16 bits, or a GGUF file of it"
+        )
+    for key, value in running.only.items():
+        if config.get(key) not in (None, value):
+            raise _unsupported(config, f"{key} = {shortened(repr(config.get(key)))}")
 
 
 def _unsupported(config: ModelConfig, what: str) -> UnsupportedError:
@@ -222,64 +246,180 @@ def _block(config: ModelConfig, running: Running) -> Block:
     return "post" if running.post_norm else "pre"
 
 
-def _activation(config: ModelConfig) -> Activation:
+def _activation(config: ModelConfig, running: Running) -> Activation:
     for key in ("hidden_activation", "hidden_act", "activation_function"):
         name = config.get(key)
         if name is not None:
-            if name not in ACTIVATIONS:
+            if not isinstance(name, str) or name not in ACTIVATIONS:
                 raise _unsupported(config, f"{key} = {shortened(repr(name))}")
-            return ACTIVATIONS[name]
+            found = ACTIVATIONS[name]
+            return "gelu_tanh" if found == "gelu" and running.tanh_gelu else found
     return "silu"
 
 
 def _scale(config: ModelConfig, running: Running, sizes: DecoderSizes) -> float:
-    usual = _number(config, running.query_scale, sizes.head_size) ** -0.5
-    return _number(config, running.scale, usual)
+    if running.scale:
+        return _number(config, running.scale)
+    root = _number(config, running.query_scale, sizes.head_size)
+    if root <= 0:
+        raise ConfigurationError(f"{config.source}: {running.query_scale} must be above 0", "scale")
+    if sizes.latent:  # what yarn takes from the size of rotated elements comes to the scores
+        given = rope_parameters(config, "full_attention")
+        by, factor = given.get("mscale_all_dim"), given.get("factor") or 1.0
+        if kind_of_rope(given) != "default" and by and factor > 1:
+            return float(root**-0.5 * (0.1 * by * math.log(factor) + 1) ** 2)
+    return float(root**-0.5)
 
 
 def _biases(config: ModelConfig) -> frozenset[str]:
     row = config.architecture
     flags = {"qkv": row.qkv_bias, "output": row.output_bias, "mlp": row.mlp_bias}
-    flags |= {"head": row.head_bias, "norm": row.layer_norm}
+    flags |= {"head": row.head_bias, "norm": row.layer_norm and row.norm_bias}
+    flags |= {"router": row.expert_bias, "experts": row.expert_bias}
     return frozenset(name for name, flag in flags.items() if config.flag(flag))
 
 
 def _layers(
     config: ModelConfig, running: Running, sizes: DecoderSizes, context: int | None
 ) -> tuple[LayerDescription, ...]:
-    windows = layer_windows(config, sizes)
-    experts = layer_experts(config, sizes)
+    windows, experts = layer_windows(config, sizes), layer_experts(config, sizes)
     routing = _routing(config, running, experts) if experts else None
+    ropes = {window: _rope(config, running, sizes, window, context) for window in set(windows)}
+    turned = _turned(config, running, sizes)
     return tuple(
         LayerDescription(
             window=window,
-            rope=_rope(config, running, sizes, number, window),
+            rope=ropes[window] if turned[number] else None,
             experts=routing if experts and number in experts.layers else None,
+            position_scale=_position_scale(config) if running.position_scale else None,
         )
         for number, window in enumerate(windows)
     )
 
 
 def _routing(config: ModelConfig, running: Running, experts: Experts) -> Routing:
+    grouped = running.routing == "groups"
+    groups = config.count("n_group", 1, least=1) if grouped else 1
+    limit = config.count("topk_group", 1, least=1) if grouped else 1
+    apart = experts.count % groups or limit > groups
+    if apart or experts.per_token > experts.count // groups * limit:
+        raise ConfigurationError(
+            f"{config.source}: a token cannot choose {experts.per_token} of {experts.count} "
+            f"experts in {limit} of {groups} groups",
+            config.source,
+        )
     return Routing(
         count=experts.count,
         per_token=experts.per_token,
         intermediate=experts.intermediate,
         kind=running.routing,
         normalized=config.flag(running.normalized),
+        factor=_number(config, running.routed_scale),
+        groups=groups,
+        group_limit=limit,
         shared=experts.shared,
         shared_gate=config.architecture.shared_gate,
-        clip=CLIP if running.clipped else None,
+        clip=_number(config, "swiglu_limit", CLIP) if running.clipped else None,
+        slope=_number(config, "swiglu_alpha", SLOPE) if running.clipped else 1.0,
     )
 
 
+def _turned(config: ModelConfig, running: Running, sizes: DecoderSizes) -> list[bool]:
+    """Which layers have rope."""
+    listed, nth = running.no_rope
+    flags = config.entries(listed) if listed else None
+    if flags is None:
+        step = config.count(nth) if nth else 0
+        return [not step or (number + 1) % step != 0 for number in range(sizes.layers)]
+    if len(flags) < sizes.layers:
+        raise ConfigurationError(
+            f"{config.source}: {listed} names {len(flags)} layers of {sizes.layers}", config.source
+        )
+    return [bool(flag) for flag in flags[: sizes.layers]]
+
+
+def _position_scale(config: ModelConfig) -> tuple[float, int] | None:
+    given = rope_parameters(config, "full_attention")
+    beta, tokens = given.get("llama_4_scaling_beta"), given.get("original_max_position_embeddings")
+    return (float(beta), int(tokens)) if beta and tokens else None
+
+
+def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
+    """What a config says of rope for a kind of layers, under its old names or its new ones.
+
+    Raises `ConfigurationError` if it is no object, or a number in it is none.
+    """
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping):
+        given = given[kind]
+    lists = ("short_factor", "long_factor")
+    if not isinstance(given, Mapping) or any(
+        isinstance(value, str | list | tuple | Mapping)
+        and not (isinstance(value, list | tuple) if key in lists else key in ("type", "rope_type"))
+        for key, value in given.items()
+    ):
+        raise ConfigurationError(f"{config.source}: rope_parameters make no sense", config.source)
+    return given
+
+
+def kind_of_rope(given: Mapping[str, Any]) -> str:
+    """The name of the scaling in rope parameters."""
+    return str(given.get("rope_type") or given.get("type") or "default")
+
+
 def _rope(
-    config: ModelConfig, running: Running, sizes: DecoderSizes, number: int, window: int | None
+    config: ModelConfig,
+    running: Running,
+    sizes: DecoderSizes,
+    window: int | None,
+    context: int | None,
 ) -> Rope | None:
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{config.source}: rope_parameters is not an object", "rope")
-    theta = given.get("rope_theta") or config.get("rope_theta") or 10000.0
-    kind = given.get("rope_type") or given.get("type") or "default"
-    scaling = () if kind == "default" else tuple(sorted(given.items()))
-    return Rope(theta=float(theta), size=sizes.head_size, scaling=scaling)
+    """Rope of the layers with this window."""
+    by_window = running.rope_by_window
+    if by_window == "none" and window is None:
+        return None
+    kind = "full_attention" if window is None else "sliding_attention"
+    given = rope_parameters(config, kind)
+    nested = given is not (config.get("rope_scaling") or config.get("rope_parameters"))
+    own_base = by_window == "base" and window is not None and not nested
+    key = "rope_local_base_freq" if own_base else "rope_theta"
+    theta = _number(config, key, 10000.0) if own_base else given.get("rope_theta")
+    scaled = nested or window is None or by_window not in ("base", "scaling")
+    size = sizes.latent.rotated if sizes.latent else int(sizes.head_size * rotary_share(config))
+    if size % 2:
+        raise _unsupported(config, f"rope of {size} elements")
+    return Rope(
+        theta=float(_number(config, key, 10000.0) if theta is None else theta),
+        size=size,
+        interleaved=config.flag(running.interleaved),
+        scaling=_scaling(config, running, given, context) if scaled else (),
+    )
+
+
+def _scaling(
+    config: ModelConfig, running: Running, given: Mapping[str, Any], context: int | None
+) -> tuple[tuple[str, Any], ...]:
+    """The scaling of rope as `ops.rope` takes it, with what the rest of the config says."""
+    kind = kind_of_rope(given)
+    if kind in running.longrope:
+        kind = "longrope"
+    if kind == "default":
+        return ()
+    longest = config.optional("longest_context")
+    original = given.get("original_max_position_embeddings")
+    if kind == "longrope":
+        original = config.get("original_max_position_embeddings") or original
+    found = {**given, "rope_type": kind, "original_max_position_embeddings": original or longest}
+    if kind in ("yarn", "longrope") and not found.get("factor") and longest and original:
+        found["factor"] = longest / original
+    pairs = [
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in found.items()
+        if key in _SCALING_KEYS and value is not None
+    ]
+    return tuple(sorted(pairs))
+
+
+_SCALING_KEYS = {"rope_type", "factor", "low_freq_factor", "high_freq_factor", "mscale"}
+_SCALING_KEYS |= {"original_max_position_embeddings", "attention_factor", "mscale_all_dim"}
+_SCALING_KEYS |= {"beta_fast", "beta_slow", "truncate", "short_factor", "long_factor"}

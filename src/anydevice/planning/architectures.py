@@ -35,53 +35,60 @@ Outputs = Literal["new token", "tokens", "sequence"]
 class Running(Record):
     """What running a family needs to know, beside what its memory follows from.
 
+    Most fields are keys of the config; "" says that the family has no such thing.
+
     - `post_norm`: norms come after attention and network, on what they add, and none before.
     - `unit_norm`: the weights of norms are stored without their 1.
-    - `interleaved`: rope rotates neighbours, where this is true, or this key of the config is.
-    - `rope_by_window`: how rope differs by kind of layer: `"base"`, layers with a window have
-      their own base, the config's `rope_local_base_freq`; `"scaling"`, only layers without a window
-      are scaled; `"none"`, layers without a window have no rope.
-    - `no_rope_key`: the key of a list that says for each layer whether it has rope.
-    - `eps`: the key of what is added under the root in norms.
-    - `scale`: the key of the factor of scores; `query_scale`, of the number whose inverse root it
-      is.
-    - `embedding_scale`, `residual_scale`, `logit_scale`, `logit_divisor`: keys of factors.
-    - `soft_cap`, `final_soft_cap`: keys of the caps of scores and of logits.
+    - `interleaved`: whether rope rotates neighbours, always, never, or by key.
+    - `rope_by_window`: how rope differs between layers: `"base"`, those with a window have a base
+      of their own, `rope_local_base_freq`, and are not scaled; `"scaling"`, they are not scaled;
+      `"none"`, those without a window have no rope.
+    - `no_rope`: the key of a list that says for each layer whether it has rope, and of the number
+      that says which nth layers have none where there is no list.
+    - `longrope`: names of rope scaling that mean longrope.
     - `position_scale`: queries grow with their position, as `llama_4_scaling_beta` says.
-    - `sinks`: each head has a score that belongs to no key.
-    - `routing`: how a router's numbers become weights: softmax of all, then the best; softmax of
-      the best; or sigmoid, the best of the best groups.
-    - `normalized`: whether the weights of the chosen experts add up to 1: always, never or by key.
-    - `clipped`: experts clip what they multiply, as gpt-oss does.
-    - `tensors`: our names for parameters, and those of the files where they are not the usual ones.
+    - `eps`: what is added under the root in norms.
+    - `scale`: the factor of scores; `query_scale`: the number whose inverse root it is.
+    - `soft_cap`, `final_soft_cap`: the bounds of scores and of logits.
+    - `embedding_scale`, `residual_scale`, `logit_scale`: factors; `logit_divisor`: a divisor.
+    - `tanh_gelu`: what is called gelu is its approximation by tanh.
+    - `routing`: how a router's scores become weights: `"softmax"` of all, then the best are taken;
+      `"top_k"`, the softmax of the best; `"groups"`, their sigmoid, the best of the best groups.
+    - `normalized`: whether the weights of the chosen experts add up to 1: always, never, or by key.
+    - `routed_scale`: the factor of what experts give.
+    - `clipped`: what experts multiply is clipped.
+    - `only`: options that are run with this value only.
     """
 
     post_norm: bool = False
     unit_norm: bool = False
     interleaved: Flag = False
     rope_by_window: Literal["", "base", "scaling", "none"] = ""
-    no_rope_key: str = ""
+    no_rope: tuple[str, str] = ("", "")
+    longrope: tuple[str, ...] = ()
+    position_scale: bool = False
     eps: str = "rms_norm_eps"
     scale: str = ""
     query_scale: str = ""
+    soft_cap: str = ""
+    final_soft_cap: str = ""
     embedding_scale: str = ""
     residual_scale: str = ""
     logit_scale: str = ""
     logit_divisor: str = ""
-    soft_cap: str = ""
-    final_soft_cap: str = ""
-    position_scale: bool = False
-    sinks: bool = False
+    tanh_gelu: bool = False
     routing: Literal["softmax", "top_k", "groups"] = "softmax"
     normalized: Flag = True
+    routed_scale: str = ""
     clipped: bool = False
-    tensors: Mapping[str, str] = NOTHING
+    only: Mapping[str, Any] = NOTHING
 
 
 class ModelFamily(Record):
     """One family: what its layers have beside the matrices that every decoder has.
 
-    - `norms`: the norms of the hidden size in a layer; with `layer_norm` each has a bias.
+    - `norms`: the norms of the hidden size in a layer; with `layer_norm` each has a bias, unless
+      `norm_bias` is false.
     - `query_key_norms`: norms of one head (`"head"`) or of all heads (`"heads"`).
     - `rotary`: a table of rotary frequencies, for `rotary_share` of a head or the config's value
       under `rotary_key`; with `rotary_by_window`, layers with a window have another table.
@@ -97,6 +104,8 @@ class ModelFamily(Record):
     - `wide_routing`: the results of experts are weighted in float32.
     - `shared_gate`: the experts that every token passes have a gate of their own.
     - `router_bias`: the router has a bias for each expert, kept as a buffer.
+    - `expert_bias`: the matrices of experts and their router have biases.
+    - `sinks`: each head has a score that belongs to no key.
     - `latent`: keys and values are made from one small vector a token, which is what is cached.
     - `plain_heads`: heads share the hidden size evenly, each with its own keys; all share one key
       where the config's key `multi_query_if` is true, or `kv_heads` of them where `grouped_if` is.
@@ -119,6 +128,7 @@ class ModelFamily(Record):
     norms: int = 2
     norm_weights: bool = True
     layer_norm: bool = False
+    norm_bias: bool = True
     query_key_norms: Literal["", "head", "heads"] = ""
     query_key_norms_if: str = ""
     parallel: Flag = False
@@ -132,6 +142,8 @@ class ModelFamily(Record):
     wide_routing: bool = False
     shared_gate: bool = False
     router_bias: bool = False
+    expert_bias: bool = False
+    sinks: bool = False
     latent: bool = False
     embedding_scale: bool = False
     rotary: bool = True
@@ -152,12 +164,38 @@ class ModelFamily(Record):
     defaults: Mapping[str, Any] = NOTHING
     running: Running | None = None
 
+    @property
+    def norm_vectors(self) -> int:
+        """The vectors of parameters that a norm has."""
+        return self.norm_weights * (1 + (self.layer_norm and self.norm_bias))
+
 
 TIED = {"tie_word_embeddings": True}
-_GEMMA = {"head_dim": 256, **TIED}
+_WIDE = {"rms_norm_eps": 1e-5}
+_FINE = {"rms_norm_eps": 1e-6}
+_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", **TIED, **_FINE}
 _SPARSE = {"mlp_only_layers": None, "decoder_sparse_step": 1}
 _LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "v_head_dim": 128}
 _LATENT |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+_YARN: dict[str, Any] = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
+_LIKE_MISTRAL: dict[str, Any] = {
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+}
+_LIKE_MISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, **_YARN}
+_LIKE_GPT_OSS: dict[str, Any] = {
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_LIKE_GPT_OSS |= {"rope_theta": 150000.0, **_YARN}
+_ONE_WAY = {"use_bidirectional_attention": False}
+_NO_WINDOWS = {"use_sliding_window": False}
+_SOFT_CAPS: dict[str, Any] = {
+    "soft_cap": "attn_logit_softcapping",
+    "final_soft_cap": "final_logit_softcapping",
+}
 
 UNKNOWN = ModelFamily()
 """The row of a model that is known by its tensors alone: layers like Llama's are assumed."""
@@ -168,8 +206,16 @@ def _biases(flag: Flag) -> dict[str, Any]:
 
 
 ARCHITECTURES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(running=Running(), defaults={"rms_norm_eps": 1e-6}),
-    "granite": ModelFamily(),
+    "llama": ModelFamily(defaults=_FINE, running=Running()),
+    "granite": ModelFamily(
+        defaults=_FINE,
+        running=Running(
+            scale="attention_multiplier",
+            embedding_scale="embedding_multiplier",
+            residual_scale="residual_multiplier",
+            logit_divisor="logits_scaling",
+        ),
+    ),
     "seed_oss": ModelFamily(
         output_bias="attention_out_bias",
         defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
@@ -178,25 +224,36 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         **_biases("use_bias"), defaults={"head_dim": 128, "num_key_value_heads": 2, **TIED}
     ),
     "mistral": ModelFamily(
-        **_biases(False), defaults={"num_key_value_heads": 8, "sliding_window": 4096}
+        **_biases(False),
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096, **_FINE},
+        running=Running(),
     ),
     "ministral3": ModelFamily(
-        **_biases(False), defaults={"num_key_value_heads": 8, "head_dim": 128}
+        **_biases(False),
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "rope_parameters": _LIKE_MISTRAL}
+        | _WIDE,
+        running=Running(position_scale=True),
     ),
     "qwen2": ModelFamily(
         **_biases(False) | {"qkv_bias": True},
         windows="last",
-        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+        | _FINE,
+        running=Running(),
     ),
     "qwen3": ModelFamily(
         mlp_bias=False,
         query_key_norms="head",
         windows="last",
         defaults={"num_key_value_heads": 32, "head_dim": 128}
-        | {"sliding_window": 4096, "max_window_layers": 28},
+        | {"sliding_window": 4096, "max_window_layers": 28, **_FINE},
+        running=Running(),
     ),
     "gemma": ModelFamily(
-        mlp_bias=False, embedding_scale=True, defaults={"num_key_value_heads": 16, **_GEMMA}
+        mlp_bias=False,
+        embedding_scale=True,
+        defaults={"num_key_value_heads": 16, **_GEMMA},
+        running=Running(unit_norm=True, tanh_gelu=True, only=_ONE_WAY),
     ),
     "gemma2": ModelFamily(
         mlp_bias=False,
@@ -205,7 +262,12 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         embedding_scale=True,
         windows="pattern",
         pattern=2,
-        defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
+        defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA}
+        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        | {"query_pre_attn_scalar": 256},
+        running=Running(
+            unit_norm=True, query_scale="query_pre_attn_scalar", only=_ONE_WAY, **_SOFT_CAPS
+        ),
     ),
     "gemma3_text": ModelFamily(
         mlp_bias=False,
@@ -215,7 +277,15 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         rotary_by_window=True,
         windows="pattern",
         pattern=6,
-        defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA},
+        defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA}
+        | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256},
+        running=Running(
+            unit_norm=True,
+            rope_by_window="base",
+            query_scale="query_pre_attn_scalar",
+            only=_ONE_WAY,
+            **_SOFT_CAPS,
+        ),
     ),
     "phi": ModelFamily(
         **_biases(True),
@@ -231,13 +301,20 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"hidden_act": "gelu_new"},
     ),
     "phi3": ModelFamily(
-        **_biases(False), fused_qkv=True, fused_gate=True, rotary_key="partial_rotary_factor"
+        **_biases(False),
+        fused_qkv=True,
+        fused_gate=True,
+        rotary_key="partial_rotary_factor",
+        defaults={"original_max_position_embeddings": 4096, **_WIDE},
+        running=Running(longrope=("su", "yarn")),
     ),
     "mixtral": ModelFamily(
         **_biases(False),
         experts=True,
         wide_routing=True,
-        defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
+        | {"rope_theta": 1e6, **_WIDE},
+        running=Running(),
     ),
     "qwen3_moe": ModelFamily(
         mlp_bias=False,
@@ -246,7 +323,8 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         experts=True,
         dense_if_none=True,
         defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
-        | {"moe_intermediate_size": 768, "sliding_window": None, **_SPARSE},
+        | {"moe_intermediate_size": 768, "sliding_window": None, **_SPARSE, **_FINE},
+        running=Running(normalized="norm_topk_prob"),
     ),
     "qwen2_moe": ModelFamily(
         **_biases(False) | {"qkv_bias": "qkv_bias"},
@@ -256,7 +334,24 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         shared_gate=True,
         defaults={"qkv_bias": True, "num_key_value_heads": 16, "num_experts": 60}
         | {"num_experts_per_tok": 4, "moe_intermediate_size": 1408}
-        | {"shared_expert_intermediate_size": 5632, **_SPARSE},
+        | {"shared_expert_intermediate_size": 5632, **_SPARSE, **_FINE},
+        running=Running(normalized="norm_topk_prob", only=_NO_WINDOWS),
+    ),
+    "gpt_oss": ModelFamily(
+        mlp_bias=False,
+        eager=True,
+        windows="pattern",
+        pattern=2,
+        experts=True,
+        expert_bias=True,
+        sinks=True,
+        defaults={"attention_bias": True, "head_dim": 64, "num_key_value_heads": 8}
+        | {"sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4}
+        | {"rope_theta": 150000.0, "rope_parameters": _LIKE_GPT_OSS, **_WIDE},
+        running=Running(
+            routing="top_k",
+            clipped=True,
+        ),
     ),
     "deepseek_v2": ModelFamily(
         latent=True,
@@ -272,17 +367,32 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         wide_routing=True,
         router_bias=True,
         defaults={"n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048}
-        | {"first_k_dense_replace": 3, "num_experts_per_tok": 8, **_LATENT},
+        | {"first_k_dense_replace": 3, "num_experts_per_tok": 8, **_LATENT, **_FINE}
+        | {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+        | {"rope_interleave": True},
+        running=Running(
+            interleaved="rope_interleave",
+            routing="groups",
+            normalized="norm_topk_prob",
+            routed_scale="routed_scaling_factor",
+            only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+        ),
     ),
     "olmo": ModelFamily(mlp_bias=False, norm_weights=False),
-    "olmo2": ModelFamily(mlp_bias=False, query_key_norms="heads"),
+    "olmo2": ModelFamily(
+        mlp_bias=False,
+        query_key_norms="heads",
+        defaults=_WIDE,
+        running=Running(post_norm=True),
+    ),
     "olmo3": ModelFamily(
         mlp_bias=False,
         query_key_norms="heads",
         rotary_by_window=True,
         windows="pattern",
         pattern=4,
-        defaults={"sliding_window": 4096},
+        defaults={"sliding_window": 4096, "rope_theta": 500000.0, **_WIDE},
+        running=Running(post_norm=True, rope_by_window="scaling"),
     ),
     "exaone4": ModelFamily(
         **_biases(False),
@@ -291,12 +401,48 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         pattern=4,
         defaults={"num_key_value_heads": 32, "sliding_window": 4096},
     ),
-    "smollm3": ModelFamily(windows="none", defaults={"num_key_value_heads": 4, **TIED}),
+    "smollm3": ModelFamily(
+        windows="none",
+        defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layer_interval": 4}
+        | {**TIED, **_FINE},
+        running=Running(no_rope=("no_rope_layers", "no_rope_layer_interval"), only=_NO_WINDOWS),
+    ),
     "starcoder2": ModelFamily(
         **_biases("use_bias"),
         gated=False,
         layer_norm=True,
-        defaults={"use_bias": True, "num_key_value_heads": 2, **TIED},
+        defaults={"use_bias": True, "num_key_value_heads": 2, **TIED}
+        | {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh"},
+        running=Running(eps="norm_epsilon"),
+    ),
+    "glm4": ModelFamily(
+        output_bias=False,
+        mlp_bias=False,
+        fused_gate=True,
+        norms=4,
+        rotary_share=0.5,
+        rotary_key="partial_rotary_factor",
+        defaults={"attention_bias": True, "num_key_value_heads": 2, "head_dim": 128}
+        | {"rms_norm_eps": 1.5625e-7},
+        running=Running(
+            interleaved=True,
+        ),
+    ),
+    "cohere2": ModelFamily(
+        mlp_bias=False,
+        norms=1,
+        layer_norm=True,
+        norm_bias=False,
+        parallel=True,
+        windows="pattern",
+        pattern=4,
+        defaults={"sliding_window": 4096, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, **TIED},
+        running=Running(
+            interleaved=True,
+            rope_by_window="none",
+            eps="layer_norm_eps",
+            logit_scale="logit_scale",
+        ),
     ),
     "gpt2": ModelFamily(
         **_biases(True),

@@ -82,7 +82,7 @@ def decoder_shape(config: ModelConfig, dtype: str | None = None) -> ModelShape:
     vectors = _vectors(config, sizes)
     head = _head(config, sizes)
     positions = config.number("longest_context") * sizes.hidden if row.positions else 0
-    final = sizes.hidden * row.norm_weights * (1 + row.layer_norm)
+    final = sizes.hidden * row.norm_vectors
     assumed = list(config.assumed)
     if name is None:
         assumed.append(NO_DTYPE)
@@ -137,6 +137,7 @@ def _beside_quantized(config: ModelConfig, quantization: Quantization) -> tuple[
 
 
 def decoder_sizes(config: ModelConfig) -> DecoderSizes:
+    """The sizes that a config names; raises `ConfigurationError` if they do not go together."""
     row, source = config.architecture, config.source
     hidden, heads = config.number("hidden"), config.number("heads")
     kv_heads = heads if row.plain_heads else config.number("kv_heads", heads)
@@ -267,9 +268,9 @@ def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list
     inner, count = experts.intermediate, experts.count
     row, bias = config.architecture, config.flag(config.architecture.mlp_bias)
     found = [
-        Matrix("mlp.gate", count, hidden),
-        Matrix("mlp.experts.gate_up_proj", 2 * inner, hidden, count=count),
-        Matrix("mlp.experts.down_proj", hidden, inner, count=count),
+        Matrix("mlp.gate", count, hidden, row.expert_bias),
+        Matrix("mlp.experts.gate_up_proj", 2 * inner, hidden, row.expert_bias, count),
+        Matrix("mlp.experts.down_proj", hidden, inner, row.expert_bias, count),
     ]
     if experts.shared:
         shared = "mlp.shared_expert" if row.shared_gate else "mlp.shared_experts"
@@ -284,6 +285,7 @@ def _expert_matrices(config: ModelConfig, experts: Experts, hidden: int) -> list
 
 
 def layer_experts(config: ModelConfig, sizes: DecoderSizes) -> Experts | None:
+    """The experts of a model, with the layers that have them; `None` if it has none."""
     row = config.architecture
     if not row.experts or not (count := config.number("experts", least=not row.dense_if_none)):
         return None
@@ -310,20 +312,20 @@ def _router_bias(config: ModelConfig, experts: Experts | None, layer: int) -> in
 
 
 def _vectors(config: ModelConfig, sizes: DecoderSizes) -> int:
-    """The elements of a layer's norms."""
+    """The elements of a layer's norms and sinks."""
     row = config.architecture
     norms = row.norms
     if row.parallel_norms and config.flag(row.parallel):
         named = config.get(row.parallel_norms)
         norms = 2 if named == 2 or (named is None and _is_grouped(config)) else 1
-    each = row.norm_weights * (1 + row.layer_norm)
+    each = row.norm_vectors
     total = norms * sizes.hidden * each
     if row.query_key_norms and config.flag(row.query_key_norms_if or True):
         heads = 2 if row.query_key_norms == "head" else sizes.heads + sizes.kv_heads
         total += heads * sizes.head_size * each
     if sizes.latent:
         total += sizes.latent.query_rank + sizes.latent.rank
-    return total
+    return total + sizes.heads * row.sinks
 
 
 def _layer_bytes(
@@ -347,12 +349,13 @@ def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
         return scale
     kinds = {window is None for window in layer_windows(config, sizes)}
     tables = len(kinds) if row.rotary_by_window else 1
-    rotated = sizes.latent.rotated if sizes.latent else sizes.head_size * _rotary_share(config)
+    rotated = sizes.latent.rotated if sizes.latent else sizes.head_size * rotary_share(config)
     frequencies = ceil(int(rotated) / 2)
     return tables * frequencies * 4 * 2 + scale
 
 
-def _rotary_share(config: ModelConfig) -> float:
+def rotary_share(config: ModelConfig) -> float:
+    """The part of a head that rope rotates."""
     row = config.architecture
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if row.rotary_key and isinstance(rope, dict) and rope.get("partial_rotary_factor"):
@@ -369,6 +372,7 @@ def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
 
 
 def layer_windows(config: ModelConfig, sizes: DecoderSizes) -> tuple[int | None, ...]:
+    """The most tokens that each layer attends to; `None`: all of them."""
     row, window = config.architecture, config.count("sliding_window") or None
     listed = config.entries("layer_types")
     if listed is not None:

@@ -1,0 +1,123 @@
+"""A tiny random model of every family, made by transformers, and ours from its folder."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.record import Record
+from anydevice.llm.description import Description, describe
+from anydevice.llm.weights import load_parameters
+from anydevice.planning.config import ModelConfig, read_config
+
+TOKENS = 21
+BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+BASE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+YARN |= {"original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.3}
+MINISTRAL |= {"original_max_position_embeddings": 8}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.5, 2.0, 2.5]}
+LONG |= {"long_factor": [2.0, 3.0, 5.0, 7.0]}
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12}
+LATENT |= {"v_head_dim": 20, "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 4}
+LATENT |= {"topk_group": 2, "n_shared_experts": 2, "num_experts_per_tok": 3}
+LATENT |= {"moe_intermediate_size": 24, "first_k_dense_replace": 1}
+SPARSE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama 2": ("llama", {}),
+    "llama 3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 16, "attention_bias": True}),
+    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "smollm2": ("llama", {"tie_word_embeddings": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": 8, "head_dim": 16}),
+    "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": MINISTRAL}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 6}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen2_moe": ("qwen2_moe", {**SPARSE, "shared_expert_intermediate_size": 40}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**SPARSE, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 7},
+    ),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": 9}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 6, "num_hidden_layers": 5, "rope_scaling": YARN}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 2}),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
+        | {"residual_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
+    "starcoder2": ("starcoder2", {"use_bias": True}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "cohere2": ("cohere2", {"sliding_window": 6, "num_hidden_layers": 4}),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}
+        | {"swiglu_limit": 0.5, "rope_parameters": {**YARN, "truncate": False}},
+    ),
+    "deepseek_v3": ("deepseek_v3", LATENT),
+    "deepseek_v3, yarn": (
+        "deepseek_v3",
+        {**LATENT, "q_lora_rank": None, "attention_bias": True, "norm_topk_prob": False}
+        | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+}
+"""By name: the family, and what a tiny model of it has beside `BASE`."""
+
+
+class Reference(Record):
+    """A model's config and parameters, ids, and the logits that transformers gives for them."""
+
+    config: ModelConfig
+    description: Description
+    parameters: Any
+    ids: Any
+    logits: Any
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    """The case of this name; parameters are NumPy arrays."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    family, options = CASES[name]
+    torch.manual_seed(len(name))
+    config = AutoConfig.for_model(family, **{**BASE, **options})
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            spread = 0.3 if tensor.dim() < 2 else tensor.shape[-1] ** -0.5
+            around = "norm" in key and key.endswith("weight") and "gemma" not in family
+            tensor.copy_(torch.randn_like(tensor) * spread + around)
+        ids = torch.randint(3, 97, (3, TOKENS))
+        logits = model(ids).logits.numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        ours = read_config(Path(folder))
+        description = describe(ours)
+        from anydevice import device
+
+        parameters = load_parameters(folder, description, device("cpu", engine="numpy"))
+    return Reference(ours, description, parameters, ids.numpy().astype(np.int32), logits)
