@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from anydevice.core.files import expanded, parse_json, read_small
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.llm.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL, GENERATION, CONFIG = "special_tokens_map.json", "generation_config.json", "config.json"
 
+TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+
 _LARGEST_TOKENIZER = 256 * 2**20
 _LARGEST_SETTINGS = 16 * 2**20
 """Bytes; larger files are not what they are called."""
 
+_MOST_TEMPLATES = 100
+_TEMPLATE_KEYS = ("name", "template")
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
@@ -36,7 +41,8 @@ class Tokenizer:
 
     `bos_id` is the token that begins a text, `None` if there is none; `adds_bos` whether every text
     begins with it; `eos_ids` are all tokens that end a reply; `size` is the number of tokens;
-    `special_tokens` has those with a name, such as "bos_token", as a chat template sees them.
+    `special_tokens` has those with a name, such as "bos_token", as a chat template sees them;
+    `templates` are the chat templates by name, "default" the usual one.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         special_tokens: Mapping[str, str],
+        templates: Mapping[str, ChatTemplate],
         eos_ids: Sequence[int],
         bos_id: int | None,
         source: str,
@@ -51,6 +58,7 @@ class Tokenizer:
         self._backend = backend
         self.source = source
         self.special_tokens = dict(special_tokens)
+        self.templates = dict(templates)
         self.eos_ids = tuple(sorted(set(eos_ids)))
         self.bos_id = bos_id
         self.size = backend.get_vocab_size()
@@ -67,13 +75,15 @@ class Tokenizer:
         Raises `ConfigurationError` if it is missing or damaged, naming the file.
         """
         folder = expanded(folder)
-        files = {
-            name: _read(folder / name, _LARGEST_SETTINGS)
-            for name in (SETTINGS, SPECIAL, GENERATION, CONFIG)
-            if (folder / name).exists()
-        }
         if not (folder / TOKENIZER).exists():
             raise _no_tokenizer(folder)
+        more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))[:_MOST_TEMPLATES]
+        names = (SETTINGS, SPECIAL, GENERATION, CONFIG, TEMPLATE)
+        files = {
+            name: _read(folder / name, _LARGEST_SETTINGS)
+            for name in (*names, *(f"{MORE_TEMPLATES}/{path.name}" for path in more))
+            if (folder / name).exists()
+        }
         files[TOKENIZER] = _read(folder / TOKENIZER, _LARGEST_TOKENIZER)
         return cls.from_files(files, str(folder))
 
@@ -93,6 +103,7 @@ class Tokenizer:
         return cls(
             backend,
             special_tokens=named,
+            templates=_templates(files, values[SETTINGS], source),
             eos_ids=_ids_of(backend, "eos", named, values, source),
             bos_id=next(iter(_ids_of(backend, "bos", named, values, source)), None),
             source=source,
@@ -105,6 +116,74 @@ class Tokenizer:
         a user is BOS. Nothing is cut or padded, whatever the file says.
         """
         return self._one_bos(self._ids(text, special=True))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The tokens of a conversation, as `render_chat` writes it.
+
+        BOS is there exactly once where every text begins with it, whether the template writes it or
+        not. Special tokens that stand in a message are these tokens, as in transformers: who lets
+        strangers write messages removes such texts from them.
+        """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            template=template,
+            **variables,
+        )
+        return self._one_bos(self._ids(text, special=False))
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """A conversation as the model's chat template writes it, ready for the reply.
+
+        `tools` are JSON schemas, or functions with types and a docstring. `template` is the name of
+        one of `templates`; without it, "tool_use" is taken for tools where there is one. Other
+        arguments are for the template. Raises `ConfigurationError` if there is none, or if it
+        refuses the messages, in its own words.
+        """
+        return self._template(template, tools).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens, **variables},
+        )
+
+    def _template(self, name: str | None, tools: Sequence[Any] | None) -> ChatTemplate:
+        if not self.templates:
+            raise ConfigurationError(
+                f"{self.source} has no chat template, so messages cannot be written for it: give a "
+                f"text as the prompt, or put the model's template there as {TEMPLATE}",
+                source=self.source,
+            )
+        if name is None:
+            name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
+        if name not in self.templates:
+            raise ConfigurationError(
+                f"{self.source} has no chat template {shortened(name)!r}; it has "
+                f"{', '.join(self.templates)}",
+                source="template",
+            )
+        return self.templates[name]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without the special ones; ids that stand for nothing are left out."""
@@ -149,10 +228,10 @@ class Tokenizer:
         return ids
 
     def _one_bos(self, ids: list[int]) -> list[int]:
-        if not self.adds_bos:
+        if not self.adds_bos or self.bos_id is None:
             return ids
         first = next((i for i, token in enumerate(ids) if token != self.bos_id), len(ids))
-        return [self.bos_id, *ids[first:]] if self.bos_id is not None else ids
+        return [self.bos_id, *ids[first:]]
 
 
 def _no_tokenizer(folder: Path) -> ConfigurationError:
@@ -256,6 +335,35 @@ def _add_missing(
         # One that is not in the vocabulary would get an id that the model does not know.
         if text not in known and backend.token_to_id(text) is not None:
             backend.add_special_tokens([AddedToken(text, special=True)])
+
+
+def _templates(
+    files: Mapping[str, Any], settings: Mapping[str, Any], source: str
+) -> dict[str, ChatTemplate]:
+    """The chat templates by name: those of `tokenizer_config.json`, and files that replace them."""
+    told = settings.get("chat_template")
+    rows = told if isinstance(told, list) else [{"name": "default", "template": told}]
+    texts = {}
+    for row in rows if told is not None else ():
+        name, text = (row.get(k) if isinstance(row, Mapping) else None for k in _TEMPLATE_KEYS)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConfigurationError(
+                f"{source}/{SETTINGS}: chat_template is neither a text nor a list of named ones",
+                source=f"{source}/{SETTINGS}",
+            )
+        texts[name] = (text, SETTINGS)
+    for name, file in files.items():
+        if name == TEMPLATE or name.startswith(f"{MORE_TEMPLATES}/"):
+            stem = "default" if name == TEMPLATE else Path(name).stem
+            texts[stem] = (_as_text(file, f"{source}/{name}"), name)
+    return {name: ChatTemplate(text, f"{source}/{file}") for name, (text, file) in texts.items()}
+
+
+def _as_text(file: bytes, source: str) -> str:
+    try:
+        return file.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{source} is not UTF-8: {error}", source=source) from error
 
 
 def _ids_of(
