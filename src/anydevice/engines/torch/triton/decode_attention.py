@@ -5,7 +5,7 @@ writes the new key and value into the cache; the last to end puts the parts toge
 
 Keys and values of earlier tokens, positions and angles depend on nothing in the step: they are
 loaded and computed while the launch ahead still runs. That is right because the product ahead lets
-this launch begin only when all before it has ended (`after_wait`).
+this launch begin only when all before it has ended (`in_order`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record
-from anydevice.engines.torch.triton.decode_products import wait
+from anydevice.engines.torch.triton.decode_products import Release, begin, end, wait
 from anydevice.engines.torch.triton.launch import (
     counters,
     multiprocessors,
@@ -41,6 +41,7 @@ class AttentionTile(Record):
     """How the work is cut: at most so many `parts` of the keys, `keys` at a time, warps and loads.
 
     There are fewer parts where `per_processor` programs for each multiprocessor are enough.
+    `release` is when the next launch may begin.
     """
 
     parts: int
@@ -48,6 +49,7 @@ class AttentionTile(Record):
     warps: int
     stages: int = 2
     per_processor: int = 2
+    release: Release = "first"
 
 
 TILES: Mapping[int, AttentionTile] = {
@@ -86,7 +88,7 @@ def attention_parts(tile: AttentionTile, pairs: int, slots: int, processors: int
     32
     """
     enough = max(1, tile.per_processor * processors // pairs)
-    return max(1, min(tile.parts, triton.cdiv(slots, tile.keys), enough))
+    return int(max(1, min(tile.parts, -(-slots // tile.keys), enough)))
 
 
 def attend(
@@ -115,8 +117,9 @@ def attend(
     cut = tile or TILES[max(64, width)]
     pairs, group = rows * key_heads, heads // key_heads
     parts = attention_parts(cut, pairs, slots, multiprocessors(qkv.device))
-    averages, sums = out, out
+    averages = sums = counts = out
     if parts > 1:
+        counts = counters(qkv.device, pairs)
         averages = qkv.new_empty((pairs, parts, group, width), dtype=torch.float32)
         sums = qkv.new_empty((pairs, 2, group, parts), dtype=torch.float32)
     window = EVERY_KEY if numbers.window is None else numbers.window
@@ -124,12 +127,13 @@ def attend(
         _attend, (parts, pairs), qkv.device,
         qkv, positions, keys, values, qkv if frequencies is None else frequencies,
         qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
-        averages, sums, counters(qkv.device, pairs), out,
+        averages, sums, counts, out,
         slots, window, numbers.scale * LOG2_E, numbers.factor, numbers.eps,
         key_heads=key_heads, group=group, block_group=LEAST_GROUP, size=size, width=width,
         rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
         normed=query_norm is not None, ring=numbers.ring, block=cut.keys, parts=parts,
-        block_parts=triton.next_power_of_2(parts), stages=cut.stages, num_warps=cut.warps,
+        block_parts=triton.next_power_of_2(parts), stages=cut.stages, release=cut.release,
+        num_warps=cut.warps,
         **overlapping(qkv.device),
     )  # fmt: skip
     return out
@@ -204,8 +208,9 @@ def _attend(
     key_heads: tl.constexpr, group: tl.constexpr, block_group: tl.constexpr, size: tl.constexpr,
     width: tl.constexpr, rotated: tl.constexpr, interleaved: tl.constexpr, normed: tl.constexpr,
     ring: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr,
-    stages: tl.constexpr, overlap: tl.constexpr,
+    stages: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
+    begin(overlap, release)
     part = tl.program_id(0)
     pair = tl.program_id(1)
     row = pair // key_heads
@@ -214,13 +219,13 @@ def _attend(
     position = tl.load(positions + row).to(tl.int32)
 
     # The keys that are there already: those of the first tile are asked for at once.
-    end = tl.maximum(tl.minimum(position, slots), 0)
-    begin = 0
+    held = tl.maximum(tl.minimum(position, slots), 0)
+    oldest = 0
     if not ring:
-        begin = tl.maximum(tl.minimum(position - window + 1, end), 0)
-    share = tl.cdiv(tl.cdiv(end - begin, parts), block) * block
-    first = begin + part * share
-    last = tl.minimum(first + share, end)
+        oldest = tl.maximum(tl.minimum(position - window + 1, held), 0)
+    share = tl.cdiv(tl.cdiv(held - oldest, parts), block) * block
+    first = oldest + part * share
+    last = tl.minimum(first + share, held)
     place = tl.arange(0, width)
     inside = (place < size)[None, :]
     cache = pair.to(tl.int64) * slots * size
@@ -238,7 +243,7 @@ def _attend(
         sine, cosine = sine_and_cosine(position.to(tl.float32) * frequency)
         sine = tl.where(turned, sine * sign * factor, 0.0)[None, :]
         cosine = tl.where(turned, cosine * factor, 1.0)[None, :]
-    wait(overlap, False)
+    wait(overlap, release)
 
     member = tl.arange(0, block_group)[:, None]
     source = qkv + row.to(tl.int64) * (heads + 2 * key_heads) * size
@@ -280,6 +285,7 @@ def _attend(
             query, key, value, seen, scale, largest, total, gathered
         )
 
+    end(overlap, release)
     target = out + row.to(tl.int64) * heads * size + key_head * group * size
     if parts == 1:
         average = gathered / total[:, None]
@@ -298,15 +304,15 @@ def _attend(
             each = tl.arange(0, block_parts)
             there = each < parts
             for one in tl.static_range(group):
-                spot = sums + (pair * 2 * group + one) * parts + each
-                high = tl.load(spot, there, NOT_SEEN, cache_modifier=".cg")
-                count = tl.load(spot + group * parts, there, 0, cache_modifier=".cg")
+                state = sums + (pair * 2 * group + one) * parts + each
+                high = tl.load(state, there, NOT_SEEN, cache_modifier=".cg")
+                count = tl.load(state + group * parts, there, 0, cache_modifier=".cg")
                 weight = tl.exp2(high - tl.max(high, 0))
                 lines = (pair * parts + each).to(tl.int64) * group + one
                 found = tl.load(
                     averages + lines[:, None] * width + place[None, :], there[:, None], 0,
                     cache_modifier=".cg",
                 )  # fmt: skip
-                average = tl.sum(found * weight[:, None], 0) / tl.sum(count * weight, 0)
-                spot = target + one * size + place
-                tl.store(spot, average.to(out.dtype.element_ty), place < size)
+                result = tl.sum(found * weight[:, None], 0) / tl.sum(count * weight, 0)
+                whole = result.to(out.dtype.element_ty)
+                tl.store(target + one * size + place, whole, place < size)

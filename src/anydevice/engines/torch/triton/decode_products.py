@@ -11,6 +11,7 @@ else is touched only when that has ended. `bench/gpu_decode.py` finds the tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import triton
@@ -26,13 +27,18 @@ MOST_ROWS = 64
 """The most rows of `x`: with more, a library's product is as fast."""
 
 
+Release = Literal["first", "waited", "last"]
+"""At the beginning, when the launch ahead has ended, or when all is read."""
+
+
 class ProductTile(Record):
     """How a product is cut: so many outputs for a program, inputs at a time, by so many warps.
 
     `stages` is how many loads are in flight. With `splits`, so many programs share the inputs of
     one output, and the last of them adds up. `inside` says whether the norm is computed in the
     product or in a launch before it. With `ahead`, all weights of a program are asked into the
-    cache before the wait, and not the first tile alone.
+    cache before the wait, and not the first tile alone. `release` is when the next launch may
+    begin to take what is free of the device.
     """
 
     outputs: int
@@ -42,6 +48,7 @@ class ProductTile(Record):
     splits: int = 1
     inside: bool = True
     ahead: bool = False
+    release: Release = "first"
 
 
 ProductTiles = Mapping[tuple[str, int], ProductTile]
@@ -102,14 +109,14 @@ def product(
     residual: torch.Tensor | None = None,
     factor: float = 1.0,
     tiles: ProductTiles = TILES,
-    after_wait: bool = False,
+    in_order: bool = False,
 ) -> torch.Tensor:
     """`x` (rows, inputs), normed by `norm` (inputs,), times `weight` (outputs, inputs), and more.
 
     `bias` is added. `gated`: the weight has the rows of the gates first and then as many others,
     and the result is silu(gate) × other. `residual` (rows, outputs) is added to `factor` times
-    that. All tensors are contiguous. Sums are float32, rounded once. With `after_wait`, what
-    follows may begin only when all before this launch has ended.
+    that. All tensors are contiguous. Sums are float32, rounded once. With `in_order`, what
+    follows begins only when all before this launch has ended.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -119,20 +126,22 @@ def product(
         x, norm = normed(x, norm, eps), None
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     programs = triton.cdiv(outputs, tile.outputs)
-    partial = out
+    partial = counts = out
     if tile.splits > 1:
+        counts = counters(x.device, programs)
         sides = 2 if gated else 1
         partial = x.new_empty((sides, tile.splits, outputs, padded), dtype=torch.float32)
     even = inputs % (tile.inputs * tile.splits) == 0 and outputs % tile.outputs == 0
     start(
         _one_row if rows == 1 else _some_rows, (programs, tile.splits), x.device,
         x, x if norm is None else norm, weight, x if bias is None else bias,
-        x if residual is None else residual, out, partial, counters(x.device, programs),
+        x if residual is None else residual, out, partial, counts,
         rows, outputs, eps, factor,
         inputs=inputs, normed=norm is not None, biased=bias is not None, gated=gated,
         summed=residual is not None, block_rows=padded, block_outputs=tile.outputs,
         block=tile.inputs, splits=tile.splits, even=even, stages=tile.stages,
-        ahead=tile.ahead and even and tile.splits == 1 and inputs % 8 == 0, after_wait=after_wait,
+        ahead=tile.ahead and even and tile.splits == 1 and inputs % 8 == 0,
+        release="waited" if in_order and tile.release == "first" else tile.release,
         num_warps=tile.warps, **overlapping(x.device),
     )  # fmt: skip
     return out
@@ -150,10 +159,11 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 @triton.jit
 def _norm(x, weight, out, columns, eps, block: tl.constexpr, overlap: tl.constexpr):
+    begin(overlap, "first")
     column = tl.arange(0, block)
     here = column < columns
     scale = tl.load(weight + column, here, 0).to(tl.float32)
-    wait(overlap, False)
+    wait(overlap, "first")
     row = tl.program_id(0).to(tl.int64) * columns
     value = tl.load(x + row + column, here, 0).to(tl.float32)
     root = tl.rsqrt(tl.sum(value * value, 0) / columns + eps)
@@ -161,14 +171,26 @@ def _norm(x, weight, out, columns, eps, block: tl.constexpr, overlap: tl.constex
 
 
 @triton.jit
-def wait(overlap: tl.constexpr, after_wait: tl.constexpr):
-    """Wait for the launch ahead, and let the next one begin: before that, or after."""
+def begin(overlap: tl.constexpr, release: tl.constexpr):
+    """At the beginning of a kernel: the next launch may begin, where it need not wait longer."""
+    if overlap and release == "first":
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait(overlap: tl.constexpr, release: tl.constexpr):
+    """Wait until the launch ahead has ended, and all before it."""
     if overlap:
-        if not after_wait:
-            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-        if after_wait:
+        if release == "waited":
             tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def end(overlap: tl.constexpr, release: tl.constexpr):
+    """When all is read."""
+    if overlap and release == "last":
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -210,8 +232,9 @@ def _one_row(
     inputs: tl.constexpr, normed: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
     summed: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr,
     block: tl.constexpr, splits: tl.constexpr, even: tl.constexpr, stages: tl.constexpr,
-    ahead: tl.constexpr, after_wait: tl.constexpr, overlap: tl.constexpr,
+    ahead: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
+    begin(overlap, release)
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     known = output < outputs
     place = tl.arange(0, block)
@@ -226,7 +249,7 @@ def _one_row(
         tile_of_others = _weights(other, place, known, inputs, even)
     if normed:
         scale = _values(norm, place, inputs, even)
-    wait(overlap, after_wait)
+    wait(overlap, release)
 
     value = _values(x, place, inputs, even)
     squares = value * value
@@ -245,6 +268,7 @@ def _one_row(
             tile = _weights(other, first + place, known, inputs, even)
             sums_of_others += tile.to(tl.float32) * value[None, :]
 
+    end(overlap, release)
     result = tl.sum(sums, 1)
     if normed:
         root = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
@@ -284,16 +308,16 @@ def _some_rows(
     inputs: tl.constexpr, normed: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
     summed: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr,
     block: tl.constexpr, splits: tl.constexpr, even: tl.constexpr, stages: tl.constexpr,
-    ahead: tl.constexpr, after_wait: tl.constexpr, overlap: tl.constexpr,
+    ahead: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     share: tl.constexpr = (inputs + splits * block - 1) // (splits * block) * block
+    begin(overlap, release)
     split = tl.program_id(1)
-    begin = split * share
-    last = tl.minimum(begin + share, inputs)
+    last = tl.minimum(split * share + share, inputs)
     output = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     known = output < outputs
     row = tl.arange(0, block_rows)
-    place = begin + tl.arange(0, block)
+    place = split * share + tl.arange(0, block)
     line = weight + output.to(tl.int64)[:, None] * inputs
     other = weight + (output + outputs).to(tl.int64)[:, None] * inputs
     if overlap and ahead:
@@ -305,7 +329,7 @@ def _some_rows(
         tile_of_others = _weights(other, place, known, last, even)
     if normed:
         scale = _values(norm, place, last, even)
-    wait(overlap, after_wait)
+    wait(overlap, release)
 
     sums = tl.zeros([block_outputs, block_rows], tl.float32)
     value = _columns(x, row, place, rows, last, inputs)
@@ -327,6 +351,7 @@ def _some_rows(
             tile = _weights(other, there, known, last, even)
             sums_of_others = tl.dot(tile, value, sums_of_others, input_precision="ieee")
 
+    end(overlap, release)
     is_last = True
     if splits > 1:
         # Each split leaves its sums; whoever comes last adds them all up, always in one order.
