@@ -26,9 +26,11 @@ from anydevice.core.text import shortened
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.llm.description import Description, LayerDescription, Routing
+from anydevice.llm.gguf import stored_parameters
 from anydevice.nn.random_choice import folded_seed, mixed
 from anydevice.ops.dispatch import primitives
-from anydevice.planning.config import is_config_path, read_config
+from anydevice.planning.config import is_config_path, is_gguf_path, read_config
+from anydevice.transfer.weights.gguf import read_gguf
 from anydevice.transfer.weights.joining import Joined, Part, SafeTensor
 from anydevice.transfer.weights.loading import load_joined
 from anydevice.transfer.weights.safetensors import read_model
@@ -73,7 +75,7 @@ def load_parameters(
     *,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """The parameters of a decoder on a device, in `dtype`, from a folder of safetensors files.
+    """The parameters of a decoder on a device, in `dtype`, from a folder or a GGUF file.
 
     They are read one after another, each straight into its place in the array that it belongs to;
     beside the parameters there is one array in memory at most. Without `dtype`, they have that of
@@ -84,6 +86,9 @@ def load_parameters(
     weights.
     """
     path = expanded(folder)
+    if is_gguf_path(path):
+        stored = stored_parameters(read_gguf(path), description)
+        return load_stored(stored, description, device, dtype, source=path, progress=progress)
     _refuse_quantized(path)
     stored = _by_usual_names(
         {name: Part(SafeTensor(each.header, each.entry)) for name, each in read_model(path).items()}

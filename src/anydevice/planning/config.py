@@ -61,7 +61,7 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "de
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
 _ALIASES = {"gemma3": "gemma3_text"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILES = (".json", ".safetensors")
+_FILES = (".json", ".safetensors", ".gguf")
 
 
 class UncountableError(ConfigurationError):
@@ -205,17 +205,28 @@ class ModelConfig(Record):
 
 
 def is_config_path(path: Path) -> bool:
-    """Whether a path is a JSON file, or a folder with a `config.json`."""
+    """Whether a path is a JSON or GGUF file, or a folder with a `config.json`."""
     if path.is_dir():
         return (path / CONFIG_NAME).is_file()
+    if is_gguf_path(path):
+        return True
     return path.suffix == ".json" and not path.name.endswith(".index.json")
 
 
+def is_gguf_path(path: Path) -> bool:
+    """Whether a file is GGUF, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
 def read_config(path: Path) -> ModelConfig:
-    """The config in a file, or in a folder's `config.json`.
+    """The config in a file, in a folder's `config.json`, or in the metadata of a GGUF file.
 
     Raises `ConfigurationError` if there is none, or it is not a JSON object.
     """
+    if is_gguf_path(path):
+        from anydevice.planning.gguf import read_gguf_config  # it needs NumPy, and others do not
+
+        return read_gguf_config(path)
     file = path / CONFIG_NAME if path.is_dir() else path
     try:
         values = parse_json(read_small(file, most=LARGEST_CONFIG), finite=False)

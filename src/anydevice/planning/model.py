@@ -30,6 +30,7 @@ from anydevice.planning.config import (
     UncountableError,
     as_config,
     is_config_path,
+    is_gguf_path,
     locate,
     read_config,
 )
@@ -58,7 +59,7 @@ def shape_of(model: Any = None, *, dtype: object = None, **numbers: Any) -> Mode
 
     - the path of a Hugging Face `config.json` or of the folder it is in, or the name of a model
       in the local Hugging Face cache;
-    - the path of safetensors files, of which only the headers are read;
+    - the path of safetensors files, or of a GGUF file, of which only the headers are read;
     - a config as a mapping;
     - `None`, with the dimensions as keywords: `layers hidden intermediate heads vocabulary`, and
       optionally `kv_heads head_size tied window experts experts_per_token expert_size
@@ -158,6 +159,8 @@ def _from_path(model: str | os.PathLike[str], dtype: str | None) -> ModelShape:
     config = read_config(path)
     files = path.is_dir() and any(path.glob("*.safetensors"))
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
+    if is_gguf_path(path):
+        name = path.stem
     if path != Path(model).expanduser():
         name = os.fspath(model)  # its folder in the cache is named by a commit
     try:

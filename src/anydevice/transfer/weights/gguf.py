@@ -126,6 +126,10 @@ class GgufTensor(Record):
         start = self.start + number * (self.nbytes // self.shape[0])
         return replace(self, shape=self.shape[1:], start=start)
 
+    def as_matrix(self) -> GgufTensor:
+        """A vector as a matrix of one row."""
+        return replace(self, shape=(1, *self.shape))
+
 
 class GgufFile(Record):
     """The header of a file: metadata and tensors by name; `stamp` is the state of the file."""
@@ -145,11 +149,6 @@ class GgufFile(Record):
                 str(self.path),
             )
         return value
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a file is one, by its name."""
-    return path.suffix.lower() == ".gguf"
 
 
 def read_gguf(path: Path) -> GgufFile:

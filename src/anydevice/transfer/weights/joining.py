@@ -142,7 +142,8 @@ def refusal(tensor: Stored, problem: str) -> TransferError:
 class Part(Record):
     """A stored tensor on its way into an array.
 
-    `arrange` brings it, as an array in host memory, into the order in which it is to lie there.
+    `arrange` brings it, as an array in host memory of its own dtype, into the order in which it is
+    to lie there.
     """
 
     tensor: Stored
@@ -255,7 +256,8 @@ def _upload(
     """Bring one part to its place on the device."""
     kind, size = dtype.numpy(), part.size * dtype.itemsize
     if part.arrange is not None:
-        host = np.ascontiguousarray(part.arrange(_whole(part, file, dtype, advance)))
+        host = np.empty(part.size, kind)
+        _read_part(part, file, host, advance)
         ring.upload([Piece(host.ctypes.data, address, size)])
         return
 
@@ -273,22 +275,21 @@ def _read(joined: Joined, files: OpenFiles, advance: Advance) -> Any:
     flat = array.reshape(-1)
     for part, offset in zip(joined.parts, joined.offsets(), strict=True):
         file = files.of(part.tensor)
-        room = flat[offset : offset + part.size]
-        if part.arrange is None:
-            _read_part(part, file, room, advance)
-        else:
-            room[...] = part.arrange(_whole(part, file, joined.dtype, advance)).reshape(-1)
-    return array
-
-
-def _whole(part: Part, file: PlainFile, dtype: DType, advance: Advance) -> Any:
-    """A stored tensor in host memory, as it lies in its file."""
-    array = np.empty(part.tensor.shape, dtype.numpy())
-    _read_part(part, file, array.reshape(-1), advance)
+        _read_part(part, file, flat[offset : offset + part.size], advance)
     return array
 
 
 def _read_part(part: Part, file: PlainFile, flat: Any, advance: Advance) -> None:
+    """A stored tensor, arranged, into memory of its size."""
+    if part.arrange is None:
+        _read_chunks(part, file, flat, advance)
+        return
+    whole = np.empty(part.tensor.shape, part.tensor.dtype.numpy())
+    _read_chunks(part, file, whole.reshape(-1), advance)
+    convert(part.tensor, part.arrange(whole).reshape(-1), flat)
+
+
+def _read_chunks(part: Part, file: PlainFile, flat: Any, advance: Advance) -> None:
     """A stored tensor, a chunk at a time, into memory of its size."""
     step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
     for first in range(0, flat.size, step):
