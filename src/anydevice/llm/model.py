@@ -26,11 +26,12 @@ from anydevice.llm.generation import (
     score,
     slots_for,
 )
+from anydevice.llm.gguf import tokenizer_of
 from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import Tokenizer
 from anydevice.llm.weights import load_parameters
-from anydevice.planning.config import locate, read_config
+from anydevice.planning.config import is_gguf_path, locate, read_config
 from anydevice.planning.plan import Plan, plan_inference
 
 Message = Mapping[str, Any]
@@ -130,7 +131,7 @@ def load(
     asked = _context(context, config.optional("longest_context"))
     plan = _planned(path, target, dtype, asked, given=context is not None)
     description = describe(config, plan.estimate.context)
-    tokenizer = Tokenizer.from_folder(path)
+    tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
     parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
     return LanguageModel(description, parameters, tokenizer, target, plan, name=path.name)
 
