@@ -6,18 +6,23 @@ import argparse
 import json
 from pathlib import Path
 
+from anydevice.bench.language_models import WRITTEN, bench_text, text_lines
 from anydevice.bench.measuring import LIMIT, QUICK_LIMIT, bench, save
 from anydevice.bench.page import page
 from anydevice.bench.printing import comparison_lines, measurement_lines, summary_lines
 from anydevice.bench.results import Results, compare_runs, read_results
 from anydevice.choose.measurements import measured_engines
-from anydevice.cli.options import add_filters, progress_on, seconds
-from anydevice.cli.printing import Output, complain
+from anydevice.cli.loading import exit_code, load_model
+from anydevice.cli.options import add_filters, count, progress_on, seconds
+from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.discovery._discover import discover
-from anydevice.errors import ConfigurationError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.settings.files import measurements_file
 
 EXAMPLE = "anydevice bench --quick --op matmul,softmax --html report.html"
+
+_CONTEXTS = [128, 512]
+"""The lengths of prompts that a language model is measured with unasked."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"for one op on one engine ({LIMIT:g}; {QUICK_LIMIT:g} if quick)",
     )
+    parser.add_argument(
+        "--llm",
+        metavar="MODEL",
+        help="measure a language model instead: a folder, a GGUF file, or a name in the Hugging "
+        "Face cache; with one --device, --engine and --dtype",
+    )
+    parser.add_argument(
+        "--context",
+        type=_counts,
+        metavar="TOKENS",
+        help="with --llm: lengths of prompts, such as 512,4k (128, 512)",
+    )
     parser.add_argument("file", nargs="?", metavar="FILE", help="with --json: write it there")
     parser.add_argument("--html", metavar="FILE", help="write one page with plots")
     parser.add_argument(
@@ -44,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, print, and give 1 where something got slower, or there was nothing to compare."""
+    if arguments.llm is not None:
+        return _run_model(arguments, output)
+    if arguments.context:
+        raise ConfigurationError("--context is for --llm: name a model", "--context")
     if arguments.file and not arguments.json:
         raise ConfigurationError(
             f"what is {arguments.file!r}? write --json {arguments.file} to save the results there",
@@ -82,6 +103,55 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     saved = not arguments.save or _save(results, None if silent else output)
     slower = comparison is not None and not comparison
     return 0 if results.measured and saved and not slower else 1
+
+
+def _run_model(arguments: argparse.Namespace, output: Output) -> int:
+    """Measure a language model; the code is 2 for bad input, and 1 where memory runs out."""
+    try:
+        engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
+        for name in ("op", "quick", "limit", "html", "compare", "save"):
+            if getattr(arguments, name):
+                raise ConfigurationError(f"--{name} is not for --llm", f"--{name}")
+        if arguments.file:
+            _insist_on_room_for(arguments.file)
+        asked = arguments.context
+        loaded = load_model(
+            arguments.llm,
+            arguments.device,
+            engine,
+            dtype=dtype,
+            context=max(asked) + WRITTEN if asked else None,
+            silent=arguments.json,
+        )
+        room = loaded.model.context - WRITTEN
+        contexts = asked or [min(length, room) for length in _CONTEXTS]
+        with progress_on(output, silent=arguments.json) as bar:
+            found = bench_text(loaded.model, list(dict.fromkeys(contexts)), progress=bar.tell)
+    except AnyDeviceError as error:
+        if arguments.json:
+            output.json(error_in_json(error))
+        else:
+            output.complain(error)
+        return exit_code(error)
+    data = found.to_dict() | loaded.facts()
+    if not arguments.json:
+        output.say(*loaded.lines(), "", *text_lines(found))
+    elif arguments.file in (None, "-"):
+        output.json(data)
+    else:
+        _write(arguments.file, json.dumps(data, indent=1) + "\n")
+    return 0
+
+
+def _only(arguments: argparse.Namespace, option: str) -> str | None:
+    names: list[str] = getattr(arguments, option) or [None]
+    if len(names) > 1:
+        raise ConfigurationError(f"one --{option} at a time with --llm, not {names}", option)
+    return names[0]
+
+
+def _counts(text: str) -> list[int]:
+    return [count(each.strip()) for each in text.split(",")]
 
 
 def _save(results: Results, output: Output | None) -> bool:

@@ -23,6 +23,7 @@ COMMANDS = {
     "backends": "what each backend needs and is good for, and what each library lacks",
     "doctor": "compute on every usable device, explain what is wrong and what to do",
     "verify": "compute every op here in every way, and compare with one reference",
+    "chat": "talk to a language model, or give it one prompt",
     "bench": "measure this machine's ceilings, and how near to them every op comes",
     "plan": "whether a model fits here, on which devices, and what would fit if not",
     "watch": "a live view of every device: memory, load, heat, power and processes",
@@ -122,6 +123,10 @@ def _load(name: str | None) -> Command:
         from anydevice.cli import bench
 
         return bench
+    if name == "chat":
+        from anydevice.cli import chat
+
+        return chat
     if name == "config":
         from anydevice.cli import config
 

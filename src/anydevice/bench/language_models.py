@@ -1,0 +1,198 @@
+"""How fast a language model reads and writes on its device, beside what the device could do.
+
+To write a token, every weight that it passes and the keys and values before it are read once: the
+measured bandwidth over these bytes is the most that can be expected. A prompt is read at the rate
+of matrix products.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from anydevice import __version__
+from anydevice.bench.ceilings import ceiling_of, measure_ceilings
+from anydevice.bench.results import UNITS, Ceiling
+from anydevice.check.runners import Progress, runner
+from anydevice.core.dtypes import as_dtype
+from anydevice.core.record import Record
+from anydevice.core.text import format_rate, format_time, percent, table
+from anydevice.errors import ConfigurationError
+from anydevice.llm.sampling import Sampling
+from anydevice.planning.architectures import ModelShape
+
+if TYPE_CHECKING:
+    from anydevice.llm import LanguageModel
+
+CEILING_LIMIT = 0.1
+"""Seconds for one workload of a ceiling."""
+WRITTEN = 32
+"""Tokens that are written after each prompt."""
+TOKEN = 5
+"""What prompts are made of: any text takes the same time."""
+
+
+class TextSpeed(Record):
+    """How fast a prompt of `context` tokens was read, and `written` tokens were written after it.
+
+    `prefill` and `decode` are tokens a second, `first_token` are seconds until the first token was
+    there. The limits are what the ceilings of the device allow; `None` where they are unknown.
+    """
+
+    context: int
+    written: int
+    prefill: float
+    first_token: float
+    decode: float
+    prefill_limit: float | None
+    decode_limit: float | None
+
+
+class TextSpeeds(Record):
+    """What `bench_text` found: the ceilings of the device, and a speed for each context."""
+
+    version: str
+    ceilings: tuple[Ceiling, ...]
+    speeds: tuple[TextSpeed, ...]
+
+
+def bench_text(
+    model: LanguageModel,
+    contexts: Sequence[int],
+    *,
+    written: int = WRITTEN,
+    repeats: int = 3,
+    progress: Progress | None = None,
+) -> TextSpeeds:
+    """Measure a model that is loaded, with prompts of these lengths; each figure is a median.
+
+    The first run of each length compiles and does not count. Raises `ConfigurationError` for a
+    length that leaves no room in the context for what is to be written.
+    """
+    for length in contexts:
+        if not 0 < length <= model.context - written:
+            raise ConfigurationError(
+                f"a prompt of {length} tokens and {written} that are written do not fit into the "
+                f"model's context of {model.context}; load it with a larger one",
+                "context",
+            )
+    tell = progress or (lambda done, total, doing: None)
+    steps = len(contexts) * (repeats + 1) + 1
+    tell(0, steps, "ceilings")
+    ceilings = _ceilings(model)
+    speeds = []
+    for number, length in enumerate(contexts):
+        runs = []
+        for repeat in range(repeats + 1):
+            tell(1 + number * (repeats + 1) + repeat, steps, f"a prompt of {length:,} tokens")
+            runs.append(_run(model, length, written))
+        speeds.append(_speed(model, length, written, runs[1:], ceilings))
+    return TextSpeeds(__version__, ceilings, tuple(speeds))
+
+
+def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:
+    assert model.device.engine is not None
+    here = runner(model.device, model.device.engine)
+    return measure_ceilings([here], [model.dtype], limit=CEILING_LIMIT, quick=True)[0]
+
+
+def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]:
+    """The seconds to the first token, and to each one after it. No token ends it early."""
+    prompts = [[TOKEN % model.description.vocabulary] * length]
+    began = time.perf_counter()
+    steps = model.steps(prompts, Sampling(), written)
+    next(steps)
+    first = time.perf_counter()
+    for _ in steps:
+        pass
+    last = time.perf_counter()
+    return first - began, (last - first) / (written - 1)
+
+
+def _speed(
+    model: LanguageModel,
+    length: int,
+    written: int,
+    runs: Sequence[tuple[float, float]],
+    ceilings: Sequence[Ceiling],
+) -> TextSpeed:
+    first, each = (median(times) for times in zip(*runs, strict=True))
+    shape, device = model.plan.estimate.shape, str(model.device)
+    assert shape is not None
+    read = ceiling_of(ceilings, device, "read")
+    product = ceiling_of(ceilings, device, "matmul", model.dtype)
+    middle = length + written // 2
+    return TextSpeed(
+        context=length,
+        written=written,
+        prefill=length / first,
+        first_token=first,
+        decode=1 / each,
+        prefill_limit=product.rate * length / operations_of(shape, length) if product else None,
+        decode_limit=read.rate / bytes_of(shape, middle, model.dtype) if read else None,
+    )
+
+
+def bytes_of(shape: ModelShape, context: int, dtype: str) -> int:
+    """The bytes that are read to write one token: weights that it passes, keys and values.
+
+    Of an embedding of its own, only a row is; of experts, only those that are chosen.
+    """
+    size = as_dtype(dtype).itemsize
+    return _passed(shape) * size + sum(shape.kv_bytes(context, dtype=dtype))
+
+
+def operations_of(shape: ModelShape, length: int) -> int:
+    """The operations of products that reading a prompt takes: those of weights and of attention.
+
+    The head is computed for one token alone.
+    """
+    head = shape.vocabulary * shape.hidden
+    seen = sum(
+        length * (length if window is None else min(window, length)) for window in shape.windows
+    )
+    scores = seen // 2 * shape.heads * shape.head_size * 2
+    return 2 * ((_passed(shape) - head) * length + head + scores)
+
+
+def _passed(shape: ModelShape) -> int:
+    """The parameters that one token passes."""
+    unread = 0 if shape.tied_embeddings else shape.embedding_parameters
+    if shape.experts is not None:
+        idle = shape.experts.count - shape.experts.per_token
+        matrices = 3 if shape.build.gated else 2
+        each = matrices * shape.hidden * shape.experts.intermediate
+        unread += len(shape.experts.layers) * idle * each
+    return shape.parameters - unread
+
+
+def text_lines(found: TextSpeeds) -> Iterator[str]:
+    """The ceilings of the device, and the speeds as a table."""
+    for each in found.ceilings:
+        if each.what in ("read", "matmul"):
+            yield f"  {each.name:<18}{format_rate(each.rate, UNITS[each.what]):>14}   {each.kernel}"
+    yield ""
+    head = ("context", "prefill", "of limit", "first token", "decode", "of limit", "limit")
+    yield from table(head, [_cells(each) for each in found.speeds], range(len(head)))
+
+
+def _cells(each: TextSpeed) -> list[str]:
+    return [
+        f"{each.context:,}",
+        _rate(each.prefill),
+        _share(each.prefill, each.prefill_limit),
+        format_time(each.first_token),
+        _rate(each.decode),
+        _share(each.decode, each.decode_limit),
+        "–" if each.decode_limit is None else _rate(each.decode_limit),
+    ]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.1f} tok/s"
+
+
+def _share(rate: float, limit: float | None) -> str:
+    return "–" if not limit else percent(rate / limit)

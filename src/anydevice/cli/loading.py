@@ -1,0 +1,81 @@
+"""Loading a language model for a command, and saying where it is, why there, and what it takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from anydevice.choose.scope import device, why
+from anydevice.core.record import Record
+from anydevice.core.text import format_count, format_size
+from anydevice.discovery._discover import discover
+from anydevice.errors import AnyDeviceError, AnyDeviceWarning, OutOfMemoryError
+from anydevice.planning.config import locate
+from anydevice.planning.estimates import PARTS
+from anydevice.rendering.choice_text import because, unmet_wishes
+
+if TYPE_CHECKING:
+    from anydevice.llm import LanguageModel
+
+_DOES_NOT_FIT, _BAD_INPUT = 1, 2
+
+
+class Loaded(Record):
+    """A model on its device: why it is there, and which wishes for another were not met."""
+
+    model: LanguageModel
+    reason: str
+    unmet: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Which model runs where, why there, and how much memory it takes."""
+        model, estimate = self.model, self.model.plan.estimate
+        size = f"{format_count(estimate.parameters)} parameters in {model.dtype}"
+        yield f"{model.name}: {size}, a context of {model.context:,} tokens"
+        yield f"On {model.device} with {model.device.engine}, because {self.reason}."
+        yield from (f"{sentence}." for sentence in self.unmet)
+        parts = ((name.replace("_", "-"), getattr(estimate, name)) for name in PARTS)
+        told = ", ".join(f"{name} {format_size(size)}" for name, size in parts if size)
+        yield f"Memory: {format_size(estimate.total)}, of which {told}."
+
+    def facts(self) -> dict[str, object]:
+        """The same as plain data."""
+        model, estimate = self.model, self.model.plan.estimate
+        return {
+            "model": model.name,
+            "device": str(model.device),
+            "engine": model.device.engine,
+            "reason": self.reason,
+            "dtype": model.dtype,
+            "context": model.context,
+            "memory": {name: getattr(estimate, name) for name in (*PARTS, "total")},
+        }
+
+
+def load_model(
+    name: str,
+    devices: Sequence[str] | None,
+    engine: str | None,
+    *,
+    dtype: str | None,
+    context: int | None,
+    silent: bool,
+) -> Loaded:
+    """The model in a folder or file, or of that name in the Hugging Face cache."""
+    folder = locate(name)  # the machine is not looked at for a model that is nowhere
+    choice = why(devices, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AnyDeviceWarning)  # `Loaded` says the same
+        chosen = device(devices, engine=engine)
+    from anydevice import llm
+
+    model = llm.load(
+        folder, chosen, dtype=dtype, context=context, progress=False if silent else None
+    )
+    return Loaded(model, because(discover(), choice), tuple(unmet_wishes(choice)))
+
+
+def exit_code(error: AnyDeviceError) -> int:
+    """That of a command whose model could not be loaded or run: 1 if memory ran out, else 2."""
+    return _DOES_NOT_FIT if isinstance(error, OutOfMemoryError) else _BAD_INPUT
