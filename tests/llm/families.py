@@ -100,7 +100,11 @@ def reference(name: str) -> Reference:
     """The case of this name; parameters are NumPy arrays."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    from anydevice import device
+
+    disable_progress_bar()
     family, options = CASES[name]
     torch.manual_seed(len(name))
     config = AutoConfig.for_model(family, **{**BASE, **options})
@@ -117,7 +121,5 @@ def reference(name: str) -> Reference:
         model.save_pretrained(folder)
         ours = read_config(Path(folder))
         description = describe(ours)
-        from anydevice import device
-
         parameters = load_parameters(folder, description, device("cpu", engine="numpy"))
     return Reference(ours, description, parameters, ids.numpy().astype(np.int32), logits)

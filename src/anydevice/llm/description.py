@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from anydevice.core.record import Record
+from anydevice.core.rope_scaling import frequencies, kind_of
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.planning.architectures import ARCHITECTURES, Experts, LatentSizes, Running
@@ -298,6 +299,8 @@ def _layers(
 
 
 def _routing(config: ModelConfig, running: Running, experts: Experts) -> Routing:
+    if _activation(config, running) not in ("silu", "gelu", "gelu_tanh"):
+        raise _unsupported(config, f"experts with {_activation(config, running)}")
     grouped = running.routing == "groups"
     groups = config.count("n_group", 1, least=1) if grouped else 1
     limit = config.count("topk_group", 1, least=1) if grouped else 1
@@ -388,12 +391,14 @@ def _rope(
     size = sizes.latent.rotated if sizes.latent else int(sizes.head_size * rotary_share(config))
     if size % 2:
         raise _unsupported(config, f"rope of {size} elements")
-    return Rope(
+    rope = Rope(
         theta=float(_number(config, key, 10000.0) if theta is None else theta),
         size=size,
         interleaved=config.flag(running.interleaved),
         scaling=_scaling(config, running, given, context) if scaled else (),
     )
+    frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # what is missing is said now
+    return rope
 
 
 def _scaling(
@@ -405,6 +410,10 @@ def _scaling(
         kind = "longrope"
     if kind == "default":
         return ()
+    try:
+        kind_of({"rope_type": kind})
+    except ConfigurationError as error:
+        raise _unsupported(config, f"rope of the type {shortened(repr(kind))}") from error
     longest = config.optional("longest_context")
     original = given.get("original_max_position_embeddings")
     if kind == "longrope":

@@ -1,0 +1,338 @@
+"""Every family of language models against transformers, on every engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.core.record import replace
+from anydevice.core.trees import leaves, mapped
+from anydevice.engines import registry
+from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
+from anydevice.llm import decoder
+from anydevice.llm.description import Description, LayerDescription, Rope, Routing, describe
+from anydevice.planning.architectures import ARCHITECTURES
+from anydevice.planning.config import as_config
+from anydevice.planning.encoder_families import ENCODERS
+from anydevice.planning.model import shape_of
+from tests.llm.families import BASE, CASES, TOKENS, Reference, reference
+
+CLOSE = 1e-4
+SHORT = ("numpy", "torch")
+LONG = ("jax", "mlx", "opencl")
+SPECIAL = ("gemma3", "gpt_oss", "deepseek_v3")
+"""On the engines that take longer, the others are in `make soak`."""
+PROMPTS = np.array([16, 5, 11])
+"""The tokens of each row that are read in pieces; the others follow one by one."""
+PIECES = (7, 9)
+
+
+class Runner:
+    """An engine, and a decoder on its first device."""
+
+    def __init__(self, engine: str, case: Reference) -> None:
+        self.engine = registry.load(engine)
+        self.device = self.engine.devices()[0]
+        self.description = case.description
+        self.parameters = mapped(self.put, case.parameters)
+
+    def put(self, x: Any) -> Any:
+        return self.engine.place(np.ascontiguousarray(x), self.device)
+
+    def numbers(self, x: Any) -> Any:
+        return self.put(np.asarray(x, np.int32))
+
+    def logits(self, hidden: Any) -> Any:
+        return self.engine.to_host(decoder.logits(self.description, self.parameters, hidden))
+
+
+def runner(engine: str, name: str) -> Runner:
+    try:
+        return Runner(engine, reference(name))
+    except (AnyDeviceError, IndexError) as error:
+        if engine in os.environ.get("ANYDEVICE_TEST_ENGINES", "").replace(",", " ").split():
+            raise
+        pytest.skip(f"{engine} does not run here: {error}")
+
+
+def pairs() -> Iterator[Any]:
+    for name in CASES:
+        for engine in (*SHORT, *LONG):
+            short = engine in SHORT or name in SPECIAL
+            marks = [] if short else [pytest.mark.soak]
+            yield pytest.param(name, engine, id=f"{name}-{engine}", marks=marks)
+
+
+def same(found: Any, expected: Any) -> None:
+    assert np.abs(found - expected).max() <= CLOSE
+    assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.parametrize(("name", "engine"), list(pairs()))
+def test_a_whole_sequence(name: str, engine: str) -> None:
+    run, case = runner(engine, name), reference(name)
+    hidden, cache = decoder.forward(run.description, run.parameters, run.put(case.ids))
+    assert cache is None
+    same(run.logits(hidden), case.logits)
+
+
+@pytest.mark.parametrize(("name", "engine"), list(pairs()))
+def test_pieces_and_then_token_by_token(name: str, engine: str) -> None:
+    """Rows of unequal lengths; what pads them is other tokens, which must not show."""
+    run, case = runner(engine, name), reference(name)
+    found = np.full_like(case.logits, np.nan)
+    cache: Any = decoder.new_cache(run.description, 3, TOKENS + 3, run.parameters["embedding"])
+    read = np.zeros(3, int)
+    for tokens in (*PIECES, *[1] * (TOKENS - PROMPTS.min())):
+        most = PROMPTS if tokens > 1 else TOKENS
+        count = np.clip(most - read, 0, tokens)
+        ids = np.random.default_rng(tokens).integers(3, 97, (3, tokens)).astype(np.int32)
+        for row in range(3):
+            ids[row, : count[row]] = case.ids[row, read[row] : read[row] + count[row]]
+        step = run.put(ids), run.numbers(read), run.numbers(count)
+        hidden, cache = decoder.forward(run.description, run.parameters, *step, cache)
+        logits = run.logits(hidden)
+        for row in range(3):
+            found[row, read[row] : read[row] + count[row]] = logits[row, : count[row]]
+        read += count
+    same(found, case.logits)
+
+
+@pytest.mark.parametrize("engine", [*SHORT, *LONG])
+def test_the_last_valid_token_alone(engine: str) -> None:
+    run, case = runner(engine, "mistral"), reference("mistral")
+    cache = decoder.new_cache(run.description, 3, TOKENS, run.parameters["embedding"])
+    step = run.put(case.ids), run.numbers([0, 0, 0]), run.numbers(PROMPTS)
+    hidden, _ = decoder.forward(run.description, run.parameters, *step, cache, last=True)
+    assert tuple(hidden.shape) == (3, 32)
+    same(run.logits(hidden), case.logits[np.arange(3), PROMPTS - 1])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "deepseek_v3"])
+def test_layer_after_layer_is_forward(name: str) -> None:
+    run, case = runner("numpy", name), reference(name)
+    cache = decoder.new_cache(run.description, 3, TOKENS, run.parameters["embedding"])
+    start, count = run.numbers([0, 0, 0]), run.numbers([TOKENS] * 3)
+    x = decoder.embedded(run.description, run.parameters, case.ids)
+    kinds = run.description.layers
+    for kind, weights, kept in zip(kinds, run.parameters["layers"], cache, strict=True):
+        x, _ = decoder.layer(run.description, kind, weights, x, start, count, kept)
+    same(run.logits(decoder.final(run.description, run.parameters, x)), case.logits)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_cache_takes_what_the_plan_counts(name: str) -> None:
+    case = reference(name)
+    shape = shape_of(case.config.raw, dtype="float32")
+    for context in (4, 16, 64):
+        cache = decoder.new_cache(case.description, 2, context, case.parameters["embedding"])
+        held = [sum(x.nbytes for x in leaves(layer)) for layer in cache]
+        assert held == list(shape.kv_bytes(context, batch=2))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_take_what_the_plan_counts(name: str) -> None:
+    case = reference(name)
+    shape = shape_of(case.config.raw, dtype="float32")
+    ours = sum(x.size for x in leaves(case.parameters))
+    routers = [layer.get("router", {}) for layer in case.parameters["layers"]]
+    buffers = sum(router["choice_bias"].size for router in routers if "choice_bias" in router)
+    assert ours == shape.parameters + buffers
+
+
+# --- what is special, taken away one by one -----------------------------------------------------
+
+Change = Callable[[Description], Description]
+
+
+def of_layers(change: Callable[[LayerDescription], LayerDescription]) -> Change:
+    return lambda d: replace(d, layers=tuple(map(change, d.layers)))
+
+
+def of_rope(change: Callable[[Rope], Rope]) -> Change:
+    return of_layers(lambda kind: replace(kind, rope=change(kind.rope)) if kind.rope else kind)
+
+
+def of_experts(change: Callable[[Routing], Routing]) -> Change:
+    return of_layers(
+        lambda kind: replace(kind, experts=change(kind.experts)) if kind.experts else kind
+    )
+
+
+def one_rope(d: Description) -> Description:
+    """The rope of the first layer that has one, in all layers."""
+    rope = next((kind.rope for kind in d.layers if kind.rope), None)
+    return of_layers(lambda kind: replace(kind, rope=rope))(d)
+
+
+def any_network(d: Description) -> bool:
+    """Whether any layer has a network that is not an expert that tokens choose."""
+    return any(kind.experts is None or kind.experts.shared for kind in d.layers)
+
+
+def clips(d: Description) -> bool:
+    """Whether networks have an activation of their own."""
+    return all(kind.experts is not None and kind.experts.clip for kind in d.layers)
+
+
+OTHER: dict[str, Callable[[Routing], Routing]] = {
+    "softmax": lambda e: replace(e, kind="top_k"),
+    "top_k": lambda e: replace(e, kind="softmax", normalized=False),
+    "groups": lambda e: replace(e, kind="softmax"),
+}
+
+REMOVALS: dict[str, Change] = {
+    "a 1 in the norms": lambda d: replace(d, norm="rms") if d.norm == "rms1" else d,
+    "the mean in the norms": lambda d: replace(d, norm="rms") if d.norm == "layer" else d,
+    "norms after": lambda d: replace(d, block="pre") if d.block == "sandwich" else d,
+    "norms after and not before": lambda d: replace(d, block="pre") if d.block == "post" else d,
+    "side by side": lambda d: replace(d, block="pre") if d.block == "parallel" else d,
+    "the activation": lambda d: d if clips(d) else replace(d, activation="gelu"),
+    "the gate": lambda d: replace(d, gated=not d.gated) if any_network(d) else d,
+    "tied embeddings": lambda d: replace(d, tied=not d.tied),
+    "the scale": lambda d: replace(d, scale=d.head_size**-0.5),
+    "the soft cap": lambda d: replace(d, soft_cap=None),
+    "the final soft cap": lambda d: replace(d, final_soft_cap=None),
+    "scaled embeddings": lambda d: replace(d, embedding_scale=1.0),
+    "scaled residuals": lambda d: replace(d, residual_scale=1.0),
+    "scaled logits": lambda d: replace(d, logit_scale=1.0),
+    "norms of queries and keys": lambda d: replace(d, query_key_norm=""),
+    "sinks": lambda d: replace(d, sinks=False),
+    "windows": of_layers(lambda kind: replace(kind, window=None)),
+    "rope": of_layers(lambda kind: replace(kind, rope=None)),
+    "one rope for all layers": one_rope,
+    "the base of rope": of_rope(lambda rope: replace(rope, theta=10000.0)),
+    "the scaling of rope": of_rope(lambda rope: replace(rope, scaling=())),
+    "neighbours in rope": of_rope(lambda rope: replace(rope, interleaved=not rope.interleaved)),
+    "queries that grow": of_layers(lambda kind: replace(kind, position_scale=None)),
+    "an expert less": of_experts(lambda e: replace(e, per_token=e.per_token - 1)),
+    "the kind of routing": of_experts(
+        lambda e: e if (e.kind, e.normalized) == ("softmax", True) else OTHER[e.kind](e)
+    ),
+    "normalized experts": of_experts(
+        lambda e: e if e.kind == "top_k" else replace(e, normalized=not e.normalized)
+    ),
+    "scaled experts": of_experts(lambda e: replace(e, factor=1.0)),
+    "groups of experts": of_experts(lambda e: replace(e, groups=1, group_limit=1)),
+    "shared experts": of_experts(lambda e: replace(e, shared=0)),
+    "the gate of shared experts": of_experts(lambda e: replace(e, shared_gate=False)),
+    "clipped experts": of_experts(lambda e: replace(e, clip=1e9 if e.clip else None)),
+    "the slope of clipped experts": of_experts(lambda e: replace(e, slope=1.0)),
+}
+
+
+def part_of_rope(d: Description) -> Description:
+    whole = d.latent.rotated if d.latent else d.head_size
+    return of_rope(lambda rope: replace(rope, size=whole))(d)
+
+
+REMOVALS["the part that rope turns"] = part_of_rope
+
+
+def removals() -> Iterator[Any]:
+    for name in CASES:
+        for what, change in REMOVALS.items():
+            yield name, what, change
+
+
+def test_every_special_feature_is_needed() -> None:
+    """Taken out of the description one by one, logits are others, or there is no answer."""
+    needed, unnoticed = set(), []
+    for name, what, change in removals():
+        case = reference(name)
+        changed = change(case.description)
+        if changed == case.description:
+            continue
+        needed.add(what)
+        try:
+            hidden, _ = decoder.forward(changed, case.parameters, case.ids)
+            logits = decoder.logits(changed, case.parameters, hidden)
+        except (AnyDeviceError, KeyError):
+            continue
+        if np.abs(logits - case.logits).max() <= 2 * CLOSE:
+            unnoticed.append((name, what))
+    assert unnoticed == []
+    assert needed == set(REMOVALS)
+
+
+def biases(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, part in parts:
+        if isinstance(part, dict | list):
+            yield from biases(part, (*path, key))
+        elif str(key).endswith("bias"):
+            yield (*path, key)
+
+
+def test_every_bias_is_needed() -> None:
+    seen = set()
+    for name in CASES:
+        case = reference(name)
+        for *way, last in biases(case.parameters):
+            holder = case.parameters
+            for key in way:
+                holder = holder[key]
+            bias = holder[last]
+            holder[last] = np.zeros_like(bias)
+            hidden, _ = decoder.forward(case.description, case.parameters, case.ids)
+            logits = decoder.logits(case.description, case.parameters, hidden)
+            holder[last] = bias
+            seen.add((way[-1], last))
+            assert np.abs(logits - case.logits).max() > 10 * CLOSE, (name, way)
+    assert {way for way, _ in seen} >= {"qkv", "output", "up", "down", "gate_up", "router"}
+    assert {("experts", "gate_up_bias"), ("router", "choice_bias"), ("norm", "bias")} <= seen
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_families_that_cannot_be_run_are_named() -> None:
+    planned = [name for name, row in ARCHITECTURES.items() if row.running is None]
+    assert "falcon" in planned
+    for family in [*planned, "bert", "t5", "no_such_family"]:
+        with pytest.raises(UnsupportedError, match=family):
+            describe(as_config({**BASE, "model_type": family}))
+    assert {"bert", "t5"} <= set(ENCODERS)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"model_type": "llama", "hidden_act": "no_such"}, "no_such"),
+        ({"model_type": "llama", "rope_scaling": {"type": "no_such", "factor": 2.0}}, "no_such"),
+        ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "Token"),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window"),
+        ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func"),
+    ],
+)
+def test_options_that_cannot_be_run_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        describe(as_config({**BASE, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rope_scaling": [1, 2]}, "rope"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "rope"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_theta": -1.0}, "theta"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "experts"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        describe(as_config({**BASE, "model_type": "llama", **options}))
+
+
+def test_a_description_can_be_hashed() -> None:
+    assert len({reference(name).description for name in CASES}) == len(CASES)
