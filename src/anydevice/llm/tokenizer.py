@@ -8,6 +8,7 @@ them is executed, but for chat templates, and these in a sandbox.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -26,10 +27,12 @@ SPECIAL, GENERATION, CONFIG = "special_tokens_map.json", "generation_config.json
 
 TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
-_LARGEST_TOKENIZER = 256 * 2**20
+_LARGEST_TOKENIZER = 64 * 2**20
 _LARGEST_SETTINGS = 16 * 2**20
 """Bytes; larger files are not what they are called."""
 
+_MOST_GROWTH = 64
+"""Characters that one may become, and special tokens that a text may get; usually it is one."""
 _MOST_TEMPLATES = 100
 _TEMPLATE_KEYS = ("name", "template")
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -200,8 +203,7 @@ class Tokenizer:
     @cached_property
     def decoder_kinds(self) -> tuple[str, ...]:
         """The steps from tokens to text, as `tokenizer.json` names them, in their order."""
-        decoder = self._backend.decoder
-        return tuple(_kinds(json.loads(decoder.__getstate__()))) if decoder else ()
+        return tuple(step["type"] for step in _steps(self._backend.decoder))
 
     def _token_bytes(self, token: int) -> bytes:
         """The bytes of a token of a byte-level vocabulary."""
@@ -284,14 +286,47 @@ def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokeniz
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = False
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # at random, for training
+        _check_growth(backend, source)
         backend.encode("")
     except BaseException as error:
         raise _refusal(error, f"{source} is damaged, or needs newer tokenizers") from error
     return backend
 
 
+def _check_growth(backend: tokenizers.Tokenizer, source: str) -> None:
+    """Refuse what would make a short text too long for the memory."""
+    grown = max(_growth(backend.normalizer), _growth(backend.decoder))
+    if grown > _MOST_GROWTH or backend.num_special_tokens_to_add(False) > _MOST_GROWTH:
+        raise ConfigurationError(
+            f"{source} replaces or adds too much: a short text would become a very long one",
+            source=source,
+        )
+
+
+def _growth(component: Any) -> int:
+    """How many characters may become of one, by replacements one after the other."""
+    lengths = (len(step.get("content", "")) for step in _steps(component) if "pattern" in step)
+    return math.prod(max(1, length) for length in lengths)
+
+
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a decoder, in their order."""
+    return _flat(json.loads(component.__getstate__())) if component else []
+
+
+def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+    if step["type"] != "Sequence":
+        return [step]
+    inner = next(value for key, value in step.items() if key != "type")
+    return [each for part in inner for each in _flat(part)]
+
+
 def _refusal(error: BaseException, what: str) -> BaseException:
     """What to raise for an error of `tokenizers`, whose panics are no `Exception`."""
+    if isinstance(error, ConfigurationError):
+        return error
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return ConfigurationError(f"{what}: {shortened(str(error), 200)}", source=what.split()[0])
     return error
@@ -311,30 +346,44 @@ def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
 def _add_missing(
     backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: dict[str, str], source: str
 ) -> None:
-    """Special tokens of the vocabulary that only `tokenizer_config.json` calls so."""
+    """Special tokens that only `tokenizer_config.json` calls so."""
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed = settings.get("added_tokens_decoder")
-    rows = listed.items() if isinstance(listed, Mapping) else ()
-    for key, row in sorted(rows, key=lambda item: (len(item[0]), item[0])):
-        text = row.get("content") if isinstance(row, Mapping) else row
-        if not isinstance(text, str) or not text or text in known:
-            continue
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        flags_given = {k: row[k] is True for k in flags if isinstance(row, Mapping) and k in row}
-        backend.add_tokens([AddedToken(text, **flags_given)])
-        if str(backend.token_to_id(text)) != key:
+    listed = _listed_tokens(settings, known, source)
+    backend.add_tokens(list(listed.values()))
+    for key, token in listed.items():
+        if backend.token_to_id(token.content) != key:
             raise ConfigurationError(
-                f"{source} calls token {key} {shortened(text)!r}, which {TOKENIZER} does not "
-                "have there: the files are of different models",
+                f"{source} calls token {key} {shortened(token.content)!r}, which {TOKENIZER} does "
+                "not have there: the files are of different models",
                 source=source,
             )
-        known.add(text)
-    for text in named.values():
-        # One that is not in the vocabulary would get an id that the model does not know.
-        if text not in known and backend.token_to_id(text) is not None:
-            backend.add_special_tokens([AddedToken(text, special=True)])
+    known |= {token.content for token in listed.values()}
+    # One that is not in the vocabulary would get an id that the model does not know.
+    missing = [t for t in named.values() if t not in known and backend.token_to_id(t) is not None]
+    backend.add_special_tokens([AddedToken(text, special=True) for text in missing])
+
+
+def _listed_tokens(
+    settings: Mapping[str, Any], known: set[str], source: str
+) -> dict[int, tokenizers.AddedToken]:
+    """The added tokens that are listed by id and not yet known, in the order of their ids."""
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    rows = settings.get("added_tokens_decoder", {})
+    found = {}
+    for key, row in rows.items() if isinstance(rows, Mapping) else ():
+        text = row.get("content") if isinstance(row, Mapping) else None
+        if not key.isdecimal() or len(key) > 10 or not isinstance(text, str):
+            raise ConfigurationError(
+                f"{source}: added_tokens_decoder[{shortened(key)!r}] is not a token", source=source
+            )
+        if text and text not in known:
+            given = {flag: row[flag] is True for flag in flags if flag in row}
+            found[int(key)] = AddedToken(text, **given)
+    return dict(sorted(found.items()))
 
 
 def _templates(
@@ -389,12 +438,6 @@ def _ids_of(
                 )
         return found + ids
     return found
-
-
-def _kinds(decoder: Mapping[str, Any]) -> list[str]:
-    if decoder["type"] == "Sequence":
-        return [kind for each in decoder["decoders"] for kind in _kinds(each)]
-    return [decoder["type"]]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -1,0 +1,363 @@
+"""Text to tokens and back: as transformers does it, with BOS exactly once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.llm.text import TextStream
+from anydevice.llm.tokenizer import Tokenizer
+from tests.llm.test_text import cut, streamed
+from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS, Values, changed
+
+pytest.importorskip("tokenizers")
+
+TEXTS = [
+    "",
+    " ",
+    "hello world",
+    "Hello  wörld!\n\n\t12345 's",
+    "漢字🎉",
+    "<s>hello",
+    "a<tool>b</s>",
+]
+TEXTS += ["  <tool>  ", "<s><s>hello", "<S>", "x" * 300, "hell\u0301o\u0000", "<|x|>", "▁a▁"]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def folder_with(folder: Path, files: dict[str, Any]) -> Path:
+    for name, values in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(values if isinstance(values, str) else json.dumps(values))
+    return folder
+
+
+def made(values: Values = BYTES, **files: Any) -> Tokenizer:
+    """A tokenizer of values; the files are named without their `.json`."""
+    named = {f"{name}.json": each for name, each in files.items()}
+    return Tokenizer.from_files({"tokenizer.json": values, **named}, "test")
+
+
+def theirs(folder: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("values", [BYTES, UNIGRAM, WORDS], ids=["bytes", "unigram", "words"])
+def test_texts_are_the_tokens_that_transformers_finds(tmp_path: Path, values: Values) -> None:
+    whole = changed(values, truncation=None, padding=None)
+    folder = folder_with(tmp_path, {"tokenizer.json": whole, "tokenizer_config.json": SPECIAL})
+    ours, other = Tokenizer.from_folder(folder), theirs(folder)
+    for text in TEXTS:
+        expected = other(text)["input_ids"]
+        if ours.adds_bos:
+            while expected[1:2] == [ours.bos_id]:
+                del expected[0]
+        assert ours.encode(text) == expected, text
+        assert ours.decode(expected) == other.decode(expected, skip_special_tokens=True)
+
+
+@lru_cache
+def _stories(folder: Path) -> tuple[Tokenizer, Any]:
+    return Tokenizer.from_folder(folder), theirs(folder)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_stories_reads_any_text_as_transformers_does(stories: Path, text: str) -> None:
+    ours, other = _stories(stories)
+    ids = ours.encode(text)
+    assert ids == other(text)["input_ids"]
+    assert ours.decode(ids) == other.decode(ids, skip_special_tokens=True)
+
+
+def test_golden_text_of_stories_goes_there_and_back(stories: Path) -> None:
+    tokenizer, _ = _stories(stories)
+    golden = (stories / "golden.txt").read_text("utf-8")
+    assert tokenizer.decode(tokenizer.encode(golden)) == golden
+
+
+# --- BOS and EOS ------------------------------------------------------------------------------
+
+WITH, WITHOUT = "{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("text", ["hello", "<s>hello", "<s><s>hello", ""])
+@pytest.mark.parametrize("template", [WITH, WITHOUT, "<s>" + WITH])
+def test_bos_is_there_exactly_once(text: str, template: str) -> None:
+    tokenizer = made(tokenizer_config=SPECIAL | {"chat_template": template})
+    assert tokenizer.adds_bos
+    expected = tokenizer.encode("")
+    assert expected == [tokenizer.bos_id] == [0]
+    expected += tokenizer.encode("hello")[1:] if "hello" in text else []
+    assert tokenizer.encode(text) == expected
+    assert tokenizer.encode_chat([{"role": "user", "content": text}]) == expected
+
+
+def test_bos_is_added_only_where_the_file_says_so() -> None:
+    tokenizer = made(
+        changed(BYTES, post_processor=None), tokenizer_config=SPECIAL | {"chat_template": WITH}
+    )
+    assert not tokenizer.adds_bos
+    assert tokenizer.encode("hello")[:1] != [0]
+    assert tokenizer.encode("<s><s>")[:3] == [0, 0]  # as they were typed
+    assert tokenizer.encode_chat(MESSAGES)[:2] == [0, *tokenizer.encode("hello")[:1]]
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [7, 9, 1]}, {"eos_token_id": 5}, (1, 7, 9)),
+        ({"eos_token_id": 7}, {}, (1, 7)),
+        ({"eos_token_id": None}, {"eos_token_id": [3]}, (1, 3)),
+        ({}, {}, (1,)),
+    ],
+)
+def test_every_token_that_ends_a_reply_is_known(
+    generation: Any, config: Any, expected: tuple[int, ...]
+) -> None:
+    tokenizer = made(generation_config=generation, config=config, tokenizer_config=SPECIAL)
+    assert tokenizer.eos_ids == expected
+
+
+@pytest.mark.parametrize("wrong", ["</s>", -1, 2**32, True, [[1]], [1, None], 1.5, {}])
+def test_an_eos_that_is_none_names_its_file(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"test/generation_config.json: eos_token_id is"):
+        made(generation_config={"eos_token_id": wrong})
+
+
+def test_names_of_special_tokens_come_from_either_file() -> None:
+    tokenizer = made(
+        special_tokens_map={"bos_token": {"content": "<s>"}, "pad_token": "<pad>"},
+        tokenizer_config={"eos_token": {"content": "</s>", "lstrip": False}, "pad_token": "</s>"},
+    )
+    expected = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    assert tokenizer.special_tokens == expected
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (0, (1,))
+
+
+# --- what the files may say -------------------------------------------------------------------
+
+
+def test_nothing_is_cut_or_padded_or_drawn_at_random() -> None:
+    assert BYTES["truncation"]["max_length"] == 5  # the file would cut and pad
+    assert BYTES["padding"]["strategy"] == {"Fixed": 10}
+    assert len(made().encode("hello world, again and again")) > 20
+    assert len(made().encode("a")) == 2
+    model = BYTES["model"] | {"dropout": 0.9, "ignore_merges": False}
+    drawn = made(changed(BYTES, model=model))
+    assert {tuple(drawn.encode("hello hello")) for _ in range(20)} == {
+        tuple(made().encode("hello hello"))
+    }
+
+
+def test_tokens_that_only_the_settings_list_are_added() -> None:
+    vocabulary = made().size
+    listed = {
+        str(vocabulary): {"content": "<|new|>", "special": True},
+        str(vocabulary + 1): {"content": "<|seen|>", "special": False},
+        "0": {"content": "<s>", "special": True},
+    }
+    tokenizer = made(tokenizer_config={"added_tokens_decoder": listed})
+    ids = tokenizer.encode("a<|new|><|seen|>")
+    assert ids[-2:] == [vocabulary, vocabulary + 1]
+    assert tokenizer.decode(ids) == "a<|seen|>"
+    with pytest.raises(ConfigurationError, match="the files are of different models"):
+        made(tokenizer_config={"added_tokens_decoder": {"9999": {"content": "<|new|>"}}})
+
+
+def test_a_special_token_of_the_vocabulary_is_one_in_a_text() -> None:
+    plain = changed(BYTES, added_tokens=[])
+    assert made(plain).encode("</s>") != [0, 1]
+    assert made(plain, tokenizer_config=SPECIAL).encode("</s>") == [0, 1]
+    # One that is not in the vocabulary gets no id that the model would not know.
+    named = made(plain, tokenizer_config=SPECIAL | {"pad_token": "[PAD]"})
+    assert max(named.encode("[PAD]")) < named.size == made(plain).size
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"tokenizer.json": "{"}, "tokenizer.json is damaged, or needs newer tokenizers: "),
+        ({"tokenizer.json": BYTES, "config.json": "["}, "config.json is not JSON: "),
+        ({"tokenizer.json": BYTES, "config.json": "[]"}, "config.json is not a JSON object"),
+        (
+            {"tokenizer.json": BYTES, "tokenizer_config.json": {"chat_template": 3}},
+            "tokenizer_config.json: chat_template is neither",
+        ),
+        (
+            {"tokenizer.json": BYTES, "tokenizer_config.json": {"added_tokens_decoder": {"a": 1}}},
+            r"tokenizer_config.json: added_tokens_decoder\['a'\] is not a token",
+        ),
+        ({}, "has no tokenizer.json: copy it"),
+        ({"tokenizer.model": "x"}, r"has only tokenizer.model.* Make a tokenizer.json of it: pyth"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_file(
+    tmp_path: Path, files: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Tokenizer.from_folder(folder_with(tmp_path, files))
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere is not a folder"):
+        Tokenizer.from_folder(tmp_path / "nowhere")
+
+
+REPLACES = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 9}
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_text_cannot_grow_without_end(part: str) -> None:
+    inner = {"normalizer": "normalizers", "decoder": "decoders"}[part]
+    bomb = changed(BYTES, **{part: {"type": "Sequence", inner: [REPLACES] * 30}})
+    with pytest.raises(ConfigurationError, match="a short text would become a very long one"):
+        made(bomb)
+
+
+def test_special_tokens_without_end_are_refused() -> None:
+    item = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    post = {
+        "type": "TemplateProcessing",
+        "single": [item] * 1000,
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [0] * 1000, "tokens": ["<s>"] * 1000}},
+    }
+    with pytest.raises(ConfigurationError, match="a short text would become a very long one"):
+        made(changed(BYTES, post_processor=post))
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
+    broken = changed(BYTES, normalizer=REPLACES | {"pattern": {"String": ""}})
+    with pytest.raises(ConfigurationError, match=r"test/tokenizer.json cannot encode a text"):
+        made(broken).encode("hello")
+
+
+@pytest.mark.parametrize("text", [None, 3, b"hello", ["hello"]])
+def test_what_is_no_text_is_refused(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match="is not a text"):
+        made().encode(text)
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="character 2 of the text is half a surrogate"):
+        made().encode("ab\ud800")
+
+
+def test_without_tokenizers_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'anydevice\[llm\]'"):
+        made()
+
+
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, anydevice.llm.tokenizer, anydevice.llm.text\n"
+        "print({'tokenizers', 'jinja2', 'torch', 'jax', 'mlx'} & set(sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("set()\n", "")
+
+
+# --- chat templates ---------------------------------------------------------------------------
+
+
+def test_without_a_template_the_error_says_what_to_do() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"test has no chat template.* chat_template.jinja"
+    ):
+        made().encode_chat(MESSAGES)
+
+
+@pytest.mark.parametrize("from_files", [False, True])
+def test_templates_have_names(tmp_path: Path, from_files: bool) -> None:
+    texts = {"default": "{{ bos_token }}d", "tool_use": "t{{ tools|length }}", "rag": "r"}
+    listed = [{"name": name, "template": text} for name, text in texts.items()]
+    files: dict[str, Any] = {"tokenizer.json": BYTES, "tokenizer_config.json": dict(SPECIAL)}
+    if from_files:
+        files["tokenizer_config.json"]["chat_template"] = "replaced"
+        files["chat_template.jinja"] = texts["default"]
+        files |= {f"additional_chat_templates/{n}.jinja": texts[n] for n in ("tool_use", "rag")}
+    else:
+        files["tokenizer_config.json"]["chat_template"] = listed
+    folder = folder_with(tmp_path, files)
+    ours, other = Tokenizer.from_folder(folder), theirs(folder)
+    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [{"type": "function"}]}]
+    for tools in asked:
+        expected = other.apply_chat_template(MESSAGES, tokenize=False, **tools)
+        assert ours.render_chat(MESSAGES, **tools) == expected
+    expected = other.apply_chat_template(MESSAGES, tokenize=False, chat_template="rag")
+    assert ours.render_chat(MESSAGES, template="rag") == expected == "r"
+    with pytest.raises(ConfigurationError, match="has no chat template 'poem'; it has default"):
+        ours.render_chat(MESSAGES, template="poem")
+
+
+def test_a_conversation_is_the_tokens_that_transformers_finds(tmp_path: Path) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}<tool>{{ m.role }} {{ m.content }}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}<tool>{% endif %}{{ pad_token }}{{ mood }}"
+    )
+    config, values = SPECIAL | {"chat_template": template}, changed(BYTES, padding=None)
+    files = {"tokenizer.json": values, "tokenizer_config.json": config}
+    folder = folder_with(tmp_path, files)
+    ours, other = Tokenizer.from_folder(folder), theirs(folder)
+    for text in TEXTS:
+        # Special tokens in a message are these tokens, there and here.
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "x"}]
+        for prompt in (True, False):
+            expected = other.apply_chat_template(
+                messages, add_generation_prompt=prompt, return_dict=False, mood="glad"
+            )
+            got = ours.encode_chat(messages, add_generation_prompt=prompt, mood="glad")
+            assert got == expected, text
+
+
+# --- a real byte-level vocabulary -------------------------------------------------------------
+
+
+@lru_cache
+def _smollm() -> Tokenizer:
+    from anydevice.llm.gguf import tokenizer_of
+
+    file = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not file.exists():
+        pytest.skip(f"there is no {file}; make test fetches it")
+    pytest.importorskip("gguf")
+    return tokenizer_of(file)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 49200) | st.integers(0, 300), max_size=30),
+    stops=st.lists(st.text(st.sampled_from("ab e\n�"), min_size=1, max_size=3), max_size=2),
+)
+def test_tokens_of_smollm_at_random_are_streamed_exactly(ids: list[int], stops: list[str]) -> None:
+    tokenizer = _smollm()
+    stream = TextStream(tokenizer, stops)
+    assert (streamed(stream, ids), stream.stopped) == cut(tokenizer.decode(ids), stops)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_text_of_smollm_comes_back_in_whole_characters(text: str) -> None:
+    tokenizer = _smollm()
+    stream = TextStream(tokenizer)
+    ids = tokenizer.encode(text)
+    pieces = [stream.push(token) for token in ids]
+    if tokenizer.decode(ids) == text:  # it has no tokens for some bytes
+        assert "".join(pieces) == text  # nothing is left for `finish`
+        assert "�" in text or "�" not in "".join(pieces)
