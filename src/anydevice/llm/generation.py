@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ import numpy as np
 from anydevice import ops
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Engine
+from anydevice.core.engine import Absent, Engine
 from anydevice.engines import registry
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
@@ -110,15 +110,18 @@ class Programs:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """A block that no other thread is in, in which arrays are made on the device."""
-        with self._lock, self.engine.default_scope(self.device):
+        # Where arrays have no device of their own, each operation takes the default one.
+        shared = self.engine.shares_memory
+        with self._lock, self.engine.default_scope(self.device) if shared else nullcontext():
             yield
 
     def _compile(
         self, function: Callable[..., Any], donate: Sequence[str] = ()
     ) -> Callable[..., Any]:
-        if not self.compiled:
+        compiler = self.engine.compiler
+        if not self.compiled or isinstance(compiler, Absent):
             return function
-        return self.engine.compiler.compile(function, donate=donate)
+        return compiler.compile(function, donate=donate)
 
     @property
     def vocabulary(self) -> int:
@@ -162,7 +165,8 @@ class Programs:
             found = self._advances[filters] = self._compile(
                 partial(_advanced, self.description, filters)
             )
-        return found(self._head, hidden, state)
+        after: State = found(self._head, hidden, state)
+        return after
 
     def scores(self, x: Array, targets: Array) -> Array:
         """The log probabilities of targets (1, tokens) after the tokens of a piece."""

@@ -12,7 +12,8 @@ from typing import Any, Self
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
-from anydevice.core.record import Record
+from anydevice.core.files import parse_json, read_small
+from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import format_count, format_size
 from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
 from anydevice.llm.decoder import Parameters
@@ -133,15 +134,17 @@ def load(
     description = describe(config, plan.estimate.context)
     tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
     parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
-    return LanguageModel(description, parameters, tokenizer, target, plan, name=path.name)
+    defaults = _generation_defaults(path)
+    return LanguageModel(description, parameters, tokenizer, target, plan, path.name, defaults)
 
 
 class LanguageModel:
     """A decoder on a device, with its tokenizer. `llm.load` makes one.
 
     `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
-    many tokens there can be, prompt and reply together. Several threads may use one model: their
-    steps take turns, and each reply under way has a cache of its own.
+    many tokens there can be, prompt and reply together. `generation_defaults` are the options of
+    `generate` that the folder recommends; nothing takes them by itself. Several threads may use one
+    model: their steps take turns, and each reply under way has a cache of its own.
     """
 
     def __init__(
@@ -152,9 +155,11 @@ class LanguageModel:
         device: Device,
         plan: Plan,
         name: str = "model",
+        generation_defaults: Mapping[str, Any] = NOTHING,
     ) -> None:
         self.description, self.tokenizer = description, tokenizer
         self.device, self.plan, self.name = device, plan, name
+        self.generation_defaults = dict(generation_defaults)
         self.context = plan.estimate.context
         self.dtype = plan.estimate.dtype
         self._programs = Programs(description, parameters, device)
@@ -268,7 +273,7 @@ class LanguageModel:
             ids = self._tokens(prompt)
         elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             _refuse_images(prompt)
-            ids = self._chat(prompt)
+            ids = self.tokenizer.encode_chat(prompt)
         else:
             raise ConfigurationError(
                 "a prompt is a text, a list of messages (dicts of role and content) or a list of "
@@ -281,9 +286,6 @@ class LanguageModel:
             )
         self._check_length(len(ids), self.context - 1)
         return ids
-
-    def _chat(self, messages: Sequence[Any]) -> list[int]:
-        raise UnsupportedError(f"{self.name} has no chat template; give the text of a prompt")
 
     def _tokens(self, ids: Sequence[int]) -> list[int]:
         known = self.description.vocabulary
@@ -466,6 +468,23 @@ def _context(given: int | None, longest: int | None) -> int:
             "context",
         )
     return given
+
+
+def _generation_defaults(path: Path) -> dict[str, Any]:
+    """What a folder's `generation_config.json` says of sampling, as far as `generate` has it."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        values = parse_json(read_small(file))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}", str(file)) from error
+    if not isinstance(values, Mapping) or not values.get("do_sample"):
+        return {}
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    found = {name: values[name] for name in names if values.get(name) is not None}
+    sampling(**found)
+    return found
 
 
 def _refuse_others(device: object, path: Path) -> None:
