@@ -242,7 +242,8 @@ class Row(Record):
     comparing gradients by all floating-point ones. `gpu` and `cpu` draw the arguments of
     benchmarks, by name: at the size of a 7B model on a GPU, smaller ones on a CPU. `moved` and
     `operations` count what a call needs at least: bytes to and from memory, given those of the
-    results, and floating-point operations.
+    results, and floating-point operations. `function` and `reference` are for what is no op, and
+    has kernels even so.
     """
 
     op: str
@@ -258,6 +259,8 @@ class Row(Record):
     cpu: Mapping[str, Make] = NOTHING
     moved: Callable[[Call, int], int] = all_bytes
     operations: Callable[[Call], int] = per_element(1)
+    function: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
 
     @property
     def benchmarks(self) -> tuple[Benchmark, ...]:

@@ -105,7 +105,8 @@ def compute(row: Row, made: Call, engine: Engine, device: Device, *, strided: bo
     put = _place_strided if strided else place
     with scope_of(engine, device):
         placed = mapped(made, lambda x: put(x, engine, device))
-        return getattr(ops, row.op)(*placed.arguments, **placed.options)
+        function = row.function or getattr(ops, row.op)
+        return function(*placed.arguments, **placed.options)
 
 
 def prepare_gradient(row: Row, dtype: str, seed: int = 0) -> GradientTrial:
@@ -184,6 +185,8 @@ def widened(x: Array) -> Array:
 
 def _reference(row: Row, made: Call) -> Any:
     wide = mapped(made, widened)
+    if row.reference is not None:
+        return row.reference(*wide.arguments, **wide.options)
     return reference.call(row.op, *wide.arguments, **wide.options)
 
 

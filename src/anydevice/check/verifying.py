@@ -20,6 +20,7 @@ import numpy as np
 from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import one_or_more, row_of, select
+from anydevice.check.cases_decoding import DECODER_LAYER
 from anydevice.check.comparing import ROUNDING_UNIT, Difference
 from anydevice.check.runners import (
     Progress,
@@ -332,7 +333,7 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
         if question[0] == "compile_ahead":
             return _compiled_ahead(here, question[1])
         op, of, dtype, quick = question
-        step = _Step(row_of(op), of, dtype)
+        step = _Step(_row_of(op), of, dtype)
         kernels = (op,) if of == "kernel" else ()
         with _judging.native, trusted_kernels.on_trial(kernels, dtype, str(here.place)) as condemn:
             verdict, raised = _judged(step, here, tell, quick=quick)
@@ -341,6 +342,11 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
         return (*verdict.to_dict().values(), raised and _is_spoiled(here))
 
     return answer
+
+
+def _row_of(kernel: str) -> Row:
+    """The row by which a kernel is judged: that of its op, or of what is no op."""
+    return DECODER_LAYER if kernel == DECODER_LAYER.op else row_of(kernel)
 
 
 def _is_spoiled(here: Runner) -> bool:
@@ -452,7 +458,12 @@ def warm_up(
     if not names:
         return Kept((), ())
     here = runner(chosen, chosen.engine)
-    asked = {(name, kind, str(chosen)) for name in names for kind in kinds}
+    asked = {
+        (name, kind, str(chosen))
+        for name in names
+        for kind in kinds
+        if kind in _row_of(name).dtypes
+    }
     kept = _verified(here, asked, progress)
     if kept.problem is None and kept.trusted:
         kept = replace(kept, problem=_compiled_here(here, kept.trusted))
@@ -462,7 +473,7 @@ def warm_up(
 def _verified(here: Runner, asked: set[Entry], progress: Progress | None) -> Kept:
     """Verify the kernels that are not trusted yet; all of those asked for that are trusted then."""
     missing = sorted(asked.difference(trusted_kernels.load_trusted()))
-    steps = [_Step(row_of(op), "kernel", dtype) for op, dtype, _ in missing]
+    steps = [_Step(_row_of(op), "kernel", dtype) for op, dtype, _ in missing]
     found = Kept((), ())
     with closing(_Course(here)) as course:
         cells = []
@@ -481,7 +492,7 @@ def _verified(here: Runner, asked: set[Entry], progress: Progress | None) -> Kep
 def _compiled_here(here: Runner, trusted: Sequence[Entry]) -> str | None:
     """Have this process compile kernels that were right; why that did not work."""
     for op, dtype, _ in trusted:
-        row = row_of(op)
+        row = _row_of(op)
         try:
             trials.compute(row, row.draw(row.cases_for(dtype)[0], dtype), here.load(), here.place)
         except Exception as error:  # the compiler of a kernel fails in any way it likes

@@ -433,7 +433,8 @@ def test_a_tensor_inside_vmap_is_left_to_the_definition(make: Callable[..., Any]
 
 
 def test_warming_up_compiles_every_kernel(place: str) -> None:
-    assert sorted(fused.warm_up(place, ["float16"])) == sorted(fused.UNTRUSTED_KERNELS)
+    ops = set(fused.UNTRUSTED_KERNELS) - {"decoder_layer"}  # compiled for each model
+    assert set(fused.warm_up(place, ["float16"])) == ops
 
 
 @pytest.mark.skipif(GPU or INTERPRETED, reason="here the kernels take tensors of this device")

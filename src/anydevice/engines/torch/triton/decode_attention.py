@@ -58,6 +58,7 @@ TILES: Mapping[int, AttentionTile] = {
     256: AttentionTile(parts=32, keys=64, warps=8),
 }
 """By the size of a head, as a power of two: the tiles for an H200."""
+LARGEST_SIZE = 256
 
 
 class AttentionNumbers(Record):

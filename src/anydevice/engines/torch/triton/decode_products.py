@@ -108,7 +108,7 @@ def product(
     gated: bool = False,
     residual: torch.Tensor | None = None,
     factor: float = 1.0,
-    tiles: ProductTiles = TILES,
+    tiles: ProductTiles | None = None,
     in_order: bool = False,
 ) -> torch.Tensor:
     """`x` (rows, inputs), normed by `norm` (inputs,), times `weight` (outputs, inputs), and more.
@@ -121,7 +121,7 @@ def product(
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     padded = padded_rows(rows)
-    tile = fitting(tiles[kind, padded], rows, outputs, inputs, x.dtype == torch.float16)
+    tile = fitting((tiles or TILES)[kind, padded], rows, outputs, inputs, x.dtype == torch.float16)
     if norm is not None and not tile.inside:
         x, norm = normed(x, norm, eps), None
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.rope_scaling import frequencies
 from anydevice.engines.trust import is_trusted
 
@@ -261,6 +262,33 @@ def _attention(
     return _run("attention", as_operator, q, k, v, factor, window, lengths)
 
 
+def _decoder_layer(
+    x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
+    mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
+    key_norm: Any, numbers: LayerNumbers,
+) -> Any:  # fmt: skip
+    weights = attention_norm, qkv, output, mlp_norm, gate_up, down
+    others = qkv_bias, output_bias, query_norm, key_norm
+    given = [one for one in (*weights, *others) if one is not None]
+    if (
+        x.dtype not in _HALF
+        or torch.compiler.is_compiling()
+        or not _serves(x, positions, keys, values, *given)
+        or positions.dtype not in _INTEGERS
+        or _differentiated(x, keys, values, *given)
+    ):
+        return NotImplemented
+    from anydevice.engines.torch.triton.decoder_layer import decoder_layer, fits
+
+    if not fits(x, positions, keys, values, given, numbers):
+        return NotImplemented
+    steps, factor = None, 1.0
+    if numbers.rotated:
+        steps, factor = _frequencies(numbers.rotated, numbers.theta, numbers.scaling, x.device)
+    after = decoder_layer(x, positions, keys, values, *weights, *others, numbers, steps, factor)
+    return after, keys, values
+
+
 def _serves(x: Any, *others: Any) -> bool:
     """Whether these are plain tensors on one GPU, and the first of a dtype that kernels take."""
     if not _READY or x.device.type != _PLACE or x.dtype not in _NAMES:
@@ -304,6 +332,7 @@ def _frequencies(
 
 UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
+    "decoder_layer": _decoder_layer,
     "linear": _linear,
     "rmsnorm": _rmsnorm,
     "rope": _rope,
@@ -329,7 +358,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
 
 
 def warm_up(device: str, dtypes: Iterable[str] = ("bfloat16",)) -> tuple[str, ...]:
-    """Compile every kernel for the widths of usual models, ahead of its first use.
+    """Compile the kernels of ops for the widths of usual models, ahead of their first use.
 
     Returns the names of the kernels that are compiled now: none on a machine without Triton, or
     for a device that is no NVIDIA or AMD GPU. PyTorch and Triton raise their own errors where the
