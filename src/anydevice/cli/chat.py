@@ -179,8 +179,8 @@ class Chat:
         self, model: LanguageModel, options: dict[str, Any], system: str | None = None
     ) -> None:
         self.model = model
-        self.options = {**getattr(model, "generation_defaults", {}), **options}
-        self.has_template = bool(getattr(model.tokenizer, "templates", None))
+        self.options = {**model.generation_defaults, **options}
+        self.has_template = bool(model.tokenizer.templates)
         if system is not None and not self.has_template:
             raise ConfigurationError(
                 "--system is for a model that chats, and this one has no chat template", "--system"

@@ -1,0 +1,370 @@
+"""`anydevice chat`: one prompt of a script, and a conversation on a real terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from anydevice import device, llm, testing
+from anydevice.cli.chat import described
+from anydevice.cli.main import main
+from tests.cli.pseudo_terminal import PATIENCE, Terminal
+from tests.llm.conftest import data
+
+Anydevice = Callable[..., tuple[int, str, str]]
+Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
+HERE = ("--device", "cpu", "--engine", "numpy")
+LONG = 3000
+"""Tokens that take seconds: long enough to be interrupted."""
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals are for POSIX")
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """A model that completes text: it has no chat template."""
+    pytest.importorskip("tokenizers", reason="tokenizers are not installed")
+    return data("stories260K")
+
+
+@pytest.fixture(scope="session")
+def talker(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a chat template, and a context in which it can talk for seconds."""
+    folder = tmp_path_factory.mktemp("models") / "talker"
+    copytree(stories, folder, copy_function=lambda a, b: Path(b).write_bytes(Path(a).read_bytes()))
+    folder.chmod(0o755)
+    for name, changes in (
+        ("config.json", {"max_position_embeddings": 2 * LONG}),
+        ("generation_config.json", {"eos_token_id": 2}),
+        ("tokenizer_config.json", {"chat_template": TEMPLATE}),
+    ):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(values | changes))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(talker: Path) -> Any:
+    """What the command ought to give."""
+    return llm.load(talker, device("cpu", engine="numpy"))
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_script_gets_the_text_alone_and_the_rest_is_said_beside_it(
+    process: Process, stories: Path
+) -> None:
+    ended = process(
+        "chat", str(stories), *HERE, "--prompt", "Once upon a time", "--max-tokens", "24"
+    )
+    assert ended.returncode == 0, ended.stderr
+    alone = llm.load(stories, device("cpu", engine="numpy"))
+    assert ended.stdout.decode() == f"{alone.generate('Once upon a time', 24).text}\n"
+    told = ended.stderr.decode()
+    assert "stories260K: 260,032 parameters in float32, a context of 512 tokens" in told
+    assert "On cpu with numpy, because it was asked for." in told
+    assert re.search(r"Memory: .* MiB, of which weights 1015.8 KiB, kv-cache", told)
+    assert "no chat template" in told
+    assert re.search(r"\[24 tokens, [\d.]+ tokens/s, the first after .*, cut off at", told)
+
+
+def test_the_prompt_comes_through_a_pipe(stories: Path) -> None:
+    words = ["chat", str(stories), *HERE, "--max-tokens", "5", "--json"]
+    texts = []
+    for more, given in (([], b"The dog\n"), (["--prompt", "-"], b"\xef\xbb\xbfThe dog\r\n")):
+        ended = subprocess.run(
+            [sys.executable, "-m", "anydevice", *words, *more],
+            input=given,
+            capture_output=True,
+            timeout=400,
+        )
+        assert ended.returncode == 0, ended.stderr
+        texts.append(json.loads(ended.stdout)["text"])
+    alone = llm.load(stories, device("cpu", engine="numpy")).generate("The dog", 5)
+    assert texts == [alone.text, alone.text]
+
+
+def test_as_json(anydevice: Anydevice, talker: Path, model: Any) -> None:
+    code, out, err = anydevice(
+        "chat", str(talker), *HERE, "--json", "--prompt", "Who are you?", "--max-tokens", "9",
+        "--system", "Be brief", "--temperature", "0.8", "--top-p", "0.9", "--top-k", "40",
+        "--min-p", "0.01", "--seed", "3", "--stop", "zzz", "--stop", "yyy",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    wanted = model.generate(
+        [{"role": "system", "content": "Be brief"}, said("Who are you?")], 9, temperature=0.8,
+        top_p=0.9, top_k=40, min_p=0.01, seed=3, stop=["zzz", "yyy"],
+    )  # fmt: skip
+    assert (found["text"], found["tokens"]) == (wanted.text, list(wanted.tokens))
+    assert found["ended"] == "length"
+    assert (found["device"], found["engine"]) == ("cpu", "numpy")
+    assert found["reason"] == "it was asked for"
+    assert found["speed"]["decode"] > 0
+    assert found["speed"]["prompt_tokens"] == wanted.speed.prompt_tokens
+    assert found["memory"]["weights"] == 1_040_160
+    assert found["memory"]["total"] >= found["memory"]["weights"] + found["memory"]["kv_cache"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["MODEL", "--prompt", ""], "the prompt is empty"),
+        (["nobody/nothing", "--prompt", "x"], "no such model in the Hugging Face cache"),
+        (["MODEL", "--prompt", "x", "--device", "cuda:9"], "no usable device matches 'cuda:9'"),
+        (["MODEL", "--prompt", "x", "--dtype", "int3"], "int3"),
+        (["MODEL", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["MODEL", "--prompt", "x", "--system", "y"], "has no chat template"),
+        (["MODEL", "--prompt", "x", "--max-tokens", "0"], "not an integer above 0"),
+        (["MODEL", "--prompt", "word " * 600], "512"),
+        (["MODEL", "--prompt", "x", "--top-k", "many"], "invalid int value"),
+    ],
+)
+def test_bad_input_ends_with_2(
+    anydevice: Anydevice,
+    stories: Path,
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    words = [str(stories) if word == "MODEL" else word for word in words]
+    with testing.fake_machine(keep_settings=True):
+        code, out, err = anydevice("chat", *words)
+        assert (code, out) == (2, "")
+        assert message in err
+        code, out, err = anydevice("chat", *words, "--json")
+    assert (code, err) == (2, "")
+    assert message in json.loads(out)["error"]
+
+
+def test_a_model_that_does_not_fit_ends_with_1(anydevice: Anydevice, stories: Path) -> None:
+    with testing.fake_machine(cuda=1, memory="64KiB", engines=("numpy",), keep_settings=True):
+        code, _, err = anydevice("chat", str(stories), "--prompt", "x", "--device", "cuda")
+    assert code == 1
+    assert "does not fit" in err
+
+
+def test_no_prompt_at_all(
+    anydevice: Anydevice, stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    code, out, _ = anydevice("chat", str(stories), "--json")
+    assert code == 2
+    assert "--json is for one reply" in json.loads(out)["error"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
+    code, _, err = anydevice("chat", str(stories))
+    assert code == 2
+    assert "standard input is not UTF-8" in err
+    monkeypatch.setattr(sys, "stdin", None)
+    assert anydevice("chat", str(stories))[0] == 2
+
+
+def test_a_name_of_the_hugging_face_cache(
+    anydevice: Anydevice, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = tmp_path / "models--karpathy--stories260K" / "snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / "0123").symlink_to(stories)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    words = ("--prompt", "Once", "--max-tokens", "2")
+    code, out, _ = anydevice("chat", "karpathy/stories260K", *HERE, *words)
+    assert (code, out.strip() != "") == (0, True)
+
+
+def test_a_reader_that_leaves_is_no_error(talker: Path) -> None:
+    command = [sys.executable, "-m", "anydevice", "chat", str(talker), *HERE]
+    with subprocess.Popen(
+        [*command, "--prompt", "Once upon a time", "--max-tokens", str(LONG)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(3)
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 141
+
+
+def test_a_stream_without_unicode(process: Process, talker: Path) -> None:
+    words = ("chat", str(talker), *HERE, "--prompt", "naïve “dog”", "--max-tokens", "5")
+    ended = process(*words, PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C.UTF-8")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.decode("ascii")
+
+
+# --- on a terminal ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chatting(talker: Path) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(*words: str, folder: Path = talker, **changes: Any) -> Terminal:
+        opened.append(Terminal("chat", str(folder), *HERE, *words, **changes))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def plain(shown: str) -> str:
+    """What a person sees: without styles, and with the line ends of a file."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n").replace("\r", "")
+
+
+def turn(terminal: Terminal, text: str) -> tuple[str, str]:
+    """Type a line; what was replied, and what was said of it."""
+    terminal.type(text.encode() + b"\n")
+    shown = plain(terminal.until(r"\[\d+ tokens?, [^\]]*\][^>]*> "))
+    _, _, rest = shown.partition(f"{text}\n")
+    reply, _, note = rest.rpartition("\n[")
+    return reply, note
+
+
+def test_two_turns_are_one_conversation(
+    chatting: Callable[..., Terminal], model: Any, tmp_path: Path
+) -> None:
+    chat = chatting("--max-tokens", "12")
+    assert "a context of" in plain(chat.until("\n> "))
+    first, note = turn(chat, "Tell me a story")
+    assert first == model.generate([said("Tell me a story")], 12).text
+    assert re.match(r"12 tokens, [\d.]+ tokens/s, the first after", note)
+    messages = [said("Tell me a story"), {"role": "assistant", "content": first}, said("And then?")]
+    second, _ = turn(chat, "And then?")
+    assert second == model.generate(messages, 12).text
+
+    saved = tmp_path / "chat.json"
+    chat.type(f"/save {saved}\n".encode())
+    chat.until("4 messages in.*> ")
+    kept = json.loads(saved.read_text("utf-8"))
+    assert kept == [*messages, {"role": "assistant", "content": second}]
+    chat.type(f"/save {tmp_path / 'chat.txt'}\n".encode())
+    chat.until("4 messages in.*> ")
+    assert (tmp_path / "chat.txt").read_text("utf-8").startswith("user: Tell me a story\n\nassis")
+
+    chat.type(b"/reset\n")
+    chat.until("A new conversation.*> ")
+    assert turn(chat, "Tell me a story")[0] == first  # not the third turn
+    chat.type(b"\x04")
+    assert chat.process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_program(
+    chatting: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    chat = chatting("--max-tokens", str(LONG))
+    chat.until("\n> ")
+    chat.type(b"Talk\n")
+    chat.until(r"Talk\r\n.*\w{3}")
+    chat.type(b"\x03")
+    note = plain(chat.until(r"\[\d+ tokens?, [^\]]*\].*> "))
+    found = re.search(r"\[(\d+) tokens?, .* stopped\]", note)
+    assert found is not None, note
+    assert 0 < int(found[1]) < LONG
+    saved = tmp_path / "chat.json"
+    chat.type(f"/save {saved}\n".encode())
+    chat.until("2 messages in.*> ")  # what was written stays
+    assert json.loads(saved.read_text())[1]["content"]
+    chat.type(b"half a line\x03")  # nothing runs: the line is dropped
+    chat.until("Ctrl-D or /exit ends.*> ")
+    chat.type(b"Again\n")
+    chat.until(r"Again\r\n.*\w{3}")
+    chat.type(b"\x03")
+    chat.until(r"stopped\].*> ")
+    chat.type(b"/exit\n")
+    assert chat.process.wait(PATIENCE) == 0
+
+
+def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path: Path) -> None:
+    chat = chatting("--max-tokens", "3", columns=60)
+    chat.until("\n> ")
+    for typed, shown in (
+        ("/help", r"/reset .*/save FILE .*Ctrl-C stops"),
+        ("/dance", "/dance is not a command"),
+        ("/save", "which file"),
+        (f"/save {tmp_path}/none/chat.txt", "cannot be written: there is no"),
+    ):
+        chat.type(typed.encode() + b"\n")
+        chat.until(f"{shown}.*> ")
+    chat.type(b"one \\\n")
+    chat.until(r"\. ")
+    chat.type(b"line\n")
+    chat.until(r"\[3 tokens.*> ")
+    saved = tmp_path / "chat.json"
+    chat.type(f"/save {saved}\n".encode())
+    chat.until("2 messages in.*> ")
+    assert json.loads(saved.read_text())[0] == said("one \nline")
+    chat.type(b"/quit\n")
+    assert chat.process.wait(PATIENCE) == 0
+
+
+def test_a_full_context_is_said_and_the_conversation_goes_on(
+    chatting: Callable[..., Terminal],
+) -> None:
+    chat = chatting("--max-tokens", "8", "--context", "48")
+    chat.until("\n> ")
+    turn(chat, "hello")
+    chat.type(b"a much longer message that has more tokens than there is room for, by far\n")
+    told = plain(chat.until("/reset begins a new conversation.*> "))
+    assert "48" in told
+    chat.type(b"/reset\n")
+    chat.until("A new conversation.*> ")
+    assert turn(chat, "hello")[0]
+
+
+def test_without_a_template_each_line_is_completed_by_itself(
+    chatting: Callable[..., Terminal], stories: Path
+) -> None:
+    chat = chatting("--max-tokens", "8", folder=stories, columns=60)
+    begun = plain(chat.until("\n> "))
+    assert "It has no chat template: it completes text" in begun
+    assert all(len(line) <= 60 for line in begun.split("\n"))
+    assert turn(chat, "Once upon a time")[0] == turn(chat, "Once upon a time")[0]
+
+
+def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
+    chat = chatting(
+        "--max-tokens", "4", NO_COLOR="1", PYTHONUTF8="0", PYTHONIOENCODING="ascii", TERM="dumb"
+    )
+    assert "\x1b" not in chat.until("\n> ")
+    chat.type("naïve\n".encode())
+    assert "\x1b" not in chat.until("> ")
+    chat.type(b"plain\n")
+    chat.until(r"\[4 tokens.*> ")
+    chat.type(b"\x04")
+    assert chat.process.wait(PATIENCE) == 0
+
+
+def test_a_reply_in_numbers() -> None:
+    speed = llm.Speed(prompt_tokens=3, first_token=0.5, prefill=6.0, decode=20.0)
+    reply = llm.Reply("hi", (1, 2), "stop", None, speed)
+    assert described(reply) == "[2 tokens, 20.0 tokens/s, the first after 500 ms]"
+    nothing = llm.Reply("", (), "interrupted", None, llm.Speed(3, 0.0, 0.0, 0.0))
+    assert described(nothing) == "[0 tokens, stopped]"
+
+
+def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--prompt", "--system", "--context", "--max-tokens", "--temperature", "--seed"):
+        assert option in text
