@@ -1148,6 +1148,125 @@ def short_of_values(right: Op, q: Array, k: Array, v: Array, **how: Any) -> Any:
     return result
 
 
+# Experts
+
+
+def broken_experts(title: str, short: bool = False) -> Any:
+    """A mutant that changes what the op is given, as a dictionary of all arguments by name."""
+    names = ("x", "gate_up", "down", "chosen", "weights")
+
+    def put(change: Callable[[dict[str, Any]], Any]) -> Any:
+        def wrong(right: Op, *given: Any, **how: Any) -> Any:
+            arguments = {**dict(zip(names, given, strict=True)), **how}
+            return right(**(change(arguments) or arguments))
+
+        mutant("experts", title, short=short)(wrong)
+        return change
+
+    return put
+
+
+@broken_experts("gate and up are exchanged", short=True)
+def gate_for_up(given: dict[str, Any]) -> None:
+    for name in ("gate_up", "gate_up_bias"):
+        if name in given:
+            halves = np.split(given[name], 2, 1)
+            given[name] = np.concatenate(halves[::-1], 1)
+
+
+@broken_experts("gates and ups lie by turns")
+def by_turns(given: dict[str, Any]) -> None:
+    stack = given["gate_up"]
+    given["gate_up"] = np.concatenate([stack[:, ::2], stack[:, 1::2]], 1)
+
+
+@broken_experts("weights count as one")
+def without_weights(given: dict[str, Any]) -> None:
+    given["weights"] = np.ones_like(given["weights"])
+
+
+@broken_experts("an expert that a token chose twice counts once")
+def counted_once(given: dict[str, Any]) -> None:
+    chosen = given["chosen"].copy()
+    for row in chosen:
+        for place in range(1, len(row)):
+            if row[place] in row[:place]:
+                row[place] = -1
+    given["chosen"] = chosen
+
+
+@broken_experts("an expert out of range is the last", short=True)
+def last_expert(given: dict[str, Any]) -> None:
+    given["chosen"] = np.minimum(given["chosen"], len(given["down"]) - 1)
+
+
+@broken_experts("a negative expert counts from behind")
+def expert_from_behind(given: dict[str, Any]) -> None:
+    chosen, count = given["chosen"], len(given["down"])
+    given["chosen"] = np.where((chosen < 0) & (chosen >= -count), chosen + count, chosen)
+
+
+@broken_experts("tokens above 1,024 are those before")
+def few_mixed_tokens(given: dict[str, Any]) -> None:
+    x = given["x"].copy()
+    x[1024:] = x[:1]
+    given["x"] = x
+
+
+@broken_experts("experts above 255 are those before")
+def few_experts(given: dict[str, Any]) -> None:
+    given["chosen"] = np.where(given["chosen"] > 255, given["chosen"] & 255, given["chosen"])
+
+
+@broken_experts("the bias of the first product is left out")
+def without_gate_bias(given: dict[str, Any]) -> None:
+    given["gate_up_bias"] = None
+
+
+@broken_experts("the bias of the second product is left out")
+def without_down_bias(given: dict[str, Any]) -> None:
+    given["down_bias"] = None
+
+
+@broken_experts("the limit is always 7")
+def usual_limit(given: dict[str, Any]) -> None:
+    given["limit"] = 7.0
+
+
+@broken_experts("nothing is clipped")
+def unlimited(given: dict[str, Any]) -> None:
+    given["limit"] = 1e9
+
+
+@broken_experts("alpha is always 1.702")
+def usual_alpha(given: dict[str, Any]) -> None:
+    given["alpha"] = 1.702
+
+
+@broken_experts("gelu is always by tanh")
+def expert_by_tanh(given: dict[str, Any]) -> None:
+    if given.get("activation") == "geglu":
+        given["activation"] = "geglu_tanh"
+
+
+@broken_experts("gelu is silu for one token")
+def expert_by_silu(given: dict[str, Any]) -> None:
+    if len(given["x"]) == 1 and given.get("activation", "").startswith("geglu"):
+        given["activation"] = "swiglu"
+
+
+@mutant("experts", "NaN in one token reaches all that share its expert")
+def shared_nan(right: Op, x: Array, *given: Any, **how: Any) -> Any:
+    result = np.array(right(x, *given, **how))
+    return np.where(np.isnan(result).any(0), np.float32(np.nan), result) if len(result) else result
+
+
+@mutant("experts", "experts that nobody chose reach the result")
+def unchosen_nan(right: Op, x: Array, gate_up: Array, *given: Any, **how: Any) -> Any:
+    result = right(x, gate_up, *given, **how)
+    return result + np.float32(0) * gate_up.sum() if result.size else result
+
+
 # Moving
 
 
@@ -1192,6 +1311,32 @@ def take_first(right: Op, x: Array, indices: Array, axis: int = 0) -> Any:
         result = np.array(right(x, indices, axis))
         return result[..., ::-1].copy()
     return right(x, indices, axis)
+
+
+@mutant("take_along_axis", "places have 16 bits")
+def short_places_along(right: Op, x: Array, indices: Array, axis: int = -1) -> Any:
+    return right(x, np.where(indices > 0, indices & 0xFFFF, indices).astype(np.int32), axis)
+
+
+@mutant("take_along_axis", "negative places count from behind", short=True)
+def along_from_behind(right: Op, x: Array, indices: Array, axis: int = -1) -> Any:
+    back = (indices < 0) & (indices >= -x.shape[axis])
+    return right(x, np.where(back, indices + x.shape[axis], indices).astype(np.int32), axis)
+
+
+@mutant("take_along_axis", "the axis is always the last")
+def along_the_last(right: Op, x: Array, indices: Array, axis: int = -1) -> Any:
+    if x.ndim == 2 and axis == 0 and x.shape[0] > len(indices):
+        return right(x[: len(indices)], indices % x.shape[1], -1)
+    return right(x, indices, axis)
+
+
+@mutant("take_along_axis", "indices of one row are not repeated")
+def along_without_repeating(right: Op, x: Array, indices: Array, axis: int = -1) -> Any:
+    result = np.array(right(x, indices, axis))
+    if x.ndim == 3 and indices.shape[0] == 1:
+        result[1:] = result[:1]
+    return result
 
 
 @mutant("cache_write", "places have 16 bits")

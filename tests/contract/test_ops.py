@@ -120,6 +120,22 @@ for label, arguments in {
     "all three": (*heads(3, 8)[:2], SHORT, True, 0.9, some(2, 8), 5, LENGTHS, 1.5, SINKS),
 }.items():
     CASES[f"attention, {label}"] = ("attention", arguments, (*ATTENTION, "soft_cap", "sinks"))
+EXPERTS = ("gate_up_bias", "down_bias", "activation", "alpha", "limit")
+for label, count, k, options in [
+    ("experts", 3, 2, (None, None, "swiglu", 1.7, 7.0)),
+    ("experts, few choices", 12, 2, (None, None, "swiglu", 1.7, 7.0)),
+    ("experts, biases", 3, 2, (draw(3, 12), draw(3, 8), "swiglu", 1.7, 7.0)),
+    ("experts, biases, few choices", 9, 1, (draw(9, 12), draw(9, 8), "swiglu", 1.7, 7.0)),
+    ("experts, clipped", 3, 2, (draw(3, 12), draw(3, 8), "clipped_swiglu", 1.5, 2.0)),
+    ("experts, clipped, few choices", 12, 2, (None, None, "clipped_swiglu", 1.5, 2.0)),
+    ("experts, gelu", 3, 2, (None, None, "geglu", 1.7, 7.0)),
+    ("experts, gelu, few choices", 12, 2, (None, None, "geglu", 1.7, 7.0)),
+    ("experts, gelu by tanh", 3, 2, (None, None, "geglu_tanh", 1.7, 7.0)),
+]:
+    stacks = draw(count, 12, 8, seed=1) / 4, draw(count, 8, 6, seed=2) / 4
+    numbers = np.array([[0, 2], [count, 1], [1, -1], [0, 1]])[:, :k]
+    plain = (draw(4, 8), *stacks, numbers, draw(4, k, seed=3))
+    CASES[label] = ("experts", (*plain, *options), EXPERTS)
 SGD = ("rate", "momentum", "decay", "nesterov")
 ADAM = ("rate", "beta1", "beta2", "eps", "decay", "decoupled")
 for label, op, arguments, named in [

@@ -99,7 +99,7 @@ def test_parameters_are_taken_by_name(name: str) -> None:
         op(**named)
 
 
-KEYWORD_ONLY = {"rope", "attention", "update_sgd", "update_adam", "update_lion"}
+KEYWORD_ONLY = {"rope", "attention", "experts", "update_sgd", "update_adam", "update_lion"}
 KEYWORD_ONLY |= {"zeros", "ones", "full", "arange", "eye"}
 
 

@@ -223,6 +223,49 @@ def of_attention(
     return averaged * (one_by_one(k.shape[2]) + 16 + growth(q.shape[-1]) * score + inside)
 
 
+def of_experts(
+    want: Array,
+    coarse: float,
+    x: Array,
+    gate_up: Array,
+    down: Array,
+    chosen: Array,
+    weights: Array,
+    *,
+    gate_up_bias: Array | None = None,
+    down_bias: Array | None = None,
+    activation: str = "swiglu",
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Array:
+    """The errors of two sums, of which the first goes through the activation and the second sum.
+
+    In 16 bits the sums, biases and the activation are rounded to it on the way.
+    """
+    rough, result = coarse if coarse > 1 else 0.0, np.zeros(x.shape)
+    (_, hidden, inner), k = down.shape, chosen.shape[1]
+    for token, place in np.ndindex(chosen.shape):
+        expert = chosen[token, place]
+        if not 0 <= expert < len(down):
+            continue
+        bias = np.zeros(2 * inner) if gate_up_bias is None else gate_up_bias[expert]
+        last_bias = np.zeros(hidden) if down_bias is None else down_bias[expert]
+        product = gate_up[expert] @ x[token]
+        size = np.abs(gate_up[expert]) @ np.abs(x[token]) + np.abs(bias)
+        off = growth(hidden) * size + rough * (np.abs(product) + np.abs(product + bias))
+        gate, up = np.split(product + bias, 2)
+        between = reference.gated(activation, gate, up, alpha, limit)
+        wide = np.abs(up) + 1
+        off_between = 1.2 * wide * (off[:inner] + 64 * np.abs(gate)) + np.abs(gate) * off[inner:]
+        off_between = off_between + rough * np.abs(between)
+        product = down[expert] @ between
+        found_size = np.abs(down[expert]) @ np.abs(between) + np.abs(last_bias)
+        off = np.abs(down[expert]) @ off_between + (growth(inner) + growth(k)) * found_size
+        off = off + rough * (np.abs(product) + np.abs(product + last_bias))
+        result[token] += np.abs(weights[token, place]) * off
+    return result
+
+
 def of_cross_entropy(want: Array, coarse: float, logits: Array, targets: Array) -> Array:
     classes = logits.shape[-1]
     finite = np.where(np.isfinite(logits), np.abs(logits), 0)

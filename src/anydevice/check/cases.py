@@ -44,6 +44,7 @@ from anydevice.check.case import (
 from anydevice.check.cases_attention import ATTENTION
 from anydevice.check.cases_axes import ALONG_AXES, of
 from anydevice.check.cases_elementwise import ELEMENTWISE
+from anydevice.check.cases_experts import EXPERTS
 from anydevice.check.cases_layers import HIDDEN, LAYERS, VOCABULARY
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
@@ -134,6 +135,44 @@ _TAKE = Row(
     gradient=_at((3, 4), [2, 0, 2], 1),
     gpu={"4,096 rows of 4096": _taken((VOCABULARY, HIDDEN), 0, 4096)},
     cpu={"256 rows of 1024": _taken((VOCABULARY, 1024), 0, 256)},
+    moved=_rows_twice,
+    operations=lambda made: 0,
+)
+
+
+def _taken_along(shape: tuple[int, ...], axis: int, *indices: int, low: int = 0) -> Make:
+    """Of an array, elements at places from `low` on; `indices` is the shape of those."""
+    high = shape[axis] - low
+    return lambda draw: call(draw.digits(*shape), draw.integers(low, high, *indices), axis)
+
+
+def _special_along(draw: Draw) -> Call:
+    return call(draw.special().reshape(3, 3), np.array([[2, 0], [1, 1], [5, 2]], np.int32))
+
+
+_TAKE_ALONG_AXIS = Row(
+    "take_along_axis",
+    (
+        Case("of rows", _taken_along((9, 33), -1, 9, 5)),
+        Case("of columns", _taken_along((9, 33), 0, 4, 33)),
+        Case("elements that lie apart", _taken_along((9, 33), -1, 9, 5), strided=True),
+        Case("a middle axis", _taken_along((3, 33, 5), 1, 3, 7, 5)),
+        Case("repeated", _taken_along((3, 4, 33), -1, 1, 4, 7)),
+        Case("one for all", _taken_along((3, 4, 33), 1, 1, 2, 1)),
+        Case("one each", _taken_along((9, 33), -1, 9, 1)),
+        Case("none", _taken_along((9, 33), -1, 9, 0)),
+        Case("of nothing", lambda draw: call(draw.digits(2, 0), np.zeros((2, 3), np.int32))),
+        Case("out of range", _taken_along((9, 5), -1, 9, 17, low=-4)),
+        Case("places above 65,535", _taken_along((3, 300007), -1, 3, 17), LARGE),
+        Case("places above 65,535, of columns", _taken_along((300007, 3), 0, 17, 3), LARGE),
+        Case("a million", _taken_along((517, 1031), -1, 517, 259), LARGE),
+        Case("nan, infinities and limits", _special_along, FLOATS),
+    ),
+    EVERYTHING,
+    signs=True,
+    gradient=_taken_along((3, 4), -1, 3, 5),
+    gpu={"4,096 of 32000": _taken_along((4096, VOCABULARY), -1, 4096, 64)},
+    cpu={"256 of 32000": _taken_along((256, VOCABULARY), -1, 256, 64)},
     moved=_rows_twice,
     operations=lambda made: 0,
 )
@@ -314,6 +353,7 @@ _MADE: tuple[Row, ...] = (
 MANIPULATION: tuple[Row, ...] = (
     _EMBEDDING,
     _TAKE,
+    _TAKE_ALONG_AXIS,
     _shaped(
         "reshape",
         of((4096, HIDDEN), (HIDDEN, 32, 128)),
@@ -569,7 +609,8 @@ UPDATES: tuple[Row, ...] = (
 
 
 TABLE: Mapping[str, Row] = {
-    row.op: row for row in (*LAYERS, *ATTENTION, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
+    row.op: row
+    for row in (*LAYERS, *ATTENTION, EXPERTS, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
 }
 
 

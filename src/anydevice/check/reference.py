@@ -149,6 +149,17 @@ def _take(x: Array, indices: Array, axis: int = 0) -> Array:
     return np.where(inside.reshape(before + indices.shape + after), taken, missing).astype(x.dtype)
 
 
+def _take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
+    axis %= x.ndim
+    shape = tuple(indices.shape[axis] if at == axis else n for at, n in enumerate(x.shape))
+    result = np.full(shape, np.nan if x.dtype.kind == "f" else 0, x.dtype)
+    numbers = np.broadcast_to(indices, shape)
+    for place in np.argwhere((numbers >= 0) & (numbers < x.shape[axis])):
+        source = (*place[:axis], numbers[tuple(place)], *place[axis + 1 :])
+        result[tuple(place)] = x[source]
+    return result
+
+
 def _part(x: Array, axis: int, start: int, stop: int, step: int = 1) -> Array:
     return np.moveaxis(np.moveaxis(x, axis, 0)[start:stop:step], 0, axis)
 
@@ -391,6 +402,45 @@ def _cache_write(cache: Array, new: Array, positions: Array) -> Array:
     return written
 
 
+# Experts
+
+
+def gated(activation: str, gate: Array, up: Array, alpha: float, limit: float) -> Array:
+    """What lies between the two products of an expert."""
+    if activation == "clipped_swiglu":
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        return gate * _sigmoid(alpha * gate) * (up + 1)
+    if activation == "swiglu":
+        return _silu(gate) * up
+    return _gelu(gate, activation == "geglu_tanh") * up
+
+
+def _experts(
+    x: Array,
+    gate_up: Array,
+    down: Array,
+    chosen: Array,
+    weights: Array,
+    *,
+    gate_up_bias: Array | None = None,
+    down_bias: Array | None = None,
+    activation: str = "swiglu",
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Array:
+    result = np.zeros(x.shape)
+    inner = down.shape[2]
+    for token, place in np.ndindex(chosen.shape):
+        expert = chosen[token, place]
+        if 0 <= expert < len(down):
+            both = gate_up[expert] @ x[token]
+            both = both if gate_up_bias is None else both + gate_up_bias[expert]
+            found = down[expert] @ gated(activation, both[:inner], both[inner:], alpha, limit)
+            found = found if down_bias is None else found + down_bias[expert]
+            result[token] += weights[token, place] * found
+    return result
+
+
 # Indices and losses
 
 
@@ -570,6 +620,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     ),
     "top_k": _top_k,
     "take": _take,
+    "take_along_axis": _take_along_axis,
     "permute": np.transpose,
     "concat": lambda arrays, axis=0: np.concatenate(arrays, axis),
     "part": _part,
@@ -594,6 +645,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "layernorm": _layernorm,
     "rope": _rope,
     "attention": _attention,
+    "experts": _experts,
     "cache_write": _cache_write,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,

@@ -57,6 +57,7 @@ from anydevice.ops._elementwise import (
     tanh,
     where,
 )
+from anydevice.ops._experts import experts
 from anydevice.ops._losses import cross_entropy, mean_squared_error
 from anydevice.ops._manipulation import (
     arange,
@@ -80,6 +81,7 @@ from anydevice.ops._manipulation import (
     split,
     stack,
     take,
+    take_along_axis,
     zeros,
     zeros_like,
 )
@@ -121,10 +123,11 @@ __all__ += ["var", "vector_norm"]
 __all__ += ["arange", "eye", "full", "full_like", "one_hot", "ones", "ones_like", "zeros"]
 __all__ += ["astype", "broadcast_to", "cache_write", "concat", "embedding", "flip", "zeros_like"]
 __all__ += ["pad", "part", "permute", "reshape", "split", "stack", "take"]
+__all__ += ["take_along_axis"]
 # Products, layers, losses and the steps of optimizers
 __all__ += ["einsum", "linear", "matmul", "outer"]
-__all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "layernorm", "max_pool2d"]
-__all__ += ["rmsnorm", "rope"]
+__all__ += ["attention", "avg_pool2d", "conv2d", "conv_transpose2d", "experts", "layernorm"]
+__all__ += ["max_pool2d", "rmsnorm", "rope"]
 __all__ += ["cross_entropy", "mean_squared_error", "update_adam", "update_lion", "update_sgd"]
 
 for _name in __all__:
@@ -137,6 +140,7 @@ _ELSEWHERE = {
     "cat": "concat",
     "concatenate": "concat",
     "cumsum": "cumulative_sum",
+    "gather": "take_along_axis",
     "div": "divide",
     "eq": "equal",
     "ge": "greater_equal",
@@ -155,6 +159,7 @@ _ELSEWHERE = {
     "layer_norm": "layernorm",
     "scaled_dot_product_attention": "attention",
     "sub": "subtract",
+    "take_along_dim": "take_along_axis",
     "transpose": "permute",
     "vstack": "concat",
 }

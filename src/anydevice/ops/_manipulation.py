@@ -445,6 +445,31 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
         raise
 
 
+def take_along_axis(x: Array, indices: Array, axis: int = -1) -> Array:
+    """One element of x for each index along an axis; the result has the axis of `indices`.
+
+    `indices` has as many axes as x; each other one is as long as that of x, or 1 and repeated. An
+    index that is negative or too large gives NaN, or 0 if x is not floating-point.
+
+    >>> import numpy
+    >>> take_along_axis(numpy.array([[5, 6], [7, 8]]), numpy.array([[1], [0]])).tolist()
+    [[6], [7]]
+    """
+    xp = primitives(x, "take_along_axis")
+    require_integers("take_along_axis", "indices", indices, x)
+    at = axis_of("take_along_axis", x, axis)
+    sizes, full = tuple(indices.shape), tuple(x.shape)
+    pairs = enumerate(zip(sizes, full, strict=False))
+    if len(sizes) != len(full) or any(m not in (1, n) for one, (m, n) in pairs if one != at):
+        rule = f"indices has the axes of x, each of its size or 1, but for axis {axis}"
+        raise wrong_shapes("take_along_axis", rule, x=x, indices=indices)
+    try:
+        return xp.take_along_axis(x, indices, at)
+    except Exception as error:
+        explain(error, x=x, indices=indices)
+        raise
+
+
 def cache_write(cache: Array, new: Array, positions: Array) -> Array:
     """The cache with new rows in it; `cache` itself must not be used afterwards.
 

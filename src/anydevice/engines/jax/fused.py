@@ -291,6 +291,92 @@ def _seen(
     return mask if seen is None else mask & seen
 
 
+# Experts. Shapes may not depend on who chose what. A few choices have their matrices gathered. Many
+# are sorted by expert and cut into blocks of one expert each, the last of an expert being filled
+# up: the number of blocks has a bound, and one loop goes through them.
+
+
+def _experts(
+    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
+    activation: str, alpha: float, limit: float,
+) -> Any:  # fmt: skip
+    if not (x.size and chosen.size and down.size):
+        return NotImplemented
+    stacks = gate_up, down, gate_up_bias, down_bias
+    return _mixed(x, stacks, chosen, weights, activation, alpha, limit)
+
+
+@compiled(4, 5, 6)
+def _mixed(
+    x: Any, stacks: Any, chosen: Any, weights: Any, activation: str, alpha: float, limit: float
+) -> Any:
+    (tokens, k), count = chosen.shape, len(stacks[0])
+    between = partial(_gated, activation, alpha, limit)
+    narrow = chosen.astype(jnp.int32) if chosen.dtype.itemsize < 4 else chosen
+    inside = (narrow >= 0) & (narrow < count)
+    numbers = jnp.where(inside, narrow, count).astype(jnp.int32).reshape(-1)
+    if tokens * k <= count:
+        rows = jnp.repeat(x, k, 0)[:, None]
+        found = _through([s if s is None else s[numbers] for s in stacks], rows, between)
+    else:
+        found = _in_blocks(x, stacks, numbers, between)
+    found = found.reshape(tokens, k, -1)
+    shared = found * weights.astype(found.dtype)[..., None]
+    return jnp.where(inside[..., None], shared, 0).sum(1).astype(x.dtype)
+
+
+def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
+    """What the expert of each choice makes of its token; the number of experts stands for none."""
+    count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
+    size = 8
+    while size < min(256, length // count):
+        size *= 2
+    blocks = (length + min(count, length) * (size - 1)) // size
+    held = jnp.zeros(count + 1, jnp.int32).at[numbers].add(1)[:count]
+    ends = jnp.cumsum(-(-held // size))  # in blocks, as far as each expert reaches
+    order = jnp.argsort(numbers, stable=True)
+    before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(held)])
+    first = jnp.concatenate([jnp.zeros(1, jnp.int32), ends]) * size
+    own = numbers[order]
+    place = jnp.arange(length, dtype=jnp.int32) - before[own] + first[own]
+    place = jnp.where(own < count, place, blocks * size)
+    source = jnp.full(blocks * size, length, jnp.int32).at[place].set(order, mode="drop")
+    token = source // (length // tokens)
+    given = x.at[token].get(mode="fill", fill_value=0).reshape(blocks, size, hidden)
+    expert = jnp.searchsorted(ends, jnp.arange(blocks), side="right", method="compare_all")
+
+    def step(_: None, block: Any) -> Any:
+        number, part = block
+        matrices = [s if s is None else jax.lax.dynamic_slice_in_dim(s, number, 1) for s in stacks]
+        return None, _through(matrices, part[None], between)[0]
+
+    _, found = jax.lax.scan(step, None, (jnp.minimum(expert, count - 1), given))
+    places = jnp.zeros(length, jnp.int32).at[order].set(place)
+    return found.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
+
+
+def _through(matrices: Any, rows: Any, between: Function) -> Any:
+    """Rows (n, rows, hidden) through n experts."""
+    gate_up, down, bias, last_bias = matrices
+    precision = jax.lax.Precision.HIGHEST if rows.dtype.itemsize > 2 else None
+    kind = wide(rows).dtype
+    product = partial(jnp.einsum, "nri,noi->nro", precision=precision, preferred_element_type=kind)
+    both = product(rows, gate_up)
+    both = both if bias is None else both + bias.astype(kind)[:, None]
+    inner = between(*jnp.split(both, 2, -1)).astype(rows.dtype)
+    found = product(inner, down)
+    return found if last_bias is None else found + last_bias.astype(kind)[:, None]
+
+
+def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> Any:
+    if activation == "clipped_swiglu":
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+    if activation == "swiglu":
+        return jax.nn.silu(gate) * up
+    return jax.nn.gelu(gate, approximate=activation == "geglu_tanh") * up
+
+
 @compiled()
 def _cross_entropy(logits: Any, targets: Any) -> Any:
     logarithms = jax.nn.log_softmax(wide(logits), -1)
@@ -520,6 +606,7 @@ FUSED: Mapping[str, Function] = {
     "layernorm": _layernorm,
     "rope": _rope,
     "attention": _attention,
+    "experts": _experts,
     "embedding": compiled()(lambda weight, ids: PRIMITIVES.take(weight, ids, 0)),
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,

@@ -8,10 +8,13 @@ position to begin at, while an op is given the position of each token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
+
+from anydevice.engines.mlx.primitives import PRIMITIVES
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
@@ -118,6 +121,95 @@ def _within(lengths: Any, keys: int) -> Any:
     return mx.clip(lengths.astype(mx.int64), 0, keys).astype(mx.int32)
 
 
+# Experts: matrices are multiplied with where they are, for each choice. Many choices are sorted by
+# expert and cut into blocks of one expert each, the last of an expert being filled up, so that no
+# shape depends on who chose what.
+
+
+def _experts(
+    x: Any, gate_up: Any, down: Any, chosen: Any, weights: Any, gate_up_bias: Any, down_bias: Any,
+    activation: str, alpha: float, limit: float,
+) -> Any:  # fmt: skip
+    if not (x.size and chosen.size and down.size):
+        return NotImplemented
+    (tokens, k), count = chosen.shape, gate_up.shape[0]
+    wide = chosen.astype(mx.int64)
+    inside = mx.logical_and(wide >= 0, wide < count)
+    numbers = mx.where(inside, wide, count).astype(mx.int32)
+
+    def through(rows: Any, experts: Any) -> Any:
+        """Rows (…, rows, hidden) through the experts of these numbers (…)."""
+        both = _chosen_product(rows, gate_up, gate_up_bias, experts)
+        between = _gated(activation, alpha, limit, *mx.split(both, 2, axis=-1))
+        return _chosen_product(between.astype(x.dtype), down, down_bias, experts)
+
+    if tokens * k <= 2 * count:
+        found = through(x[:, None, None, :], mx.where(inside, numbers, 0))[:, :, 0]
+    else:
+        found = _in_blocks(x, numbers.reshape(-1), count, through).reshape(tokens, k, -1)
+    shared = found * weights.astype(found.dtype)[..., None]
+    return mx.sum(mx.where(inside[..., None], shared, 0), axis=1).astype(x.dtype)
+
+
+def _in_blocks(x: Any, numbers: Any, count: int, through: Callable[..., Any]) -> Any:
+    """What the expert of each choice makes of its token; `count` stands for none."""
+    length, (tokens, hidden) = numbers.size, x.shape
+    size = 8
+    while size < min(256, length // count):
+        size *= 2
+    blocks = (length + min(count, length) * (size - 1)) // size
+    held = mx.zeros(count + 1, dtype=mx.int32).at[numbers].add(1)
+    ends = mx.cumsum((held[:count] + size - 1) // size)  # in blocks, as far as each expert reaches
+    order = mx.argsort(numbers).astype(mx.int32)
+    own = numbers[order]
+    first = mx.concatenate([mx.zeros(1, dtype=mx.int32), ends]) * size
+    place = mx.arange(length) - (mx.cumsum(held) - held)[own] + first[own]
+    place = mx.where(own < count, place, blocks * size).astype(mx.int32)
+    empty = mx.full(blocks * size + 1, length, dtype=mx.int32)
+    source = mx.put_along_axis(empty, place, order, axis=0)[:-1] // (length // tokens)
+    rows = mx.concatenate([x, mx.zeros((1, hidden), dtype=x.dtype)])[source]
+    reached = ends[None] <= mx.arange(blocks)[:, None]
+    expert = mx.minimum(mx.sum(reached.astype(mx.int32), axis=1), count - 1)
+    rows = rows.reshape(blocks, size, hidden)
+    if _gathers(x):
+        found = through(rows, expert)
+    else:  # one after the other, so that the copies of the matrices do not add up
+        each = [through(rows[at : at + 1], expert[at : at + 1]) for at in range(blocks)]
+        found = mx.concatenate(each)
+    found = found.reshape(-1, hidden)
+    places = mx.put_along_axis(mx.zeros(length, dtype=mx.int32), order, place, axis=0)
+    return found[mx.minimum(places, blocks * size - 1)]
+
+
+def _chosen_product(rows: Any, matrices: Any, bias: Any, numbers: Any) -> Any:
+    """Rows (…, rows, inputs) times the matrices of these numbers (…), in 32 bits or more."""
+    turned = matrices.swapaxes(-1, -2)
+    if _gathers(rows):
+        product = mx.gather_mm(rows, turned, rhs_indices=numbers.astype(mx.uint32))
+    else:
+        product = PRIMITIVES.matmul(rows, turned[numbers])
+    if product.dtype in _HALF:
+        product = product.astype(_FLOAT32)
+    return product if bias is None else product + bias[numbers][..., None, :].astype(product.dtype)
+
+
+def _gathers(x: Any) -> bool:
+    """Whether MLX multiplies such arrays with matrices where they are: on a CPU, only `float32`."""
+    return bool(x.dtype == _FLOAT32 or mx.default_device() != _CPU)
+
+
+def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> Any:
+    if activation == "clipped_swiglu":
+        gate, up = mx.minimum(gate, limit), mx.clip(up, -limit, limit)
+        return gate * PRIMITIVES.sigmoid(alpha * gate) * (up + 1)
+    if activation == "swiglu":
+        return gate * PRIMITIVES.sigmoid(gate) * up
+    if activation == "geglu":
+        return 0.5 * gate * (1 + PRIMITIVES.erf(gate * 0.5**0.5)) * up
+    inner = (gate + 0.044715 * gate * gate * gate) * (2 / math.pi) ** 0.5
+    return 0.5 * gate * (1 + mx.tanh(inner)) * up
+
+
 def _sort(x: Any, axis: int, descending: bool) -> Any:
     if not x.size:
         return x
@@ -180,6 +272,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": _argsort,
     "attention": _attention,
     "cumulative_sum": _cumulative_sum,
+    "experts": _experts,
     "flip": _flip,
     "isfinite": mx.isfinite,
     "layernorm": _layernorm,

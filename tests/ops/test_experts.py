@@ -1,0 +1,190 @@
+"""Mixtures of experts against a loop over every choice, on each way to compute them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice import ops
+from anydevice.errors import ConfigurationError
+from anydevice.ops import _experts as mixing
+
+Array = np.ndarray[Any, Any]
+
+
+def naive(
+    x: Array, gate_up: Array, down: Array, chosen: Array, weights: Array, **options: Any
+) -> Array:
+    """Each choice by itself, from the sentences of the documentation."""
+    result = np.zeros(x.shape)
+    activation = ACTIVATIONS[options.get("activation", "swiglu")]
+    for token, choice in np.ndindex(chosen.shape):
+        e = chosen[token, choice]
+        if 0 <= e < len(down):
+            both = gate_up[e] @ x[token] + options.get("gate_up_bias", np.zeros(len(gate_up)))[e]
+            pairs = zip(*np.split(both, 2), strict=True)
+            between = np.array([activation(g, u, options) for g, u in pairs])
+            found = down[e] @ between + options.get("down_bias", np.zeros(len(down)))[e]
+            result[token] += weights[token, choice] * found
+    return result
+
+
+def clipped(gate: float, up: float, options: dict[str, Any]) -> float:
+    limit, alpha = options.get("limit", 7.0), options.get("alpha", 1.702)
+    gate, up = min(gate, limit), min(max(up, -limit), limit)
+    return gate / (1 + math.exp(-alpha * gate)) * (up + 1)
+
+
+ACTIVATIONS: dict[str, Callable[[float, float, dict[str, Any]], float]] = {
+    "swiglu": lambda g, u, _: g / (1 + math.exp(-g)) * u,
+    "geglu": lambda g, u, _: 0.5 * g * (1 + math.erf(g / math.sqrt(2))) * u,
+    "geglu_tanh": lambda g, u, _: (
+        0.5 * g * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u
+    ),
+    "clipped_swiglu": clipped,
+}
+
+
+def inputs(tokens: int = 7, k: int = 2, count: int = 4, hidden: int = 6, inner: int = 5) -> Any:
+    rng = np.random.default_rng(tokens * 100 + count)
+    stacks = rng.normal(size=(count, 2 * inner, hidden)), rng.normal(size=(count, hidden, inner))
+    chosen = rng.integers(-1, count + 1, (tokens, k))
+    return rng.normal(size=(tokens, hidden)), *stacks, chosen, rng.normal(size=(tokens, k))
+
+
+WAYS = {"host": "host", "device": "device", "traced": "nowhere"}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As if the choices were on the host, on a device to be waited for, or not known yet."""
+    monkeypatch.setattr(mixing, "_where", lambda chosen: WAYS[request.param])
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("tokens", "k", "count"), [(7, 2, 4), (1, 3, 4), (1, 2, 9), (3, 1, 1)])
+def test_it_is_the_sum_over_what_was_chosen(
+    tokens: int, k: int, count: int, activation: str
+) -> None:
+    given = inputs(tokens, k, count)
+    rng = np.random.default_rng(1)
+    biases = {
+        "gate_up_bias": rng.normal(size=(count, 10)),
+        "down_bias": rng.normal(size=(count, 6)),
+    }
+    for options in ({}, biases, {"alpha": 1.2, "limit": 0.5}):
+        result = ops.experts(*given, activation=activation, **options)
+        want = naive(*given, activation=activation, **options)
+        np.testing.assert_allclose(result, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_nothing_chosen_is_nothing_added(tokens: int) -> None:
+    x, gate_up, down, chosen, weights = inputs(tokens)
+    nobody = np.full_like(chosen, -1)
+    assert not ops.experts(x, gate_up, down, nobody, weights * math.nan).any()
+    assert ops.experts(x, gate_up, down, chosen[:, :0], weights[:, :0]).shape == x.shape
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.uint32, np.int64])
+@pytest.mark.usefixtures("way")
+def test_numbers_of_any_integer_dtype(kind: Any) -> None:
+    x, gate_up, down, chosen, weights = inputs(9, 2, 4)
+    chosen = np.abs(chosen).astype(kind)
+    np.testing.assert_allclose(
+        ops.experts(x, gate_up, down, chosen, weights), naive(x, gate_up, down, chosen, weights)
+    )
+
+
+def test_a_number_beyond_32_bits_is_none() -> None:
+    x, gate_up, down, chosen, weights = inputs()
+    far = np.full_like(chosen, 2**32 + 1)
+    assert not ops.experts(x, gate_up, down, far, weights).any()
+
+
+def test_weights_of_another_dtype_keep_their_digits() -> None:
+    x, gate_up, down, chosen, _ = (a.astype("f") if a.dtype.kind == "f" else a for a in inputs())
+    weights = np.full(chosen.shape, 1 / 3)
+    result = ops.experts(x, gate_up, down, chosen, weights)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, naive(x, gate_up, down, chosen, weights), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(1, 8), (6, 3)])
+def test_pytorchs_compiler_looks_through_it(tokens: int, count: int) -> None:
+    torch = pytest.importorskip("torch")
+    given = inputs(tokens, 2, count)
+    compiled = torch.compile(ops.experts, backend="eager", fullgraph=True, dynamic=False)
+    result = compiled(*map(torch.from_numpy, given))
+    np.testing.assert_allclose(result.numpy(), naive(*given), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx"])
+def test_compiled_by_others_it_does_not_wait(library: str) -> None:
+    if library == "jax":
+        import jax
+
+        compile_, place = jax.jit, jax.numpy.asarray
+    else:
+        mx = pytest.importorskip("mlx.core")
+        compile_, place = mx.compile, mx.array
+    for tokens, count in ((1, 8), (9, 3)):
+        given = [a.astype("f" if a.dtype.kind == "f" else "i") for a in inputs(tokens, 2, count)]
+        result = compile_(lambda *arrays: ops.experts(*arrays))(*map(place, given))
+        np.testing.assert_allclose(np.array(result), naive(*given), rtol=1e-4, atol=1e-5)
+
+
+def test_of_many_experts_only_those_that_were_chosen_are_read() -> None:
+    """Matrices that would take 200 GB: one that is repeated without being copied."""
+    count, hidden, inner = 2**16, 512, 512
+    rows = np.lib.stride_tricks.as_strided
+    memory = np.random.default_rng(0).normal(size=(1, 2 * inner, hidden)).astype("f")
+    gate_up = rows(memory, (count, 2 * inner, hidden), (0, *memory.strides[1:]))
+    down = rows(memory, (count, hidden, inner), (0, memory.strides[1], memory.strides[2]))
+    x = np.ones((3, hidden), "f")
+    chosen = np.array([[count - 1, 7]] * 3)
+    result = ops.experts(x, gate_up, down, chosen, np.full((3, 2), 0.5, "f"))
+    both = memory[0] @ x[0]
+    gate, up = np.split(both.astype(float), 2)
+    want = memory[0, :hidden] @ (gate / (1 + np.exp(-gate)) * up)
+    np.testing.assert_allclose(result[2], want, rtol=1e-2, atol=1e-2)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "x is (tokens, hidden)": ({"x": np.ones((1, 7, 6))}, r"x is \(1, 7, 6\)"),
+    "gate_up is (experts, 2 × inner, hidden)": (
+        {"gate_up": np.ones((4, 6, 10))},
+        r"gate_up is \(4, 6, 10\), down is \(4, 6, 5\)",
+    ),
+    "down is (experts, hidden, inner)": ({"down": np.ones((3, 6, 5))}, r"down is \(3, 6, 5\)"),
+    "gate_up is": ({"down": np.ones(3)}, r"down is \(3,\)"),
+    "gate_up_bias is (experts": ({"gate_up_bias": np.ones((4, 5))}, r"gate_up_bias is \(4, 5\)"),
+    "down_bias is (experts, hidden)": ({"down_bias": np.ones(6)}, r"down_bias is \(6,\)"),
+    "chosen and weights are (tokens, k)": ({"weights": np.ones((7, 3))}, r"weights is \(7, 3\)"),
+    "chosen and weights are": ({"chosen": np.ones(7, int)}, r"chosen is \(7,\)"),
+    "integers in chosen": ({"chosen": np.ones((7, 2))}, "array of float64"),
+    "floating-point numbers in weights": ({"weights": np.ones((7, 2), int)}, "array of int64"),
+    "one dtype": ({"down": np.ones((4, 6, 5), "f")}, "down is float32"),
+    "floating-point numbers": ({"x": np.ones((7, 6), int)}, "array of int64"),
+    "activation is one of swiglu, geglu": ({"activation": "relu"}, "but it is 'relu'"),
+    "limit is a number": ({"limit": 0.0}, "larger than 0, but it is 0.0"),
+    "alpha is a number": ({"alpha": math.nan}, "it is nan"),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_what_does_not_fit_is_named(rule: str) -> None:
+    changed, said = WRONG[rule]
+    names = ("x", "gate_up", "down", "chosen", "weights")
+    arguments = {**dict(zip(names, inputs(), strict=True)), **changed}
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        ops.experts(**arguments)
+    assert rule in str(caught.value)
+    assert str(caught.value).startswith("experts: ")
