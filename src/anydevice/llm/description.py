@@ -383,7 +383,7 @@ def _rope(
         return None
     kind = "full_attention" if window is None else "sliding_attention"
     given = rope_parameters(config, kind)
-    nested = given is not (config.get("rope_scaling") or config.get("rope_parameters"))
+    nested = given is not (config.get("rope_scaling") or config.get("rope_parameters") or given)
     own_base = by_window == "base" and window is not None and not nested
     key = "rope_local_base_freq" if own_base else "rope_theta"
     theta = _number(config, key, 10000.0) if own_base else given.get("rope_theta")

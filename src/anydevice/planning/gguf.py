@@ -99,7 +99,7 @@ def config_of(file: GgufFile) -> ModelConfig:
         raise UnsupportedError(
             f"{file.path} is one of several files; join them first: llama-gguf-split --merge"
         )
-    values = {"model_type": row.family, **row.values, **_values(file, name)}
+    values = {"model_type": row.family, "hidden_act": "silu", **row.values, **_values(file, name)}
     if row.more is not None:
         values |= row.more(file, values)
     return as_config(values, str(file.path))
@@ -280,7 +280,7 @@ def _without_windows(file: GgufFile, values: Values) -> Values:
     return {}
 
 
-_TANH = {"hidden_activation": "gelu_pytorch_tanh"}
+_TANH = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
 GGUF_FAMILIES: dict[str, GgufFamily] = {
     "llama": GgufFamily("llama", permuted=True, more=_with_experts),

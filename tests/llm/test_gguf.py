@@ -1,0 +1,448 @@
+"""GGUF files: what they say as a config, their tensors unpacked and in order, their tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from anydevice import device, to_numpy
+from anydevice.core.record import replace
+from anydevice.core.trees import leaves
+from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from anydevice.llm import decoder
+from anydevice.llm.description import describe
+from anydevice.llm.gguf import SPLITTINGS, tokenizer_of
+from anydevice.llm.weights import load_parameters
+from anydevice.planning.config import read_config
+from anydevice.planning.model import shape_of
+from anydevice.transfer.weights import joining
+from anydevice.transfer.weights.gguf import read_gguf
+from tests.llm.families import BASE, LLAMA3
+
+gguf = pytest.importorskip("gguf")
+from tests.llm.gguf_files import add, write  # noqa: E402
+
+CPU = device("cpu", engine="numpy")
+
+NUMBERS = {
+    "context_length": 64,
+    "block_count": 3,
+    "embedding_length": 32,
+    "feed_forward_length": 64,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+}
+RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
+SIZES = {**BASE, "intermediate_size": 64, "rms_norm_eps": 1e-5}
+SIXTEEN = {"attention.key_length": 16, "attention.value_length": 16}
+EXPERTS = {"expert_count": 4, "expert_used_count": 2}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": True}, {**RMS, "rope.dimension_count": 8}),
+    "llama, yarn": (
+        "llama",
+        {
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0}
+            | {"original_max_position_embeddings": 16}
+        },
+        {**RMS, "rope.freq_base": 50000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+        | {"rope.scaling.original_context_length": 16},
+    ),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 4, "sliding_window": None},
+        {**RMS, **EXPERTS} | {"rope.freq_base": 1e6},
+    ),
+    "qwen2": ("qwen2", {"rope_theta": 1e6}, {**RMS, "rope.freq_base": 1e6}),
+    "qwen3": ("qwen3", {"head_dim": 16}, {**RMS, **SIXTEEN}),
+    "qwen3moe": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 32},
+        {**RMS, **SIXTEEN, **EXPERTS, "expert_feed_forward_length": 32},
+    ),
+    "qwen2moe": (
+        "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}
+        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96},
+        {**RMS, **EXPERTS, "expert_feed_forward_length": 32}
+        | {"expert_shared_feed_forward_length": 96},
+    ),
+    "gemma": ("gemma", {"head_dim": 16}, {**RMS, **SIXTEEN}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16},
+        {**RMS, **SIXTEEN, "attention.sliding_window": 6, "attn_logit_softcapping": 50.0}
+        | {"final_logit_softcapping": 30.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16},
+        {**RMS, **SIXTEEN, "attention.sliding_window": 6, "rope.freq_base": 1e6},
+    ),
+    "phi3": (
+        "phi3",
+        {"sliding_window": 7},
+        {**RMS, "attention.sliding_window": 7} | {"rope.dimension_count": 8},
+    ),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.25, "embedding_multiplier": 12.0, "residual_multiplier": 0.25}
+        | {"logits_scaling": 8.0},
+        {**RMS, "attention.scale": 0.25, "embedding_scale": 12.0, "residual_scale": 0.25}
+        | {"logit_scale": 8.0},
+    ),
+    "smollm3": ("smollm3", {"rope_theta": 2e6}, {**RMS, "rope.freq_base": 2e6}),
+    "olmo2": ("olmo2", {}, RMS),
+    "starcoder2": (
+        "starcoder2",
+        {"sliding_window": 4096, "use_bias": True, "norm_epsilon": 1e-5},
+        {"attention.layer_norm_epsilon": 1e-5},
+    ),
+}
+PERMUTED = ("llama", "llama, yarn", "mixtral", "granite", "smollm3")
+
+
+def made(folder: Path, name: str, **more: Any) -> tuple[Path, Path]:
+    """A tiny random model of a family, as a folder and as a GGUF file."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    family, options, numbers = FAMILIES[name]
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.for_model(family, **{**SIZES, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for key, tensor in model.state_dict().items():
+        tensor.normal_().mul_(0.3).add_(float("norm" in key))
+    model.save_pretrained(folder / "folder")
+    state = load_file(folder / "folder" / "model.safetensors")
+    architecture = "llama" if name in ("mixtral", "llama, yarn") else name
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    file = write(
+        folder / "model.gguf",
+        architecture,
+        state,
+        {**NUMBERS, **numbers},
+        heads=(4, 2) if name in PERMUTED else None,
+        unit_norm=name.startswith("gemma"),
+        **more,
+    )
+    return folder / "folder", file
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_describes_the_model_that_it_was_made_from(tmp_path: Path, name: str) -> None:
+    folder, file = made(tmp_path, name)
+    theirs, ours = (describe(read_config(each)) for each in (folder, file))
+    assert ours == theirs
+    first, second = (load_parameters(each, theirs, CPU, "float32") for each in (folder, file))
+    for a, b in zip(leaves(first), leaves(second), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-7 if name.startswith("gemma") else 0)
+
+
+@pytest.mark.parametrize("packing", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_packed_tensors_are_what_the_package_unpacks(tmp_path: Path, packing: str) -> None:
+    folder, file = made(tmp_path, "llama", packing=packing)
+    description = describe(read_config(file))
+    found = load_parameters(file, description, CPU, "float32")
+    exact = load_parameters(folder, description, CPU, "float32")
+    reader = {t.name: t for t in gguf.GGUFReader(file).tensors}
+    tensor = reader["blk.1.ffn_down.weight"]
+    assert tensor.tensor_type.name == packing
+    theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    assert np.array_equal(found["layers"][1]["down"]["weight"], theirs)
+    error = np.abs(found["layers"][1]["down"]["weight"] - exact["layers"][1]["down"]["weight"])
+    assert error.max() < {"F32": 1e-9, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.01}.get(packing, 0.15)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q8_0"])
+def test_tensors_are_read_from_any_block_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Packed by hand, in blocks of any bytes but finite scales; read in pieces and whole."""
+    number = gguf.GGMLQuantizationType[kind]
+    elements, size = gguf.GGML_QUANT_SIZES[number]
+    blocks = np.random.default_rng(2).integers(0, 60, (12 * 1024 // elements, size), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("x", blocks.reshape(12, -1), raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    theirs = gguf.quants.dequantize(blocks.reshape(12, -1), number)
+    assert len(np.unique(theirs)) > 40
+    tensor = read_gguf(tmp_path / "x.gguf").tensors["x"]
+    assert tensor.shape == theirs.shape == (12, 1024)
+    monkeypatch.setattr(joining, "CHUNK", 2048)
+    with joining.OpenFiles() as files:
+        joined = joining.Joined(tensor.shape, tensor.dtype, (joining.Part(tensor),))
+        whole = joining._read(joined, files, lambda _: None)
+        row = np.empty(1024, np.float32)
+        tensor.row(7).read(files.of(tensor), row, 0)
+    assert np.array_equal(whole, theirs)
+    assert np.array_equal(row, theirs[7])
+
+
+def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from anydevice.core.rope_scaling import frequencies
+
+    scaling = {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192}
+    config = transformers.AutoConfig.for_model("llama", **{**SIZES, "rope_parameters": scaling})
+    del torch
+    plain, scaled = frequencies(8, 500000.0, None)[0], frequencies(8, 500000.0, scaling)[0]
+    factors = np.array([a / b for a, b in zip(plain, scaled, strict=True)], np.float32)
+    state = {"model.layers.2.mlp.up_proj.weight": np.zeros((64, 32), np.float32)}
+    numbers = {**NUMBERS, **RMS, "rope.freq_base": 500000.0}
+    file = write(
+        tmp_path / "a.gguf", "llama", state, numbers, tables={"rope_freqs.weight": factors}
+    )
+    found = read_config(file).get("rope_scaling")
+    assert {**found, "rope_theta": 500000.0} == config.to_dict()["rope_parameters"]
+    other = write(
+        tmp_path / "b.gguf",
+        "llama",
+        state,
+        numbers,
+        tables={"rope_freqs.weight": np.linspace(1, 8, 4, dtype=np.float32)},
+    )
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight.*not Llama 3's"):
+        read_config(other)
+
+
+def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
+    folder, file = made(tmp_path, "qwen3", packing="Q8_0")
+    theirs, ours = shape_of(folder, dtype="bfloat16"), shape_of(file)
+    assert ours.name == "model"
+    assert ours.dtype == "bfloat16"
+    assert ours.exact
+    assert replace(ours, name="", rounding=0) == replace(theirs, name="", rounding=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "numbers", "said"),
+    [
+        ("mamba", {}, "architecture 'mamba'"),
+        ("deepseek2", {}, "architecture 'deepseek2'"),
+        ("llama", {"attention.new_thing": 3}, r"llama\.attention\.new_thing"),
+        ("llama", {"rope.scaling.type": "other"}, "kind 'other'"),
+        ("olmo2", {"attention.sliding_window": 8}, "olmo2 with a sliding_window"),
+        ("qwen3", {"attention.value_length": 8, "attention.key_length": 16}, "another size"),
+    ],
+)
+def test_what_does_not_map_exactly_is_refused_by_name(
+    tmp_path: Path, architecture: str, numbers: dict[str, Any], said: str
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
+    for key, value in {**NUMBERS, **numbers}.items():
+        put = writer.add_string if isinstance(value, str) else writer.add_uint32
+        put(f"{architecture}.{key}", value)
+    add(writer, "token_embd.weight", np.zeros((97, 32), np.float32), "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match=rf"x\.gguf.*{said}"):
+        read_config(tmp_path / "x.gguf")
+
+
+def test_types_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q2_K
+    writer.add_tensor("blk.0.x", np.zeros((2, 84), np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(TransferError, match=r"x\.gguf: .*blk\.0\.x.* type Q2_K.*Q4_K") as caught:
+        read_gguf(tmp_path / "x.gguf")
+    assert caught.value.path == "blk.0.x"
+
+
+# --- tokenizers -------------------------------------------------------------------------------
+
+
+def byte_level(pre: str, **more: Any) -> dict[str, Any]:
+    """A vocabulary that was learned from a few lines, with special tokens in front."""
+    tokenizers = pytest.importorskip("tokenizers")
+    learned = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learned.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>", "<|user|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learned.train_from_iterator(LINES * 3, trainer)
+    model = json.loads(learned.to_str())["model"]
+    tokens = sorted(model["vocab"], key=lambda token: model["vocab"][token])
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 4] + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+        **more,
+    }
+
+
+LINES = [
+    "It's what they'LL say: we've been here before, haven't we?",
+    "In 1789, 12345 people walked 42.195 km; x2 = y10 + 3.",
+    "    indented\n\n\tand tabs  \r\n  ... trailing   ",
+    "Ärger über Größe, naïve café, e\u0301a\u0300, Ελληνικά, 日本語のテキスト, 한국어, عربى",
+    "👩‍👩‍👧 emoji 🚀🚀, ½ ² Ⅳ ١٢٣ \u200b\u00a0end",
+    "def f(x): return {'a': [1, 2, 3], \"b\": None}  # comment",
+    "CamelCaseWords and snake_case_words and SHOUTING-words/paths/x.py",
+    "<s>a <|user|> b</s>",
+    "",
+    " ",
+    "\n\n\n",
+]
+
+
+def tokenizer_file(folder: Path, metadata: Mapping[str, Any]) -> Path:
+    state = {"model.layers.0.mlp.up_proj.weight": np.zeros((64, 32), np.float32)}
+    return write(folder / "t.gguf", "llama", state, NUMBERS, tokenizer=metadata)
+
+
+@pytest.mark.parametrize("pre", SPLITTINGS)
+def test_byte_level_text_comes_back_and_pieces_are_those_of_the_pattern(
+    tmp_path: Path, pre: str
+) -> None:
+    file = tokenizer_file(tmp_path, byte_level(pre))
+    tokenizer = tokenizer_of(file)
+    for line in LINES:
+        if "<" in line or (SPLITTINGS[pre].composed and "e\u0301" in line):
+            continue
+        assert tokenizer.decode(tokenizer.encode(line)) == line
+    assert tokenizer.adds_bos == SPLITTINGS[pre].bos
+    assert tokenizer.eos_ids == (1,)
+    ids = tokenizer.encode("a<|user|>b</s>")
+    assert (ids.count(2), ids.count(1)) == (1, 1)
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "dbrx", "gpt-4o", "gpt-2"])
+def test_tokens_are_those_of_transformers(tmp_path: Path, pre: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    architecture_knows = {"tokenizer.ggml.add_bos_token": False}
+    file = tokenizer_file(tmp_path, byte_level(pre, **architecture_knows))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    ours = tokenizer_of(file)
+    composed = SPLITTINGS[pre].composed
+    for line in LINES:
+        if composed and "e\u0301" in line:
+            continue  # its conversion does not compose characters, as the model's own files do
+        assert ours.encode(line) == theirs(line).input_ids, line
+
+
+def test_digits_are_split_before_spaces_are_joined(tmp_path: Path) -> None:
+    ours = tokenizer_of(tokenizer_file(tmp_path, byte_level("smollm")))
+    tokens = [ours.token_text(token) for token in ours.encode("    12")]
+    assert tokens[-2:] == ["1", "2"]
+    plain = tokenizer_of(tokenizer_file(tmp_path, byte_level("gpt-2")))
+    alone = [ours.token_text(token) for token in ours.encode("    ")]
+    assert tokens[:-2] == alone == [plain.token_text(token) for token in plain.encode("    ")]
+    assert plain.encode("    12")[: len(alone)] != plain.encode("    ")
+
+
+def test_bos_is_added_where_the_file_says_so(tmp_path: Path) -> None:
+    metadata = byte_level("gpt-2", **{"tokenizer.ggml.add_bos_token": True})
+    tokenizer = tokenizer_of(tokenizer_file(tmp_path, metadata))
+    assert tokenizer.encode("a")[0] == 0
+    assert tokenizer.encode("<s>a")[:2] == tokenizer.encode("a")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]},
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "never-heard-of"},
+        {"tokenizer.ggml.model": "gpt2"},
+        {},
+    ],
+)
+def test_others_need_a_tokenizer_json_beside_them(
+    stories: Path, tmp_path: Path, metadata: dict[str, Any]
+) -> None:
+    file = tokenizer_file(tmp_path, metadata)
+    with pytest.raises(UnsupportedError, match=r"t\.gguf.*put the tokenizer\.json"):
+        tokenizer_of(file)
+    (tmp_path / "tokenizer.json").write_bytes((stories / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_bytes(
+        (stories / "tokenizer_config.json").read_bytes()
+    )
+    assert tokenizer_of(file).encode("Once upon a time")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": ["a", "b", "a"], "token_type": [1, 1, 1]}, "tokens has a token twice"),
+        ({"token_type": [1, 1]}, "token_type is not one number for each"),
+        ({"merges": ["a b c"]}, "merges has one that is not two"),
+        ({"bos_token_id": 10**6}, "bos_token_id is 1000000, and there are 400"),
+        ({"merges": ["zzz yyy"]}, "damaged"),
+    ],
+)
+def test_a_damaged_vocabulary(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    changed = {f"tokenizer.ggml.{key}": value for key, value in change.items()}
+    file = tokenizer_file(tmp_path, byte_level("gpt-2", **changed))
+    with pytest.raises(ConfigurationError, match=rf"t\.gguf.*{said}"):
+        tokenizer_of(file)
+
+
+# --- a real one -------------------------------------------------------------------------------
+
+SMOLLM2 = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    if not SMOLLM2.exists():
+        pytest.skip(f"there is no {SMOLLM2}; make fetches it from the package index")
+    return SMOLLM2
+
+
+@pytest.mark.soak
+def test_smollm2_gives_the_logits_of_transformers(smollm2: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
+    ).eval()
+    tokenizer, here = tokenizer_of(smollm2), device("cpu", engine="torch")
+    ids = np.array([tokenizer.encode("The three largest cities of France are Paris,")], np.int32)
+    description = describe(read_config(smollm2))
+    parameters = load_parameters(smollm2, description, here, "float32")
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+        hidden, _ = decoder.forward(description, parameters, here(ids))
+        found = to_numpy(decoder.logits(description, parameters, hidden))
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.soak
+def test_smollm2_has_the_tokens_of_transformers(smollm2: Path) -> None:
+    """But for spaces in front of digits, which its conversion splits as no SmolLM2 does."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    ours = tokenizer_of(smollm2)
+    docs = Path(__file__).parents[2] / "docs"
+    pages = [page.read_text(encoding="utf-8") for page in sorted(docs.glob("*.md"))]
+    lines = [line for page in pages for line in page.splitlines(keepends=True)]
+    lines = [line for line in [*LINES, *lines] if not re.search(r"\s\d", line)]
+    assert len(lines) > 1000
+    for line in lines:
+        assert ours.encode(line) == theirs(line).input_ids, line
+    assert ours.encode("    8") == [*ours.encode("    "), *ours.encode("8")]
+    assert ours.special_tokens["eos_token"] == "<|im_end|>"
