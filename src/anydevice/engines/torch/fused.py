@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from anydevice.core.donation import under_way
+from anydevice.engines.torch.captured import captured_step
 from anydevice.engines.torch.primitives import PRIMITIVES
 
 Arrays = Sequence[Any]
@@ -604,6 +605,7 @@ _OWN: dict[str, Function] = {
     "update_sgd": update_sgd,
     "update_adam": update_adam,
     "total_size": total_size,
+    "captured_step": captured_step,
 }
 
 
