@@ -1,4 +1,4 @@
-"""Ways to damage files, for those that are then read: bytes at random, and values of JSON."""
+"""Ways to damage files that are then read: bytes at random, values of JSON, headers, numbers."""
 
 from __future__ import annotations
 
@@ -65,3 +65,81 @@ def by_meaning(dice: random.Random, tree: Any, names: list[str]) -> None:
 
 def _nasty(dice: random.Random) -> Any:
     return json.loads(json.dumps(dice.choice(NASTY)))  # of its own, as it may be damaged again
+
+
+# --- safetensors files ------------------------------------------------------------------------
+
+
+def content(header: Any, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def mostly_header(dice: random.Random, raw: bytes) -> bytes:
+    """Damage a few bytes, mostly of the header."""
+    whole = dice.random() < 0.3
+    return at_random(dice, raw, None if whole else 8 + int.from_bytes(raw[:8], "little"))
+
+
+def header_at_random(dice: random.Random, raw: bytes) -> bytes:
+    """The same within the header, whose length is then right again."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    return content(at_random(dice, raw[:end])[8:], raw[end:])
+
+
+def by_value(dice: random.Random, raw: bytes) -> bytes:
+    """Replace, drop, copy or add values of the header, which stays JSON."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        by_meaning(dice, header, ["dtype", "shape", "b", "__metadata__", "more"])
+    return content(header, raw[end:])
+
+
+def by_offset(dice: random.Random, raw: bytes) -> bytes:
+    """Move the offsets of a tensor a little: overlaps, gaps, reversals; or swap two tensors'."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    if tensors:
+        entry, other = dice.choice(tensors), dice.choice(tensors)
+        if dice.random() < 0.3:
+            entry["data_offsets"], other["data_offsets"] = (
+                other["data_offsets"],
+                entry["data_offsets"],
+            )
+        else:
+            which = dice.randrange(2)
+            entry["data_offsets"][which] += dice.choice([-8, -4, -1, 1, 4, 8, 2**40])
+    return content(header, raw[end:])
+
+
+def by_length(dice: random.Random, raw: bytes) -> bytes:
+    """Say another length of the header."""
+    length = int.from_bytes(raw[:8], "little")
+    other = dice.choice(
+        [0, 1, 2**63, 2**64 - 1, 10**8, 10**8 + 1, length - 1, length + 1, len(raw)]
+    )
+    return other.to_bytes(8, "little") + raw[8:]
+
+
+def cut_off(dice: random.Random, raw: bytes) -> bytes:
+    return raw[: dice.randrange(len(raw))]
+
+
+def drawn_out(dice: random.Random, raw: bytes) -> bytes:
+    return raw + bytes(dice.choice([1, 8, 4096]))
+
+
+# --- any binary file --------------------------------------------------------------------------
+
+
+def by_number(dice: random.Random, raw: bytes, reach: int) -> bytes:
+    """Write a number that means trouble over 4 or 8 bytes among the first `reach`."""
+    damaged = bytearray(raw)
+    for _ in range(dice.choice([1, 1, 2])):
+        size = dice.choice([4, 8])
+        where = dice.randrange(max(1, min(reach, len(raw)) - size))
+        number = dice.choice([each for each in NASTY if type(each) is int])
+        damaged[where : where + size] = (number % 2 ** (8 * size)).to_bytes(size, "little")
+    return bytes(damaged)

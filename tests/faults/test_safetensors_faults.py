@@ -27,7 +27,16 @@ from anydevice.core.dtypes import BY_CODE
 from anydevice.errors import OutOfMemoryError, TransferError
 from anydevice.transfer.weights.loading import load_weights
 from anydevice.transfer.weights.safetensors import read_header
-from tests.faults.damage import at_random, by_meaning
+from tests.faults.damage import (
+    by_length,
+    by_offset,
+    by_value,
+    content,
+    cut_off,
+    drawn_out,
+    header_at_random,
+    mostly_header,
+)
 
 CPU = Device("cpu", engine="numpy")
 soak = pytest.mark.soak
@@ -43,11 +52,6 @@ def everything_is_imported(tmp_path: Path) -> None:
     path = tmp_path / "first.safetensors"
     path.write_bytes(content({}, b""))
     load_weights(path, CPU)
-
-
-def content(header: Any, data: bytes) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
 
 
 def sound(dice: random.Random) -> tuple[dict[str, Any], bytes]:
@@ -72,62 +76,6 @@ def sound(dice: random.Random) -> tuple[dict[str, Any], bytes]:
 
 
 # --- ways to damage a file -------------------------------------------------------------------
-
-
-def mostly_header(dice: random.Random, raw: bytes) -> bytes:
-    """Damage a few bytes, mostly of the header."""
-    whole = dice.random() < 0.3
-    return at_random(dice, raw, None if whole else 8 + int.from_bytes(raw[:8], "little"))
-
-
-def header_at_random(dice: random.Random, raw: bytes) -> bytes:
-    """The same within the header, whose length is then right again."""
-    end = 8 + int.from_bytes(raw[:8], "little")
-    return content(at_random(dice, raw[:end])[8:], raw[end:])
-
-
-def by_value(dice: random.Random, raw: bytes) -> bytes:
-    """Replace, drop, copy or add values of the header, which stays JSON."""
-    end = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:end])
-    for _ in range(dice.choice([1, 1, 2, 3])):
-        by_meaning(dice, header, ["dtype", "shape", "b", "__metadata__", "more"])
-    return content(header, raw[end:])
-
-
-def by_offset(dice: random.Random, raw: bytes) -> bytes:
-    """Move the offsets of a tensor a little: overlaps, gaps, reversals; or swap two tensors'."""
-    end = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:end])
-    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-    if tensors:
-        entry, other = dice.choice(tensors), dice.choice(tensors)
-        if dice.random() < 0.3:
-            entry["data_offsets"], other["data_offsets"] = (
-                other["data_offsets"],
-                entry["data_offsets"],
-            )
-        else:
-            which = dice.randrange(2)
-            entry["data_offsets"][which] += dice.choice([-8, -4, -1, 1, 4, 8, 2**40])
-    return content(header, raw[end:])
-
-
-def by_length(dice: random.Random, raw: bytes) -> bytes:
-    """Say another length of the header."""
-    length = int.from_bytes(raw[:8], "little")
-    other = dice.choice(
-        [0, 1, 2**63, 2**64 - 1, 10**8, 10**8 + 1, length - 1, length + 1, len(raw)]
-    )
-    return other.to_bytes(8, "little") + raw[8:]
-
-
-def cut_off(dice: random.Random, raw: bytes) -> bytes:
-    return raw[: dice.randrange(len(raw))]
-
-
-def drawn_out(dice: random.Random, raw: bytes) -> bytes:
-    return raw + bytes(dice.choice([1, 8, 4096]))
 
 
 def unharmed(dice: random.Random, raw: bytes) -> bytes:
