@@ -294,7 +294,9 @@ class OpsRunner:
 
 def runner_for(programs: Programs, rows: int, slots: int) -> Runner:
     """What computes a batch of so many rows and slots."""
-    return OpsRunner(programs, rows, slots)
+    from anydevice.llm.captured import captured_runner
+
+    return captured_runner(programs, rows, slots) or OpsRunner(programs, rows, slots)
 
 
 class _OnDevice:

@@ -1,0 +1,197 @@
+"""Steps on CUDA: all of a step, from token to token, is one graph that the device replays.
+
+A layer that an engine computes in a few launches (`decoder_layer` of its fused versions) is one in
+the graph; any other is there as the ops it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from anydevice import ops
+from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.warn import warn
+from anydevice.llm import decoder
+from anydevice.llm.description import Description, LayerDescription
+from anydevice.llm.generation import OpsRunner, Programs, Prompts, State, Step
+from anydevice.llm.sampling import Filters, Sampling
+from anydevice.ops.dispatch import own_version
+
+Array = Any
+Capture = Callable[..., Any]
+"""Makes a captured step of a function, a state and the names of what is read."""
+
+
+class CapturedRunner(OpsRunner):
+    """The runner whose steps are captured once for each kind of sampling, and then replayed.
+
+    Prompts are read as by the runner in ops. Where a step cannot be captured, steps are in ops too.
+    """
+
+    def __init__(self, programs: Programs, rows: int, slots: int, capture: Capture) -> None:
+        super().__init__(programs, rows, slots)
+        self._capture = capture
+        self._captured: dict[Filters, Any] = {}
+        self._next: Any = None
+
+    def prefill(self, prompts: Prompts, sampling: Sampling) -> Step:
+        self._next = None
+        return super().prefill(prompts, sampling)
+
+    def step(self) -> Step:
+        if self._next is None:
+            self._next = self._begun()
+        return super().step() if self._next is NotImplemented else _Late(self._next())
+
+    def _begun(self) -> Any:
+        """The captured step, at the state that the prompts left."""
+        state = {**self._state, "position": self._position}
+        found = self._captured.get(self._filters)
+        if found is None:
+            found = self._captured[self._filters] = self._made(state)
+        elif found is not NotImplemented:
+            found.load(state)
+        return found
+
+    def _made(self, state: State) -> Any:
+        read = [name for name in ("token", "logprob") if name in state]
+        try:
+            return self._capture(self._following, state, read)
+        except RuntimeError as error:  # a step may do what no graph can hold
+            warn(
+                "a step could not be captured as a CUDA graph, so that each token takes longer: "
+                f"{str(error).splitlines()[0]}"
+            )
+            return NotImplemented
+
+    def _following(self, state: State) -> State:
+        """What one step changes of the state."""
+        programs, position = self._programs, state["position"]
+        x = stepped(
+            programs.description,
+            programs.parameters,
+            ops.reshape(state["token"], (self.rows, 1)),
+            position,
+            self._ones,
+            self._cache,
+        )
+        hidden = programs.last(x, self._ones, None)
+        after = programs.advance(self._filters, hidden, state)
+        changed = {name: value for name, value in after.items() if value is not state[name]}
+        return {**changed, "position": ops.add(position, 1)}
+
+
+class _Late:
+    """The tokens of a captured step."""
+
+    def __init__(self, reading: Any) -> None:
+        self._reading = reading
+
+    def read(self) -> tuple[Array, Array | None]:
+        found = self._reading.read()
+        return found["token"], found.get("logprob")
+
+
+def captured_runner(programs: Programs, rows: int, slots: int) -> CapturedRunner | None:
+    """The runner for this device; `None` where it has no graphs."""
+    capture = programs.engine.fused.get("captured_step")
+    if capture is None or programs.device.backend != "cuda":
+        return None
+    return CapturedRunner(programs, rows, slots, capture)
+
+
+def stepped(
+    description: Description,
+    parameters: decoder.Parameters,
+    ids: Array,
+    position: Array,
+    ones: Array,
+    cache: decoder.Cache,
+) -> Array:
+    """What the layers make of one token of each row, (rows, 1, hidden); the cache is changed."""
+    x = decoder.embedded(description, parameters, ids)
+    where = None
+    for number, kind in enumerate(description.layers):
+        own, kept = parameters["layers"][number], cache[number]
+        found = fused_layer(description, kind, own, x, position, kept)
+        if found is NotImplemented:
+            if where is None:
+                where = decoder.places(description, ids, position, ones, cache)
+            found = decoder.placed_layer(description, kind, own, x, where, kept)
+        x, cache[number] = found
+    return x
+
+
+def fused_layer(
+    description: Description,
+    kind: LayerDescription,
+    parameters: decoder.Parameters,
+    x: Array,
+    position: Array,
+    cache: decoder.LayerCache,
+) -> Any:
+    """The layer as the engine itself computes it, and its cache; `NotImplemented` where not so."""
+    slots = next(iter(cache.values())).shape[2]
+    numbers = layer_numbers(description, kind, kind.window == slots)
+    own = own_version(x, "decoder_layer", _no_version)
+    if numbers is None or own is _no_version:
+        return NotImplemented
+    names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
+    norms = (parameters.get(name, {}).get("weight") for name in ("query_norm", "key_norm"))
+    result = own(
+        x,
+        position,
+        cache["keys"],
+        cache["values"],
+        *(parameters[name]["weight"] for name in names),
+        *(parameters[name].get("bias") for name in ("qkv", "output")),
+        *norms,
+        numbers,
+    )
+    if result is NotImplemented:
+        return NotImplemented
+    x, keys, values = result
+    return x, {"keys": keys, "values": values}
+
+
+def _no_version(*arguments: Any) -> Any:
+    return NotImplemented
+
+
+@lru_cache(maxsize=256)
+def layer_numbers(
+    description: Description, kind: LayerDescription, ring: bool
+) -> LayerNumbers | None:
+    """The layer in the words of engines; `None` for one that they do not compute in one go."""
+    plain = (
+        description.norm == "rms"
+        and description.block == "pre"
+        and description.activation == "silu"
+        and description.gated
+        and description.latent is None
+        and description.soft_cap is None
+        and not description.sinks
+        and description.query_key_norm in ("", "head")
+        and description.value_size == description.head_size
+        and not description.biases & {"mlp", "norm"}
+        and kind.experts is None
+        and kind.position_scale is None
+    )
+    if not plain:
+        return None
+    rope = kind.rope
+    return LayerNumbers(
+        heads=description.heads,
+        kv_heads=description.kv_heads,
+        size=description.head_size,
+        eps=description.eps,
+        scale=description.scale,
+        rotated=0 if rope is None else rope.size,
+        theta=10000.0 if rope is None else rope.theta,
+        interleaved=rope is not None and rope.interleaved,
+        scaling=() if rope is None else rope.scaling,
+        ring=ring,
+        factor=description.residual_scale,
+    )
