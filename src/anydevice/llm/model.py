@@ -483,7 +483,10 @@ def _generation_defaults(path: Path) -> dict[str, Any]:
         return {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     found = {name: values[name] for name in names if values.get(name) is not None}
-    sampling(**found)
+    try:
+        sampling(**found)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: {error}", str(file)) from error
     return found
 
 
