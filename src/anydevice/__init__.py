@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from anydevice.planning.estimates import estimate_inference as estimate_inference
     from anydevice.planning.plan import plan_inference as plan_inference
     from anydevice.planning.training import estimate_training as estimate_training
+    from anydevice.planning.training_plan import plan_training as plan_training
     from anydevice.settings.config import Config as Config
     from anydevice.settings.preferences import prefer as prefer
     from anydevice.transfer.moving import device_of as device_of
@@ -91,6 +92,7 @@ _NAMES = {
     "planning.estimates": ("MemoryEstimate", "estimate_inference"),
     "planning.plan": ("plan_inference",),
     "planning.training": ("estimate_training",),
+    "planning.training_plan": ("plan_training",),
     "settings.config": ("Config",),
     "settings.preferences": ("prefer",),
     "transfer.moving": ("device_of", "synchronize", "to_device", "to_numpy"),

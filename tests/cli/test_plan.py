@@ -43,6 +43,10 @@ SMALL = {**SHAPE_405B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_
     "num_key_value_heads": 2,
     "vocab_size": 100,
 }
+LLAMA_8B = {**SHAPE_405B, "hidden_size": 4096, "intermediate_size": 14336} | {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "torch_dtype": "float32"}
 T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
 PARTS = {"weights", "kv_cache", "activations", "logits", "overhead", "total", "total_gib"}
@@ -150,7 +154,10 @@ def test_colours_only_mark(small: str) -> None:
     shown = []
     for colour in (False, True):
         stream = io.StringIO()
-        arguments = argparse.Namespace(json=False, dtype=None, kv_dtype=None, **parsed)
+        parser = argparse.ArgumentParser()
+        plan.add_arguments(parser)
+        arguments = parser.parse_args([small])
+        vars(arguments).update(parsed, json=False)
         with testing.fake_machine(cuda=1):
             assert plan.run(arguments, Output(stream, colour=colour, width=60)) == 0
         shown.append(stream.getvalue())
@@ -318,3 +325,60 @@ def test_piped_it_is_plain(process: Process, small: str) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "\x1b" not in ended.stdout.decode()
     assert "✓ fits on cpu" in ended.stdout.decode()
+
+
+def test_a_training_on_cards_that_are_not_here(anydevice: Anydevice, large: str) -> None:
+    eight = written(Path(large).parent, LLAMA_8B)
+    code, out, err = anydevice(
+        "plan", eight, "--train", "--on", "16xH100-80GB", "--tokens", "2T", "--context", "8192"
+    )
+    assert (code, err) == (0, "")
+    assert "✓ fits on 16xH100-80GB" in out
+    assert "tokens a second ± 15 %" in out
+    assert "2.00 T tokens: " in out
+    for part in ("weights", "gradients", "optimizer", "activations", "communication", "overhead"):
+        assert re.search(rf"^  {part} +[\d.]+ .iB$", out, re.MULTILINE), part
+
+
+def test_a_training_that_does_not_fit_ends_with_1(anydevice: Anydevice, large: str) -> None:
+    code, out, _ = anydevice("plan", large, "--train", "--on", "16xH100-80GB", "--json")
+    data = json.loads(out)
+    assert (code, data["fits"], data["tokens_per_second"]) == (1, False, None)
+    assert data["enough"] is None
+    assert data["memory"]["total"] > data["free"]
+    code, out, _ = anydevice("plan", large, "--train", "--on", "16xH100-80GB")
+    assert (code, "more such cards would not do either" in " ".join(out.split())) == (1, True)
+    code, out, _ = anydevice("plan", large, "--train", "--on", "16xB200", "--json")
+    assert (code, json.loads(out)["enough"]) == (1, "72xB200-180GB")
+
+
+def test_inference_on_cards_that_are_not_here(anydevice: Anydevice, large: str) -> None:
+    with testing.fake_machine():
+        assert anydevice("plan", large, "--on", "2xH100")[0] == 1
+        code, out, _ = anydevice("plan", large, "--on", "4x8xA100-80GB", "--json")
+    data = json.loads(out)
+    assert (code, data["fits"]) == (0, True)
+    assert 10 <= len(data["placements"]) <= 32
+    assert data["placements"][0]["free"] == int(79.1 * 2**30)
+    assert "32xA100-80GB" in data["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--train",), "add --on"),
+        (("--on", "2xQ7"), "write its memory too: '2xQ7-48GB'"),
+        (("--on", "12xH100", "--train"), "say how many a node has"),
+        (("--on", "2xH100", "--device", "cpu"), "either --on or --device"),
+        (("--on", "2xH100", "--tokens", "2T"), "add --train"),
+        (("--on", "2xH100", "--train", "--dtype", "int4"), "--dtype is not for --train"),
+        (("--on", "2xH100", "--train", "--tokens", "many"), "such as 2e12 or '2T'"),
+        (("--on", "2xH100", "--train", "--strategy", "magic"), "replicate, shard_gradients, shard"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    anydevice: Anydevice, small: str, words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = anydevice("plan", small, *words)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())

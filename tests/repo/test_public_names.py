@@ -43,6 +43,7 @@ NAMES = [
     "load_weights",
     "memory_stats",
     "plan_inference",
+    "plan_training",
     "prefer",
     "prefetch",
     "register_type",

@@ -1,18 +1,26 @@
-"""`anydevice plan`: whether a model fits here, where, and what would fit if it does not."""
+"""`anydevice plan`: whether a model fits, where, and what would fit if it does not.
+
+With `--on`, for cards that need not be here; with `--train`, for training on them.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 from anydevice.cli.options import add_filters, count
 from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.threads import started
-from anydevice.errors import AnyDeviceError
+from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.planning.available import look_ahead
 from anydevice.planning.config import locate
+
+if TYPE_CHECKING:
+    from anydevice.planning.plan import Plan
+    from anydevice.planning.training_plan import TrainingPlan
 
 EXAMPLE = "anydevice plan meta-llama/Llama-3.1-8B --context 8192 --batch 4 --dtype bfloat16"
 
@@ -35,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(4096, or the model's longest where that is less)",
     )
     parser.add_argument(
-        "--batch", type=count, default=1, metavar="COUNT", help="sequences at a time (1)"
+        "--batch",
+        type=count,
+        metavar="COUNT",
+        help="sequences at a time (1), or of a training step on all cards",
     )
     parser.add_argument(
         "--dtype",
@@ -46,23 +57,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"
     )
     add_filters(parser, "device")
+    parser.add_argument(
+        "--on",
+        metavar="CARDS",
+        help="cards that need not be here, such as 2xH100, 16xH100-80GB or 4x8xA100-40GB",
+    )
+    _add_training(parser)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--train", action="store_true", help="plan a training, on the cards of --on")
+    group.add_argument("--tokens", metavar="COUNT", help="tokens to train on, such as 2T or 300B")
+    group.add_argument("--strategy", metavar="NAME", help="replicate, shard_gradients or shard")
+    group.add_argument("--recompute", metavar="NAME", help="none, selective or full")
+    group.add_argument(
+        "--micro-batch", type=count, metavar="COUNT", help="sequences of a card at a time"
+    )
+    group.add_argument("--optimizer", metavar="NAME", help="such as adamw or sgd (adamw)")
+
+
+_ONLY_TRAINING = ("tokens", "strategy", "recompute", "micro_batch", "optimizer")
+_NOT_TRAINING = ("dtype", "kv_dtype", "device")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan; the code is 0 where it fits, 1 where it does not, 2 for wrong options."""
     try:
+        _check(arguments)
         locate(arguments.model)  # the machine is not looked at for a model that is nowhere
-        with _looking_ahead():
-            from anydevice.planning.plan import plan_inference, plan_lines
-
-            plan = plan_inference(
-                arguments.model,
-                arguments.device,
-                context=arguments.context,
-                batch=arguments.batch,
-                dtype=arguments.dtype,
-                kv_dtype=arguments.kv_dtype,
-            )
+        plan, lines = _training(arguments) if arguments.train else _inference(arguments)
     except AnyDeviceError as error:
         if arguments.json:
             output.json(error_in_json(error))
@@ -72,8 +96,52 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json(plan.to_dict())
     else:
-        output.say(*plan_lines(plan, output.width, output.paint))
+        output.say(*lines(plan, output.width, output.paint))
     return 0 if plan.fits else 1
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise `ConfigurationError` for options that do not go together."""
+
+    def given(names: tuple[str, ...]) -> str:
+        return ", ".join(
+            f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None
+        )
+
+    if arguments.train and not arguments.on:
+        raise ConfigurationError("--train needs cards: add --on, such as --on 16xH100-80GB", "--on")
+    if arguments.train and given(_NOT_TRAINING):
+        raise ConfigurationError(f"{given(_NOT_TRAINING)} is not for --train", "--train")
+    if not arguments.train and given(_ONLY_TRAINING):
+        raise ConfigurationError(
+            f"{given(_ONLY_TRAINING)} is for trainings: add --train", "--train"
+        )
+    if arguments.on and arguments.device:
+        raise ConfigurationError("give either --on or --device, not both", "--on")
+
+
+def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
+    from anydevice.planning.training_plan import plan_training, training_lines
+
+    asked = {name: getattr(arguments, name) for name in (*_ONLY_TRAINING, "context", "batch")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return plan_training(arguments.model, arguments.on, **given), training_lines
+
+
+def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
+    with _looking_ahead() if not arguments.on else nullcontext():
+        from anydevice.planning.cards import cluster_of
+        from anydevice.planning.plan import plan_inference, plan_lines
+
+        plan = plan_inference(
+            arguments.model,
+            cluster_of(arguments.on) if arguments.on else arguments.device,
+            context=arguments.context,
+            batch=arguments.batch or 1,
+            dtype=arguments.dtype,
+            kv_dtype=arguments.kv_dtype,
+        )
+    return plan, plan_lines
 
 
 @contextmanager

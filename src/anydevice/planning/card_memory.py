@@ -124,7 +124,8 @@ def card_memory(shape: ModelShape, run: TrainingRun, cluster: Cluster) -> CardMe
         "activations": _activations(shape, run),
         "communication": _communication(shape, run, cluster.cards > 1),
     }
-    overhead = CONTEXT + COMMUNICATORS + WORKSPACE + int(KEPT * IDLE * sum(tensors.values()))
+    fixed = CONTEXT + WORKSPACE + (COMMUNICATORS if cluster.cards > 1 else 0)
+    overhead = fixed + int(KEPT * IDLE * sum(tensors.values()))
     return CardMemory(**tensors, overhead=overhead)
 
 

@@ -32,7 +32,8 @@ class Card(Record):
     `flops` are those of dense products in 16 bits, `bandwidth` the bytes of its own memory, `link`
     the bytes that it sends to the others of its node, and `network` what a node of such cards
     usually sends to other nodes. `measured` says that published runs on this card were compared
-    with; `like` is the generation whose efficiencies it is planned with.
+    with; `like` is the generation whose efficiencies it is planned with. `backend` is what its
+    devices are called here.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Card(Record):
     network: float = 0.0
     like: Generation = ""
     measured: bool = False
+    backend: str = "cuda"
 
 
 def _card(
@@ -65,6 +67,7 @@ def _card(
         network=network * 1e9,
         like=like,
         measured=measured,
+        backend="rocm" if name.startswith("MI") else "cuda",
     )
 
 
@@ -123,7 +126,9 @@ class Cluster(Record):
     def available(self) -> tuple[AvailableMemory, ...]:
         """The cards as devices of one machine whose memory is all free."""
         return tuple(
-            AvailableMemory(Device("cuda", index), self.card.memory, facts=Facts("cuda"))
+            AvailableMemory(
+                Device(self.card.backend, index), self.card.memory, facts=Facts(self.card.name)
+            )
             for index in range(self.cards)
         )
 

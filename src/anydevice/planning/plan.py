@@ -20,7 +20,8 @@ from anydevice.core.text import (
     wrapped,
 )
 from anydevice.planning.architectures import ModelShape
-from anydevice.planning.available import DeviceNames, available_memory
+from anydevice.planning.available import AvailableMemory, DeviceNames, available_memory
+from anydevice.planning.cards import Cluster, cluster_of, names_cluster
 from anydevice.planning.estimates import PARTS, MemoryEstimate, estimate_inference, part_lines
 from anydevice.planning.model import shape_of
 from anydevice.planning.overheads import MARGIN
@@ -129,7 +130,7 @@ class Plan(Record):
 
 def plan_inference(
     model: Any = None,
-    devices: DeviceNames = None,
+    devices: DeviceNames | Cluster = None,
     *,
     context: int | None = None,
     batch: int = 1,
@@ -140,10 +141,10 @@ def plan_inference(
     """Where a model would run with this context: on one device, on several, or with which change.
 
     `model` and `numbers` are as in `estimate_inference`. `devices` are devices or their names
-    ("cuda" is every card of it); the default is all usable devices. Free memory is read now, and
-    the limit of `configure(memory=…)` applies. One accelerator is preferred to several, and several
-    to the CPU, which takes the layers that do not fit on them. Nothing is loaded and no array
-    library is imported.
+    ("cuda" is every card of it), or cards that need not be here, "2xH100"; the default is all
+    usable devices. Free memory is read now, and the limit of `configure(memory=…)` applies. One
+    accelerator is preferred to several, and several to the CPU, which takes the layers that do not
+    fit on them. Nothing is loaded and no array library is imported.
 
     3 % of what a model needs on an accelerator has to be free beside it, because PyTorch's
     allocator may hold that much more idle than the estimate knows.
@@ -166,7 +167,7 @@ def plan_inference(
     request = _Request(
         shape, estimate, None if given else lambda: shape_of(model, dtype=_HALF, **numbers)
     )
-    available, notes = available_memory(devices)
+    available, notes = _available(devices)
     groups = tuple(device_groups(available))
     layered = LayeredModel.of(shape, estimate)
     assignment = assign(layered, groups)
@@ -180,6 +181,15 @@ def plan_inference(
     preferred = () if settled else groups[: assignment.number]
     others = _alternatives(request, preferred)
     return Plan(True, alone, placements, estimate, others, notes=notes)
+
+
+def _available(
+    devices: DeviceNames | Cluster,
+) -> tuple[tuple[AvailableMemory, ...], tuple[str, ...]]:
+    if isinstance(devices, Cluster) or (isinstance(devices, str) and names_cluster(devices)):
+        cluster = cluster_of(devices)
+        return cluster.available(), (f"planned for {cluster}, with all of its memory free",)
+    return available_memory(devices)
 
 
 def _does_not_fit(
