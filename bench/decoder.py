@@ -22,13 +22,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import decoders_by_hand
 
-from anydevice.check import decoder
-from anydevice.check.decoder import DecoderShape
+from anydevice import device
 from anydevice.core.trees import mapped
 from anydevice.engines import registry
+from anydevice.llm import decoder
+from anydevice.llm.description import describe
+from anydevice.llm.weights import random_parameters
+from anydevice.planning.config import as_config
 
-SHAPE = DecoderShape(
-    vocabulary=4096, hidden=512, layers=2, heads=8, kv_heads=4, size=64, intermediate=1408
+DECODER = describe(
+    as_config(
+        {"model_type": "llama", "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 2}
+        | {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1408}
+    )
 )
 KEYS = 512
 BAR = 0.95
@@ -63,43 +69,45 @@ class Cached:
 
 def rows_of(name: str, tokens: int, runs: int) -> list[Row]:
     engine = registry.load(name)
-    device = engine.devices()[0]
+    place = engine.devices()[0]
     compiler = engine.compiler
 
     def put(tree: Any) -> Any:
-        return mapped(lambda x: engine.place(x, device), tree)
+        return mapped(lambda x: engine.place(x, place), tree)
 
-    def forward(parameters: Any, ids: Any, positions: Any, cache: Any) -> Any:
-        return decoder.forward(parameters, SHAPE, ids, positions, cache)
+    def forward(parameters: Any, ids: Any, start: Any, count: Any, cache: Any) -> Any:
+        hidden, cache = decoder.forward(DECODER, parameters, ids, start, count, cache)
+        return decoder.logits(DECODER, parameters, hidden), cache
 
     def finish(result: Any) -> None:
         engine.finish(result)
 
-    parameters = put(decoder.random_parameters(SHAPE))
+    parameters = put(random_parameters(DECODER, 0, device("cpu", engine="numpy")))
     ours = compiler.compile(forward)
-    hand = compiler.compile(getattr(decoders_by_hand, name)(SHAPE))
+    hand = compiler.compile(getattr(decoders_by_hand, name)(DECODER))
     drawn = np.random.default_rng(0)
-    ids = put(drawn.integers(0, SHAPE.vocabulary, (1, tokens)).astype(np.int32))
-    places = put(np.arange(tokens, dtype=np.int32))
+    ids = put(drawn.integers(0, DECODER.vocabulary, (1, tokens)).astype(np.int32))
+    none = put(np.array([0], np.int32)), put(np.array([tokens], np.int32))
     found, expected = (
-        engine.to_host(function(parameters, ids, places, None)[0]) for function in (ours, hand)
+        engine.to_host(function(parameters, ids, *none, None)[0]) for function in (ours, hand)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     plain, mine = in_turn(
-        lambda: hand(parameters, ids, places, None)[0],
-        lambda: ours(parameters, ids, places, None)[0],
+        lambda: hand(parameters, ids, *none, None)[0],
+        lambda: ours(parameters, ids, *none, None)[0],
         finish,
         runs,
     )
     rows = [(f"{name}, {tokens} tokens", plain, mine, plain / mine >= BAR)]
-    one, at = put(np.array([[7]], np.int32)), put(np.array([KEYS // 2], np.int32))
+    one, at, count = (put(np.array(x, np.int32)) for x in ([[7]], [KEYS // 2], [1]))
     steps = [
         Cached(
             function,
-            decoder.empty_cache(SHAPE, 1, KEYS, parameters["embedding"]),
+            decoder.new_cache(DECODER, 1, KEYS, parameters["embedding"]),
             parameters,
             one,
             at,
+            count,
         )
         for function in (hand, ours)
     ]

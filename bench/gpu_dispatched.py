@@ -24,15 +24,21 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import anydevice
 from anydevice import ops
-from anydevice.check import decoder
 from anydevice.core.engine import Absent
 from anydevice.engines import registry, trust
+from anydevice.llm import decoder
+from anydevice.llm.description import describe
+from anydevice.llm.weights import random_parameters
+from anydevice.planning.config import as_config
 
 Row = tuple[str, str, bool]
 Call = Callable[[], Any]
 TURNS = 10
-SHAPE = decoder.DecoderShape(
-    vocabulary=1000, hidden=256, layers=2, heads=8, kv_heads=2, size=32, intermediate=688
+DECODER = describe(
+    as_config(
+        {"model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2}
+        | {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 688}
+    )
 )
 
 
@@ -180,9 +186,9 @@ def slice_everywhere() -> Iterator[Row]:
     Its logits, whole and from a cache, and where the engine can: compiled, and a step of training.
     JAX comes last: not compiled as a whole, it compiles every op by itself, which takes minutes.
     """
-    ids = np.random.default_rng(7).integers(0, SHAPE.vocabulary, (2, 33)).astype(np.int32)
-    host = decoder.random_parameters(SHAPE)
-    right, _ = decoder.forward(_as_float64(host), SHAPE, ids)
+    ids = np.random.default_rng(7).integers(0, DECODER.vocabulary, (2, 33)).astype(np.int32)
+    host = random_parameters(DECODER, 0, anydevice.device("cpu", engine="numpy"))
+    right, _ = _forward(_as_float64(host), ids)
     stepped = []
     for spec, name in ON_THE_CARD:
         try:
@@ -198,23 +204,33 @@ def slice_everywhere() -> Iterator[Row]:
     yield "decoder, a training step", said, between <= 1e-4
 
 
+def _forward(parameters: Any, *arguments: Any) -> Any:
+    """The logits, and the cache after them."""
+    hidden, cache = decoder.forward(DECODER, parameters, *arguments)
+    return decoder.logits(DECODER, parameters, hidden), cache
+
+
+def _loss(parameters: Any, ids: Any, targets: Any) -> Any:
+    return ops.cross_entropy(_forward(parameters, ids)[0], targets)
+
+
 def _logits_off(
     card: anydevice.Device, host: Any, ids: np.ndarray, right: np.ndarray
 ) -> dict[str, float]:
     """The largest errors of the logits, relative to the largest logit."""
     parameters = card(host)
     compiler = registry.load(card.engine).compiler
-    ways = {"": decoder.forward}
+    ways = {"": _forward}
     if not isinstance(compiler, Absent):
-        ways["compiled "] = compiler.compile(decoder.forward, static=("shape",))
+        ways["compiled "] = compiler.compile(_forward)
     off = {}
     for way, forward in ways.items():
-        whole, _ = forward(parameters, SHAPE, card(ids[:, :32].copy()))
-        cache = decoder.empty_cache(SHAPE, 2, 64, parameters["embedding"])
-        places = np.arange(33, dtype=np.int32)
+        whole, _ = forward(parameters, card(ids[:, :32].copy()))
+        cache = decoder.new_cache(DECODER, 2, 64, parameters["embedding"])
         for start, stop in ((0, 32), (32, 33)):
-            some = card(ids[:, start:stop].copy()), card(places[start:stop].copy())
-            last, cache = forward(parameters, SHAPE, *some, cache)
+            numbers = [start] * 2, [stop - start] * 2
+            some = (card(np.array(each, np.int32)) for each in (ids[:, start:stop], *numbers))
+            last, cache = forward(parameters, *some, cache)
         for what, logits, part in (
             ("whole", whole, right[:, :32]),
             ("cached", last, right[:, 32:]),
@@ -226,9 +242,9 @@ def _logits_off(
 
 def _after_one_step(card: anydevice.Device, host: Any, ids: np.ndarray) -> np.ndarray:
     """The embedding after one step of training."""
-    gradient = registry.load(card.engine).autodiff.value_and_grad(decoder.loss)
+    gradient = registry.load(card.engine).autodiff.value_and_grad(_loss)
     parameters = card(host)
-    _, slopes = gradient(parameters, SHAPE, card(ids[:, :-1].copy()), card(ids[:, 1:].copy()))
+    _, slopes = gradient(parameters, card(ids[:, :-1].copy()), card(ids[:, 1:].copy()))
     (embedding,), _ = ops.update_sgd(
         [parameters["embedding"]], [slopes["embedding"]], None, rate=0.1
     )

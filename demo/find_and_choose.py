@@ -21,11 +21,17 @@ from typing import Any
 import numpy
 
 import anydevice
-from anydevice.check import decoder
+from anydevice.llm import decoder
+from anydevice.llm.description import describe
+from anydevice.llm.weights import random_parameters
+from anydevice.planning.config import as_config
 
 Model = dict[str, Any]
-SHAPE = decoder.DecoderShape(
-    vocabulary=1000, hidden=256, layers=2, heads=8, kv_heads=2, size=32, intermediate=688
+DECODER = describe(
+    as_config(
+        {"model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 2}
+        | {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 688}
+    )
 )
 TOLERANCE = 1e-4
 
@@ -88,8 +94,9 @@ def main() -> int:
     print("  ✓ every number matches the file")
 
     with step("Run a decoder made of ops on the device"):
-        there = decode(device(decoder.random_parameters(SHAPE)), device)
-    exact = decode(in_float64(decoder.random_parameters(SHAPE)), None)
+        there = decode(random_parameters(DECODER, 0, device), device)
+    host = anydevice.device("cpu", engine="numpy")
+    exact = decode(in_float64(random_parameters(DECODER, 0, host)), host)
     off = float(numpy.abs(there - exact).max() / numpy.abs(exact).max())
     if not off <= TOLERANCE:
         print(f"  ✗ the relative error of the logits is {off:.1e}, above {TOLERANCE:.0e}")
@@ -151,25 +158,18 @@ def arrays_of(model: Model) -> dict[str, Any]:
     return {**named, "steps": model["steps"][0]}
 
 
-def decode(parameters: Any, device: anydevice.Device | None) -> Any:
+def decode(parameters: Any, device: anydevice.Device) -> Any:
     """The logits of a prompt of 32 tokens, and of one more token with the cache."""
-    ids = numpy.random.default_rng(7).integers(0, SHAPE.vocabulary, (1, 33)).astype("int32")
-    places = numpy.arange(33, dtype="int32")
-
-    def placed(array: Any) -> Any:
-        return array if device is None else device(array)
-
-    cache = decoder.empty_cache(SHAPE, 1, 64, parameters["embedding"])
+    ids = numpy.random.default_rng(7).integers(0, DECODER.vocabulary, (1, 33)).astype("int32")
+    cache: Any = decoder.new_cache(DECODER, 1, 64, parameters["embedding"])
     parts = []
     for start, stop in ((0, 32), (32, 33)):
-        some = (
-            placed(numpy.ascontiguousarray(ids[:, start:stop])),
-            placed(places[start:stop].copy()),
+        numbers = [start], [stop - start]
+        piece, at, count = (
+            device(numpy.array(each, "int32")) for each in (ids[:, start:stop], *numbers)
         )
-        logits, kept = decoder.forward(parameters, SHAPE, *some, cache)
-        assert kept is not None
-        cache = kept
-        parts.append(anydevice.to_numpy(logits))
+        hidden, cache = decoder.forward(DECODER, parameters, piece, at, count, cache)
+        parts.append(anydevice.to_numpy(decoder.logits(DECODER, parameters, hidden)))
     return numpy.concatenate(parts, 1)
 
 

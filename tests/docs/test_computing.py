@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from anydevice import benchmark, ops, verify, warm_up
-from anydevice.check import decoder
 from anydevice.core.device import Device
 from anydevice.core.primitives import Primitives
 from anydevice.engines.registry import BUILT_IN
+from anydevice.llm import decoder
 from anydevice.ops import dispatch
 from anydevice.ops.trusted_kernels import kernels_of
 
@@ -80,7 +80,7 @@ def test_a_wrong_softmax_is_told_as_on_the_page(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_decoder_that_it_points_to_is_there() -> None:
-    assert "`anydevice.check.decoder`" in PAGE
+    assert "`anydevice.llm.decoder`" in PAGE
     assert inspect.getdoc(decoder.forward)
 
 

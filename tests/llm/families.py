@@ -104,7 +104,8 @@ def reference(name: str) -> Reference:
 
     from anydevice import device
 
-    disable_progress_bar()
+    quiet: Any = disable_progress_bar
+    quiet()
     family, options = CASES[name]
     torch.manual_seed(len(name))
     config = AutoConfig.for_model(family, **{**BASE, **options})

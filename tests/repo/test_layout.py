@@ -91,8 +91,8 @@ def test_every_module_is_used() -> None:
         and not name.endswith(".__init__")
         and short(name).split(".")[0] not in OTHER_SHAPES
     ]
-    # An example for users, whose page is `docs/computing.md`, and a script of a child process.
-    assert set(unused) <= {"check.decoder", "discovery.trial"}
+    # A script of a child process.
+    assert set(unused) <= {"discovery.trial"}
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from anydevice import ops
 from anydevice.core.dtypes import DTYPES
+from anydevice.errors import ConfigurationError
 from anydevice.llm.description import Description, LayerDescription, Rope, Routing
 from anydevice.ops.arguments import widened
 from anydevice.ops.dispatch import primitives
@@ -89,7 +90,13 @@ def forward(
     count is 0. A cache that was given must not be used afterwards.
 
     Without a cache, rows are whole sequences from position 0 on, and gradients can be taken.
+
+    Raises `ConfigurationError` if there is a cache, and no `start` or `count`.
     """
+    if cache is not None and (start is None or count is None):
+        raise ConfigurationError(
+            "with a cache, forward needs the position of each token; pass start and count"
+        )
     x = embedded(description, parameters, ids)
     where = places(description, ids, start, count, cache)
     after: Cache = []
@@ -139,7 +146,7 @@ def final(
     if last:
         if count is not None and tokens > 1:
             at = ops.reshape(ops.maximum(ops.subtract(count, 1), 0), (batch, 1, 1))
-            x = primitives(x).take_along_axis(x, at, 1)
+            x = ops.take_along_axis(x, at, 1)
         else:
             x = ops.part(x, 1, tokens - 1, tokens)
         x = ops.reshape(x, (batch, hidden))
@@ -299,7 +306,7 @@ def _unrolled(ring: Array, new: Array, at: Places) -> Array:
     """What a ring holds in the order of its positions, and new tokens behind it."""
     xp = primitives(ring)
     batch, heads, tokens, size = new.shape
-    old = xp.take_along_axis(ring, at["order"], 2)
+    old = ops.take_along_axis(ring, at["order"], 2)
     room = xp.full((batch, heads, tokens, size), 0, xp.dtype(new), new)
     return ops.cache_write(ops.concat([old, room], 2), new, at["row"])
 
@@ -493,6 +500,10 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+_GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+"""What `ops.experts` calls a gate with an activation."""
+
+
 def _activated(description: Description, x: Array) -> Array:
     return _ACTIVATIONS[description.activation](x)
 
@@ -503,7 +514,21 @@ def _by_experts(
     """What the experts give that each token chooses, and those that all pass."""
     y = ops.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
     weights, chosen = _routed(routing, parameters["router"], y)
-    result = ops.reshape(_mixed(description, routing, parameters, y, weights, chosen), x.shape)
+    experts, clip = parameters["experts"], routing.clip
+    gated = _GATED[description.activation] if clip is None else "clipped_swiglu"
+    clipped = {} if clip is None else {"alpha": routing.slope, "limit": clip}
+    result = ops.experts(
+        y,
+        experts["gate_up"],
+        experts["down"],
+        chosen,
+        weights,
+        gate_up_bias=experts.get("gate_up_bias"),
+        down_bias=experts.get("down_bias"),
+        activation=gated,
+        **clipped,
+    )
+    result = ops.reshape(result, tuple(x.shape))
     if not routing.shared:
         return result
     shared = _network(description, parameters, x, "shared_")
@@ -525,7 +550,7 @@ def _routed(routing: Routing, router: Weight, x: Array) -> tuple[Array, Array]:
         weight = widened(xp, router["weight"])
         scores = ops.sigmoid(ops.linear(widened(xp, x), weight))
         _, chosen = ops.top_k(_in_best_groups(routing, scores, router), routing.per_token)
-        weights = xp.take_along_axis(scores, chosen, 1)
+        weights = ops.take_along_axis(scores, chosen, 1)
     if routing.normalized:
         weights = ops.divide(weights, ops.add(ops.sum(weights, axis=1, keepdims=True), 1e-20))
     return _scaled(weights, routing.factor), chosen
@@ -547,44 +572,6 @@ def _in_best_groups(routing: Routing, scores: Array, router: Weight) -> Array:
     inside = ops.any(ops.equal(ops.reshape(taken, (tokens, 1, limit)), numbers), axis=2)
     apart = ops.where(ops.reshape(inside, (tokens, groups, 1)), apart, _NEVER)
     return ops.reshape(apart, (tokens, count))
-
-
-def _mixed(
-    description: Description,
-    routing: Routing,
-    parameters: Parameters,
-    x: Array,
-    weights: Array,
-    chosen: Array,
-) -> Array:
-    experts, total = parameters["experts"], None
-    for number in range(routing.count):
-
-        def own(name: str, number: int = number) -> Array:
-            one = ops.part(experts[name], 0, number, number + 1)
-            return ops.reshape(one, one.shape[1:])
-
-        up = linear(x, {"weight": own("gate_up"), **_bias(experts, "gate_up", own)})
-        y = _clipped(routing, up) if routing.clip is not None else _gated(description, up)
-        y = linear(y, {"weight": own("down"), **_bias(experts, "down", own)})
-        share = ops.sum(ops.where(ops.equal(chosen, number), weights, 0.0), axis=1, keepdims=True)
-        y = ops.multiply(y, ops.astype(share, primitives(y).dtype(y)))
-        total = y if total is None else ops.add(total, y)
-    return total
-
-
-def _bias(experts: Weight, name: str, own: Callable[[str], Array]) -> dict[str, Array]:
-    return {"bias": own(f"{name}_bias")} if f"{name}_bias" in experts else {}
-
-
-def _clipped(routing: Routing, y: Array) -> Array:
-    axis, size = len(y.shape) - 1, y.shape[-1] // 2
-    gate, up = ops.part(y, axis, 0, size), ops.part(y, axis, size, 2 * size)
-    assert routing.clip is not None
-    gate = ops.minimum(gate, routing.clip)
-    up = ops.clip(up, -routing.clip, routing.clip)
-    slow = ops.sigmoid(ops.multiply(gate, routing.slope))
-    return ops.multiply(ops.add(up, 1.0), ops.multiply(gate, slow))
 
 
 def _normed(description: Description, x: Array, norm: Weight) -> Array:
