@@ -225,8 +225,8 @@ ARCHITECTURES: dict[str, ModelFamily] = {
     ),
     "mistral": ModelFamily(
         **_biases(False),
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096, **_FINE},
         running=Running(),
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096, **_FINE},
     ),
     "ministral3": ModelFamily(
         **_biases(False),
@@ -348,10 +348,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         defaults={"attention_bias": True, "head_dim": 64, "num_key_value_heads": 8}
         | {"sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4}
         | {"rope_theta": 150000.0, "rope_parameters": _LIKE_GPT_OSS, **_WIDE},
-        running=Running(
-            routing="top_k",
-            clipped=True,
-        ),
+        running=Running(routing="top_k", clipped=True),
     ),
     "deepseek_v2": ModelFamily(
         latent=True,
@@ -380,10 +377,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
     ),
     "olmo": ModelFamily(mlp_bias=False, norm_weights=False),
     "olmo2": ModelFamily(
-        mlp_bias=False,
-        query_key_norms="heads",
-        defaults=_WIDE,
-        running=Running(post_norm=True),
+        mlp_bias=False, query_key_norms="heads", defaults=_WIDE, running=Running(post_norm=True)
     ),
     "olmo3": ModelFamily(
         mlp_bias=False,
@@ -424,9 +418,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         rotary_key="partial_rotary_factor",
         defaults={"attention_bias": True, "num_key_value_heads": 2, "head_dim": 128}
         | {"rms_norm_eps": 1.5625e-7},
-        running=Running(
-            interleaved=True,
-        ),
+        running=Running(interleaved=True),
     ),
     "cohere2": ModelFamily(
         mlp_bias=False,
@@ -438,10 +430,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         pattern=4,
         defaults={"sliding_window": 4096, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, **TIED},
         running=Running(
-            interleaved=True,
-            rope_by_window="none",
-            eps="layer_norm_eps",
-            logit_scale="logit_scale",
+            interleaved=True, rope_by_window="none", eps="layer_norm_eps", logit_scale="logit_scale"
         ),
     ),
     "gpt2": ModelFamily(
