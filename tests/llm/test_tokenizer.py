@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -192,6 +193,7 @@ def test_a_special_token_of_the_vocabulary_is_one_in_a_text() -> None:
         ({"tokenizer.json": "{"}, "tokenizer.json is damaged, or needs newer tokenizers: "),
         ({"tokenizer.json": BYTES, "config.json": "["}, "config.json is not JSON: "),
         ({"tokenizer.json": BYTES, "config.json": "[]"}, "config.json is not a JSON object"),
+        ({"tokenizer.json": BYTES, "config.json": '{"a": "\\ud800"}'}, "half a surrogate pair"),
         (
             {"tokenizer.json": BYTES, "tokenizer_config.json": {"chat_template": 3}},
             "tokenizer_config.json: chat_template is neither",
@@ -217,14 +219,31 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 REPLACES = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 9}
+INSERTS = {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "l"}
+CHARSMAP = base64.b64encode(bytes(4) + b"a" * 999).decode()
+BOMBS: dict[str, tuple[str, str, list[Values]]] = {
+    "replacing": ("normalizer", "normalizers", [REPLACES] * 30),
+    "inserting": ("normalizer", "normalizers", [INSERTS] * 30),
+    "tables": (
+        "normalizer",
+        "normalizers",
+        [{"type": "Precompiled", "precompiled_charsmap": CHARSMAP}],
+    ),
+    "bytes of bytes": (
+        "pre_tokenizer",
+        "pretokenizers",
+        [BYTES["decoder"] | {"use_regex": False}] * 30,
+    ),
+    "decoding": ("decoder", "decoders", [REPLACES] * 30),
+    "suffixes": ("decoder", "decoders", [{"type": "BPEDecoder", "suffix": ""}] * 30),
+}
 
 
-@pytest.mark.parametrize("part", ["normalizer", "decoder"])
-def test_a_text_cannot_grow_without_end(part: str) -> None:
-    inner = {"normalizer": "normalizers", "decoder": "decoders"}[part]
-    bomb = changed(BYTES, **{part: {"type": "Sequence", inner: [REPLACES] * 30}})
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_text_cannot_grow_without_end(bomb: str) -> None:
+    part, inner, steps = BOMBS[bomb]
     with pytest.raises(ConfigurationError, match="a short text would become a very long one"):
-        made(bomb)
+        made(changed(BYTES, **{part: {"type": "Sequence", inner: steps}}))
 
 
 def test_special_tokens_without_end_are_refused() -> None:

@@ -7,6 +7,7 @@ them is executed, but for chat templates, and these in a sandbox.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ _LARGEST_TOKENIZER = 64 * 2**20
 _LARGEST_SETTINGS = 16 * 2**20
 """Bytes; larger files are not what they are called."""
 
-_MOST_GROWTH = 64
+_MOST_GROWTH = 128
 """Characters that one may become, and special tokens that a text may get; usually it is one."""
 _MOST_TEMPLATES = 100
 _TEMPLATE_KEYS = ("name", "template")
@@ -269,6 +270,10 @@ def _values(file: bytes | Mapping[str, Any], source: str) -> Mapping[str, Any]:
         raise ConfigurationError(f"{source} is not JSON: {error}", source=source) from error
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{source} is not a JSON object", source=source)
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{source} holds half a surrogate pair", source=source) from None
     return values
 
 
@@ -297,22 +302,30 @@ def _backend(file: bytes | Mapping[str, Any], source: str) -> tokenizers.Tokeniz
 
 def _check_growth(backend: tokenizers.Tokenizer, source: str) -> None:
     """Refuse what would make a short text too long for the memory."""
-    grown = max(_growth(backend.normalizer), _growth(backend.decoder))
-    if grown > _MOST_GROWTH or backend.num_special_tokens_to_add(False) > _MOST_GROWTH:
+    to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
+    grown = [math.prod(map(_growth, steps)) for steps in (to_tokens, _steps(backend.decoder))]
+    if max(*grown, backend.num_special_tokens_to_add(False)) > _MOST_GROWTH:
         raise ConfigurationError(
             f"{source} replaces or adds too much: a short text would become a very long one",
             source=source,
         )
 
 
-def _growth(component: Any) -> int:
-    """How many characters may become of one, by replacements one after the other."""
-    lengths = (len(step.get("content", "")) for step in _steps(component) if "pattern" in step)
-    return math.prod(max(1, length) for length in lengths)
+def _growth(step: dict[str, Any]) -> int:
+    """How many characters may become of one, in this step."""
+    if step["type"] == "Replace":
+        # A pattern that matches nothing adds its text between all characters.
+        between = not step["pattern"].get("String")
+        return max(1, len(step["content"]) + between)
+    if step["type"] == "Precompiled":
+        table = base64.b64decode(step["precompiled_charsmap"])
+        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+        return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
+    return 2 if step["type"] in ("ByteLevel", "BPEDecoder", "CTC") else 1
 
 
 def _steps(component: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a decoder, in their order."""
+    """The steps of a part of a tokenizer, in their order."""
     return _flat(json.loads(component.__getstate__())) if component else []
 
 
