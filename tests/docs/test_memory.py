@@ -10,6 +10,7 @@ import pytest
 import anydevice
 from anydevice.engines.registry import BUILT_IN
 from anydevice.memory.stats import pressure_of
+from anydevice.planning.cards import CARDS
 from anydevice.planning.estimates import PARTS
 from anydevice.planning.training import OPTIMIZERS
 from anydevice.settings.config import STRATEGIES
@@ -27,6 +28,11 @@ def rows(head: str) -> list[list[str]]:
 
 def test_every_part_of_an_estimate_is_there() -> None:
     assert [cells[0] for cells in rows("part | what it is")][:-1] == list(PARTS)
+
+
+def test_every_card_is_there() -> None:
+    section = PAGE.partition("## A training on many cards")[2].partition("\n## ")[0]
+    assert [name for name in CARDS if name not in section.upper()] == []
 
 
 def test_the_strategies_are_those_of_the_code() -> None:

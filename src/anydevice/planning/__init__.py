@@ -12,5 +12,8 @@ A plan is made in five steps, a module each:
 4. `placement`: its layers on devices, by the memory that is free on each (`available`);
 5. `plan`: the answer, and what would fit if the model does not.
 
+A training on a cluster (`cards`) is planned by `training_plan`, from the memory of a card
+(`card_memory`) and the time of a step (`step_time`).
+
 `batch_size` and `cpu_fallback` find out by trying.
 """
