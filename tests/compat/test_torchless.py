@@ -1,4 +1,4 @@
-"""Torchless's rows: T1 T2 T3 T6 T7 T10, of T5 the choice by free memory, of T8 the matmul."""
+"""Torchless's rows: T1 T2 T3 T6 T7 T8 T10, and of T5 the choice by free memory."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ from anydevice.compat.torchless import (
     estimate_inference_memory,
     init_backend,
     init_backend_with_memory_check,
+    measure_performance,
     print_backend_summary,
 )
 from anydevice.core.finding import Facts, Reason, Seen, Sighting
 from anydevice.engines import registry
 from anydevice.testing import fake_machine
+from tests.llm.conftest import data
 
 GIB = 2**30
 NOT_OPENED = Reason("no_permission", "/dev/kfd may not be opened", "usermod -aG")
@@ -364,3 +366,29 @@ def test_the_memory_of_a_shape_is_known_before_it_is_loaded() -> None:
     assert half.total_gb() < 20
     with pytest.raises(ConfigurationError, match="1, 2, 4 or 8 bytes"):
         estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 3)
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    pytest.importorskip("tokenizers", reason="tokenizers are not installed")
+    return data("stories260K")
+
+
+def test_a_model_is_initialised_with_a_memory_check_and_generates(stories: Path) -> None:
+    estimate = estimate_inference_memory(64, 172, 5, 512, 8, 4, 512, 4)
+    assert estimate.weights_bytes > 4 * 260_032  # which ties its head to the embedding
+    with fake_machine(keep_settings=True, cuda=1, memory="2GiB", engines=("numpy",)):
+        backend = init_backend_with_memory_check(BackendPreference.CUDA, estimate.total_bytes)
+        model = backend.load_model(stories, context=128)
+        assert (str(model.device), model.context) == ("cuda:0", 128)
+        reply = model.generate("Once upon a time", max_tokens=20)
+    golden = (stories / "golden.txt").read_text("utf-8")
+    assert golden.startswith("Once upon a time" + reply.text)
+
+
+def test_tokens_a_second_are_measured(stories: Path) -> None:
+    model = init_backend(BackendPreference.CPU).load_model(stories)
+    found = measure_performance(model, 100)
+    assert found.prompt > found.generation > 1  # a prompt is read many tokens at a time
+    with pytest.raises(ConfigurationError, match="512"):
+        measure_performance(model, 5000)

@@ -64,12 +64,15 @@ def bench_text(
     *,
     written: int = WRITTEN,
     repeats: int = 3,
+    ceilings: Sequence[Ceiling] | None = None,
     progress: Progress | None = None,
 ) -> TextSpeeds:
     """Measure a model that is loaded, with prompts of these lengths; each figure is a median.
 
-    The first run of each length compiles and does not count. Raises `ConfigurationError` for a
-    length that leaves no room in the context for what is to be written.
+    The first run of each length compiles and does not count. `ceilings` are those of the device,
+    measured unless they are given; without any, there are no limits.
+
+    Raises `ConfigurationError` for a length that leaves no room in the context for what is written.
     """
     for length in contexts:
         if not 0 < length <= model.context - written:
@@ -80,8 +83,9 @@ def bench_text(
             )
     tell = progress or (lambda done, total, doing: None)
     steps = len(contexts) * (repeats + 1) + 1
-    tell(0, steps, "ceilings")
-    ceilings = _ceilings(model)
+    if ceilings is None:
+        tell(0, steps, "ceilings")
+        ceilings = _ceilings(model)
     speeds = []
     for number, length in enumerate(contexts):
         runs = []
@@ -89,7 +93,7 @@ def bench_text(
             tell(1 + number * (repeats + 1) + repeat, steps, f"a prompt of {length:,} tokens")
             runs.append(_run(model, length, written))
         speeds.append(_speed(model, length, written, runs[1:], ceilings))
-    return TextSpeeds(__version__, ceilings, tuple(speeds))
+    return TextSpeeds(__version__, tuple(ceilings), tuple(speeds))
 
 
 def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:

@@ -1,4 +1,4 @@
-"""Torchless's backends, transfer of tensors and operations, spelled in Python over anydevice.
+"""Torchless's backends, transfer, operations and language models, in Python over anydevice.
 
 >>> from anydevice.compat.torchless import BackendPreference, init_backend
 >>> init_backend(BackendPreference.CPU).name()
@@ -13,10 +13,19 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anydevice
-from anydevice import ConfigurationError, Device, DeviceNotFoundError, Finding, TransferError, ops
+from anydevice import (
+    ConfigurationError,
+    Device,
+    DeviceNotFoundError,
+    Finding,
+    TransferError,
+    llm,
+    ops,
+)
+from anydevice.bench.language_models import bench_text
 from anydevice.choose.scope import make_request
 from anydevice.core.backends import BACKENDS
 from anydevice.core.choice import Choice, choose
@@ -25,6 +34,9 @@ from anydevice.core.text import format_size
 from anydevice.core.warn import warn
 from anydevice.discovery._discover import free_memory
 from anydevice.transfer.moving import is_array
+
+if TYPE_CHECKING:
+    from anydevice.llm import LanguageModel
 
 _ORDER = ("cuda", "rocm", "metal", "opencl", "cpu")
 
@@ -70,6 +82,12 @@ class Backend(Record):
     def load_weights(self, path: str | os.PathLike[str], dtype: object = None) -> dict[str, Any]:
         """The tensors of safetensors files by name, loaded straight onto this backend."""
         return anydevice.load_weights(path, self.device, dtype)
+
+    def load_model(
+        self, path: str | os.PathLike[str], *, context: int | None = None, dtype: object = None
+    ) -> LanguageModel:
+        """The language model in a folder or a GGUF file, on this backend, ready to generate."""
+        return llm.load(path, self.device, dtype, context)
 
     def matmul(self, a: Any, b: Any) -> Any:
         return ops.matmul(*self._here(a, b))
@@ -188,6 +206,22 @@ def estimate_inference_memory(
     return InferenceMemory(
         found.weights, found.kv_cache, found.activations + found.logits, found.total
     )
+
+
+class Performance(Record):
+    """Tokens a second: of a prompt that is processed, and of a text that is generated."""
+
+    prompt: float
+    generation: float
+
+
+def measure_performance(model: LanguageModel, prompt_tokens: int = 128) -> Performance:
+    """The figures of Torchless's table of expectations, measured with a model of a backend.
+
+    Raises `ConfigurationError` for a prompt that leaves no room in the model's context.
+    """
+    [speed] = bench_text(model, [prompt_tokens], ceilings=()).speeds
+    return Performance(speed.prefill, speed.decode)
 
 
 def discover_backends() -> tuple[Finding, ...]:
