@@ -1,0 +1,353 @@
+"""The kernels of a decoding step against float64, and the check that they must pass to be used.
+
+On a GPU where there is one, else under Triton's interpreter, in a process of its own: it must be
+asked for before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice.check import trials
+from anydevice.check.cases_decoding import DECODER_LAYER
+from anydevice.core.device import Device
+from anydevice.core.record import replace
+from anydevice.engines import registry, trust
+
+torch = pytest.importorskip("torch")
+fused = pytest.importorskip("anydevice.engines.torch.triton.fused")
+
+TRITON = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+GPU = torch.cuda.is_available() and not INTERPRETED
+CLOSE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+# The interpreter multiplies matrices of bfloat16 as if their bits were integers.
+HALF = ("float16", "bfloat16") if GPU else ("float16",)
+SOURCE = Path(__file__).parents[3]
+
+
+def later(*values: Any) -> Any:
+    """Parameters for the long forms of the tests alone."""
+    return pytest.param(*values, id=f"at_length {' '.join(map(str, values))}")
+
+
+@pytest.mark.timeout(300)
+def test_under_the_interpreter() -> None:
+    interpreted("-k", "not at_length")
+
+
+@pytest.mark.soak
+def test_at_length_under_the_interpreter() -> None:
+    interpreted()
+
+
+def interpreted(*options: str) -> None:
+    if not TRITON:
+        pytest.skip("Triton is not installed")
+    if GPU or INTERPRETED:
+        pytest.skip("the kernels are tested here already")
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
+    # Counting lines of what is interpreted already would take minutes.
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
+    ended = subprocess.run(
+        [*command, "-W", "ignore", "-m", "soak or not soak", *options, __file__],
+        env={**plain, "TRITON_INTERPRET": "1"},
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+
+
+@pytest.fixture(scope="session")
+def place() -> str:
+    if not TRITON:
+        pytest.skip("Triton is not installed")
+    if not (GPU or INTERPRETED):
+        pytest.skip("no GPU; test_under_the_interpreter runs this in another process")
+    return "cuda:0" if GPU else "cpu"
+
+
+@pytest.fixture
+def make(place: str) -> Callable[..., Any]:
+    source = torch.Generator().manual_seed(5)
+
+    def random(*shape: int, dtype: str = "float32", spread: float = 1.0) -> Any:
+        numbers = torch.randn(shape, generator=source, dtype=torch.float64) * spread
+        return numbers.to(getattr(torch, dtype)).to(place)
+
+    return random
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Large tiles under the interpreter, which takes its time for each program."""
+    if INTERPRETED:
+        products = modules()[0]
+        tile = products.ProductTile(512, 512, 4)
+        tiles = {key: replace(tile, splits=old.splits) for key, old in products.TILES.items()}
+        monkeypatch.setattr(products, "TILES", tiles)
+    trust.forget()
+    yield
+    trust.forget()
+
+
+def modules() -> tuple[Any, Any, Any]:
+    """Those that import Triton."""
+    from anydevice.engines.torch.triton import decode_attention, decode_products, decoder_layer
+
+    return decode_products, decode_attention, decoder_layer
+
+
+def assert_close(result: Any, right: Any, dtype: str) -> None:
+    assert result.dtype == getattr(torch, dtype)
+    error = (result.double() - right).norm() / right.norm()
+    assert error.item() < CLOSE[dtype]
+
+
+# Products
+
+
+def right_product(
+    x: Any, weight: Any, norm: Any, bias: Any, gated: bool, residual: Any, factor: float
+) -> Any:
+    y = x.double()
+    if norm is not None:
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * norm.double()
+    y = y @ weight.double().T
+    if bias is not None:
+        y = y + bias.double()
+    if gated:
+        gate, up = y.chunk(2, -1)
+        y = torch.nn.functional.silu(gate) * up
+    return y if residual is None else residual.double() + factor * y
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["norm bias gated", "bias residual", *map(later, ["", "norm", "gated residual"])],
+)
+@pytest.mark.parametrize(
+    ("rows", "dtype", "tile"),
+    [
+        (1, "bfloat16", (8, 64, 1)),
+        (1, "float16", (4, 512, 1)),
+        (3, "float32", (16, 32, 1)),
+        (8, "float16", (32, 32, 3)),
+        later(33, "float16", (16, 64, 1)),
+    ],
+)
+def test_products(
+    rows: int, dtype: str, tile: tuple[int, int, int], what: str, make: Callable[..., Any]
+) -> None:
+    products, *_ = modules()
+    outputs, inputs, splits = tile
+    tiles = {
+        ("qkv", each): products.ProductTile(outputs, inputs, 4, splits=splits)
+        for each in (1, 16, 32, 64)
+    }
+    for count, width in ((40, 96), (33, 200)):
+        gated = "gated" in what
+        x = make(rows, width, dtype=dtype)
+        weight = make(count * (2 if gated else 1), width, dtype=dtype, spread=width**-0.5)
+        norm = make(width, dtype=dtype) if "norm" in what else None
+        bias = make(len(weight), dtype=dtype) if "bias" in what else None
+        residual = make(rows, count, dtype=dtype) if "residual" in what else None
+        result = products.product(
+            "qkv", x, weight, norm=norm, eps=1e-5, bias=bias, gated=gated, residual=residual,
+            factor=0.7, tiles=tiles,
+        )  # fmt: skip
+        right = right_product(x, weight, norm, bias, gated, residual, 0.7)
+        assert_close(result, right, dtype)
+
+
+def test_large_numbers_times_a_norm_do_not_overflow(make: Callable[..., Any]) -> None:
+    products, *_ = modules()
+    for rows in (1, 3):
+        x, norm = make(rows, 64, dtype="float16") * 2000, make(64, dtype="float16") * 50
+        weight = make(32, 64, dtype="float16", spread=0.001)
+        result = products.product("qkv", x, weight, norm=norm, eps=1e-5)
+        right = right_product(x, weight, norm, None, False, None, 1.0)
+        assert_close(result, right, "float16")
+
+
+# The layer, as it must be to be trusted
+
+
+def wrong_cases(
+    function: Callable[..., Any], place: str, dtype: str, only: int | None = None
+) -> list[str]:
+    """The cases of the check that a version of the layer does not pass."""
+    engine = registry.load("torch")
+    device = Device("cuda:0") if GPU else Device("cpu")
+    row = replace(DECODER_LAYER, function=function)
+    found = []
+    for case in row.cases[:only]:
+        wrong = trials.run(trials.prepare(row, case, dtype), engine, device)
+        if wrong is not None:
+            found.append(f"{case.name}: {wrong}")
+    return found
+
+
+@pytest.mark.parametrize("cases", [5, later(None)])
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_layer_is_right(dtype: str, cases: int | None, place: str) -> None:
+    assert wrong_cases(fused.UNTRUSTED_KERNELS["decoder_layer"], place, dtype, cases) == []
+
+
+def without_residual(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:
+    if kind == "down":
+        options["residual"] = torch.zeros_like(options["residual"])
+    return whole(kind, x, weight, **options)
+
+
+def without_norm(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:
+    if kind == "gate_up":
+        options["norm"] = torch.ones_like(options["norm"])
+    return whole(kind, x, weight, **options)
+
+
+def turned_halves(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:
+    if options.get("gated"):
+        weight = weight.roll(len(weight) // 2, 0)
+    return whole(kind, x, weight, **options)
+
+
+def backwards(whole: Any, *arguments: Any) -> Any:
+    *given, frequencies, query_norm, key_norm, tile = arguments
+    turned = None if frequencies is None else -frequencies
+    return whole(*given, turned, query_norm, key_norm, tile)
+
+
+def one_key_less(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
+    numbers = replace(others[0], window=int(positions.max()))
+    return whole(qkv, positions, keys, values, numbers, *others[1:])
+
+
+def one_place_off(
+    whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any
+) -> Any:
+    return whole(qkv, positions + 1, keys, values, *others)
+
+
+def not_kept(whole: Any, qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
+    return whole(qkv, positions, keys.clone(), values.clone(), *others)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        ("product", without_residual),
+        ("product", without_norm),
+        ("product", turned_halves),
+        ("attend", backwards),
+        ("attend", one_key_less),
+        ("attend", one_place_off),
+        ("attend", not_kept),
+    ],
+)
+def test_a_wrong_layer_is_caught(
+    name: str, mutant: Callable[..., Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = modules()[2]
+    right = fused.UNTRUSTED_KERNELS["decoder_layer"]
+    monkeypatch.setattr(layer, name, partial(mutant, getattr(layer, name)))
+    assert len(wrong_cases(right, place, "float16", 1)) == 1
+
+
+def test_only_a_trusted_layer_is_used(place: str) -> None:
+    row = DECODER_LAYER
+    made = trials.mapped(row.draw(row.cases[0], "float16"), lambda x: torch.from_numpy(x).to(place))
+    assert fused.KERNELS["decoder_layer"](*made.arguments) is NotImplemented
+    trust.trust("decoder_layer", "float16", "rocm:0" if torch.version.hip else "cuda:0")
+    assert fused.KERNELS["decoder_layer"](*made.arguments) is not NotImplemented
+
+
+def test_what_does_not_fit_is_left_to_ops(place: str) -> None:
+    row, layer = DECODER_LAYER, fused.UNTRUSTED_KERNELS["decoder_layer"]
+    made = trials.mapped(row.draw(row.cases[0], "float16"), lambda x: torch.from_numpy(x).to(place))
+    x, positions, keys, values, *others = made.arguments
+    several = x.expand(1, 2, -1).contiguous()
+    left = {
+        "float32": layer(*(each.float() if each is x else each for each in made.arguments)),
+        "two tokens": layer(several, positions, keys, values, *others),
+        "rows that lie apart": layer(x, positions, keys.mT.contiguous().mT, values, *others),
+        "many rows": layer(x.repeat(65, 1, 1), positions.repeat(65), keys, values, *others),
+        "positions of another type": layer(x, positions.float(), keys, values, *others),
+    }
+    assert [why for why, result in left.items() if result is not NotImplemented] == []
+
+
+# The layer as the decoder has it
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "rope_theta": 500.0},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "a window": {"model_type": "mistral", "sliding_window": 6},
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "a window", later("llama"), later("qwen2")])
+def test_steps_of_a_decoder(
+    family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tokens one by one through the kernels, and through the ops in float32."""
+    from anydevice.llm import captured, decoder
+    from anydevice.llm.description import describe
+    from anydevice.planning.config import as_config
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 50}
+    config = {**sizes, **more, "hidden_act": "silu", **FAMILIES[family]}
+    description = describe(as_config(config))
+    kind, size = description.layers[0], description.head_size
+    wide = (description.heads + 2 * description.kv_heads) * size
+    shapes = {
+        "attention_norm": (64,), "qkv": (wide, 64), "output": (64, description.heads * size),
+        "mlp_norm": (64,), "gate_up": (192, 64), "down": (64, 96),
+    }  # fmt: skip
+    parameters = {
+        name: {
+            "weight": make(
+                *shape, dtype="float16", spread=shape[-1] ** -0.5 if len(shape) > 1 else 1
+            )
+        }
+        for name, shape in shapes.items()
+    }
+    if "qkv" in description.biases:
+        parameters["qkv"]["bias"] = make(wide, dtype="float16")
+    if description.query_key_norm:
+        norms = {
+            name: {"weight": make(size, dtype="float16")} for name in ("query_norm", "key_norm")
+        }
+        parameters |= norms
+    wide_ones = {
+        name: {key: value.float() for key, value in each.items()}
+        for name, each in parameters.items()
+    }
+    kernel = fused.UNTRUSTED_KERNELS["decoder_layer"]
+    monkeypatch.setattr(captured, "own_version", lambda x, name, definition: kernel)
+    x = make(2, 9, 64, dtype="float16")
+    like = x[0, 0]
+    narrow = decoder.new_cache(description, 2, 12, like)[0]
+    right: Any = decoder.new_cache(description, 2, 12, like.float())[0]
+    ones = torch.ones(2, dtype=torch.int32, device=x.device)
+    for token in range(0, 9, 4):
+        at = torch.tensor([token, token + 3], dtype=torch.int32, device=x.device)
+        one = x[:, token : token + 1].contiguous()
+        result, narrow = captured.fused_layer(description, kind, parameters, one, at, narrow)
+        expected, right = decoder.layer(description, kind, wide_ones, one.float(), at, ones, right)
+        assert_close(result, expected.double(), "float16")
+    assert_close(narrow["keys"], right["keys"].double(), "float16")
