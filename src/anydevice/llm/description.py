@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 from anydevice.core.record import Record
@@ -42,6 +43,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 """What configs call an activation function, and what we do."""
 
+_LARGEST_ROPE = 2**16
+"""Elements of a head that can turn: each is computed beforehand."""
 CLIP, SLOPE = 7.0, 1.702
 """Where experts that clip do so, and the slope of their sigmoid."""
 
@@ -287,14 +290,19 @@ def _layers(
     routing = _routing(config, running, experts) if experts else None
     ropes = {window: _rope(config, running, sizes, window, context) for window in set(windows)}
     turned = _turned(config, running, sizes)
-    return tuple(
-        LayerDescription(
+    routed = frozenset(experts.layers) if experts else frozenset()
+
+    @cache  # layers that are equal are one object
+    def layer(window: int | None, turned: bool, routed: bool) -> LayerDescription:
+        return LayerDescription(
             window=window,
-            rope=ropes[window] if turned[number] else None,
-            experts=routing if experts and number in experts.layers else None,
+            rope=ropes[window] if turned else None,
+            experts=routing if routed else None,
             position_scale=_position_scale(config) if running.position_scale else None,
         )
-        for number, window in enumerate(windows)
+
+    return tuple(
+        layer(window, turned[number], number in routed) for number, window in enumerate(windows)
     )
 
 
@@ -389,7 +397,7 @@ def _rope(
     theta = _number(config, key, 10000.0) if own_base else given.get("rope_theta")
     scaled = nested or window is None or by_window not in ("base", "scaling")
     size = sizes.latent.rotated if sizes.latent else int(sizes.head_size * rotary_share(config))
-    if size % 2:
+    if size % 2 or size > _LARGEST_ROPE:
         raise _unsupported(config, f"rope of {size} elements")
     rope = Rope(
         theta=float(_number(config, key, 10000.0) if theta is None else theta),

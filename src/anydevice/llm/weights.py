@@ -38,6 +38,9 @@ from anydevice.transfer.weights.safetensors import read_model
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 _BY_ROW, _BY_COLUMN = 0x243F6A89, 0x13198A2F  # odd numbers without a pattern
 
+MOST_EXPERTS = 4096
+"""More than any model has; each has a name of its own in files."""
+
 Where = tuple[str | int, ...]
 """The keys that lead to an array in the tree of parameters."""
 Shape = tuple[int, ...]
@@ -306,6 +309,8 @@ def _experts(
     description: Description, routing: Routing, at: Where, prefix: str
 ) -> Iterator[Parameter]:
     count, hidden, inner = routing.count, description.hidden, routing.intermediate
+    if count > MOST_EXPERTS:
+        raise UnsupportedError(f"{count} experts in a layer: at most {MOST_EXPERTS} are run")
     stems = [f"{prefix}.mlp", f"{prefix}.block_sparse_moe"]
     routers = [[(f"{s}.{name}", count)] for s in stems for name in ("gate", "router")]
     yield from _product((*at, "router"), routers, hidden, "router" in description.biases)

@@ -24,6 +24,7 @@ from typing import Any
 from anydevice.core.dtypes import BY_CODE, DType
 from anydevice.core.files import count_json
 from anydevice.core.record import NOTHING, Record
+from anydevice.core.text import shortened
 from anydevice.errors import TransferError
 from anydevice.transfer.weights.files import PlainFile, Stamp
 
@@ -440,7 +441,8 @@ def _wrong(name: str, problem: str, then: str = f"; {_AGAIN}") -> TransferError:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join((*names[:5], "…") if names[5:] else names)
+    shown = [shortened(name) for name in names[:5]]
+    return ", ".join((*shown, "…") if names[5:] else shown)
 
 
 def _short(value: object) -> str:
