@@ -167,12 +167,16 @@ def places(
     start: Array | None,
     count: Array | None,
     cache: Cache | None,
+    *,
+    first: bool = False,
 ) -> Places:
     """What layers need to know of where the tokens of a piece, `like`, stand: a tree of arrays.
 
-    The same for all layers of a step, but for their windows.
+    The same for all layers of a step, but for their windows. With `first`, all rows begin with this
+    piece: its tokens attend to each other, and the cache is only written.
     """
-    return _places(description.layers, like, start, count, cache)
+    found = _places(description.layers, like, start, count, cache)
+    return {**found, "first": True} if first else found
 
 
 def _places(
@@ -290,16 +294,18 @@ def _attended(
 
 def _kept(
     kind: LayerDescription, cache: LayerCache, k: Array, v: Array, where: Places
-) -> tuple[Array, Array, Array, LayerCache]:
+) -> tuple[Array, Array, Array | None, LayerCache]:
     """The keys and values that are attended to, how many are valid, and the cache with new ones."""
     ring = _ring(kind, cache)
     at = where[ring] if ring else {"slots": where["positions"], "lengths": where["lengths"]}
-    seen = None
-    if "order" in at:
+    seen, lengths = None, at["lengths"]
+    if "first" in where:
+        seen, lengths = (k, v), None
+    elif "order" in at:
         seen = _unrolled(cache["keys"], k, at), _unrolled(cache["values"], v, at)
     keys = ops.cache_write(cache["keys"], k, at["slots"])
     values = ops.cache_write(cache["values"], v, at["slots"])
-    return *(seen or (keys, values)), at["lengths"], {"keys": keys, "values": values}
+    return *(seen or (keys, values)), lengths, {"keys": keys, "values": values}
 
 
 def _unrolled(ring: Array, new: Array, at: Places) -> Array:
