@@ -954,6 +954,37 @@ def small_theta(right: Op, x: Array, positions: Array, **how: Any) -> Any:
     return right(x, positions, **{**how, "theta": min(how.get("theta", 1e4), 1e6)})
 
 
+@mutant("rope", "short factors for every length", short=True)
+def always_short(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    return right(x, positions, **{**how, "length": 1})
+
+
+@mutant("rope", "the length of the longest text counts for all")
+def longest_for_all(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    if isinstance(how.get("length"), np.ndarray):
+        how = {**how, "length": int(how["length"].max())}
+    return right(x, positions, **how)
+
+
+@mutant("rope", "a text of the original length is a long one")
+def long_too_soon(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    if how.get("length") is not None:
+        how = {**how, "length": how["length"] + 1}
+    return right(x, positions, **how)
+
+
+@mutant("rope", "positions say how long a text is")
+def length_of_positions(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    return right(x, positions, **{**how, "length": None})
+
+
+@mutant("rope", "the factor of LongRoPE is left out")
+def without_factor(right: Op, x: Array, positions: Array, **how: Any) -> Any:
+    if (how.get("scaling") or {}).get("rope_type") == "longrope":
+        how = {**how, "scaling": {**how["scaling"], "attention_factor": 1.0}}
+    return right(x, positions, **how)
+
+
 def attended(q: Array, k: Array, v: Array, scale: Any, subtract: bool) -> Array:
     """Attention to all keys, as written in a hurry."""
     group = q.shape[1] // k.shape[1]

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from anydevice.check import reference
-from anydevice.check.cases_attention import LLAMA3, YARN
+from anydevice.check.cases_attention import DYNAMIC, LLAMA3, LONGROPE, YARN
 from anydevice.check.reference import frequencies
 from anydevice.errors import ConfigurationError
 
@@ -131,6 +131,9 @@ def test_a_mask_for_padding_is_one_for_every_head_and_query() -> None:
         {**YARN, "attention_factor": 1.25, "truncate": False},
         {**YARN, "original_max_position_embeddings": 8},
         {**YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},
+        {**DYNAMIC, "original_max_position_embeddings": 32768},
+        LONGROPE,
+        {**LONGROPE, "attention_factor": 1.25},
     ],
     ids=lambda scaling: scaling["rope_type"] if scaling else "default",
 )
@@ -145,18 +148,20 @@ def test_frequencies_are_those_of_transformers(scaling: Any) -> None:
         rope_parameters=parameters,
         max_position_embeddings=32768,
     )
-    ours, factor = frequencies(64, 5e5, scaling)
-    if scaling is None:
-        theirs, theirs_factor = 5e5 ** (-np.arange(0, 64, 2) / 64), 1.0
-    else:
-        theirs, theirs_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")
-    np.testing.assert_allclose(ours, np.asarray(theirs), rtol=2e-5)  # theirs are float32
-    assert factor == pytest.approx(theirs_factor, rel=1e-6)
+    for length in (8, 100_000):
+        ours, factor = frequencies(64, 5e5, scaling, length)
+        if scaling is None:
+            theirs, theirs_factor = 5e5 ** (-np.arange(0, 64, 2) / 64), 1.0
+        else:
+            compute = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+            theirs, theirs_factor = compute(config, "cpu", seq_len=length)
+        np.testing.assert_allclose(ours, np.asarray(theirs), rtol=2e-5)  # theirs are float32
+        assert factor == pytest.approx(theirs_factor, rel=1e-6)
 
 
 def test_an_unknown_scaling_is_refused() -> None:
-    with pytest.raises(ValueError, match="rope_type 'dynamic'"):
-        frequencies(8, 1e4, {"rope_type": "dynamic"})
+    with pytest.raises(ValueError, match="rope_type 'axial'"):
+        frequencies(8, 1e4, {"rope_type": "axial", "original_max_position_embeddings": 8})
 
 
 def test_a_small_yarn_factor_leaves_cosines_alone() -> None:

@@ -75,6 +75,112 @@ def test_it_is_what_llama_does(name: str) -> None:
     np.testing.assert_allclose(result[0], expected[0], atol=3e-5, rtol=0)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1 + pair / 40 for pair in range(16)],
+    "long_factor": [1 + pair / 3 for pair in range(16)],
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 3.0, "original_max_position_embeddings": 16}
+
+BY_LENGTH: dict[str, dict[str, Any]] = {
+    "longrope": LONGROPE,
+    "longrope, its own factor": {**LONGROPE, "attention_factor": 1.3},
+    "longrope, not extended": {**LONGROPE, "factor": 1.0},
+    "dynamic": DYNAMIC,
+}
+
+
+class Rotary:
+    """Rotary positions of a model that remembers the longest text it has seen, by transformers."""
+
+    def __init__(self, scaling: dict[str, Any], theta: float = 1e4) -> None:
+        from transformers import Phi3Config
+        from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+        lengths = {"max_position_embeddings": 16, "original_max_position_embeddings": 16}
+        config = Phi3Config(hidden_size=64, num_attention_heads=2, **lengths)
+        config.rope_parameters = {**scaling, "rope_theta": theta, "partial_rotary_factor": 1.0}
+        self.module = Phi3RotaryEmbedding(config)
+
+    def __call__(self, x: Array, positions: Array) -> Array:
+        import torch
+        from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
+
+        given = torch.from_numpy(x)
+        cosine, sine = self.module(given, torch.from_numpy(np.atleast_2d(positions)))
+        return apply_rotary_pos_emb(given, given, cosine, sine)[0].numpy()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+@pytest.mark.parametrize("length", [1, 16, 17, 40, 64])
+def test_a_whole_text_is_turned_by_its_length_as_transformers_does(name: str, length: int) -> None:
+    scaling, theirs = BY_LENGTH[name], Rotary(BY_LENGTH[name])
+    x = np.random.default_rng(0).normal(size=(1, 2, length, 32)).astype(np.float32)
+    expected = theirs(x, np.arange(length))
+    steps, factor = frequencies(32, 1e4, scaling, length)
+    np.testing.assert_allclose(steps, theirs.module.inv_freq.numpy(), rtol=2e-6)
+    assert factor == pytest.approx(theirs.module.attention_scaling)
+    for given in (None, length, np.array([length])):
+        result = ops.rope(x, np.arange(length), scaling=scaling, length=given)
+        np.testing.assert_allclose(result, expected, atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_token_by_token_each_is_turned_as_the_text_was_long_then(name: str) -> None:
+    scaling, theirs = BY_LENGTH[name], Rotary(BY_LENGTH[name])
+    x = np.random.default_rng(0).normal(size=(1, 2, 1, 32)).astype(np.float32)
+    for position in range(12, 30):
+        at = np.array([position])
+        result = ops.rope(x, at, scaling=scaling)
+        np.testing.assert_allclose(result, theirs(x, at), atol=3e-5, rtol=0)
+
+
+def test_each_text_has_its_own_length() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 2, 5, 32)).astype(np.float32)
+    positions = np.array([[0, 1, 2, 3, 4], [13, 14, 15, 16, 17], [3, 4, 5, 6, 7]])
+    for scaling in BY_LENGTH.values():
+        together = ops.rope(x, positions, scaling=scaling)
+        given = ops.rope(x, positions, scaling=scaling, length=np.array([5, 18, 40]))
+        for text, length in ((0, 5), (1, 18), (2, 40)):
+            part = slice(text, text + 1)
+            alone = ops.rope(x[part], positions[text], scaling=scaling)
+            np.testing.assert_allclose(together[part], alone, atol=5e-6)
+            alone = ops.rope(x[part], positions[text], scaling=scaling, length=length)
+            np.testing.assert_allclose(given[part], alone, atol=5e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+@pytest.mark.parametrize("name", ["longrope", "dynamic"])
+def test_compiled_code_takes_any_length(name: str) -> None:
+    import jax
+    import torch
+
+    x = np.random.default_rng(0).normal(size=(1, 2, 1, 32)).astype(np.float32)
+
+    def rotate(x: Any, positions: Any, length: Any) -> Any:
+        return ops.rope(x, positions, scaling=BY_LENGTH[name], length=length)
+
+    torch.compiler.reset()
+    by_torch = torch.compile(rotate, fullgraph=True, backend="eager")
+    traced = []
+
+    def traced_once(*arrays: Any) -> Any:
+        traced.append(arrays)
+        return rotate(*arrays)
+
+    by_jax = jax.jit(traced_once)
+    for length in (10, 17, 30):
+        at = np.array([9], np.int32), np.array([length], np.int32)
+        expected = rotate(x, *at)
+        found = by_torch(torch.from_numpy(x), *map(torch.from_numpy, at)).numpy()
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        found = by_jax(jax.numpy.asarray(x), *map(jax.numpy.asarray, at))
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert len(traced) == 1
+
+
 def turned(x: Array, positions: Array, theta: float, interleaved: bool) -> Array:
     """The same with complex numbers, in float64 but for the angles."""
     size = x.shape[-1]
@@ -135,12 +241,20 @@ def test_freezing_keeps_what_matters() -> None:
     assert thaw(freeze(None)) is None
     known = {"type": "yarn", "factor": 1 / 3, "truncate": False}
     assert thaw(freeze({**known, "finetuned": True, "unknown": [1, 2]})) == known
+    assert thaw(freeze(LONGROPE)) == LONGROPE
+    assert freeze(LONGROPE) != freeze({**LONGROPE, "long_factor": LONGROPE["short_factor"]})
 
 
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [
-        ({"rope_type": "longrope"}, "there is no rope_type 'longrope'; the kinds are default, "),
+        ({"rope_type": "su"}, "there is no rope_type 'su'; the kinds are default, .* longrope$"),
+        ({"rope_type": "longrope"}, "needs 'original_max_position_embeddings'"),
+        (LONGROPE, "'short_factor', a list of a number for each of 2 pairs, but it is 16 numbers"),
+        ({**LONGROPE, "long_factor": [1.0] * 2, "short_factor": None}, "but it is None"),
+        ({**LONGROPE, "long_factor": [1.0, 0.0], "short_factor": [1.0, 1.0]}, "numbers above 0"),
+        ({**LONGROPE, "long_factor": [1.0, "2"], "short_factor": [1.0, 1.0]}, "is a number, but"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "needs 'original_max_position_embeddings'"),
         ({"type": "linear"}, "rope_type 'linear' needs 'factor'"),
         ({"rope_type": "llama3", "factor": 8.0}, "needs 'low_freq_factor'"),
         ({"rope_type": "default", "rope_theta": 5e5}, r"give theta=500000\.0"),
@@ -168,11 +282,31 @@ def test_what_does_not_fit_is_named(x: Array, positions: Array, said: str) -> No
         ops.rope(x, positions)
 
 
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (-1, "length is an integer of 0 or more, .* it is -1"),
+        (1.5, "it is 1.5"),
+        (np.array([1, 2]), r"length is \(batch,\), but x is \(1, 1, 1, 4\), length is \(2,\)"),
+        (np.array([1.0]), "integers in length"),
+    ],
+)
+def test_a_length_that_makes_no_sense_is_refused(length: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ops.rope(np.ones((1, 1, 1, 4)), np.arange(1), length=length)
+
+
+def test_a_small_head_cannot_be_scaled_dynamically() -> None:
+    with pytest.raises(ConfigurationError, match="needs a size of 4 or more, but it is 2"):
+        ops.rope(np.ones((1, 1, 1, 2)), np.arange(1), scaling=DYNAMIC)
+
+
 def two_rotations(x: Any, positions: Any) -> Any:
     near = ops.rope(x, positions, theta=1e4)
     far = ops.rope(x, positions, theta=1e6, scaling={"rope_type": "linear", "factor": 2.0})
     again = ops.rope(x, positions, theta=1e4, interleaved=True)
-    return ops.sum(ops.add(ops.multiply(near, far), again))
+    magnified = ops.rope(x, positions, scaling=YARN)
+    return ops.sum(ops.add(ops.multiply(near, far), ops.multiply(again, magnified)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anydevice.check import reference
-from anydevice.check.reference import frequencies, halves, seen_keys
+from anydevice.check.reference import halves, rotary_angles, seen_keys
 
 Array = Any
 Budget = Callable[..., Any]
@@ -183,13 +183,13 @@ def of_layernorm(
 
 def of_rope(want: Array, coarse: float, x: Array, positions: Array, **how: Any) -> Array:
     """Angles are float32: they are as coarse as the position is far."""
-    turn, factor = frequencies(x.shape[-1], how.get("theta", 10000.0), how.get("scaling"))
-    rows = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None]
+    given = (how.get("theta", 10000.0), how.get("scaling"), how.get("length"))
+    turned, factor = rotary_angles(x, positions, *given)
     size, angles = np.empty(x.shape), np.empty(x.shape)
     first, second = halves(x.shape[-1], how.get("interleaved", False))
     for half in (first, second):
         size[..., half] = np.abs(x[..., first]) + np.abs(x[..., second])
-        angles[..., half] = np.abs(rows) * turn
+        angles[..., half] = np.abs(turned)
     return factor * size * (16 + 8 * angles)
 
 

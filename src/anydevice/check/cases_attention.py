@@ -37,6 +37,18 @@ YARN: Mapping[str, Any] = {
     "factor": 4.0,
     "original_max_position_embeddings": 4096,
 }
+LONGROPE: Mapping[str, Any] = {
+    "rope_type": "longrope",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "short_factor": [1 + pair / 64 for pair in range(32)],
+    "long_factor": [1 + pair**1.2 for pair in range(32)],
+}
+DYNAMIC: Mapping[str, Any] = {
+    "rope_type": "dynamic",
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+}
 
 
 def _turned(
@@ -51,6 +63,19 @@ def _turned(
 
 _MORE_YARN = {**YARN, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.3}
 _EXACT_YARN = {**YARN, "attention_factor": 1.25, "truncate": False}
+
+_LENGTHS = np.array([4096, 4097, 9, 131072], np.int32)
+
+
+def _of_lengths(scaling: Mapping[str, Any]) -> Make:
+    """Texts of which two are longer than the original context, all at near positions."""
+
+    def make(draw: Draw) -> Call:
+        positions = draw.integers(0, 300, 4, 5)
+        return call(draw.normal(4, 2, 5, 64), positions, scaling=scaling, length=_LENGTHS)
+
+    return make
+
 
 _FAR = (9999, 10000, 16384, 32768, 65535, 65536, 100003, 131071, 1000003)
 
@@ -90,6 +115,21 @@ _ROPE = Row(
         Case("YaRN", _turned(1, 2, 9, SIZE, first=100, scaling=YARN)),
         Case("YaRN, every key", _turned(1, 2, 9, 64, theta=1e6, scaling=_MORE_YARN)),
         Case("YaRN, its own factor", _turned(1, 2, 9, SIZE, interleaved=True, scaling=_EXACT_YARN)),
+        Case("LongRoPE", _turned(1, 2, 9, 64, scaling=LONGROPE)),
+        Case("LongRoPE, longer", _turned(1, 2, 9, 64, first=4095, scaling=LONGROPE)),
+        Case("LongRoPE, a length", _turned(1, 2, 9, 64, scaling=LONGROPE, length=4097), LARGE),
+        Case("LongRoPE, just short", _turned(1, 2, 9, 64, scaling=LONGROPE, length=4096), LARGE),
+        Case("LongRoPE, lengths", _of_lengths(LONGROPE)),
+        Case(
+            "LongRoPE, its own factor",
+            _turned(1, 2, 9, 64, scaling={**LONGROPE, "attention_factor": 1.5}),
+            LARGE,
+        ),
+        Case("dynamic", _turned(1, 2, 9, 64, scaling=DYNAMIC)),
+        Case("dynamic, longer", _turned(1, 2, 9, 64, first=3000, scaling=DYNAMIC)),
+        Case("dynamic, a length", _turned(1, 2, 9, 64, scaling=DYNAMIC, length=9000), LARGE),
+        Case("dynamic, lengths", _of_lengths(DYNAMIC)),
+        Case("a length without need", _turned(1, 2, 9, 64, length=9000), LARGE),
         Case("beyond position 10,000", _turned_at(_FAR)),
         Case("beyond position 10,000, interleaved", _turned_at(_FAR, interleaved=True), LARGE),
         Case("beyond position 10,000, Llama 3", _turned_at(_FAR, theta=5e5, scaling=LLAMA3), LARGE),

@@ -243,11 +243,13 @@ def _layernorm(x: Array, weight: Array | None, bias: Array | None, eps: float = 
 # Rotary positions
 
 
-def frequencies(size: int, theta: float, scaling: Mapping[str, Any] | None) -> tuple[Array, float]:
+def frequencies(
+    size: int, theta: float, scaling: Mapping[str, Any] | None, length: int = 0
+) -> tuple[Array, float]:
     """The angle by which each pair of a head turns from one position to the next, and a factor.
 
-    The factor multiplies cosines and sines; it is 1 except for YaRN. `scaling` is spelled as the
-    `rope_scaling` of a model's configuration.
+    The factor multiplies cosines and sines; it is 1 except for YaRN and LongRoPE. `scaling` is
+    spelled as the `rope_scaling` of a model's configuration. `length` is that of the sequence.
     """
     plain = np.array([theta ** (-2 * pair / size) for pair in range(size // 2)])
     scaling = scaling or {}
@@ -260,6 +262,15 @@ def frequencies(size: int, theta: float, scaling: Mapping[str, Any] | None) -> t
         return np.array([_llama3(frequency, scaling) for frequency in plain]), 1.0
     if kind == "yarn":
         return _yarn(plain, size, theta, scaling), _yarn_factor(scaling)
+    context = scaling["original_max_position_embeddings"]
+    if kind == "dynamic":
+        grown = scaling["factor"] * max(length, context) / context - (scaling["factor"] - 1)
+        base = theta * grown ** (size / (size - 2))
+        return np.array([base ** (-2 * pair / size) for pair in range(size // 2)]), 1.0
+    if kind == "longrope":
+        factors = scaling["long_factor" if length > context else "short_factor"]
+        default = math.sqrt(1 + math.log(scaling.get("factor", 1)) / math.log(context))
+        return plain / np.array(factors), scaling.get("attention_factor", default)
     raise ValueError(f"the reference knows no rope_type {kind!r}")
 
 
@@ -306,6 +317,20 @@ def halves(size: int, interleaved: bool) -> tuple[slice, slice]:
     return slice(0, size // 2), slice(size // 2, None)
 
 
+def rotary_angles(
+    x: Array, positions: Array, theta: float, scaling: Mapping[str, Any] | None, length: Any
+) -> tuple[Array, float]:
+    """The angle of each pair, (batch, 1, tokens, size / 2), and a factor of cosines and sines."""
+    rows = np.broadcast_to(positions, (x.shape[0], x.shape[2]))
+    lengths = rows.max(-1, initial=-1) + 1 if length is None else length
+    each = [
+        frequencies(x.shape[-1], theta, scaling, int(one))
+        for one in np.broadcast_to(lengths, x.shape[:1])
+    ]
+    turns = np.array([turn for turn, _ in each])
+    return rows[:, None, :, None] * turns[:, None, None], each[0][1]
+
+
 def _rope(
     x: Array,
     positions: Array,
@@ -313,9 +338,9 @@ def _rope(
     theta: float = 10000.0,
     interleaved: bool = False,
     scaling: Mapping[str, Any] | None = None,
+    length: Any = None,
 ) -> Array:
-    turn, factor = frequencies(x.shape[-1], theta, scaling)
-    angles = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None] * turn
+    angles, factor = rotary_angles(x, positions, theta, scaling, length)
     cosines, sines = np.cos(angles) * factor, np.sin(angles) * factor
     first, second = halves(x.shape[-1], interleaved)
     turned = np.empty_like(x)

@@ -2,6 +2,10 @@
 
 Computed on the host with Python's own numbers: they are few, and must be exact, because a position
 multiplies their error.
+
+Two kinds depend on the length of the sequence. With `longrope`, frequencies are divided by
+`short_factor`, a list of one number a pair, and by `long_factor` in sequences that are longer than
+`original_max_position_embeddings`. With `dynamic`, theta grows in such sequences.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ from anydevice.errors import ConfigurationError
 
 Scaling = Mapping[str, Any]
 Frozen = tuple[str | None, ...]
+Scaled = tuple[list[float], float]
 
 _TEXTS = ("rope_type", "type")
+_LISTS = ("short_factor", "long_factor")
 
 _KEYS = (
     *_TEXTS,
@@ -31,6 +37,7 @@ _KEYS = (
     "beta_fast",
     "beta_slow",
     "truncate",
+    *_LISTS,
 )
 
 
@@ -50,14 +57,17 @@ def thaw(frozen: Frozen) -> Scaling | None:
     if not frozen:
         return None
     given = {key: text for key, text in zip(_KEYS, frozen, strict=True) if text is not None}
-    return {key: text if key in _TEXTS else float.fromhex(text) for key, text in given.items()}
+    return {key: _from_text(key, text) for key, text in given.items()}
 
 
-def frequencies(size: int, theta: float, scaling: Scaling | None) -> tuple[list[float], float]:
+def frequencies(
+    size: int, theta: float, scaling: Scaling | None, length: float | None = None
+) -> Scaled:
     """The angle of each pair of elements for one step, and the factor of cosine and sine.
 
-    Raises `ConfigurationError` if the scaling is of no kind that is known, or lacks a number, or
-    has one that makes no sense.
+    `length` is that of the sequence, for the kinds that depend on it; without it, they are as for
+    short sequences. Raises `ConfigurationError` if the scaling is of no kind that is known, or
+    lacks a number, or has one that makes no sense.
 
     >>> frequencies(4, 10000.0, None)
     ([1.0, 0.01], 1.0)
@@ -74,15 +84,44 @@ def frequencies(size: int, theta: float, scaling: Scaling | None) -> tuple[list[
         raise _wrong(f"theta is {theta}, but scaling says rope_theta {said}; give theta={said}")
     if _number(scaling, "partial_rotary_factor", 1.0) != 1:
         raise _wrong("x is rotated whole; give only the part of it that partial_rotary_factor says")
-    return _SCALED[kind_of(scaling)](plain, theta, scaling)
+    kind = kind_of(scaling)
+    if kind in _BY_LENGTH:
+        return _BY_LENGTH[kind](plain, theta, scaling, length)
+    return _SCALED[kind](plain, theta, scaling)
 
 
 def kind_of(scaling: Scaling) -> str:
     """Which of the known kinds a scaling is."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if not isinstance(kind, str) or kind not in _SCALED:
-        raise _wrong(f"there is no rope_type {kind!r}; the kinds are {', '.join(_SCALED)}")
+    if not isinstance(kind, str) or (kind not in _SCALED and kind not in _BY_LENGTH):
+        known = ", ".join((*_SCALED, *_BY_LENGTH))
+        raise _wrong(f"there is no rope_type {kind!r}; the kinds are {known}")
     return kind
+
+
+def depends_on_length(scaling: Scaling | None) -> bool:
+    """Whether frequencies depend on how long the sequence is.
+
+    >>> depends_on_length({"rope_type": "longrope"}), depends_on_length({"rope_type": "linear"})
+    (True, False)
+    """
+    return scaling is not None and kind_of(scaling) in _BY_LENGTH
+
+
+def original_length(scaling: Scaling) -> float:
+    """The length up to which a sequence is short."""
+    return _number(scaling, "original_max_position_embeddings")
+
+
+def growth_of_theta(scaling: Scaling) -> tuple[float, float]:
+    """With `dynamic`, a and b of what theta grows by: (a × length - b) ** (size / (size - 2)).
+
+    >>> growth_of_theta({"rope_type": "dynamic", "factor": 4.0,
+    ...                  "original_max_position_embeddings": 2})
+    (2.0, 3.0)
+    """
+    factor = _number(scaling, "factor")
+    return factor / original_length(scaling), factor - 1
 
 
 def refuse_scaling(scaling: Any) -> None:
@@ -96,16 +135,16 @@ def refuse_scaling(scaling: Any) -> None:
     kind_of(scaling)
 
 
-def _default(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[float], float]:
+def _default(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     return plain, 1.0
 
 
-def _linear(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[float], float]:
+def _linear(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     factor = _number(scaling, "factor")
     return [frequency / factor for frequency in plain], 1.0
 
 
-def _llama3(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[float], float]:
+def _llama3(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     """Slow turns are stretched, fast ones kept, those between take some of both."""
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
@@ -124,7 +163,7 @@ def _llama3(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[fl
     return [stretched(frequency) for frequency in plain], 1.0
 
 
-def _yarn(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[float], float]:
+def _yarn(plain: list[float], theta: float, scaling: Scaling) -> Scaled:
     """As in "YaRN: Efficient Context Window Extension of Large Language Models"."""
     factor = _number(scaling, "factor")
     context = _number(scaling, "original_max_position_embeddings")
@@ -135,8 +174,8 @@ def _yarn(plain: list[float], theta: float, scaling: Scaling) -> tuple[list[floa
     def pair_with(turns: float) -> float:
         return size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = pair_with(_number(scaling, "beta_fast", 32.0))
-    last = pair_with(_number(scaling, "beta_slow", 1.0))
+    first = pair_with(_number_or_none(scaling, "beta_fast") or 32.0)
+    last = pair_with(_number_or_none(scaling, "beta_slow") or 1.0)
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
@@ -161,12 +200,58 @@ def _yarn_factor(scaling: Scaling, factor: float) -> float:
     return magnified(_number(scaling, "mscale")) / magnified(_number(scaling, "mscale_all_dim"))
 
 
-_SCALED: dict[str, Callable[[list[float], float, Scaling], tuple[list[float], float]]] = {
+def _dynamic(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
+    """The NTK-aware scaling: theta grows with the length, slow turns are stretched most."""
+    growth, less = growth_of_theta(scaling)
+    size = 2 * len(plain)
+    if size < 4:
+        raise _wrong(f"scaling of rope_type 'dynamic' needs a size of 4 or more, but it is {size}")
+    known = original_length(scaling)
+    longer = max(growth * max(known if length is None else length, known) - less, 1.0)
+    return [f * longer ** (-2 * pair / (size - 2)) for pair, f in enumerate(plain)], 1.0
+
+
+def _longrope(plain: list[float], theta: float, scaling: Scaling, length: float | None) -> Scaled:
+    """As in "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens"."""
+    known = original_length(scaling)
+    factors = [_factors(scaling, key, len(plain)) for key in _LISTS]
+    chosen = factors[length is not None and length > known]
+    factor = _number_or_none(scaling, "attention_factor")
+    if factor is None:
+        grown = _number(scaling, "factor")
+        factor = math.sqrt(1 + math.log(grown) / math.log(known)) if grown > 1 else 1.0
+    return [f / divisor for f, divisor in zip(plain, chosen, strict=True)], factor
+
+
+_SCALED: dict[str, Callable[[list[float], float, Scaling], Scaled]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
 }
+
+_BY_LENGTH: dict[str, Callable[[list[float], float, Scaling, float | None], Scaled]] = {
+    "dynamic": _dynamic,
+    "longrope": _longrope,
+}
+
+
+def _factors(scaling: Scaling, key: str, count: int) -> list[float]:
+    """A list of one number above 0 for each pair."""
+    given = scaling.get(key)
+    if not isinstance(given, tuple | list) or len(given) != count:
+        found = f"{len(given)} numbers" if isinstance(given, tuple | list) else repr(given)
+        need = f"{key!r}, a list of a number for each of {count} pairs"
+        raise _wrong(f"scaling of rope_type 'longrope' needs {need}, but it is {found}")
+    numbers = [_as_number(key, value) for value in given]
+    if not all(0 < number < math.inf for number in numbers):
+        raise _wrong(f"{key!r} of the scaling are numbers above 0, but they are {given!r}")
+    return numbers
+
+
+def _number_or_none(scaling: Scaling, key: str) -> float | None:
+    """A number above 0; `None` for what is not there, or 0."""
+    return _number(scaling, key) if scaling.get(key) else None
 
 
 def _number(scaling: Scaling, key: str, default: float | None = None) -> float:
@@ -185,7 +270,17 @@ def _as_text(key: str, value: Any) -> str | None:
     # PyTorch's compiler takes a number that changes for a variable, but not its digits.
     if value is None or (key in _TEXTS and isinstance(value, str)):
         return value
+    if key in _LISTS and isinstance(value, tuple | list):
+        return " ".join([_as_number(key, each).hex() for each in value])
     return _as_number(key, value).hex()
+
+
+def _from_text(key: str, text: str) -> Any:
+    if key in _TEXTS:
+        return text
+    if key in _LISTS:
+        return [float.fromhex(each) for each in text.split(" ")] if text else []
+    return float.fromhex(text)
 
 
 def _as_number(key: str, value: Any) -> float:

@@ -191,7 +191,9 @@ def _layernorm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
 
 
-def _rope(x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any) -> Any:
+def _rope(
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any, length: Any = None
+) -> Any:
     return _turned(x, positions, theta, interleaved) if scaling is None else NotImplemented
 
 

@@ -84,8 +84,9 @@ def _kernel(
 
 
 def rope(
-    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None
-) -> Any:
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
+    length: Any = None,
+) -> Any:  # fmt: skip
     """Rotary positions: each pair of numbers turned by its angle.
 
     `NotImplemented` where the frequencies are scaled other than by one factor.

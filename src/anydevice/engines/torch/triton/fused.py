@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from anydevice.core.decoder_layer import LayerNumbers
-from anydevice.core.rope_scaling import frequencies
+from anydevice.core.rope_scaling import depends_on_length, frequencies
 from anydevice.engines.trust import is_trusted
 
 MOST_ROWS = 8
@@ -205,10 +205,12 @@ def _swiglu(gate: Any, up: Any) -> Any:
 
 
 def _rope(
-    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None
-) -> Any:
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Mapping[str, Any] | None,
+    length: Any = None,
+) -> Any:  # fmt: skip
     if (
         torch.compiler.is_compiling()
+        or depends_on_length(scaling)
         or not _serves(x, positions)
         or positions.dtype not in _INTEGERS
         or x.stride(-1) != 1
@@ -275,6 +277,7 @@ def _decoder_layer(
         or torch.compiler.is_compiling()
         or not _serves(x, positions, keys, values, *given)
         or positions.dtype not in _INTEGERS
+        or depends_on_length(dict(numbers.scaling))
         or _differentiated(x, keys, values, *given)
     ):
         return NotImplemented
