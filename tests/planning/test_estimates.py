@@ -430,3 +430,16 @@ def test_nothing_but_the_standard_library_is_needed_for_configs(tmp_path: Path) 
 
 def test_the_public_record_is_the_one_that_is_returned() -> None:
     assert type(estimate_inference(LLAMA, context=8)) is MemoryEstimate
+
+
+def test_a_prompt_that_is_read_in_pieces_takes_the_memory_of_one() -> None:
+    numbers = {"layers": 4, "hidden": 1024, "intermediate": 4096, "heads": 8, "vocabulary": 1000}
+    whole = estimate_inference(**numbers, context=8192)
+    pieces = estimate_inference(**numbers, context=8192, prefill=512)
+    short = estimate_inference(**numbers, context=512)
+    assert (pieces.weights, pieces.kv_cache) == (whole.weights, whole.kv_cache)
+    assert pieces.activations < whole.activations / 8
+    assert short.activations <= pieces.activations <= 1.2 * short.activations
+    assert estimate_inference(**numbers, context=64, prefill=512).total == (
+        estimate_inference(**numbers, context=64).total
+    )

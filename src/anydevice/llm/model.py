@@ -19,6 +19,7 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 from anydevice.llm.decoder import Parameters
 from anydevice.llm.description import Description, describe
 from anydevice.llm.generation import (
+    LARGEST_PIECE,
     Clock,
     Programs,
     Prompts,
@@ -425,19 +426,20 @@ def _planned(path: Path, device: Device, dtype: str | None, context: int, given:
 
     Raises `OutOfMemoryError` if it does not fit, with what would.
     """
-    plan = plan_inference(path, device, context=context, dtype=dtype)
+    asked = {"dtype": dtype, "prefill": LARGEST_PIECE["cpu" if device.kind == "cpu" else "other"]}
+    plan = plan_inference(path, device, context=context, **asked)
     if plan.device == device or not plan.placements:  # a device that does not tell its memory
         return plan
     smaller = [each for each in plan.alternatives if each.change == "context"]
     if smaller and not given:
-        return plan_inference(path, device, context=int(smaller[0].value), dtype=dtype)
+        return plan_inference(path, device, context=int(smaller[0].value), **asked)
     needed, free = plan.estimate.total, plan.free
     advice = [
         f"{_CHANGES[each.change]}={each.value!r}"
         for each in plan.alternatives
         if each.change in _CHANGES
     ]
-    elsewhere = plan_inference(path, context=context, dtype=dtype)
+    elsewhere = plan_inference(path, context=context, **asked)
     if elsewhere.device not in (None, device):
         advice.append(f"device={str(elsewhere.device)!r}")
     then = f"; llm.load would fit with {' or '.join(advice)}" if advice else ""

@@ -54,11 +54,11 @@ class MemoryEstimate(Record):
 
     `weights` are all parameters and buffers, tied ones once, and `kv_cache` a static cache for
     `context` tokens of each of `batch` sequences; both are exact to the byte if `exact` is true.
-    `activations` and `logits` are those at the peak, while reading a full prompt or writing one
-    token. `overhead` is the memory of the process outside of its tensors on an accelerator, and
-    `overheads` are its parts: the driver's context, the libraries' workspace, and what PyTorch's
-    allocator rounds up or holds idle. `assumed` lists the assumptions. `shape` is the shape of the
-    model that the estimate is based on.
+    `activations` and `logits` are those at the peak, while reading `prefill` tokens of a prompt,
+    the whole of it where that is `None`, or writing one token. `overhead` is the memory of the
+    process outside of its tensors on an accelerator, and `overheads` are its parts: the driver's
+    context, the libraries' workspace, and what PyTorch's allocator rounds up or holds idle.
+    `assumed` lists the assumptions. `shape` is the shape of the model that was estimated.
     """
 
     weights: int
@@ -75,6 +75,7 @@ class MemoryEstimate(Record):
     assumed: tuple[str, ...] = ()
     shape: ModelShape | None = None
     overheads: Overhead = Overhead()
+    prefill: int | None = None
 
     @property
     def total(self) -> int:
@@ -121,6 +122,7 @@ def estimate_inference(
     batch: int = 1,
     dtype: object = None,
     kv_dtype: object = None,
+    prefill: int | None = None,
     **numbers: Any,
 ) -> MemoryEstimate:
     """The memory that running a model takes on one device; nothing is loaded.
@@ -133,6 +135,7 @@ def estimate_inference(
 
     `context` tokens of each of `batch` sequences can be read and written (`None`: 4096, or as many
     as the model allows where that is less). An encoder–decoder reads as many and writes as many.
+    A prompt is read `prefill` tokens at a time (`None`: all at once, as `transformers` does).
     The weights are in `dtype` (`None`: the model's own, else bfloat16), the cache in `kv_dtype`
     (`None`: the same; where weights are quantized, the dtype they are computed in); both are
     floats, and "fp8" is float8_e4m3fn. With "int8" or "int4" as `dtype`, the layers are quantized
@@ -152,6 +155,7 @@ def estimate_inference(
     """
     batch = integer("batch", batch)
     asked = None if context is None else integer("context", context)
+    prefill = None if prefill is None else integer("prefill", prefill)
     shape = shape_of(model, dtype=dtype, **numbers)
     context = (
         shape.fixed_context or asked or min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT)
@@ -163,8 +167,9 @@ def estimate_inference(
     logits = logit_bytes(shape, batch, context, width)
     activations = recurring = 0
     if shape.hidden and shape.layers:
-        peaks = list(_passes(shape, batch, context, width))
-        last = _behind(shape, batch, context) * width + logits
+        piece = min(context, prefill or context) if not shape.towers else context
+        peaks = list(_passes(shape, batch, context, width, piece))
+        last = _behind(shape, batch, piece) * width + logits
         activations = max(last, *(size for peak in peaks for size in peak.values())) - logits
         # Scores lie in segments of their own, much larger than what else a layer makes: an
         # allocator that takes the smallest block that is large enough leaves these whole.
@@ -193,6 +198,7 @@ def estimate_inference(
         assumed=assumed,
         shape=shape,
         overheads=overheads,
+        prefill=prefill,
     )
 
 
@@ -221,14 +227,18 @@ def logit_bytes(shape: ModelShape, batch: int, context: int, width: int) -> int:
     return batch * tokens * shape.outputs * width
 
 
-def _passes(shape: ModelShape, batch: int, context: int, width: int) -> Iterator[dict[str, int]]:
+def _passes(
+    shape: ModelShape, batch: int, context: int, width: int, piece: int
+) -> Iterator[dict[str, int]]:
     """The moments of each pass: a decoder reads and writes, and every tower works by itself.
+
+    `piece` is the number of tokens that a decoder reads at a time.
 
     A tower that attends to another's output has that beside it, and what it makes of it before the
     first token: keys and values of one layer. Where a model writes, it does so token by token.
     """
     if not shape.towers:
-        yield moments(shape, ForwardPass(batch, context, context, width))
+        yield moments(shape, ForwardPass(batch, piece, context, width))
         yield moments(shape, ForwardPass(batch, 1, context, width))
     for tower in shape.towers:
         tokens = tower.tokens or context

@@ -136,6 +136,7 @@ def plan_inference(
     batch: int = 1,
     dtype: object = None,
     kv_dtype: object = None,
+    prefill: int | None = None,
     **numbers: Any,
 ) -> Plan:
     """Where a model would run with this context: on one device, on several, or with which change.
@@ -163,7 +164,9 @@ def plan_inference(
     """
     given = isinstance(model, ModelShape)
     shape = shape_of(model, dtype=dtype, **numbers)
-    estimate = estimate_inference(shape, context=context, batch=batch, kv_dtype=kv_dtype)
+    estimate = estimate_inference(
+        shape, context=context, batch=batch, kv_dtype=kv_dtype, prefill=prefill
+    )
     request = _Request(
         shape, estimate, None if given else lambda: shape_of(model, dtype=_HALF, **numbers)
     )
@@ -290,7 +293,7 @@ def _alternative(
     value: int | str,
     groups: Sequence[DeviceGroup],
 ) -> Alternative | None:
-    asked = ("context", "batch", "kv_dtype")
+    asked = ("context", "batch", "kv_dtype", "prefill")
     numbers: dict[str, Any] = {name: getattr(estimate, name) for name in asked}
     if change in asked:
         numbers[change] = value
