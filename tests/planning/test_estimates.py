@@ -433,7 +433,8 @@ def test_the_public_record_is_the_one_that_is_returned() -> None:
 
 
 def test_a_prompt_that_is_read_in_pieces_takes_the_memory_of_one() -> None:
-    numbers = {"layers": 4, "hidden": 1024, "intermediate": 4096, "heads": 8, "vocabulary": 1000}
+    numbers: dict[str, Any] = {"layers": 4, "hidden": 1024, "intermediate": 4096}
+    numbers |= {"heads": 8, "vocabulary": 1000}
     whole = estimate_inference(**numbers, context=8192)
     pieces = estimate_inference(**numbers, context=8192, prefill=512)
     short = estimate_inference(**numbers, context=512)

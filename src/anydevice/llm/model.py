@@ -426,7 +426,8 @@ def _planned(path: Path, device: Device, dtype: str | None, context: int, given:
 
     Raises `OutOfMemoryError` if it does not fit, with what would.
     """
-    asked = {"dtype": dtype, "prefill": LARGEST_PIECE["cpu" if device.kind == "cpu" else "other"]}
+    asked: dict[str, Any] = {"dtype": dtype}
+    asked["prefill"] = LARGEST_PIECE["cpu" if device.kind == "cpu" else "other"]
     plan = plan_inference(path, device, context=context, **asked)
     if plan.device == device or not plan.placements:  # a device that does not tell its memory
         return plan
