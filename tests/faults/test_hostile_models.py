@@ -295,7 +295,7 @@ def try_files(root: Path, seed: int, count: int) -> None:
 
 
 def test_damaged_gguf_files_are_refused_or_loaded(tmp_path: Path) -> None:
-    try_files(tmp_path, seed=1, count=140)
+    try_files(tmp_path, seed=1, count=84)
 
 
 @pytest.mark.soak

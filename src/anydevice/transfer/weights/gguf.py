@@ -31,6 +31,7 @@ _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _AGAIN = "it is damaged or incomplete: download it again"
 _WINDOW = 2**20
+_SIZE = struct.Struct("<Q")
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -206,6 +207,20 @@ class _Cursor:
             raise _DamagedError(f"it says that {what} is {found}, which its size does not allow")
         return found
 
+    def strings_within(self, most: int, text: bytearray) -> list[int]:
+        """The sizes of the next strings, which are appended, as far as all of them is at hand."""
+        window, at, end = self._window, self._at, len(self._window)
+        sizes: list[int] = []
+        while len(sizes) < most and at + 8 <= end:
+            (size,) = _SIZE.unpack_from(window, at)
+            if size > end - at - 8:
+                break
+            text += window[at + 8 : at + 8 + size]
+            sizes.append(size)
+            at += 8 + size
+        self._at = at
+        return sizes
+
     def string(self, what: str, most: int | None = None) -> str:
         size = self.count(1, f"the length of {what}")
         if most is not None and size > most:
@@ -265,17 +280,21 @@ def _value(cursor: _Cursor, key: str) -> Any:
 
 def _strings(cursor: _Cursor, what: str) -> Strings:
     count = cursor.count(8, f"the number of strings in {what}")
-    ends, text, at = np.empty(count, np.uint64), bytearray(), 0
-    for number in range(count):
-        found = cursor.take(cursor.count(1, f"the length of a string in {what}"), what)
-        text += found
-        at += len(found)
-        ends[number] = at
-    whole = bytes(text)
-    strings = Strings(whole, ends.astype(np.int64))
-    for _ in strings:
-        pass  # each is UTF-8
-    return strings
+    text, sizes = bytearray(), np.empty(count, np.int64)
+    done = 0
+    while done < count:
+        some = cursor.strings_within(count - done, text)
+        if not some:  # one that reaches beyond what is read at once
+            some = [cursor.count(1, f"the length of a string in {what}")]
+            text += cursor.take(some[0], what)
+        sizes[done : done + len(some)] = some
+        done += len(some)
+    ends = np.cumsum(sizes)
+    text.decode("utf-8")
+    inner = ends[ends < len(text)]
+    if (np.frombuffer(text, np.uint8)[inner] & 0xC0 == 0x80).any():
+        raise _DamagedError(f"{what} has strings that are not UTF-8")
+    return Strings(bytes(text), ends)
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
