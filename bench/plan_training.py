@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from anydevice.core.record import replace
 from anydevice.planning.architectures import ModelShape
 from anydevice.planning.card_memory import TrainingRun, card_memory
 from anydevice.planning.cards import Cluster, cluster_of
@@ -66,6 +67,7 @@ class Published(NamedTuple):
     run: TrainingRun
     cluster: Cluster
     figure: float  # tokens a second of all cards, or GiB of one
+    more: float = 0.0  # tokens a second of all cards, where the figure is GiB
 
 
 @cache
@@ -153,9 +155,13 @@ def _tables(text: str) -> Iterator[Published]:
                 sequence=_degree(cells[0], "CP"),
             )
             name = f"Llama {size}, {cells[0]}, {context} × {local}"
-            yield Published(
-                name, llama(size), run, cluster_of(f"{cards}xH100-96GB"), float(cells[-1])
-            )
+            cluster = cluster_of(f"{cards}xH100-96GB")
+            yield Published(name, llama(size), run, cluster, *_figures(cells, cards))
+
+
+def _figures(cells: Sequence[str], cards: int) -> tuple[float, float]:
+    """GiB, and tokens a second of all cards."""
+    return float(cells[-1]), cards * float(cells[-2].replace(",", ""))
 
 
 def _degree(text: str, key: str) -> int:
@@ -164,32 +170,48 @@ def _degree(text: str, key: str) -> int:
 
 
 def _h200(text: str) -> Iterator[Published]:
-    for nodes, _, figure in _cells(text):
+    for cells in _cells(text):
         run = TrainingRun(
             8192, 2, recompute="selective", compiled=True, fused_loss=True, float8=True
         )
-        cluster = cluster_of(f"{nodes}x8xH200-141GB")
-        yield Published(f"Llama 8B, {nodes} nodes", llama("8B"), run, cluster, float(figure))
+        cluster = cluster_of(f"{cells[0]}x8xH200-141GB")
+        figures = _figures(cells, cluster.cards)
+        yield Published(f"Llama 8B, {cells[0]} nodes", llama("8B"), run, cluster, *figures)
 
 
 def fit(runs: Sequence[Published]) -> Constants:
     """The constants that explain these runs best, within what is physical."""
     from scipy.optimize import least_squares
 
-    names = Constants._fields
+    names = [name for name in Constants._fields if name != "compiled"]  # none of them is
     start = [START.get(name, 0.5) for name in names]
     shares = [name for name in names if name not in ABOVE_ONE]
     most = [1.0 if name in shares else MOST[name] for name in names]
     least = [1.0 if name == "float8" else 0.0 for name in names]
 
     def errors(values: Sequence[float]) -> list[float]:
-        constants = Constants(*values)
+        constants = Constants(*values, compiled=FITTED.compiled)
         return [error(each, constants) for each in runs]
 
     found = least_squares(
         errors, start, bounds=(least, most), loss="soft_l1", f_scale=0.05, x_scale=start
     )
-    return Constants(*map(float, found.x))
+    return Constants(*map(float, found.x), compiled=FITTED.compiled)
+
+
+def fit_compiled(runs: Sequence[Published]) -> float:
+    """The share of the traffic that compiled layers have, from two runs that differ in no more."""
+    pair = [each for each in runs if each.cluster.cards == 8 and not each.run.float8]
+    plain, compiled = sorted(pair, key=lambda each: each.run.compiled)
+
+    def off(share: float) -> float:
+        return error(compiled, replace(FITTED, compiled=share)) - error(plain)
+
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if off(middle) > 0 else (low, middle)
+    return low
 
 
 START = {
@@ -216,20 +238,25 @@ ABOVE_ONE = tuple(MOST)
 
 def error(published: Published, constants: Constants = FITTED) -> float:
     """How far off the tokens a second are: 0.1 is 10 % too many."""
-    _, shape, run, cluster, rate = published
-    return tokens_a_second(shape, run, cluster, constants) / rate - 1
+    _, shape, run, cluster, figure, more = published
+    return tokens_a_second(shape, run, cluster, constants) / (more or figure) - 1
 
 
 def memory_error(published: Published) -> float:
     """How far off the memory of a card is."""
-    _, shape, run, cluster, gib = published
+    _, shape, run, cluster, gib, _ = published
     return card_memory(shape, run, cluster).allocated / 2**30 / gib - 1
 
 
 def fits(published: Published) -> bool:
     """Whether a plan says, with its margin, that the run fits."""
-    _, shape, run, cluster, _ = published
+    _, shape, run, cluster, *_ = published
     return card_memory(shape, run, cluster).total <= plannable(cluster.card.memory)
+
+
+def is_split(run: TrainingRun) -> bool:
+    """Whether products, layers or sequences are split, of which no time is known."""
+    return max(run.tensor, run.pipeline, run.sequence) > 1
 
 
 class Errors(NamedTuple):
@@ -272,7 +299,8 @@ def main() -> int:
         return 1
     runs = foundry(folder / FOUNDRY)
     fitted_to, held_out = parts(runs)
-    constants = fit(fitted_to)
+    memory = titan(folder / TITAN)
+    constants = replace(fit(fitted_to), compiled=fit_compiled(memory))
     print(f"{'constant':16} {'committed':>10} {'fitted now':>10}")
     for name in Constants._fields:
         print(f"{name:16} {getattr(FITTED, name):10.4g} {getattr(constants, name):10.4g}")
@@ -281,10 +309,13 @@ def main() -> int:
         print(f"{label}, fitted now: {summary([error(each, constants) for each in some])}")
     for each in held_out:
         print(f"  {error(each):+7.1%}  {each.cluster!s:16} {each.name}")
-    memory = titan(folder / TITAN)
     print(f"\nmemory: {summary([memory_error(each) for each in memory])}")
     for each in memory:
         print(f"  {memory_error(each):+7.1%}  {each.cluster!s:16} {each.name}")
+    plain = [each for each in memory if not is_split(each.run)]
+    print(f"\nspeed of another program: {summary([error(each) for each in plain])}")
+    for each in plain:
+        print(f"  {error(each):+7.1%}  {each.cluster!s:16} {each.name}")
     refused = [each for each in runs if not fits(each)]
     print(f"\nfits: {len(runs) - len(refused)} of {len(runs)} runs that ran")
     for each in refused:

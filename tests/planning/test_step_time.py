@@ -33,6 +33,7 @@ def mpt(hidden: int, layers: int, heads: int, context: int = 2048) -> ModelShape
 LLAMA = shape_of(
     layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, vocabulary=128256
 )
+SELECTIVE = TrainingRun(8192, 2, recompute="selective")
 FULL, NONE = TrainingRun(2048, 8, recompute="full"), TrainingRun(2048, 6)
 
 
@@ -46,7 +47,8 @@ FULL, NONE = TrainingRun(2048, 8, recompute="full"), TrainingRun(2048, 6)
         (mpt(2048, 24, 16), replace(NONE, micro_batch=10, reduced=2), "128xA100-40GB", 18647),
         (mpt(5120, 40, 40, 4096), replace(FULL, context=4096, micro_batch=10), "8xA100", 2060),
         # github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 3
-        (LLAMA, TrainingRun(8192, 2, recompute="selective"), "128xH100-96GB", 5605),
+        (LLAMA, SELECTIVE, "128xH100-96GB", 5605),
+        (LLAMA, replace(SELECTIVE, compiled=True), "128xH100-96GB", 6514),
     ],
 )
 def test_published_rates(shape: ModelShape, run: TrainingRun, words: str, published: float) -> None:
@@ -59,7 +61,7 @@ def test_the_constants_are_physical() -> None:
     for name in ("products", "attention"):
         assert 0 < getattr(FITTED, f"h100_{name}") <= 1
         assert 0 < getattr(FITTED, f"a100_{name}") <= 1
-    for name in ("link", "network", "overlap"):
+    for name in ("link", "network", "overlap", "compiled"):
         assert 0 < getattr(FITTED, name) <= 1
     assert 1 <= FITTED.float8 <= 2
     assert min(FITTED.traffic, FITTED.loss_traffic, FITTED.update_traffic, FITTED.hop) > 0
@@ -134,6 +136,12 @@ def test_all_published_rates(bench: ModuleType) -> None:
     assert bench.summary([bench.error(each) for each in fitted_to]).nine_in_ten <= ERROR
 
 
+def test_the_rates_of_another_program(bench: ModuleType) -> None:
+    runs = [each for each in bench.titan(TABLES / bench.TITAN) if not bench.is_split(each.run)]
+    assert len(runs) == 9
+    assert max(abs(bench.error(each)) for each in runs) <= ERROR
+
+
 def test_all_published_peaks(bench: ModuleType) -> None:
     found = bench.titan(TABLES / bench.TITAN)
     assert len(found) == 20
@@ -149,6 +157,7 @@ def test_what_ran_fits(bench: ModuleType) -> None:
 def test_the_committed_constants_are_those_of_the_fit(bench: ModuleType) -> None:
     pytest.importorskip("scipy")
     fitted_to, _ = bench.parts(bench.foundry(TABLES / bench.FOUNDRY))
-    again = bench.fit(fitted_to)
+    shared = bench.fit_compiled(bench.titan(TABLES / bench.TITAN))
+    again = replace(bench.fit(fitted_to), compiled=shared)
     for name in type(FITTED)._fields:
         assert getattr(FITTED, name) == pytest.approx(getattr(again, name), rel=0.01), name

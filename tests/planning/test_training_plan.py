@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy
 import pytest
 
 from anydevice import ConfigurationError, plan_training
@@ -181,3 +182,18 @@ def test_encoders_are_refused_by_name() -> None:
     bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
     with pytest.raises(ConfigurationError, match="bert is none"):
         plan_training(bert, "8xH100")
+
+
+def test_arrays_without_layers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="give its config or its dimensions"):
+        plan_training({"w": numpy.zeros((3, 4), numpy.float32)}, "8xH100")
+
+
+def test_compiled_layers_are_faster_and_smaller() -> None:
+    fixed: dict[str, Any] = {"context": 4096, "recompute": "selective", "micro_batch": 1}
+    plain = plan_training(LLAMA_8B, "16xH100", **fixed)
+    compiled = plan_training(LLAMA_8B, "16xH100", compiled=True, **fixed)
+    assert compiled.memory.total < plain.memory.total
+    assert plain.tokens_per_second is not None
+    assert compiled.tokens_per_second is not None
+    assert 1.05 < compiled.tokens_per_second / plain.tokens_per_second < 1.3
