@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from anydevice.check import trials
+from anydevice.check.case import Row
+from anydevice.check.cases import TABLE
 from anydevice.check.cases_decoding import DECODER_LAYER
 from anydevice.core.device import Device
 from anydevice.core.record import replace
@@ -185,12 +187,16 @@ def test_large_numbers_times_a_norm_do_not_overflow(make: Callable[..., Any]) ->
 
 
 def wrong_cases(
-    function: Callable[..., Any], place: str, dtype: str, only: int | None = None
+    function: Callable[..., Any],
+    place: str,
+    dtype: str,
+    only: int | None = None,
+    row: Row = DECODER_LAYER,
 ) -> list[str]:
-    """The cases of the check that a version of the layer does not pass."""
+    """The cases of the check that a version of the layer, or of another row, does not pass."""
     engine = registry.load("torch")
     device = Device("cuda:0") if GPU else Device("cpu")
-    row = replace(DECODER_LAYER, function=function)
+    row = replace(row, function=function)
     found = []
     for case in row.cases[:only]:
         wrong = trials.run(trials.prepare(row, case, dtype), engine, device)
@@ -203,6 +209,18 @@ def wrong_cases(
 @pytest.mark.parametrize("dtype", HALF)
 def test_the_layer_is_right(dtype: str, cases: int | None, place: str) -> None:
     assert wrong_cases(fused.UNTRUSTED_KERNELS["decoder_layer"], place, dtype, cases) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cases"), [("float16", 5), later("float16", None), later("bfloat16", None)]
+)
+def test_writing_into_a_cache(dtype: str, cases: int | None, place: str) -> None:
+    def write(cache: Any, new: Any, positions: Any) -> Any:
+        result = fused.UNTRUSTED_KERNELS["cache_write"](cache, new, positions)
+        assert (result is NotImplemented) == (not new.numel())
+        return cache if result is NotImplemented else result
+
+    assert wrong_cases(write, place, dtype, cases, TABLE["cache_write"]) == []
 
 
 def without_residual(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:

@@ -41,10 +41,11 @@ _READY = find_spec("triton") is not None
 @cache
 def _kernel(name: str) -> Callable[..., torch.Tensor]:
     """The function that starts a kernel; Triton is imported with the first one."""
-    from anydevice.engines.torch.triton import attention, linear, rope, rows
+    from anydevice.engines.torch.triton import attention, cache, linear, rope, rows
 
     started: dict[str, Callable[..., torch.Tensor]] = {
         "attention": attention.decode_attention,
+        "cache_write": cache.cache_write,
         "linear": linear.matvec,
         "rmsnorm": rows.rmsnorm,
         "rope": rope.rope,
@@ -264,6 +265,19 @@ def _attention(
     return _run("attention", as_operator, q, k, v, factor, window, lengths)
 
 
+def _cache_write(cache: Any, new: Any, positions: Any) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(cache, new, positions)
+        or positions.dtype not in _INTEGERS
+        or 0 in cache.stride()
+        or not (cache.stride(-1) == 1 and new.stride(-1) == 1)
+        or _differentiated(cache, new)
+    ):
+        return NotImplemented
+    return _kernel("cache_write")(cache, new, positions)
+
+
 def _decoder_layer(
     x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
     mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
@@ -335,6 +349,7 @@ def _frequencies(
 
 UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
+    "cache_write": _cache_write,
     "decoder_layer": _decoder_layer,
     "linear": _linear,
     "rmsnorm": _rmsnorm,
@@ -392,3 +407,4 @@ def _usual(new: Callable[..., Any], one: Any) -> Iterable[tuple[str, tuple[Any, 
         yield "rope", (new(1, 32, 1, size), one, 10000.0, False, None)
         keys = new(1, 8, 4096, size)
         yield "attention", (new(1, 32, 1, size), keys, keys, True, None, None, None, one)
+        yield "cache_write", (keys, new(1, 8, 64, size), one.repeat(64))
