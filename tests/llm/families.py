@@ -37,6 +37,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": ("llama", {}),
     "llama 3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 16, "attention_bias": True}),
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "llama, dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0}, "max_position_embeddings": 8},
+    ),
     "smollm2": ("llama", {"tie_word_embeddings": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": 8, "head_dim": 16}),
     "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": MINISTRAL}),
@@ -59,6 +63,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 7},
     ),
     "phi3": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": 9}),
+    "phi3, longrope": (
+        "phi3",
+        {"rope_parameters": LONG, "max_position_embeddings": 64}
+        | {"original_max_position_embeddings": 16},
+    ),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 6, "num_hidden_layers": 5, "rope_scaling": YARN}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 2}),

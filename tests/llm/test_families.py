@@ -94,7 +94,9 @@ def test_pieces_and_then_token_by_token(name: str, engine: str) -> None:
         for row in range(3):
             ids[row, : count[row]] = case.ids[row, read[row] : read[row] + count[row]]
         step = run.put(ids), run.numbers(read), run.numbers(count)
-        hidden, cache = decoder.forward(run.description, run.parameters, *step, cache)
+        hidden, cache = decoder.forward(
+            run.description, run.parameters, *step, cache, length=run.numbers([TOKENS] * 3)
+        )
         logits = run.logits(hidden)
         for row in range(3):
             found[row, read[row] : read[row] + count[row]] = logits[row, : count[row]]

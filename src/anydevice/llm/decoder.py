@@ -25,6 +25,7 @@ from typing import Any
 
 from anydevice import ops
 from anydevice.core.dtypes import DTYPES
+from anydevice.core.rope_scaling import depends_on_length
 from anydevice.errors import ConfigurationError
 from anydevice.llm.description import Description, LayerDescription, Rope, Routing
 from anydevice.ops.arguments import widened
@@ -79,6 +80,7 @@ def forward(
     cache: Cache | None = None,
     *,
     last: bool = False,
+    length: Array | None = None,
 ) -> tuple[Array, Cache | None]:
     """The final hidden states (batch, tokens, hidden) for ids (batch, tokens), and the cache.
 
@@ -91,6 +93,9 @@ def forward(
 
     Without a cache, rows are whole sequences from position 0 on, and gradients can be taken.
 
+    Some ropes depend on how long a text is: `length` (batch,), where these tokens are only a part
+    of what is known of it; if it is not given, texts end with their last valid token.
+
     Raises `ConfigurationError` if there is a cache, and no `start` or `count`.
     """
     if cache is not None and (start is None or count is None):
@@ -98,7 +103,7 @@ def forward(
             "with a cache, forward needs the position of each token; pass start and count"
         )
     x = embedded(description, parameters, ids)
-    where = places(description, ids, start, count, cache)
+    where = places(description, ids, start, count, cache, length=length)
     after: Cache = []
     for number, kind in enumerate(description.layers):
         kept = None if cache is None else cache[number]
@@ -123,13 +128,14 @@ def layer(
     start: Array | None,
     count: Array | None,
     cache: LayerCache | None,
+    length: Array | None = None,
 ) -> tuple[Array, LayerCache | None]:
     """What one layer makes of x (batch, tokens, hidden), and its cache after it.
 
     A function of arrays, given description and kind: layers of one kind share its program.
     """
     caches = None if cache is None else [cache]
-    where = _places((kind,), x, start, count, caches)
+    where = _places((kind,), x, start, count, caches, length)
     return placed_layer(description, kind, parameters, x, where, cache)
 
 
@@ -169,13 +175,14 @@ def places(
     cache: Cache | None,
     *,
     first: bool = False,
+    length: Array | None = None,
 ) -> Places:
     """What layers need to know of where the tokens of a piece, `like`, stand: a tree of arrays.
 
     The same for all layers of a step, but for their windows. With `first`, all rows begin with this
     piece: its tokens attend to each other, and the cache is only written.
     """
-    found = _places(description.layers, like, start, count, cache)
+    found = _places(description.layers, like, start, count, cache, length)
     return {**found, "first": True} if first else found
 
 
@@ -185,16 +192,20 @@ def _places(
     start: Array | None,
     count: Array | None,
     cache: Cache | None,
+    length: Array | None,
 ) -> Places:
     batch, tokens = like.shape[:2]
     row = primitives(like).arange(tokens, _INT32, like)
+    by_length = any(kind.rope and depends_on_length(dict(kind.rope.scaling)) for kind in kinds)
     if cache is None:
-        return {"positions": row}
+        return {"positions": row, "length": length} if by_length else {"positions": row}
     column = ops.reshape(start, (batch, 1))
     found: Places = {
         "positions": column if tokens == 1 else ops.add(column, row),
         "lengths": ops.add(start, tokens),
     }
+    if by_length:
+        found["length"] = ops.add(start, count) if length is None else length
     for kind, kept in zip(kinds, cache, strict=True):
         ring = _ring(kind, kept)
         if ring and ring not in found:
@@ -273,7 +284,7 @@ def _attended(
     cache: LayerCache | None,
 ) -> tuple[Array, LayerCache | None]:
     """What attention adds, and the layer's cache after it."""
-    q, k, v = _queries_keys_values(description, kind, parameters, x, where["positions"])
+    q, k, v = _queries_keys_values(description, kind, parameters, x, where)
     lengths, causal = None, True
     if cache is not None:
         causal = x.shape[1] > 1
@@ -322,7 +333,7 @@ def _queries_keys_values(
     kind: LayerDescription,
     parameters: Parameters,
     x: Array,
-    positions: Array,
+    where: Places,
 ) -> tuple[Array, Array, Array]:
     """Queries, keys and values by head, (batch, heads, tokens, size), rotated."""
     batch, tokens, _ = x.shape
@@ -339,24 +350,25 @@ def _queries_keys_values(
     if description.query_key_norm == "head":
         q = _normed(description, ops.part(both, 1, 0, heads), parameters["query_norm"])
         k = _normed(description, ops.part(both, 1, heads, both.shape[1]), parameters["key_norm"])
-        q, k = _rotated(q, positions, kind.rope), _rotated(k, positions, kind.rope)
+        q, k = _rotated(q, where, kind.rope), _rotated(k, where, kind.rope)
     else:  # one rotation for both
-        both = _rotated(both, positions, kind.rope)
+        both = _rotated(both, where, kind.rope)
         q, k = ops.part(both, 1, 0, heads), ops.part(both, 1, heads, both.shape[1])
-    return _grown(q, positions, kind), k, v
+    return _grown(q, where["positions"], kind), k, v
 
 
-def _rotated(x: Array, positions: Array, rope: Rope | None) -> Array:
+def _rotated(x: Array, where: Places, rope: Rope | None) -> Array:
     if rope is None:
         return x
     size = x.shape[3]
     turned = x if rope.size == size else ops.part(x, 3, 0, rope.size)
     turned = ops.rope(
         turned,
-        positions,
+        where["positions"],
         theta=rope.theta,
         interleaved=rope.interleaved,
         scaling=dict(rope.scaling) if rope.scaling else None,
+        length=where.get("length"),
     )
     return turned if rope.size == size else ops.concat([turned, ops.part(x, 3, rope.size, size)], 3)
 
@@ -389,8 +401,8 @@ def _attended_latent(
     assert sizes is not None
     batch, tokens, _ = x.shape
     heads, positions = description.heads, where["positions"]
-    plain, rotated = _latent_queries(description, kind, parameters, x, positions)
-    latent = _latent_keys(description, kind, parameters, x, positions)
+    plain, rotated = _latent_queries(description, kind, parameters, x, where)
+    latent = _latent_keys(description, kind, parameters, x, where)
     made = ops.reshape(parameters["kv_b"]["weight"], (heads, sizes.plain + sizes.value, sizes.rank))
     to_keys = ops.part(made, 1, 0, sizes.plain)
     to_values = ops.permute(ops.part(made, 1, sizes.plain, made.shape[1]), (0, 2, 1))
@@ -427,7 +439,7 @@ def _latent_queries(
     kind: LayerDescription,
     parameters: Parameters,
     x: Array,
-    positions: Array,
+    where: Places,
 ) -> tuple[Array, Array]:
     """The part of the queries that positions do not enter, and the one that they do."""
     sizes = description.latent
@@ -440,7 +452,7 @@ def _latent_queries(
     y = ops.reshape(y, (batch, tokens, description.heads, description.head_size))
     y = ops.permute(y, (0, 2, 1, 3))
     plain, rotated = ops.part(y, 3, 0, sizes.plain), ops.part(y, 3, sizes.plain, y.shape[3])
-    return plain, _rotated(rotated, positions, kind.rope)
+    return plain, _rotated(rotated, where, kind.rope)
 
 
 def _latent_keys(
@@ -448,7 +460,7 @@ def _latent_keys(
     kind: LayerDescription,
     parameters: Parameters,
     x: Array,
-    positions: Array,
+    where: Places,
 ) -> Array:
     """What keys and values are made from, and behind it the rotated part that all heads share."""
     sizes = description.latent
@@ -457,7 +469,7 @@ def _latent_keys(
     y = ops.reshape(y, (y.shape[0], 1, *y.shape[1:]))
     vector, rotated = ops.part(y, 3, 0, sizes.rank), ops.part(y, 3, sizes.rank, y.shape[3])
     vector = ops.rmsnorm(vector, parameters["kv_a_norm"]["weight"], LATENT_EPS)
-    return ops.concat([vector, _rotated(rotated, positions, kind.rope)], 3)
+    return ops.concat([vector, _rotated(rotated, where, kind.rope)], 3)
 
 
 def _joined(y: Array) -> Array:

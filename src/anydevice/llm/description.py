@@ -426,6 +426,8 @@ def _scaling(
     original = given.get("original_max_position_embeddings")
     if kind == "longrope":
         original = config.get("original_max_position_embeddings") or original
+    if kind == "dynamic":
+        original = longest
     found = {**given, "rope_type": kind, "original_max_position_embeddings": original or longest}
     if kind in ("yarn", "longrope") and not found.get("factor") and longest and original:
         found["factor"] = longest / original
