@@ -44,7 +44,6 @@ from anydevice.check.case import (
 from anydevice.check.cases_attention import ATTENTION
 from anydevice.check.cases_axes import ALONG_AXES, of
 from anydevice.check.cases_elementwise import ELEMENTWISE
-from anydevice.check.cases_experts import EXPERTS
 from anydevice.check.cases_layers import HIDDEN, LAYERS, VOCABULARY
 from anydevice.core.device import Device
 from anydevice.core.dtypes import as_dtype
