@@ -608,8 +608,7 @@ UPDATES: tuple[Row, ...] = (
 
 
 TABLE: Mapping[str, Row] = {
-    row.op: row
-    for row in (*LAYERS, *ATTENTION, EXPERTS, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
+    row.op: row for row in (*LAYERS, *ATTENTION, *ALONG_AXES, *MANIPULATION, *ELEMENTWISE, *UPDATES)
 }
 
 
