@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.llm.conftest import data
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENGINES = ("torch", "jax", "mlx")
 JAX_TAKES_LONG = ("torch", pytest.param("jax", marks=pytest.mark.soak), "mlx")
@@ -215,3 +217,15 @@ def test_the_digits_are_all_there() -> None:
     assert images.shape == (1797, 8, 8)
     assert images.max() == 16
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_a_model_talks(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers are not installed")
+    folder = data("stories260K")
+    said = run("chat", str(folder), "--device", "cpu", home=tmp_path, engine=engine)
+    assert f"stories260K on cpu with {engine}" in said
+    assert re.search(r"\[40 tokens, \d+ tokens/s\]", said)
+    assert "Once upon a time …', there was a" in said
+    likely, unlikely = (float(found) for found in re.findall(r"perplexity +([\d.]+)", said))
+    assert likely < unlikely

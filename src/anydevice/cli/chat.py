@@ -41,7 +41,7 @@ _SAMPLING = (
     ("--seed", "INTEGER", int, "the same seed gives the same text (a new one each time)"),
 )
 _PROMPT, _CONTINUED = "> ", ". "
-_HELP = (
+HELP = (
     "  /reset      forget the conversation and begin anew",
     "  /save FILE  write the conversation: JSON if FILE ends in .json, else text",
     "  /help       this list",
@@ -256,7 +256,7 @@ class Dialogue:
 
     def _command(self, name: str, rest: str) -> None:
         if name == "/help":
-            self._notes.say(*_HELP)
+            self._notes.say(*HELP)
         elif name == "/reset":
             self._chat.reset()
             self._note("A new conversation.")
