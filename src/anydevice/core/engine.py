@@ -270,6 +270,12 @@ class Engine(Protocol):
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block in which the library's own default device is this one."""
 
+    def inference_scope(self) -> AbstractContextManager[Any]:
+        """A block in which nothing is differentiated, traced or compiled by the caller.
+
+        A library may take ways there that can only compute.
+        """
+
     def serial_scope(self) -> AbstractContextManager[Any]:
         """A block in which the library computes on the CPU in this thread alone.
 

@@ -138,6 +138,9 @@ class BaseEngine(Engine):
         self.native(device)
         return nullcontext()
 
+    def inference_scope(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
     def serial_scope(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -23,15 +23,15 @@ from anydevice.engines import registry
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
-from anydevice.ops.dispatch import primitives
+from anydevice.ops.dispatch import own_version, primitives
 
 Array = Any
 Prompts = Sequence[Sequence[int]]
 
 COMPILED = ("jax",)
 """Engines for which a layer is compiled; on MLX, that was measured to be no faster."""
-AT_ONCE = ("numpy",)
-"""Engines that return from a step when it is done; so does PyTorch on the CPU."""
+AT_ONCE = ("numpy", "torch", "mlx")
+"""Engines that return from a step on the CPU when it is done."""
 PIECES = (16, 64, 256)
 """Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
 LARGEST_PIECE = {"cpu": 512, "other": 4096}
@@ -94,10 +94,9 @@ class Programs:
         self.description, self.parameters, self.device = description, parameters, device
         self.engine: Engine = registry.load(device.engine)
         self.compiled = device.engine in COMPILED
-        self.at_once = device.engine in AT_ONCE or (
-            device.engine == "torch" and device.backend == "cpu"
-        )
+        self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
         self._lock = threading.Lock()
+        self._wholes: Any = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._advances: dict[Filters, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -112,7 +111,8 @@ class Programs:
         """A block that no other thread is in, in which arrays are made on the device."""
         # Where arrays have no device of their own, each operation takes the default one.
         shared = self.engine.shares_memory
-        with self._lock, self.engine.default_scope(self.device) if shared else nullcontext():
+        default = self.engine.default_scope(self.device) if shared else nullcontext()
+        with self._lock, default, self.engine.inference_scope():
             yield
 
     def _compile(
@@ -140,19 +140,37 @@ class Programs:
     def passed(self, ids: Array, start: Array, count: Array, cache: decoder.Cache) -> Array:
         """What the layers make of a piece; the cache is changed in place."""
         x = self._embedded(self._embedding, ids)
+        if self.compiled:
+            for number, kind in enumerate(self.description.layers):
+                own = self.parameters["layers"][number]
+                x, cache[number] = self._layer(kind)(own, x, start, count, cache[number])
+            return x
         where = None
-        if not self.compiled:
-            where = decoder.places(self.description, ids, start, count, cache)
         for number, kind in enumerate(self.description.layers):
-            own = self.parameters["layers"][number]
-            if where is not None:
-                x, after = decoder.placed_layer(
-                    self.description, kind, own, x, where, cache[number]
-                )
-            else:
-                x, after = self._layer(kind)(own, x, start, count, cache[number])
-            cache[number] = after  # type: ignore[assignment]
+            found: Any = NotImplemented
+            if ids.shape[1] == 1:
+                found = self._in_one_go(number, x, start, cache[number])
+            if found is NotImplemented:
+                if where is None:
+                    where = decoder.places(self.description, ids, start, count, cache)
+                own = self.parameters["layers"][number]
+                found = decoder.placed_layer(self.description, kind, own, x, where, cache[number])
+            x, cache[number] = found
         return x
+
+    def _in_one_go(self, number: int, x: Array, position: Array, cache: Any) -> Any:
+        """A layer as the engine itself computes it for one token; `NotImplemented` if it cannot."""
+        if self._wholes is None:
+            self._wholes = whole_layers(self.description, self.parameters, x)
+        function, arguments, numbers = self._wholes[number]
+        if function is None:
+            return NotImplemented
+        ring = self.description.layers[number].window == cache["keys"].shape[2]
+        result = function(x, position, cache["keys"], cache["values"], *arguments, numbers[ring])
+        if result is NotImplemented:
+            return NotImplemented
+        x, keys, values = result
+        return x, {"keys": keys, "values": values}
 
     def last(self, x: Array, count: Array, before: Array | None) -> Array:
         """The hidden state of each row's last token; that from before where it has none here."""
@@ -177,6 +195,32 @@ class Programs:
             function = partial(_layer, self.description, kind)
             self._layers[kind] = self._compile(function, donate=("cache",))
         return self._layers[kind]
+
+
+def whole_layers(description: Description, parameters: decoder.Parameters, like: Array) -> Any:
+    """For each layer the engine's function for all of it, its weights, and its numbers.
+
+    The function is `None` where there is none; numbers are those without a ring, and with one.
+    """
+    from anydevice.llm.captured import layer_numbers
+
+    own = own_version(like, "decoder_layer", _none)
+    found: list[Any] = []
+    for kind, layer in zip(description.layers, parameters["layers"], strict=True):
+        numbers = [layer_numbers(description, kind, ring) for ring in (False, True)]
+        if own is _none or None in numbers:
+            found.append((None, (), numbers))
+            continue
+        names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
+        arguments = [layer[name]["weight"] for name in names]
+        arguments += [layer[name].get("bias") for name in ("qkv", "output")]
+        arguments += [layer.get(name, {}).get("weight") for name in ("query_norm", "key_norm")]
+        found.append((own, tuple(arguments), numbers))
+    return found
+
+
+def _none(*arguments: Any) -> Any:
+    return NotImplemented
 
 
 State = dict[str, Array]

@@ -25,6 +25,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.text import format_size
 from anydevice.engines.base import BaseEngine
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain
+from anydevice.engines.mlx.products import host_products
 from anydevice.engines.registry import BUILT_IN
 from anydevice.hardware.cpu import reader
 
@@ -133,6 +134,10 @@ class MlxEngine(BaseEngine):
 
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         return _default(self.native(device))
+
+    def inference_scope(self) -> AbstractContextManager[Any]:
+        """On Linux, products of float32 are NumPy's: MLX comes with a BLAS that only defines."""
+        return host_products()
 
 
 def _missing(device: Device) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from anydevice.engines.mlx.primitives import PRIMITIVES
+from anydevice.engines.mlx.products import decoder_layer, linear
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
@@ -272,10 +273,12 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "argsort": _argsort,
     "attention": _attention,
     "cumulative_sum": _cumulative_sum,
+    "decoder_layer": decoder_layer,
     "experts": _experts,
     "flip": _flip,
     "isfinite": mx.isfinite,
     "layernorm": _layernorm,
+    "linear": linear,
     "pad": _pad,
     "prod": _prod,
     "rmsnorm": _rmsnorm,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from anydevice.engines.decoder_layer import decoder_layer
 from anydevice.engines.host import known_dtype
 
 Array = np.ndarray[Any, Any]
@@ -150,6 +151,7 @@ FUSED: Mapping[str, Callable[..., Any]] = {
     "argmin": _argmin,
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,
+    "decoder_layer": decoder_layer,
     "flip": lambda x, axes: np.flip(x, axes) if axes else x,
     "isfinite": lambda x: np.asarray(np.isfinite(x)),
     "prod": _prod,

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from anydevice.core.donation import under_way
 from anydevice.engines.torch.captured import captured_step
+from anydevice.engines.torch.decoder_layer import decoder_layer
 from anydevice.engines.torch.primitives import PRIMITIVES
 
 Arrays = Sequence[Any]
@@ -606,6 +607,7 @@ _OWN: dict[str, Function] = {
     "update_adam": update_adam,
     "total_size": total_size,
     "captured_step": captured_step,
+    "decoder_layer": decoder_layer,
 }
 
 
