@@ -39,6 +39,7 @@ FEATURES = {
 {% set x = 1 %}{% endgeneration %}{{ x }}{% endfor %}""",
     "namespaces": """{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}
 {% endfor %}{{ ns.n }}{{ dict(a=ns.n) }}{{ dict.fromkeys([1, 2], 3) }}""",
+    "only some of a class": "{{ dict.keys({'a': 1})|list }}",
     "private names": "{% set ns = namespace() %}{% set ns._x = 1 %}{{ ns }}",
     "private names at once": "{{ namespace(_x=1)._x }}",
     "time": "{{ strftime_now('%Y-%m-%d') }}",
@@ -195,6 +196,7 @@ TO_AN_ERROR = {
     "batch": "{{ [1]|batch(10**9, 'x')|list|length }}",
     "range": "{{ range(10**9)|list|length }}",
     "bytes": "{{ (1).to_bytes(10**9, 'big')|length }}",
+    "text": "{{ 'a' * 4194305 }}",
     "long text": "{% for i in range(90000) %}{{ 'a' * 1000 }}{% endfor %}",
     "deep brackets": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
     "deep lists": "{{ " + "[" * 20000 + "]" * 20000 + " }}",

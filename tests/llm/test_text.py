@@ -50,7 +50,10 @@ DECODERS: dict[str, Any] = {
     "none": None,
 }  # fmt: skip
 PIECES = ["<s>", "</s>", "<tool>", "▁", "▁▁", "▁a", "a", "b", "ab", ".", " '", "##b", "a</w>", "|"]
+SHORT = len(PIECES)
 PIECES += ["é", "ÃŁ", "ðŁ", "ĺĢ", "Ã", "©", "漢", "�", *(f"<0x{byte:02X}>" for byte in range(256))]
+# Mostly those that change with what stands beside them.
+IDS = st.integers(2, SHORT + 8) | st.integers(4, 8) | st.integers(0, len(PIECES) + 3)
 
 
 @lru_cache
@@ -85,7 +88,7 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @settings(max_examples=60, deadline=None)
-@given(ids=st.lists(st.integers(0, len(PIECES) + 3), max_size=12), data=st.data())
+@given(ids=st.lists(IDS, max_size=12), data=st.data())
 def test_the_pieces_joined_are_the_text_of_all_tokens(
     decoder: str, ids: list[int], data: st.DataObject
 ) -> None:
@@ -93,7 +96,7 @@ def test_the_pieces_joined_are_the_text_of_all_tokens(
     text = tokenizer.decode(ids)
     assert streamed(TextStream(tokenizer), ids) == text
 
-    stops = data.draw(st.lists(st.text("ab é�", min_size=1, max_size=3), max_size=3))
+    stops = data.draw(st.lists(st.text("ab é�", min_size=1, max_size=4), max_size=3))
     stream = TextStream(tokenizer, stops)
     assert (streamed(stream, ids), stream.stopped) == cut(text, stops)
 
@@ -157,6 +160,17 @@ def test_a_reply_ends_before_a_stop_string(
     assert stream.stopped == (expected != "Once upon a time there")
     assert stream.stopped <= (stream.push(403) == "")  # nothing comes after a stop string
     assert stream.finish() == "" or not stream.stopped
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("ab", max_size=20), stops=st.lists(st.text("ab", min_size=1), max_size=3))
+@example(text="aaab", stops=["aab"])
+@example(text="ababac", stops=["abac", "bb"])
+def test_stop_strings_that_begin_within_themselves(text: str, stops: list[str]) -> None:
+    tokenizer = tokenizer_with("gemma")
+    stream = TextStream(tokenizer, stops)
+    ids = [PIECES.index(character) for character in text if character in PIECES]
+    assert (streamed(stream, ids), stream.stopped) == cut(tokenizer.decode(ids), stops)
 
 
 def test_text_that_cannot_become_a_stop_string_is_shown_at_once(stories: Path) -> None:

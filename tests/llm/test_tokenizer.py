@@ -116,6 +116,13 @@ def test_bos_is_added_only_where_the_file_says_so() -> None:
     assert tokenizer.encode_chat(MESSAGES)[:2] == [0, *tokenizer.encode("hello")[:1]]
 
 
+def test_a_conversation_gets_no_eos_for_a_text() -> None:
+    template = "{{ messages[0].content }}"
+    tokenizer = made(UNIGRAM, tokenizer_config=SPECIAL | {"chat_template": template})
+    assert tokenizer.encode("hello")[-1:] == [2]
+    assert tokenizer.encode_chat(MESSAGES) == tokenizer.encode("hello")[:-1]
+
+
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
