@@ -219,7 +219,7 @@ def test_the_digits_are_all_there() -> None:
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-@pytest.mark.parametrize("engine", ["numpy", "jax"])
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("jax", marks=pytest.mark.soak)])
 def test_a_model_talks(engine: str, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers are not installed")
     folder = data("stories260K")
