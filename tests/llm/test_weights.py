@@ -178,6 +178,35 @@ def test_the_decoder_of_a_folder_for_more_than_text(
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("whole", "text", "eyes"),
+    [
+        ("Gemma3", "gemma3_text", "siglip_vision_model"),
+        ("Mistral3", "ministral3", "pixtral"),
+        ("Mistral3", "mistral", "pixtral"),
+    ],
+)
+def test_folders_for_more_than_text_as_transformers_saves_them(
+    tmp_path: Path, whole: str, text: str, eyes: str
+) -> None:
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sees = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    sees |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    config = transformers.AutoConfig.for_model(
+        whole.lower(),
+        text_config={"model_type": text, **BASE, "head_dim": 8},
+        vision_config={"model_type": eyes, **sees},
+    )
+    model = getattr(transformers, f"{whole}ForConditionalGeneration")(config)
+    model.save_pretrained(tmp_path)
+    theirs = {name: x.detach().numpy() for name, x in model.state_dict().items()}
+    found = load_parameters(tmp_path, describe(read_config(tmp_path)), place("numpy"), "float32")
+    assert len(found["layers"]) == BASE["num_hidden_layers"]
+    down = theirs["model.language_model.layers.1.mlp.down_proj.weight"]
+    assert np.array_equal(found["layers"][1]["down"]["weight"], down)
+
+
 def test_layers_for_tokens_further_ahead_are_passed_over(stories: Path, tmp_path: Path) -> None:
     state = load_file(stories / "model.safetensors")
     ahead: dict[str, Any] = {"model.layers.5.eh_proj.weight": np.zeros((2, 2), np.float32)}
@@ -264,6 +293,14 @@ def test_a_missing_shard(stories: Path, tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": files}))
     with pytest.raises(TransferError, match=r"index.*1 of its 2 files.*model-00002-of-00002"):
         load_parameters(tmp_path, describe(read_config(tmp_path)), place("numpy"))
+
+
+def test_of_several_files_the_one_with_the_usual_name(stories: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(stories / name, tmp_path)
+    save_file({"tok_embeddings.weight": np.ones(2)}, tmp_path / "consolidated.safetensors")
+    found = load_parameters(tmp_path, describe(read_config(tmp_path)), place("numpy"))
+    assert len(found["layers"]) == 5
 
 
 def test_shards_and_one_file_are_the_same(stories: Path, tmp_path: Path) -> None:

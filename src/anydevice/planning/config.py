@@ -59,6 +59,8 @@ _IN_WORDS = {
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _INHERITED = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+_OUTER = ("tie_word_embeddings",)
+"""What the whole config says, where it says so, whatever its part for text does."""
 _ALIASES = {"gemma3": "gemma3_text"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILES = (".json", ".safetensors", ".gguf")
@@ -257,6 +259,7 @@ def as_config(values: Mapping[str, Any], source: str = "the config") -> ModelCon
         inner = values.get(name)
         if isinstance(inner, Mapping) and all(values.get(key) is None for key in NAMES["hidden"]):
             text = {**{k: v for k, v in values.items() if k in _INHERITED}, **inner}
+            text |= {k: values[k] for k in _OUTER if values.get(k) is not None}
             family, part = str(text.get("model_type") or family), name
             break
     family = _ALIASES.get(family, family)

@@ -28,7 +28,7 @@ from anydevice.core.text import shortened
 from anydevice.errors import TransferError
 from anydevice.transfer.weights.files import PlainFile, Stamp
 
-INDEX_NAME = "model.safetensors.index.json"
+MODEL_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
 """Bytes: the format's own limit for a header, and ours for an index."""
 
@@ -88,7 +88,8 @@ class Placed(Record):
 def read_model(path: Path) -> dict[str, Placed]:
     """Every tensor of a file, a folder or a sharded index, by name and in their order.
 
-    A folder is read through its index where it has one, and else holds one safetensors file. The
+    A folder is read through its index where it has one, and else holds one safetensors file, or
+    several of which one is called model.safetensors. The
     tensors of an index come in the index's order; those of its files that it does not name are not
     the model's. Raises `TransferError`, with the file's path, for everything that is wrong.
     """
@@ -396,8 +397,8 @@ def source_of(path: Path) -> Path:
         return path / INDEX_NAME
     found = [name for name in names if name.endswith(".safetensors.index.json")]
     found = found or [name for name in names if name.lower().endswith(".safetensors")]
-    if len(found) == 1:
-        return path / found[0]
+    if len(found) == 1 or MODEL_NAME in found:
+        return path / (MODEL_NAME if MODEL_NAME in found else found[0])
     if found:
         raise TransferError(
             f"{path} has {len(found)} candidate files ({_listed(found)}) "
