@@ -424,6 +424,14 @@ _DIFF = Row(
 )
 
 
+def _long_rows(draw: Draw) -> Call:
+    """Rows with a few NaN, with NaN throughout, with equal ones, and with infinities."""
+    x = draw.normal(4, 5003)
+    x[0, [7, 4000]], x[1] = np.nan, np.nan
+    x[2], x[3, ::2] = np.round(x[2]), -np.inf
+    return call(x, 7)
+
+
 def _largest_with_nan(draw: Draw) -> Call:
     x = draw.normal(3, 9)
     x[0, 4], x[1, 2], x[1, 5] = np.nan, np.inf, -np.inf
@@ -453,6 +461,7 @@ _TOP_K = Row(
         Case("of one sign", lambda draw: call(_of_one_sign(draw).arguments[0], 5)),
         Case("infinities alone", lambda draw: call(_infinite(draw).arguments[0], 2), FLOATS),
         Case("all digits", lambda draw: call(_of_near_ones(draw).arguments[0], 4), INTEGERS),
+        Case("nan and equal ones in long rows", _long_rows, FLOATS),
         Case("1,031 of 100,003", lambda draw: call(draw.heavy(2, 100003), 1031), LARGE),
         Case("many rows", of((70001, 17), 3), LARGE),
         Case("rows that lie apart", of((9, 33), 4), strided=True),
