@@ -60,10 +60,29 @@ class Runner(Protocol):
         """Begin the next token of each row."""
 
 
+def replies(
+    programs: Programs, prompts: Prompts, sampling: Sampling, most: int, context: int
+) -> Iterator[Any]:
+    """The tokens (rows,) and log probabilities of up to `most` steps, as they come.
+
+    The runner is kept for the next replies of such sizes: making one may take longer than a reply.
+    """
+    rows = len(prompts)
+    slots = slots_for(programs, rows, max(map(len, prompts)), most, context)
+    runner = programs.idle_runner(rows, slots) or runner_for(programs, rows, slots)
+    try:
+        yield from generated(runner, programs, prompts, sampling, most)
+    except GeneratorExit:
+        programs.keep_runner(rows, slots, runner)
+        raise
+    # Not after an error: it may have come in the middle of a step.
+    programs.keep_runner(rows, slots, runner)
+
+
 def generated(
     runner: Runner, programs: Programs, prompts: Prompts, sampling: Sampling, most: int
 ) -> Iterator[Any]:
-    """The tokens (rows,) and log probabilities of up to `most` steps, as they come.
+    """The same with this runner.
 
     Where steps run in the background, one is begun before the one before it is read, and is lost
     if the caller stops there. Steps of several threads take turns.
@@ -97,6 +116,7 @@ class Programs:
         self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
         self._lock = threading.Lock()
         self._wholes: Any = None
+        self._idle: tuple[int, int, Runner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._advances: dict[Filters, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -114,6 +134,17 @@ class Programs:
         default = self.engine.default_scope(self.device) if shared else nullcontext()
         with self._lock, default, self.engine.inference_scope():
             yield
+
+    def idle_runner(self, rows: int, slots: int) -> Runner | None:
+        """The runner that is kept, if it has this size; it is no longer kept then."""
+        with self._lock:
+            kept, self._idle = self._idle, None
+        return kept[2] if kept is not None and kept[:2] == (rows, slots) else None
+
+    def keep_runner(self, rows: int, slots: int, runner: Runner) -> None:
+        """Keep a runner, and no other: each has memory for a cache."""
+        with self._lock:
+            self._idle = (rows, slots, runner)
 
     def _compile(
         self, function: Callable[..., Any], donate: Sequence[str] = ()
@@ -399,17 +430,16 @@ def pieces(prompts: Prompts, sizes: Sizes) -> Iterator[tuple[Any, list[int], lis
         done += size
 
 
-def slots_for(programs: Programs, rows: int, prompt: int, reply: int) -> int:
+def slots_for(programs: Programs, rows: int, prompt: int, reply: int, context: int) -> int:
     """The slots of a cache for prompts and replies of these lengths.
 
-    Where layers are compiled, there are few sizes of caches, so that there are few programs.
+    Where layers are compiled or steps captured, there are few sizes of caches, and so few programs.
     """
     needed = max(prompt + reply, Sizes.of(programs, rows).padded(prompt))
-    step = 256 if programs.compiled else 64
-    slots = -(-needed // step) * step
-    if programs.compiled and slots > step:
-        slots = 1 << (slots - 1).bit_length()
-    return slots
+    if programs.at_once:
+        return -(-needed // 64) * 64
+    few = max(256, 1 << (needed - 1).bit_length())
+    return max(needed, min(few, -(-context // 64) * 64))
 
 
 def score(programs: Programs, ids: Sequence[int]) -> list[float]:

@@ -23,15 +23,13 @@ from anydevice.llm.generation import (
     Clock,
     Programs,
     Prompts,
-    generated,
-    runner_for,
+    replies,
     score,
-    slots_for,
 )
 from anydevice.llm.gguf import tokenizer_of
 from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
-from anydevice.llm.tokenizer import Tokenizer
+from anydevice.llm.tokenizer import TOKENIZER, Tokenizer
 from anydevice.llm.weights import load_parameters
 from anydevice.planning.config import is_gguf_path, locate, read_config
 from anydevice.planning.plan import Plan, plan_inference
@@ -204,13 +202,13 @@ class LanguageModel:
         `seed` + i. A reply ends with the model's own end, before one of the texts `stop`, with
         `max_tokens`, or where the context is full.
         """
-        several, prompts = self._prompts(prompt)
+        several, prompts, texts = self._prompts(prompt)
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        batch = _Batch(self, prompts, asked, max_tokens, stop)
+        batch = _Batch(self, prompts, texts, asked, max_tokens, stop)
         for _ in batch.pieces():
             pass
-        replies = [row.reply(batch.clock) for row in batch.rows]
-        return replies if several else replies[0]
+        found = [row.reply(batch.clock) for row in batch.rows]
+        return found if several else found[0]
 
     def stream(
         self,
@@ -231,13 +229,13 @@ class LanguageModel:
         The pieces, joined, are the text that `generate` returns. `reply` has the rest after the
         last piece, or when the stream was closed.
         """
-        several, prompts = self._prompts(prompt)
+        several, prompts, texts = self._prompts(prompt)
         if several:
             raise ConfigurationError(
                 "stream takes one prompt, and this is a list of several; use generate", "prompt"
             )
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        return Stream(_Batch(self, prompts, asked, max_tokens, stop))
+        return Stream(_Batch(self, prompts, texts, asked, max_tokens, stop))
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token.
@@ -254,18 +252,17 @@ class LanguageModel:
 
     def steps(self, prompts: Prompts, asked: Sampling, most: int) -> Iterator[Any]:
         """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
-        programs, rows = self._programs, len(prompts)
-        slots = slots_for(programs, rows, max(map(len, prompts)), most)
-        return generated(runner_for(programs, rows, slots), programs, prompts, asked, most)
+        return replies(self._programs, prompts, asked, most, self.context)
 
-    def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]]]:
-        """Whether there are several, and the tokens of each."""
+    def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
+        """Whether there are several, the tokens of each, and whether each is a text to go on."""
         if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-            return False, [self._ids(prompt)]
+            return False, [self._ids(prompt)], [True]
         if not prompt:
             raise ConfigurationError("there is no prompt: the list is empty", "prompt")
         one = isinstance(prompt[0], Mapping) or _is_token(prompt[0])
-        return not one, [self._ids(each) for each in ([prompt] if one else prompt)]
+        each = [prompt] if one else prompt
+        return not one, list(map(self._ids, each)), [isinstance(p, str) for p in each]
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
@@ -284,6 +281,12 @@ class LanguageModel:
         if not ids:
             raise ConfigurationError(
                 "the prompt has no tokens, and this model's texts do not begin with one", "prompt"
+            )
+        if max(ids) >= self.description.vocabulary:
+            raise ConfigurationError(
+                f"the tokenizer makes token {max(ids)} of this prompt, and the model has "
+                f"{self.description.vocabulary}: {TOKENIZER} and the weights do not belong together",
+                "prompt",
             )
         self._check_length(len(ids), self.context - 1)
         return ids
@@ -346,9 +349,16 @@ class _Row:
     """One reply as it grows."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], limit: int, stop: Any, logprobs: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        is_text: bool,
+        limit: int,
+        stop: Any,
+        logprobs: bool,
     ) -> None:
-        self._stream = TextStream(tokenizer, stop, prompt)
+        # The text goes on, with the space in between; a reply to messages begins anew.
+        self._stream = TextStream(tokenizer, stop, prompt if is_text else ())
         self._ends, self._limit, self._prompt = tokenizer.eos_ids, limit, len(prompt)
         self._texts: list[str] = []
         self._tokens: list[int] = []
@@ -390,7 +400,13 @@ class _Batch:
     """Several replies that are computed together."""
 
     def __init__(
-        self, model: LanguageModel, prompts: Prompts, asked: Sampling, most: int, stop: Any
+        self,
+        model: LanguageModel,
+        prompts: Prompts,
+        texts: Sequence[bool],
+        asked: Sampling,
+        most: int,
+        stop: Any,
     ) -> None:
         if type(most) is not int or most < 1:
             raise ConfigurationError(
@@ -401,8 +417,8 @@ class _Batch:
         self._most = max(limits)
         self.clock = Clock()
         self.rows = [
-            _Row(model.tokenizer, prompt, limit, stop, asked.logprobs)
-            for prompt, limit in zip(prompts, limits, strict=True)
+            _Row(model.tokenizer, prompt, is_text, limit, stop, asked.logprobs)
+            for prompt, is_text, limit in zip(prompts, texts, limits, strict=True)
         ]
 
     def pieces(self) -> Generator[list[str]]:
