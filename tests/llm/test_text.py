@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from anydevice import llm
 from anydevice.errors import ConfigurationError
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import Tokenizer
@@ -138,6 +140,29 @@ def test_a_reply_goes_on_from_its_prompt(stories: Path) -> None:
     prompt, reply = tokenizer.encode("Once upon"), tokenizer.encode("a time")[1:]
     assert streamed(TextStream(tokenizer), reply) == "a time"
     assert streamed(TextStream(tokenizer, after=prompt), reply) == " a time"
+
+
+def test_a_reply_to_messages_begins_anew_and_a_text_goes_on(stories: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(stories, folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    model = llm.load(folder, device="cpu")
+    text = model.generate("Once upon", max_tokens=5)
+    reply = model.generate([{"role": "user", "content": "Once upon"}], max_tokens=5)
+    tokens = model.generate(model.tokenizer.encode("Once upon"), max_tokens=5)
+    assert text.tokens == reply.tokens == tokens.tokens
+    assert text.text == " " + reply.text == " " + tokens.text
+    assert reply.text == model.tokenizer.decode(reply.tokens)
+
+
+def test_a_tokenizer_of_another_model_is_refused(stories: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(stories, folder)
+    added = {"512": {"content": "<new>", "normalized": False}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    model = llm.load(folder, device="cpu")
+    with pytest.raises(ConfigurationError, match=r"makes token 512 of this prompt.* has 512"):
+        model.generate("a<new>")
 
 
 @pytest.mark.parametrize(

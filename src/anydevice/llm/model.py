@@ -285,7 +285,7 @@ class LanguageModel:
         if max(ids) >= self.description.vocabulary:
             raise ConfigurationError(
                 f"the tokenizer makes token {max(ids)} of this prompt, and the model has "
-                f"{self.description.vocabulary}: {TOKENIZER} and the weights do not belong together",
+                f"{self.description.vocabulary}: {TOKENIZER} is of another model",
                 "prompt",
             )
         self._check_length(len(ids), self.context - 1)
