@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a config.json, its folder, a folder of safetensors, "
+        help="a config.json, its folder, a folder of safetensors, a GGUF file, "
         "or the name of a model in the Hugging Face cache",
     )
     parser.add_argument(
