@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,6 +167,26 @@ class Anything:
 def test_messages_that_are_none_are_named(messages: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         ChatTemplate("", "here").render(messages)
+
+
+@dataclass
+class Message:
+    role: str
+    content: Any
+
+
+class Dumped:
+    """As pydantic's models are."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"role": "user", "content": ("a", ["b"])}
+
+
+def test_messages_of_other_kinds_are_plain_to_a_template() -> None:
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m }};{% endfor %}"
+    messages: list[Any] = [Message("user", {"a": (1, True)}), Dumped()]
+    case = {"messages": messages}
+    assert ours(template, case, True) == theirs(template, case, True)
 
 
 def test_a_list_that_holds_itself_is_refused() -> None:

@@ -332,6 +332,13 @@ def test_templates_have_names(tmp_path: Path, from_files: bool) -> None:
         ours.render_chat(MESSAGES, template="poem")
 
 
+def test_a_template_that_lies_in_its_own_json_is_found(tmp_path: Path) -> None:
+    files = {"tokenizer.json": BYTES, "chat_template.json": {"chat_template": "old"}}
+    assert Tokenizer.from_folder(folder_with(tmp_path, files)).render_chat(MESSAGES) == "old"
+    folder_with(tmp_path, {"tokenizer_config.json": {"chat_template": "newer"}})
+    assert Tokenizer.from_folder(tmp_path).render_chat(MESSAGES) == "newer"
+
+
 def test_a_conversation_is_the_tokens_that_transformers_finds(tmp_path: Path) -> None:
     template = (
         "{{ bos_token }}{% for m in messages %}<tool>{{ m.role }} {{ m.content }}{{ eos_token }}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -95,14 +96,14 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             f"one, not {shortened(repr(messages))}",
             source="messages",
         )
-    for place, message in enumerate(messages):
-        if not isinstance(message, Mapping):
+    plain = [_plain(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    for place, message in enumerate(plain):
+        if not isinstance(message, dict):
             raise ConfigurationError(
                 f"messages[{place}] is not a dict such as {{'role': 'user', 'content': 'Hello'}}: "
                 f"{shortened(repr(message))}",
                 source=f"messages[{place}]",
             )
-    plain: list[dict[str, Any]] = _plain(list(messages), "messages")
     return [_with_reasoning(message) for message in plain]
 
 
@@ -138,10 +139,16 @@ def _plain(value: Any, path: str, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {_key(k, path): _plain(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]
+        inner = [_plain(each, f"{path}[{i}]", depth + 1) for i, each in enumerate(value)]
+        return tuple(inner) if isinstance(value, tuple) else inner
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        return _plain(values, path, depth + 1)
+    if callable(dumped := getattr(value, "model_dump", None)):  # a model of pydantic
+        return _plain(dumped(), path, depth + 1)
     raise ConfigurationError(
         f"{path} is of type {type(value).__name__}: a chat template takes text, numbers, booleans, "
-        "None, lists and dicts",
+        "None, lists, dicts and dataclasses",
         source=path,
     )
 

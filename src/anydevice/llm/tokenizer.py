@@ -27,6 +27,7 @@ TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL, GENERATION, CONFIG = "special_tokens_map.json", "generation_config.json", "config.json"
 
 TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+OLD_TEMPLATE = "chat_template.json"
 
 _LARGEST_TOKENIZER = 64 * 2**20
 _LARGEST_SETTINGS = 16 * 2**20
@@ -82,7 +83,7 @@ class Tokenizer:
         if not (folder / TOKENIZER).exists():
             raise _no_tokenizer(folder)
         more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))[:_MOST_TEMPLATES]
-        names = (SETTINGS, SPECIAL, GENERATION, CONFIG, TEMPLATE)
+        names = (SETTINGS, SPECIAL, GENERATION, CONFIG, TEMPLATE, OLD_TEMPLATE)
         files = {
             name: _read(folder / name, _LARGEST_SETTINGS)
             for name in (*names, *(f"{MORE_TEMPLATES}/{path.name}" for path in more))
@@ -100,14 +101,14 @@ class Tokenizer:
         backend = _backend(files[TOKENIZER], f"{source}/{TOKENIZER}")
         values = {
             name: _values(files.get(name, {}), f"{source}/{name}")
-            for name in (SETTINGS, SPECIAL, GENERATION, CONFIG)
+            for name in (SETTINGS, SPECIAL, GENERATION, CONFIG, OLD_TEMPLATE)
         }
         named = _named_tokens(values[SPECIAL]) | _named_tokens(values[SETTINGS])
         _add_missing(backend, values[SETTINGS], named, f"{source}/{SETTINGS}")
         return cls(
             backend,
             special_tokens=named,
-            templates=_templates(files, values[SETTINGS], source),
+            templates=_templates(files, {**values[OLD_TEMPLATE], **values[SETTINGS]}, source),
             eos_ids=_ids_of(backend, "eos", named, values, source),
             bos_id=next(iter(_ids_of(backend, "bos", named, values, source)), None),
             source=source,
