@@ -292,8 +292,6 @@ def test_a_child_that_was_killed_is_replaced() -> None:
     before = child()
     before.kill()
     before.wait(5)
-    with pytest.raises(ConfigurationError):
-        template.render(HELLO)
     assert template.render(HELLO) == "Hello"
     assert child() != before
 

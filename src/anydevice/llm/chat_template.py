@@ -172,6 +172,8 @@ def _child() -> Conversation:
 def _ask(question: dict[str, Any]) -> Outcome:
     # Starting it, on a busy machine, is not the template's fault.
     started = _child().ask(None, limit=_SECONDS_TO_START)
+    if started.how == "crashed":  # somebody ended it since it was last asked
+        started = _child().ask(None, limit=_SECONDS_TO_START)
     if started.how != "answered" or started.answer is not None:
         return started
     return _child().ask(question, limit=SECONDS)
