@@ -191,6 +191,10 @@ def kernels() -> list[Row]:
     return script("gpu_ops")
 
 
+def decoding() -> list[Row]:
+    return script("gpu_decode", "check", "speed")
+
+
 def dispatched() -> list[Row]:
     return script("gpu_dispatched")
 
@@ -231,6 +235,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     card_tests,
     moving,
     kernels,
+    decoding,
     dispatched,
     memory,
     training,
