@@ -29,7 +29,7 @@ from tests.llm.tokenizer_files import BYTES, UNIGRAM, WORDS
 ROOT = Path(__file__).parents[2]
 SLOWEST = 10.0
 """Seconds that a damaged file may take."""
-MEMORY = 512 * 2**20
+MEMORY = 96 * 2**20
 """Bytes that a child may take on top of what it has when it starts, of files below 100 kB."""
 
 TEXTS = ["", "hello world's 12345  <s>x</s>", "Ça 漢字🎉\n\n\t", "<tool>" + "a" * 200]
