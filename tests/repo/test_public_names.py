@@ -60,6 +60,7 @@ NAMES = [
     "llm",
     "nn",
     "ops",
+    "parallel",
     "testing",
 ]
 
@@ -83,7 +84,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_no_module_hides_a_public_function() -> None:
-    modules = {path.stem for path in SOURCE.iterdir()} - {"compat", "llm", "nn", "ops", "testing"}
+    public = {"compat", "llm", "nn", "ops", "parallel", "testing"}
+    modules = {path.stem for path in SOURCE.iterdir()} - public
     assert modules.isdisjoint(NAMES)
 
 
