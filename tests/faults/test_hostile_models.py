@@ -187,7 +187,7 @@ def independently_read(folder: Path) -> dict[str, Any]:
 
 def load_and_run(path: Path) -> bool:
     """Load a model as `llm.load` does, and run it on a few tokens."""
-    description = describe(read_config(path), 32)
+    description = describe(read_config(path))
     parameters = load_parameters(path, description, CPU, "float32")
     files = {} if path.suffix else independently_read(path)
     for each in parameters_of(description):

@@ -15,7 +15,7 @@ from anydevice.llm.weights import load_parameters
 from anydevice.planning.config import ModelConfig, read_config
 
 TOKENS = 21
-BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 BASE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -32,6 +32,7 @@ LATENT |= {"v_head_dim": 20, "num_key_value_heads": 4, "n_routed_experts": 8, "n
 LATENT |= {"topk_group": 2, "n_shared_experts": 2, "num_experts_per_tok": 3}
 LATENT |= {"moe_intermediate_size": 24, "first_k_dense_replace": 1}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": ("llama", {}),
@@ -60,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": (
         "gemma3_text",
-        {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, "num_hidden_layers": 7},
+        {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, **KINDS},
     ),
     "phi3": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": 9}),
     "phi3, longrope": (
@@ -69,8 +70,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"original_max_position_embeddings": 16},
     ),
     "olmo2": ("olmo2", {}),
-    "olmo3": ("olmo3", {"sliding_window": 6, "num_hidden_layers": 5, "rope_scaling": YARN}),
-    "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 2}),
+    "olmo3": ("olmo3", {"sliding_window": 6, "rope_scaling": YARN, **KINDS}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "granite": (
         "granite",
         {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
@@ -78,7 +79,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2": ("starcoder2", {"use_bias": True}),
     "glm4": ("glm4", {"head_dim": 16}),
-    "cohere2": ("cohere2", {"sliding_window": 6, "num_hidden_layers": 4}),
+    "cohere2": ("cohere2", {"sliding_window": 6, **KINDS}),
     "gpt_oss": (
         "gpt_oss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}

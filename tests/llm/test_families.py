@@ -39,6 +39,15 @@ class Runner:
         self.device = self.engine.devices()[0]
         self.description = case.description
         self.parameters = mapped(self.put, case.parameters)
+        self.forward: Callable[..., Any] = self._forward
+        if engine == "jax":  # which would compile each op by itself
+            compiler: Any = self.engine.compiler
+            self.forward = compiler.compile(self._forward)
+
+    def _forward(self, parameters: Any, *arguments: Any) -> Any:
+        *some, length = arguments if len(arguments) > 1 else (*arguments, None)
+        hidden, cache = decoder.forward(self.description, parameters, *some, length=length)
+        return decoder.logits(self.description, parameters, hidden), cache
 
     def put(self, x: Any) -> Any:
         return self.engine.place(np.ascontiguousarray(x), self.device)
@@ -46,8 +55,20 @@ class Runner:
     def numbers(self, x: Any) -> Any:
         return self.put(np.asarray(x, np.int32))
 
-    def logits(self, hidden: Any) -> Any:
-        return self.engine.to_host(decoder.logits(self.description, self.parameters, hidden))
+    def logits(self, *arguments: Any) -> tuple[Any, Any]:
+        """The logits of all tokens on the host, and the cache after them."""
+        found, cache = self.forward(self.parameters, *arguments)
+        return self.engine.to_host(found), cache
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For arrays this small, two threads only wait for each other."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def runner(engine: str, name: str) -> Runner:
@@ -75,9 +96,9 @@ def same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize(("name", "engine"), list(pairs()))
 def test_a_whole_sequence(name: str, engine: str) -> None:
     run, case = runner(engine, name), reference(name)
-    hidden, cache = decoder.forward(run.description, run.parameters, run.put(case.ids))
+    found, cache = run.logits(run.put(case.ids))
     assert cache is None
-    same(run.logits(hidden), case.logits)
+    same(found, case.logits)
 
 
 @pytest.mark.parametrize(("name", "engine"), list(pairs()))
@@ -94,10 +115,7 @@ def test_pieces_and_then_token_by_token(name: str, engine: str) -> None:
         for row in range(3):
             ids[row, : count[row]] = case.ids[row, read[row] : read[row] + count[row]]
         step = run.put(ids), run.numbers(read), run.numbers(count)
-        hidden, cache = decoder.forward(
-            run.description, run.parameters, *step, cache, length=run.numbers([TOKENS] * 3)
-        )
-        logits = run.logits(hidden)
+        logits, cache = run.logits(*step, cache, run.numbers([TOKENS] * 3))
         for row in range(3):
             found[row, read[row] : read[row] + count[row]] = logits[row, : count[row]]
         read += count
@@ -111,7 +129,8 @@ def test_the_last_valid_token_alone(engine: str) -> None:
     step = run.put(case.ids), run.numbers([0, 0, 0]), run.numbers(PROMPTS)
     hidden, _ = decoder.forward(run.description, run.parameters, *step, cache, last=True)
     assert tuple(hidden.shape) == (3, 32)
-    same(run.logits(hidden), case.logits[np.arange(3), PROMPTS - 1])
+    logits = run.engine.to_host(decoder.logits(run.description, run.parameters, hidden))
+    same(logits, case.logits[np.arange(3), PROMPTS - 1])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "deepseek_v3"])
@@ -123,7 +142,8 @@ def test_layer_after_layer_is_forward(name: str) -> None:
     kinds = run.description.layers
     for kind, weights, kept in zip(kinds, run.parameters["layers"], cache, strict=True):
         x, _ = decoder.layer(run.description, kind, weights, x, start, count, kept)
-    same(run.logits(decoder.final(run.description, run.parameters, x)), case.logits)
+    x = decoder.final(run.description, run.parameters, x)
+    same(decoder.logits(run.description, run.parameters, x), case.logits)
 
 
 @pytest.mark.parametrize("name", CASES)

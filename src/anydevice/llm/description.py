@@ -154,11 +154,8 @@ class Description(Record):
     biases: frozenset[str] = frozenset()
 
 
-def describe(config: ModelConfig, context: int | None = None) -> Description:
+def describe(config: ModelConfig) -> Description:
     """The description of the decoder that a config describes.
-
-    `context` is the most tokens that it will see, for the kinds of rope that depend on it; where it
-    is not given, the longest that the config names.
 
     Raises `UnsupportedError` for a family, or an option of it, that cannot be run, and
     `ConfigurationError` if a number is missing or wrong.
@@ -175,7 +172,7 @@ def describe(config: ModelConfig, context: int | None = None) -> Description:
         head_size=sizes.head_size,
         value_size=sizes.latent.value if sizes.latent else sizes.head_size,
         eps=_number(config, running.eps, 1e-5),
-        layers=_layers(config, running, sizes, context),
+        layers=_layers(config, running, sizes),
         norm="layer" if row.layer_norm else "rms1" if running.unit_norm else "rms",
         block=_block(config, running),
         activation=_activation(config, running),
@@ -284,11 +281,11 @@ def _biases(config: ModelConfig) -> frozenset[str]:
 
 
 def _layers(
-    config: ModelConfig, running: Running, sizes: DecoderSizes, context: int | None
+    config: ModelConfig, running: Running, sizes: DecoderSizes
 ) -> tuple[LayerDescription, ...]:
     windows, experts = layer_windows(config, sizes), layer_experts(config, sizes)
     routing = _routing(config, running, experts) if experts else None
-    ropes = {window: _rope(config, running, sizes, window, context) for window in set(windows)}
+    ropes = {window: _rope(config, running, sizes, window) for window in set(windows)}
     turned = _turned(config, running, sizes)
     routed = frozenset(experts.layers) if experts else frozenset()
 
@@ -383,7 +380,6 @@ def _rope(
     running: Running,
     sizes: DecoderSizes,
     window: int | None,
-    context: int | None,
 ) -> Rope | None:
     """Rope of the layers with this window."""
     by_window = running.rope_by_window
@@ -403,14 +399,14 @@ def _rope(
         theta=float(_number(config, key, 10000.0) if theta is None else theta),
         size=size,
         interleaved=config.flag(running.interleaved),
-        scaling=_scaling(config, running, given, context) if scaled else (),
+        scaling=_scaling(config, running, given) if scaled else (),
     )
     frequencies(rope.size, rope.theta, dict(rope.scaling) or None)  # what is missing is said now
     return rope
 
 
 def _scaling(
-    config: ModelConfig, running: Running, given: Mapping[str, Any], context: int | None
+    config: ModelConfig, running: Running, given: Mapping[str, Any]
 ) -> tuple[tuple[str, Any], ...]:
     """The scaling of rope as `ops.rope` takes it, with what the rest of the config says."""
     kind = kind_of_rope(given)

@@ -130,7 +130,7 @@ def load(
         dtype = "float32"
     asked = _context(context, config.optional("longest_context"))
     plan = _planned(path, target, dtype, asked, given=context is not None)
-    description = describe(config, plan.estimate.context)
+    description = describe(config)
     tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
     parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
     defaults = _generation_defaults(path)
