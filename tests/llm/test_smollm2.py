@@ -1,0 +1,98 @@
+"""A real model, SmolLM2 from its GGUF file: the tokens of transformers, and their probability."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anydevice
+from anydevice import llm
+
+FILE = Path(__file__).parents[2] / ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PROMPTS: list[Any] = [
+    "The capital of France is a city that",
+    [{"role": "user", "content": "What is a computer? Answer in three sentences."}],
+    [
+        {"role": "system", "content": "You are a helpful teacher."},
+        {"role": "user", "content": "Why is the sky blue?"},
+    ],
+    "def fibonacci(n):\n    ",
+    "In the year 1969, the first people",
+]
+
+SKY = [504, 6376, 314, 4461, 975, 282, 253, 980, 1217, 13739, 43464, 24484, 30, 669, 7613, 4149]
+"""The first tokens of the reply to the third prompt."""
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """The same weights in transformers."""
+    if not FILE.exists():
+        pytest.skip(f"there is no {FILE}; make chat fetches it")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        FILE.parent, gguf_file=FILE.name, dtype=torch.float32
+    )
+    return model.eval()
+
+
+def expected(model: Any, ids: list[int], count: int, ends: tuple[int, ...]) -> list[int]:
+    """The tokens that transformers takes greedily, without the one that ends them."""
+    import torch
+
+    prompt = torch.tensor([ids])
+    with torch.inference_mode():
+        found = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=list(ends),
+            pad_token_id=ends[0],
+        )
+    tokens: list[int] = found[0, len(ids) :].tolist()
+    return tokens[:-1] if tokens[-1] in ends else tokens
+
+
+def loaded(name: str, dtype: str = "float32") -> llm.LanguageModel:
+    pytest.importorskip({"mlx": "mlx.core"}.get(name, name))
+    if not FILE.exists():
+        pytest.skip(f"there is no {FILE}; make chat fetches it")
+    return llm.load(FILE, anydevice.device("cpu", engine=name), dtype)
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_greedy_tokens_are_those_that_transformers_gave(name: str) -> None:
+    """The long form asks transformers itself, which takes a minute to unpack the weights."""
+    reply = loaded(name).generate(PROMPTS[2], 16)
+    assert list(reply.tokens) == SKY
+    assert reply.text == "The sky is blue because of a process called Rayleigh scattering. " + (
+        "This phenomenon occurs"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["torch", "jax", "mlx", "numpy"])
+def test_a_hundred_tokens_of_five_prompts_are_those_of_transformers(theirs: Any, name: str) -> None:
+    model = loaded(name)
+    encode, chat = model.tokenizer.encode, model.tokenizer.encode_chat
+    together = model.generate(PROMPTS, 100)
+    for prompt, batched in zip(PROMPTS, together, strict=True):
+        ids = encode(prompt) if isinstance(prompt, str) else chat(prompt)
+        right = expected(theirs, ids, 100, model.tokenizer.eos_ids)
+        assert list(model.generate(prompt, 100).tokens) == right
+        assert list(batched.tokens) == right
+        assert prompt is not PROMPTS[2] or right[:16] == SKY
+
+
+@pytest.mark.parametrize("tokens", [256, pytest.param(1500, marks=pytest.mark.soak)])
+def test_sixteen_bits_change_the_perplexity_by_less_than_half_a_percent(tokens: int) -> None:
+    full = loaded("torch")
+    ids = full.tokenizer.encode(PAGE.read_text("utf-8"))[:tokens]
+    exact = full.score(ids).perplexity
+    assert loaded("torch", "bfloat16").score(ids).perplexity == pytest.approx(exact, rel=0.005)
+    assert 20 < exact < 200  # English prose with tables: far from a guess of 49,152 tokens
