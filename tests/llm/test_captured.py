@@ -6,7 +6,6 @@ With a CUDA GPU, the same goes through real graphs and kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 
 import anydevice
 from anydevice import llm
-from anydevice.llm import captured
-from anydevice.llm.captured import CapturedRunner, layer_numbers, stepped
+from anydevice.llm import decoder
+from anydevice.llm.captured import CapturedRunner, layer_numbers
 from anydevice.llm.description import describe
 from anydevice.llm.generation import OpsRunner, generated
 from anydevice.llm.sampling import sampling
@@ -103,23 +102,24 @@ def test_which_layers_an_engine_may_compute_in_one_go(change: dict[str, Any], fi
     assert (layer_numbers(description, description.layers[0], False) is not None) == fits
 
 
-def test_a_layer_of_the_engine_takes_the_place_of_ops(
-    model: llm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine's version is given what it needs, and its result and cache are used."""
-    programs, seen = model._programs, []
-    cache = programs.new_cache(1, 16)
-
-    def doubled(x: Any, position: Any, keys: Any, values: Any, *others: Any) -> Any:
-        seen.append((others[-1].heads, position.tolist(), len(others)))
-        return x * 2, keys + 1, values + 2
-
-    monkeypatch.setattr(captured, "own_version", lambda x, name, definition: doubled)
-    ids, at = programs.place([[5]]), programs.place([3])
-    run = partial(stepped, programs.description, programs.parameters)
-    result = run(ids, at, programs.place([1]), cache)
-    layers = len(programs.description.layers)
-    assert seen == [(programs.description.heads, [3], 11)] * layers
-    embedding = programs.parameters["embedding"][5]
-    torch.testing.assert_close(result[0, 0], embedding * 2**layers)
-    assert all((kept["keys"] == 1).all() and (kept["values"] == 2).all() for kept in cache)
+@pytest.mark.parametrize("window", [None, 4, 40])
+def test_the_first_piece_attends_to_itself_as_to_its_cache(window: int | None) -> None:
+    torch.manual_seed(3)
+    family = {"model_type": "mistral", "sliding_window": window} if window else {}
+    description = describe(as_config({**LLAMA, **family}))
+    shapes = {"qkv": (128, 64), "output": (64, 64), "gate_up": (192, 64), "down": (64, 96)}
+    parameters = {name: {"weight": torch.randn(shape) / 8} for name, shape in shapes.items()}
+    norms = {name: {"weight": torch.ones(64)} for name in ("attention_norm", "mlp_norm")}
+    x, start = torch.randn(2, 9, 64), torch.zeros(2, dtype=torch.int32)
+    count = torch.tensor([9, 5], dtype=torch.int32)
+    valid = torch.arange(9) < count[:, None]
+    found = []
+    for first in (False, True):
+        cache = decoder.new_cache(description, 2, 16, x)
+        where = decoder.places(description, x, start, count, cache, first=first)
+        kind, own = description.layers[0], {**parameters, **norms}
+        y, kept = decoder.placed_layer(description, kind, own, x, where, cache[0])
+        assert kept is not None
+        held = kept["values"][:, :, :4]
+        found.append((y[valid], held))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)

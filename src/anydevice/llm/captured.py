@@ -13,11 +13,9 @@ from typing import Any
 from anydevice import ops
 from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.warn import warn
-from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.generation import OpsRunner, Programs, Prompts, State, Step
 from anydevice.llm.sampling import Filters, Sampling
-from anydevice.ops.dispatch import own_version
 
 Array = Any
 Capture = Callable[..., Any]
@@ -69,14 +67,8 @@ class CapturedRunner(OpsRunner):
     def _following(self, state: State) -> State:
         """What one step changes of the state."""
         programs, position = self._programs, state["position"]
-        x = stepped(
-            programs.description,
-            programs.parameters,
-            ops.reshape(state["token"], (self.rows, 1)),
-            position,
-            self._ones,
-            self._cache,
-        )
+        ids = ops.reshape(state["token"], (self.rows, 1))
+        x = programs.passed(ids, position, self._ones, self._cache)
         hidden = programs.last(x, self._ones, None)
         after = programs.advance(self._filters, hidden, state)
         changed = {name: value for name, value in after.items() if value is not state[name]}
@@ -100,64 +92,6 @@ def captured_runner(programs: Programs, rows: int, slots: int) -> CapturedRunner
     if capture is None or programs.device.backend != "cuda":
         return None
     return CapturedRunner(programs, rows, slots, capture)
-
-
-def stepped(
-    description: Description,
-    parameters: decoder.Parameters,
-    ids: Array,
-    position: Array,
-    ones: Array,
-    cache: decoder.Cache,
-) -> Array:
-    """What the layers make of one token of each row, (rows, 1, hidden); the cache is changed."""
-    x = decoder.embedded(description, parameters, ids)
-    where = None
-    for number, kind in enumerate(description.layers):
-        own, kept = parameters["layers"][number], cache[number]
-        found = fused_layer(description, kind, own, x, position, kept)
-        if found is NotImplemented:
-            if where is None:
-                where = decoder.places(description, ids, position, ones, cache)
-            found = decoder.placed_layer(description, kind, own, x, where, kept)
-        x, cache[number] = found
-    return x
-
-
-def fused_layer(
-    description: Description,
-    kind: LayerDescription,
-    parameters: decoder.Parameters,
-    x: Array,
-    position: Array,
-    cache: decoder.LayerCache,
-) -> Any:
-    """The layer as the engine itself computes it, and its cache; `NotImplemented` where not so."""
-    slots = next(iter(cache.values())).shape[2]
-    numbers = layer_numbers(description, kind, kind.window == slots)
-    own = own_version(x, "decoder_layer", _no_version)
-    if numbers is None or own is _no_version:
-        return NotImplemented
-    names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
-    norms = (parameters.get(name, {}).get("weight") for name in ("query_norm", "key_norm"))
-    result = own(
-        x,
-        position,
-        cache["keys"],
-        cache["values"],
-        *(parameters[name]["weight"] for name in names),
-        *(parameters[name].get("bias") for name in ("qkv", "output")),
-        *norms,
-        numbers,
-    )
-    if result is NotImplemented:
-        return NotImplemented
-    x, keys, values = result
-    return x, {"keys": keys, "values": values}
-
-
-def _no_version(*arguments: Any) -> Any:
-    return NotImplemented
 
 
 @lru_cache(maxsize=256)

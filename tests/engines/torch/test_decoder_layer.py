@@ -322,7 +322,7 @@ def test_steps_of_a_decoder(
     family: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several tokens one by one through the kernels, and through the ops in float32."""
-    from anydevice.llm import captured, decoder
+    from anydevice.llm import decoder, generation
     from anydevice.llm.description import describe
     from anydevice.planning.config import as_config
 
@@ -356,8 +356,11 @@ def test_steps_of_a_decoder(
         for name, each in parameters.items()
     }
     kernel = fused.UNTRUSTED_KERNELS["decoder_layer"]
-    monkeypatch.setattr(captured, "own_version", lambda x, name, definition: kernel)
+    monkeypatch.setattr(generation, "own_version", lambda x, name, definition: kernel)
     x = make(2, 9, 64, dtype="float16")
+    ((function, weights, numbers),) = generation.whole_layers(
+        description, {"layers": [parameters]}, x
+    )
     like = x[0, 0]
     narrow = decoder.new_cache(description, 2, 12, like)[0]
     right: Any = decoder.new_cache(description, 2, 12, like.float())[0]
@@ -365,7 +368,9 @@ def test_steps_of_a_decoder(
     for token in range(0, 9, 4):
         at = torch.tensor([token, token + 3], dtype=torch.int32, device=x.device)
         one = x[:, token : token + 1].contiguous()
-        result, narrow = captured.fused_layer(description, kind, parameters, one, at, narrow)
+        cache = narrow["keys"], narrow["values"]
+        ring = kind.window == narrow["keys"].shape[2]
+        result, *cache = function(one, at, *cache, *weights, numbers[ring])
         expected, right = decoder.layer(description, kind, wide_ones, one.float(), at, ones, right)
         assert_close(result, expected.double(), "float16")
     assert_close(narrow["keys"], right["keys"].double(), "float16")
