@@ -24,7 +24,6 @@ from anydevice.planning.config import read_config
 from anydevice.planning.model import shape_of
 from anydevice.transfer.weights import joining
 from anydevice.transfer.weights.gguf import read_gguf
-from tests.llm.families import BASE, LLAMA3
 
 gguf = pytest.importorskip("gguf")
 from tests.llm.gguf_files import add, write  # noqa: E402
@@ -40,7 +39,14 @@ NUMBERS = {
     "attention.head_count_kv": 2,
 }
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
-SIZES = {**BASE, "intermediate_size": 64, "rms_norm_eps": 1e-5}
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": 1e-5}
 SIXTEEN = {"attention.key_length": 16, "attention.value_length": 16}
 EXPERTS = {"expert_count": 4, "expert_used_count": 2}
 
@@ -193,7 +199,9 @@ def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from anydevice.core.rope_scaling import frequencies
 
-    scaling = {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 8192}
+    scaling: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
     config = transformers.AutoConfig.for_model("llama", **{**SIZES, "rope_parameters": scaling})
     del torch
     plain, scaled = frequencies(8, 500000.0, None)[0], frequencies(8, 500000.0, scaling)[0]

@@ -402,7 +402,7 @@ def _found(parameter: Parameter, stored: Mapping[str, Part], source: Path) -> Wa
     if missing:
         raise TransferError(
             f"{source}: the tensor {missing[0]!r} is missing; the files are incomplete, or not "
-            "those of the model in config.json: download them again",
+            "those of the model that the config describes: download both again",
             missing[0],
         )
     assert way is not None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,14 +18,17 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record, replace
+from anydevice.core.threads import side_by_side
 from anydevice.errors import TransferError
 from anydevice.memory.out_of_memory import refuse
-from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of
+from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of, usable_cores
 from anydevice.transfer.weights.files import PlainFile, Stamp
 from anydevice.transfer.weights.safetensors import Entry, Header
 
-CHUNK = 8 * 2**20
-"""Bytes that are read, and converted where a dtype is given, at a time."""
+CHUNK = 2 * 2**20
+"""Bytes that are read, and converted where a dtype is given, at a time by one thread."""
+MOST_THREADS, WORTH_THREADS = 8, 2 * 2**20
+"""Threads that read one array into host memory, and the bytes from which on it is worth them."""
 
 Advance = Callable[[int], None]
 
@@ -127,6 +133,8 @@ def convert(tensor: Stored, source: Any, target: Any) -> None:
     """Copy numbers into another dtype; one that was finite and no longer is, is an error."""
     with np.errstate(all="ignore"):
         target[...] = source
+    if source.dtype == target.dtype:
+        return
     finite = np.isfinite(target)
     if not finite.all() and (np.isfinite(source) & ~finite).any():
         raise refusal(
@@ -244,58 +252,88 @@ def _place_staged(
     address = engine.address(array) if ring else None
     if ring is None or address is None:
         return None
-    width = joined.dtype.itemsize
-    for part, offset in zip(joined.parts, joined.offsets(), strict=True):
-        _upload(part, files.of(part.tensor), ring, address + offset * width, joined.dtype, advance)
+    _upload(joined, files, ring, address, advance)
     return array
 
 
-def _upload(
-    part: Part, file: PlainFile, ring: Ring, address: int, dtype: DType, advance: Advance
-) -> None:
-    """Bring one part to its place on the device."""
-    kind, size = dtype.numpy(), part.size * dtype.itemsize
-    if part.arrange is not None:
+def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance: Advance) -> None:
+    """Bring all parts to their places on the device: those that are to be arranged one by one."""
+    kind, width = joined.dtype.numpy(), joined.dtype.itemsize
+    starts = [offset * width for offset in joined.offsets()]
+    straight: list[Piece] = []
+    for part, start in zip(joined.parts, starts, strict=True):
+        file = files.of(part.tensor)  # opened here, and not by several threads at once
+        if part.arrange is None:
+            straight.append(Piece(start, address + start, part.size * width))
+            continue
         host = np.empty(part.size, kind)
         _read_part(part, file, host, advance)
-        ring.upload([Piece(host.ctypes.data, address, size)])
-        return
+        ring.upload([Piece(host.ctypes.data, address + start, host.nbytes)])
 
     def fill(buffer: int, piece: Piece) -> None:
+        number = bisect_right(starts, piece.host) - 1
+        part = joined.parts[number]
         pinned = memoryview((ctypes.c_uint8 * piece.size).from_address(buffer))
-        part.tensor.read(file, np.frombuffer(pinned, kind), piece.host // dtype.itemsize)
-        advance(piece.size * part.tensor.nbytes // size)
+        first = (piece.host - starts[number]) // width
+        part.tensor.read(files.of(part.tensor), np.frombuffer(pinned, kind), first)
+        advance(piece.size // width * part.tensor.nbytes // part.size)
 
-    ring.upload([Piece(0, address, size)], fill)
+    if straight:
+        ring.upload(straight, fill)
 
 
 def _read(joined: Joined, files: OpenFiles, advance: Advance) -> Any:
-    """The array in host memory."""
+    """The array in host memory; several threads read and convert what is large."""
     array = np.empty(joined.shape, joined.dtype.numpy())
     flat = array.reshape(-1)
+    works = _Works()
     for part, offset in zip(joined.parts, joined.offsets(), strict=True):
-        file = files.of(part.tensor)
-        _read_part(part, file, flat[offset : offset + part.size], advance)
+        room = flat[offset : offset + part.size]
+        works.pending += _reading(part, files.of(part.tensor), room, advance)
+    threads = min(MOST_THREADS, usable_cores()) if array.nbytes > WORTH_THREADS else 1
+    side_by_side(*[works.do_all] * min(threads, len(works.pending) or 1))
     return array
+
+
+class _Works:
+    """Work that threads take one by one."""
+
+    def __init__(self) -> None:
+        self.pending: deque[Callable[[], None]] = deque()
+
+    def do_all(self) -> None:
+        while True:
+            try:
+                work = self.pending.popleft()
+            except IndexError:
+                return
+            work()
+
+
+def _reading(
+    part: Part, file: PlainFile, flat: Any, advance: Advance
+) -> Iterator[Callable[[], None]]:
+    """The steps that bring a stored tensor into memory of its size."""
+    if part.arrange is not None:
+        yield partial(_read_part, part, file, flat, advance)
+        return
+    step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
+    for first in range(0, flat.size, step):
+        yield partial(_read_chunk, part, file, flat[first : first + step], first, advance)
+
+
+def _read_chunk(part: Part, file: PlainFile, some: Any, first: int, advance: Advance) -> None:
+    part.tensor.read(file, some, first)
+    advance(some.size * part.tensor.nbytes // part.size)
 
 
 def _read_part(part: Part, file: PlainFile, flat: Any, advance: Advance) -> None:
     """A stored tensor, arranged, into memory of its size."""
-    if part.arrange is None:
-        _read_chunks(part, file, flat, advance)
-        return
+    assert part.arrange is not None
     whole = np.empty(part.tensor.shape, part.tensor.dtype.numpy())
-    _read_chunks(part, file, whole.reshape(-1), advance)
+    for read in _reading(Part(part.tensor), file, whole.reshape(-1), advance):
+        read()
     convert(part.tensor, part.arrange(whole).reshape(-1), flat)
-
-
-def _read_chunks(part: Part, file: PlainFile, flat: Any, advance: Advance) -> None:
-    """A stored tensor, a chunk at a time, into memory of its size."""
-    step = CHUNK // max(flat.itemsize, part.tensor.dtype.itemsize)
-    for first in range(0, flat.size, step):
-        some = flat[first : first + step]
-        part.tensor.read(file, some, first)
-        advance(some.size * part.tensor.nbytes // flat.size)
 
 
 def in_file_order(arrays: Mapping[Any, Joined]) -> list[Any]:
