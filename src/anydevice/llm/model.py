@@ -15,6 +15,7 @@ from anydevice.core.dtypes import as_dtype
 from anydevice.core.files import parse_json, read_small
 from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import format_count, format_size
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
 from anydevice.llm.decoder import Parameters
 from anydevice.llm.description import Description, describe
@@ -40,6 +41,13 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 USUAL_CONTEXT = 8192
 """The tokens of a context that nobody gave, at most."""
+
+CPU_ENGINES = ("jax", "torch", "mlx")
+"""Those that serve a CPU before NumPy, unless one is asked for. Alone on the machine they are about
+equal; beside other work JAX was ten times as fast as the others, whose threads wait for each other.
+"""
+SMALL = 32 * 2**20
+"""Bytes of weights up to which NumPy has replied before another library is imported."""
 
 
 class Speed(Record):
@@ -108,10 +116,11 @@ def load(
     `folder` is one that Hugging Face's libraries save, with `config.json`, safetensors files and
     `tokenizer.json`; the name of a model in their cache; or a GGUF file. Nothing in it is executed.
 
-    The device is the one that `anydevice.device(device)` chooses. The weights are in `dtype`; the
-    default is that of the files, but float32 on the CPU. `context` is how many tokens of prompt and
-    reply together there can be; the default is what the model was made for, up to 8192, or what
-    fits. Memory is planned before anything is loaded.
+    The device is the one that `anydevice.device(device)` chooses; unless an engine is asked for, a
+    CPU is served by NumPy only where the model is small or no other is installed. The weights are
+    in `dtype`; the default is that of the files, but float32 on the CPU. `context` is how many
+    tokens of prompt and reply together there can be; the default is what the model was made for, up
+    to 8192, or what fits. Memory is planned before anything is loaded.
 
     A load that takes longer shows its progress on a terminal and in a notebook; `progress=False`
     never, `progress=True` from the start.
@@ -130,6 +139,7 @@ def load(
         dtype = "float32"
     asked = _context(context, config.optional("longest_context"))
     plan = _planned(path, target, dtype, asked, given=context is not None)
+    target = _with_fast_engine(target, plan.estimate.weights)
     description = describe(config)
     tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
     parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
@@ -435,6 +445,17 @@ class _Batch:
 
 def _is_token(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _with_fast_engine(device: Device, weights: int) -> Device:
+    """The device, on a CPU with an engine that is fast at this, if NumPy was not asked for."""
+    standing = device.standing
+    if device.engine != "numpy" or not device.engine_is_free or weights <= SMALL or not standing:
+        return device
+    usable = [engine for engine in CPU_ENGINES if engine in standing.engines]
+    imported = [engine for engine in usable if engine in registry.loaded_engines()]
+    found = next(iter([*imported, *usable]), "numpy")
+    return device.served_by(found, device.chosen_by, picked=True)
 
 
 def _planned(path: Path, device: Device, dtype: str | None, context: int, given: bool) -> Plan:
