@@ -13,7 +13,9 @@ import pytest
 
 import anydevice
 from anydevice import llm
-from anydevice.llm import decoder
+from anydevice.check.verdicts import Kept
+from anydevice.core.device import Device
+from anydevice.llm import captured, decoder
 from anydevice.llm.captured import CapturedRunner, layer_numbers
 from anydevice.llm.description import describe
 from anydevice.llm.generation import OpsRunner, generated
@@ -123,3 +125,22 @@ def test_the_first_piece_attends_to_itself_as_to_its_cache(window: int | None) -
         held = kept["values"][:, :, :4]
         found.append((y[valid], held))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_are_checked_where_none_was_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    known = [("softmax", "float16", "cuda:0"), ("softmax", "bfloat16", "cuda:1")]
+    monkeypatch.setattr(captured, "load_trusted", lambda: known)
+
+    def checked(device: Device, dtypes: Any) -> Kept:
+        asked.append((str(device), dtypes))
+        return Kept((), (), "there is no room for it")
+
+    monkeypatch.setattr(captured, "warm_up", checked)
+    card = Device("cuda", 0, engine="torch")
+    with pytest.warns(UserWarning, match="no room"):
+        captured.check_kernels(card, "bfloat16")
+    captured.check_kernels(card, "float16")
+    captured.check_kernels(Device("cpu", engine="torch"), "bfloat16")
+    captured.check_kernels(Device("cuda", 0, engine="jax"), "bfloat16")
+    assert asked == [("cuda:0", ["bfloat16"])]

@@ -11,11 +11,14 @@ from functools import lru_cache
 from typing import Any
 
 from anydevice import ops
+from anydevice.check.verifying import warm_up
 from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.device import Device
 from anydevice.core.warn import warn
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.generation import OpsRunner, Programs, Prompts, State, Step
 from anydevice.llm.sampling import Filters, Sampling
+from anydevice.ops.trusted_kernels import load_trusted
 
 Array = Any
 Capture = Callable[..., Any]
@@ -92,6 +95,21 @@ def captured_runner(programs: Programs, rows: int, slots: int) -> CapturedRunner
     if capture is None or programs.device.backend != "cuda":
         return None
     return CapturedRunner(programs, rows, slots, capture)
+
+
+def check_kernels(device: Device, dtype: str) -> None:
+    """Have our kernels checked on a device for which nobody knows of any yet whether it is right.
+
+    That takes a while, once for a driver and the versions of the libraries; until then a layer is
+    computed in ops.
+    """
+    if device.backend != "cuda" or device.engine != "torch":
+        return
+    known = {(kind, place) for _, kind, place in load_trusted()}
+    if (dtype, str(device)) not in known:
+        problem = warm_up(device, dtypes=[dtype]).problem
+        if problem is not None:
+            warn(problem)
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import format_count, format_size
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
+from anydevice.llm.captured import check_kernels
 from anydevice.llm.decoder import Parameters
 from anydevice.llm.description import Description, describe
 from anydevice.llm.generation import (
@@ -142,6 +143,7 @@ def load(
     target = _with_fast_engine(target, plan.estimate.weights)
     description = describe(config)
     tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
+    check_kernels(target, plan.estimate.dtype)
     parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
     defaults = _generation_defaults(path)
     return LanguageModel(description, parameters, tokenizer, target, plan, path.name, defaults)
