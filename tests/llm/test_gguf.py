@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,20 @@ def test_tensors_are_read_from_any_block_on(
         tensor.row(7).read(files.of(tensor), row, 0)
     assert np.array_equal(whole, theirs)
     assert np.array_equal(row, theirs[7])
+
+
+def test_without_the_package_packed_files_are_refused_and_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "packed").mkdir()
+    plain = made(tmp_path / "plain", "llama")[1]
+    packed = made(tmp_path / "packed", "llama", packing="Q8_0")[1]
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    description = describe(read_config(packed))
+    with pytest.raises(UnsupportedError, match=r"gguf.*pip install 'anydevice\[llm\]'"):
+        load_parameters(packed, description, CPU)
+    assert load_parameters(plain, description, CPU)
 
 
 def test_llama_3s_factors_are_recognized(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.llm.description import Description
 from anydevice.llm.tokenizer import GENERATION, SETTINGS, TOKENIZER, Tokenizer
 from anydevice.planning.gguf import family_of
-from anydevice.transfer.weights.gguf import GgufFile, Strings, read_gguf
+from anydevice.transfer.weights.gguf import GgufFile, Strings, read_gguf, unpacker
 from anydevice.transfer.weights.joining import Part
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
@@ -67,6 +67,8 @@ _TABLES = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 def stored_parameters(file: GgufFile, description: Description) -> dict[str, Part]:
     """The tensors of a file under the names that they have in a folder, in the same order."""
+    if any(tensor.packing.elements > 1 for tensor in file.tensors.values()):
+        unpacker()  # said now, and not in the middle
     found: dict[str, Part] = {}
     for name, tensor in file.tensors.items():
         if name in _TABLES or name.endswith((".attn_rot_embd.weight", ".rope_freqs.weight")):

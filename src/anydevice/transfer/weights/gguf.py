@@ -20,7 +20,7 @@ import numpy as np
 from anydevice.core.dtypes import DTYPES, DType
 from anydevice.core.record import Record, replace
 from anydevice.core.text import shortened
-from anydevice.errors import ConfigurationError, TransferError
+from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
 from anydevice.transfer.weights.files import PlainFile, Stamp
 from anydevice.transfer.weights.joining import convert
 
@@ -345,12 +345,18 @@ def _refuse_overlaps(tensors: Mapping[str, GgufTensor]) -> None:
 
 def _unpacked(raw: Any, name: str) -> Any:
     """Blocks of a type as float32."""
+    gguf = unpacker()
+    with np.errstate(all="ignore"):
+        return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
+
+
+def unpacker() -> Any:
+    """The package that unpacks; raises `UnsupportedError` if it is not installed."""
     try:
-        from gguf import GGMLQuantizationType, quants
+        import gguf
     except ImportError as error:
-        raise ConfigurationError(
+        raise UnsupportedError(
             "packed GGUF files need the package gguf, which is not installed; "
             "run: pip install 'anydevice[llm]'"
         ) from error
-    with np.errstate(all="ignore"):
-        return quants.dequantize(raw, GGMLQuantizationType[name])
+    return gguf
