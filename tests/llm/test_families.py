@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from anydevice.planning.architectures import ARCHITECTURES
 from anydevice.planning.config import as_config
 from anydevice.planning.encoder_families import ENCODERS
 from anydevice.planning.model import shape_of
-from tests.llm.families import BASE, CASES, TOKENS, Reference, reference
+from tests.llm.families import BASE, CASES, LLAMA3, TOKENS, Reference, reference
 
 CLOSE = 1e-4
 SHORT = ("numpy", "torch")
@@ -164,6 +165,78 @@ def test_parameters_take_what_the_plan_counts(name: str) -> None:
     routers = [layer.get("router", {}) for layer in case.parameters["layers"]]
     buffers = sum(router["choice_bias"].size for router in routers if "choice_bias" in router)
     assert ours == shape.parameters + buffers
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Llama 3.1 8B": {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
+    | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {"max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0}
+    | {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192}}
+    | {"vocab_size": 128256, "tie_word_embeddings": False, "hidden_act": "silu"},
+    "Gemma 3 4B": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    | {"num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    | {"sliding_window": 1024},
+    "Phi-3 mini": {"model_type": "phi3", "hidden_size": 32, "intermediate_size": 48}
+    | {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "rope_theta": 1e4}
+    | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    | {"rope_scaling": {"type": "longrope", "long_factor": [2.0] * 4, "short_factor": [1.0] * 4}},
+    "OLMo 3 7B": {"model_type": "olmo3", "hidden_size": 4096, "intermediate_size": 11008}
+    | {"num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 100278}
+    | {"max_position_embeddings": 65536, "rms_norm_eps": 1e-06, "rope_theta": 500000}
+    | {
+        "rope_scaling": {"attention_factor": 1.2, "factor": 8.0, "rope_type": "yarn"}
+        | {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 8192}
+    }
+    | {"sliding_window": 4096},
+    "gpt-oss 20B": {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}
+    | {"hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64}
+    | {"vocab_size": 201088, "rope_theta": 150000}
+    | {
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "truncate": False}
+        | {"rope_type": "yarn", "original_max_position_embeddings": 4096}
+    },
+    "DeepSeek V3": {"model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61}
+    | {"intermediate_size": 18432, "num_attention_heads": 128, "vocab_size": 129280}
+    | {"max_position_embeddings": 163840, "rope_theta": 10000, "moe_layer_freq": 1}
+    | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1}
+    | {
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0}
+        | {"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}
+    },
+    "Ministral 3": {"model_type": "ministral3", "hidden_size": 4096, "intermediate_size": 14336}
+    | {"num_hidden_layers": 34, "num_attention_heads": 32, "vocab_size": 131072}
+    | {"max_position_embeddings": 262144},
+    "Gemma 7B": {"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576}
+    | {"num_hidden_layers": 28, "num_attention_heads": 16, "vocab_size": 256000}
+    | {"hidden_act": "gelu", "hidden_activation": None},
+    "Command R7B": {"model_type": "cohere2", "hidden_size": 4096, "intermediate_size": 14336}
+    | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {"vocab_size": 256000, "rope_theta": 50000, "sliding_window_pattern": 4}
+    | {"logit_scale": 0.25},
+    "Qwen2.5 7B": {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944}
+    | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    | {"vocab_size": 152064, "rope_theta": 1e6, "use_sliding_window": False}
+    | {"sliding_window": 131072, "max_window_layers": 28, "rms_norm_eps": 1e-06},
+}
+"""Configs as they are on the hub, in the words of the releases that wrote them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_as_transformers_reads_it(name: str) -> None:
+    from transformers import AutoConfig
+
+    published = PUBLISHED[name]
+    theirs: Any = AutoConfig.for_model(**json.loads(json.dumps(published)))
+    assert describe(as_config(published)) == describe(as_config(theirs.to_dict()))
+
+
+def test_the_factor_of_embeddings_is_rounded_with_them() -> None:
+    torch = pytest.importorskip("torch")
+    description = replace(reference("gemma").description, embedding_scale=3072**0.5)
+    ones = {"embedding": torch.ones((4, 32), dtype=torch.bfloat16)}
+    x = decoder.embedded(description, ones, torch.zeros((1, 1), dtype=torch.int32))
+    assert x.dtype == torch.bfloat16
+    assert float(x[0, 0, 0]) == 55.5
 
 
 # --- what is special, taken away one by one -----------------------------------------------------

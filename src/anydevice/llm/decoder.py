@@ -117,7 +117,11 @@ def forward(
 def embedded(description: Description, parameters: Parameters, ids: Array) -> Array:
     """The embedded tokens that go into the first layer."""
     x = ops.embedding(parameters["embedding"], ids)
-    return _scaled(x, description.embedding_scale)
+    if description.embedding_scale == 1:
+        return x
+    # The factor is rounded as well: models were trained so.
+    xp = primitives(x)
+    return ops.multiply(x, xp.full((1, 1, 1), description.embedding_scale, xp.dtype(x), x))
 
 
 def layer(
@@ -395,7 +399,8 @@ def _attended_latent(
     """The same where keys and values are made from one small vector a token, which is cached.
 
     With a cache, queries are brought to that vector, and not the vector to each head: scores with
-    `kv_b` on the side of the queries are the same, and no key is made again in every step.
+    `kv_b` on the side of the queries are the same, and no key is made again in every step. For
+    tokens that attend to each other alone, making the keys is less work.
     """
     sizes = description.latent
     assert sizes is not None
@@ -407,8 +412,9 @@ def _attended_latent(
     to_keys = ops.part(made, 1, 0, sizes.plain)
     to_values = ops.permute(ops.part(made, 1, sizes.plain, made.shape[1]), (0, 2, 1))
     if cache is not None:
-        latent = ops.cache_write(cache["latent"], latent, positions)
-        cache = {"latent": latent}
+        cache = {"latent": ops.cache_write(cache["latent"], latent, positions)}
+    if cache is not None and "first" not in where:
+        latent = cache["latent"]
         queries = ops.concat([ops.matmul(plain, to_keys), rotated], 3)
         y = ops.attention(
             queries,

@@ -278,7 +278,8 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         windows="pattern",
         pattern=6,
         defaults={"num_key_value_heads": 4, "sliding_window": 4096, **_GEMMA}
-        | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256},
+        | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256}
+        | {"num_attention_heads": 8, "vocab_size": 262208, "max_position_embeddings": 131072},
         running=Running(
             unit_norm=True,
             rope_by_window="base",
