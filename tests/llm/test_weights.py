@@ -327,9 +327,8 @@ def test_quantized_folders_are_refused_by_name(stories: Path, tmp_path: Path, me
     config["quantization_config"] = {"quant_method": method}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(stories / "model.safetensors", tmp_path)
-    description = describe(read_config(stories))
     with pytest.raises(UnsupportedError, match=rf"config\.json.*quantized \({method}\)"):
-        load_parameters(tmp_path, description, place("numpy"))
+        load_parameters(tmp_path, describe(read_config(tmp_path)), place("numpy"))
 
 
 def test_pickles_are_refused(stories: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from anydevice.llm.description import Description, LayerDescription, Routing
 from anydevice.llm.gguf import stored_parameters
 from anydevice.nn.random_choice import folded_seed, mixed
 from anydevice.ops.dispatch import primitives
-from anydevice.planning.config import is_config_path, is_gguf_path, read_config
+from anydevice.planning.config import is_gguf_path
 from anydevice.transfer.weights.gguf import read_gguf
 from anydevice.transfer.weights.joining import Joined, Part, SafeTensor
 from anydevice.transfer.weights.loading import load_joined
@@ -85,14 +85,13 @@ def load_parameters(
     the stored embedding.
 
     Raises before anything is read, naming file and tensor: `TransferError` for tensors that are
-    missing, left over or of another shape than the config says, `UnsupportedError` for quantized
-    weights.
+    missing, left over or of another shape than the config says, `UnsupportedError` for weights of 8
+    bits or less.
     """
     path = expanded(folder)
     if is_gguf_path(path):
         stored = stored_parameters(read_gguf(path), description)
         return load_stored(stored, description, device, dtype, source=path, progress=progress)
-    _refuse_quantized(path)
     stored = _by_usual_names(
         {name: Part(SafeTensor(each.header, each.entry)) for name, each in read_model(path).items()}
     )
@@ -464,21 +463,6 @@ def _refuse_left_over(left: set[str], stored: Mapping[str, Part], description: D
             "model that the config describes; config and weights are not of one model: download "
             "both again",
             tensor.name,
-        )
-
-
-def _refuse_quantized(path: Path) -> None:
-    folder = path if path.is_dir() else path.parent
-    if not is_config_path(folder):
-        return
-    config = read_config(folder)
-    quantization = config.get("quantization_config") or config.raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise UnsupportedError(
-            f"{config.source}: the weights are quantized ({shortened(str(method or 'unknown'))}), "
-            "which is not run here; get the model in bfloat16, float16 or float32, or as GGUF, "
-            "which is unpacked"
         )
 
 
