@@ -13,8 +13,7 @@ import pytest
 
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.llm import chat_template
-from anydevice.llm.chat_template import ChatTemplate
-from anydevice.llm.tools import tool_schema
+from anydevice.llm.chat_template import ChatTemplate, tool_schema
 from tests.llm.conversations import CONVERSATIONS
 
 pytest.importorskip("jinja2")
