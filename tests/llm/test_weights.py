@@ -20,6 +20,7 @@ from anydevice.core.record import replace
 from anydevice.core.trees import leaves
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, TransferError, UnsupportedError
+from anydevice.llm import decoder
 from anydevice.llm.description import Description, describe
 from anydevice.llm.weights import load_parameters, parameters_of, random_parameters
 from anydevice.planning.config import as_config, read_config
@@ -340,3 +341,26 @@ def test_pickles_are_refused(stories: Path, tmp_path: Path) -> None:
 def test_a_dtype_that_weights_cannot_have(stories: Path) -> None:
     with pytest.raises(ConfigurationError, match="int8"):
         load_parameters(stories, describe(read_config(stories)), place("numpy"), "int8")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_parameters_of_every_family_run(name: str) -> None:
+    family, options = CASES[name]
+    description = describe(as_config({"model_type": family, **BASE, **options}))
+    parameters = random_parameters(description, 2, place("numpy"), "float32")
+    ids = np.arange(12, dtype=np.int32).reshape(2, 6)
+    hidden, _ = decoder.forward(description, parameters, ids)
+    logits = decoder.logits(description, parameters, hidden)
+    assert np.isfinite(logits).all()
+    assert logits.std() > 1e-3
+
+
+def test_another_seed_and_another_parameter_have_other_numbers(stories: Path) -> None:
+    description = describe(read_config(stories))
+    first, second = (random_parameters(description, seed, place("numpy")) for seed in (1, 2))
+    assert abs(np.corrcoef(first["embedding"].flat, second["embedding"].flat)[0, 1]) < 0.05
+    a, b = (first["layers"][n]["down"]["weight"].reshape(-1) for n in (0, 1))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
+    assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < 0.05
+    rows = first["layers"][0]["down"]["weight"]
+    assert np.abs(np.corrcoef(rows)[~np.eye(len(rows), dtype=bool)]).max() < 0.5
