@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
+from rich.progress import Progress
 
 from anydevice.cli.options import progress_on
 from anydevice.cli.printing import Output
@@ -45,6 +49,33 @@ def test_lines_can_be_printed_while_the_bar_is_hidden() -> None:
         bar.tell(2, 4, "two")
     assert terminal.getvalue()[:before].endswith("\x1b[1A\x1b[2K\x1b[?25h"), "its line is empty"
     assert "two" in terminal.getvalue()[before:]
+
+
+def test_threads_that_tell_at_once_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    all_at_once = threading.Barrier(8)
+    made = Progress.__init__
+
+    def take_long(self: Progress, *columns: Any, **options: Any) -> None:
+        time.sleep(0.05)  # as importing rich does, the first time
+        made(self, *columns, **options)
+
+    monkeypatch.setattr(Progress, "__init__", take_long)
+
+    def tell(number: int) -> None:
+        all_at_once.wait()
+        bar.tell(number, 8, "add")
+
+    with progress_on(Output(terminal, width=80)) as bar:
+        threads = [threading.Thread(target=tell, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert terminal.getvalue().count("\x1b[?25l") == 1
+    after = terminal.getvalue()
+    time.sleep(0.3)  # a bar that was left behind is drawn again and again
+    assert terminal.getvalue() == after
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -23,7 +24,8 @@ class ProgressBar:
     It appears with the first `tell`, but not before `delay` seconds have passed. The caller makes
     sure that the stream is a terminal; `None` shows nothing. With `in_bytes`, progress is shown in
     bytes, with their rate and the time that is left. The bar itself is `width` columns wide. With
-    `notebook`, it is an output of the cell that is changed in place, and stays.
+    `notebook`, it is an output of the cell that is changed in place, and stays. Several threads may
+    `tell`.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ProgressBar:
         self._in_bytes, self._width = in_bytes, width
         self._from = time.monotonic() + delay
         self._bar: Progress | None = None
+        self._lock = threading.Lock()
         self._output = _CellOutput() if notebook else None
 
     def __enter__(self) -> Self:
@@ -50,9 +53,10 @@ class ProgressBar:
 
     def hide(self) -> None:
         """Take the bar away until the next `tell`: now lines can be printed."""
-        if self._output is not None:
-            self._output.finish()
-        bar, self._bar = self._bar, None
+        with self._lock:
+            if self._output is not None:
+                self._output.finish()
+            bar, self._bar = self._bar, None
         if bar is None:
             return
         try:
@@ -65,27 +69,31 @@ class ProgressBar:
         """Show that `done` of `total` is done, and what is being done now."""
         if time.monotonic() < self._from:
             return
-        if self._output is not None:
-            counts = format_part(done, total) if self._in_bytes else f"{done:,}/{total:,}"
-            self._output.show(done, total, f"{counts}  {doing}")
-        if self._stream is None:
-            return
-        if self._bar is None:
-            from rich import progress as rich
-            from rich.console import Console
+        with self._lock:
+            if self._output is not None:
+                counts = format_part(done, total) if self._in_bytes else f"{done:,}/{total:,}"
+                self._output.show(done, total, f"{counts}  {doing}")
+            if self._stream is None:
+                return
+            if self._bar is None:
+                self._bar = self._made(self._stream)
+                self._bar.add_task(doing, completed=done, total=total)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=doing)
 
-            shown: list[rich.ProgressColumn] = [rich.BarColumn(self._width)]
-            if self._in_bytes:
-                shown += [rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()]
-                shown += [rich.TimeRemainingColumn()]
-            else:
-                shown += [rich.MofNCompleteColumn(), rich.TimeElapsedColumn()]
-            shown.append(rich.TextColumn("{task.description}", markup=False))
-            console = Console(file=self._stream, no_color=not self._colour)
-            self._bar = rich.Progress(*shown, console=console, transient=True)
-            self._bar.add_task(doing, completed=done, total=total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=doing)
+    def _made(self, stream: TextIO) -> Progress:
+        from rich import progress as rich
+        from rich.console import Console
+
+        shown: list[rich.ProgressColumn] = [rich.BarColumn(self._width)]
+        if self._in_bytes:
+            shown += [rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()]
+            shown += [rich.TimeRemainingColumn()]
+        else:
+            shown += [rich.MofNCompleteColumn(), rich.TimeElapsedColumn()]
+        shown.append(rich.TextColumn("{task.description}", markup=False))
+        console = Console(file=stream, no_color=not self._colour)
+        return rich.Progress(*shown, console=console, transient=True)
 
 
 class _CellOutput:
