@@ -21,6 +21,7 @@ _FULL = (np.dtype(np.float32), np.dtype(np.float64))
 _MULTIPLIED: Callable[..., Any] = np.multiply.reduce
 _SOME: Callable[..., Any] = np.logical_or.reduce
 _EVERY: Callable[..., Any] = np.logical_and.reduce
+_SCORES_AT_ONCE = 1 << 26
 _BLOCK = 1 << 16
 """Elements at a time: a few arrays of so many fit the cache of one core."""
 
@@ -77,6 +78,63 @@ def _swiglu(gate: Array, up: Array | None) -> Any:
             if other is not None:
                 block *= other[part]
     return result.reshape(gate.shape)
+
+
+def _attention(
+    q: Array, k: Array, v: Array, causal: bool, scale: float | None, mask: Any, window: int | None,
+    lengths: Any, soft_cap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
+    """Each text with the keys that are valid, of which nothing is copied."""
+    _, heads, queries, size = q.shape
+    _, kv_heads, keys, _ = k.shape
+    if mask is not None or lengths is None or not (q.size and k.size and v.size):
+        return NotImplemented
+    if heads * queries * keys > _SCORES_AT_ONCE:
+        return NotImplemented
+    kind = q.dtype if q.dtype in _FULL else np.dtype(np.float32)
+    factor = kind.type(size**-0.5 if scale is None else scale)
+    rows = (kv_heads, heads // kv_heads * queries)
+    extra = None
+    if sinks is not None:
+        extra = np.repeat(sinks.astype(kind, copy=False), queries).reshape(*rows, 1)
+    result = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    with np.errstate(all="ignore"):
+        for text, length in enumerate(lengths.tolist()):
+            valid = min(max(length, 0), keys)
+            first = 0 if window is None else max(0, valid - queries + 1 - window)
+            own_keys, values = (x[text, :, first:valid].astype(kind, copy=False) for x in (k, v))
+            if not own_keys.size:
+                continue
+            asked = q[text].astype(kind, copy=False).reshape(*rows, -1) * factor
+            scores = asked @ own_keys.swapaxes(1, 2)
+            if soft_cap is not None:
+                scores = soft_cap * np.tanh(scores / soft_cap)
+            if causal and queries > 1:
+                key = np.arange(first, valid)
+                own = np.arange(valid - queries, valid)[:, None]
+                hidden = key > own
+                if window is not None:
+                    hidden |= key <= own - window
+                scores.reshape(kv_heads, -1, queries, len(key))[:, :, hidden] = -np.inf
+            weights, total = _weights(scores, extra)
+            averaged = weights @ values / total
+            result[text] = averaged.reshape(heads, queries, -1)
+    return result
+
+
+def _weights(scores: Array, sinks: Any) -> tuple[Array, Array]:
+    """Exponentials of the scores, and what they are to be divided by."""
+    largest = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    largest[largest == -np.inf] = 0  # a query that sees nothing
+    scores -= largest
+    weights = np.exp(scores, out=scores)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - largest)
+    total[total == 0] = 1
+    return weights, total
 
 
 def _argsort(x: Array, axis: int, descending: bool) -> Any:
@@ -148,6 +206,7 @@ def _by_rows(x: Array) -> tuple[Array, Array, int]:
 FUSED: Mapping[str, Callable[..., Any]] = {
     "all": _all,
     "any": _any,
+    "attention": _attention,
     "argmin": _argmin,
     "argsort": _argsort,
     "cumulative_sum": _cumulative_sum,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from anydevice.core.donation import under_way
+from anydevice.core.rope_scaling import depends_on_length, freeze, frequencies, thaw
 from anydevice.engines.torch.captured import captured_step
 from anydevice.engines.torch.decoder_layer import decoder_layer
-from anydevice.engines.torch.primitives import PRIMITIVES
+from anydevice.engines.torch.primitives import PRIMITIVES, is_eager_on_cpu
 
 Arrays = Sequence[Any]
 Function = Callable[..., Any]
@@ -45,7 +47,6 @@ with 16,384, flash attention's 266 and 335. Cards that are not named keep PyTorc
 
 _orders: dict[Any, tuple[SDPBackend, ...]] = {}
 _WIDE = (torch.float32, torch.float64)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MEAN = 1  # as PyTorch numbers the ways to reduce; left out, it reduces nothing
 _mse_loss: Function = torch._C._nn.mse_loss  # what is left of PyTorch's for two of one shape
 _FOR_GPUS = torch.version.cuda is not None or torch.version.hip is not None
@@ -296,6 +297,11 @@ def attention(
     if held[3] != v.shape[3] and (not v.shape[3] or q.dtype not in _WIDE):
         return NotImplemented  # in 16 bits, PyTorch would round on the way
     queries, keys = asked[2], held[2]
+    if lengths is not None and mask is None and is_eager_on_cpu(q, k, v, lengths):
+        k, v, window, lengths = _valid(queries, k, v, window, lengths)
+        keys = k.shape[2]
+        if not keys:
+            return NotImplemented
     if lengths is None and mask is None and window is None:
         if queries == 1 or not causal:
             if scale is None and asked[1] == held[1] and not q.is_cuda:
@@ -308,7 +314,7 @@ def attention(
     # A query that sees nothing would give NaN; it sees all, and is left out after.
     shown = seen | ~some
     # What no query attends to may be NaN. On a CPU that shows in the result, nearly always not.
-    hopeful = _is_eager_on_cpu(*(x for x in (q, k, v, mask, lengths) if x is not None))
+    hopeful = is_eager_on_cpu(*(x for x in (q, k, v, mask, lengths) if x is not None))
     if not hopeful and (mask is not None or lengths is not None):
         k, v = _held(k, v, seen)
     result = torch.where(some, _of_groups(q, k, v, shown, scale), 0.0)
@@ -317,12 +323,19 @@ def attention(
     return result
 
 
-def _is_eager_on_cpu(*tensors: Any) -> bool:
-    """Whether a result can be looked at, at little cost."""
-    return not torch.compiler.is_compiling() and all(
-        type(x) in _PLAIN and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        for x in tensors
-    )
+def _valid(
+    queries: int, k: Any, v: Any, window: int | None, lengths: Any
+) -> tuple[Any, Any, int | None, Any]:
+    """The keys and values that any query may see, without what says so, where it is clear then."""
+    keys = k.shape[2]
+    valid = [min(max(length, 0), keys) for length in lengths.tolist()]
+    first, most = 0, max(valid)
+    if min(valid) == most:
+        lengths = None
+        if window is not None:
+            first = max(0, most - queries + 1 - window)
+            window = None if queries == 1 else window
+    return k[:, :, first:most], v[:, :, first:most], window, lengths
 
 
 def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
@@ -331,6 +344,37 @@ def _held(k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
     if some.shape[1] > 1:
         some = some.reshape(some.shape[0], k.shape[1], -1, some.shape[2]).any(2)
     return torch.where(some[..., None], k, 0.0), torch.where(some[..., None], v, 0.0)
+
+
+def _rope(
+    x: Any, positions: Any, theta: float, interleaved: bool, scaling: Any, length: Any = None
+) -> Any:
+    if torch.compiler.is_compiling() or depends_on_length(scaling) or not x.numel():
+        return NotImplemented
+    size = x.shape[3]
+    steps, factor = _steps(size, theta, freeze(scaling), x.device)
+    angles = positions[..., None, :, None] * steps
+    y = x if x.dtype in _WIDE else x.float()
+    cosine, sine = angles.cos(), angles.sin()
+    if factor != 1:
+        cosine, sine = cosine * factor, sine * factor
+    if y.dtype == torch.float64:
+        cosine, sine = cosine.double(), sine.double()
+    first, second = (y[..., ::2], y[..., 1::2]) if interleaved else y.chunk(2, -1)
+    turned = (
+        torch.addcmul(first * cosine, second, sine, value=-1),
+        torch.addcmul(second * cosine, first, sine),
+    )
+    result = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return result.to(x.dtype)
+
+
+@lru_cache(maxsize=64)
+def _steps(size: int, theta: float, scaling: Any, device: Any) -> tuple[torch.Tensor, float]:
+    """The angle of each pair for one position, and the factor of cosine and sine."""
+    found, factor = frequencies(size, theta, thaw(scaling))
+    with torch.inference_mode(False):  # what is made in that mode has no part in gradients
+        return torch.tensor(found, dtype=torch.float32, device=device), factor
 
 
 def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
@@ -595,6 +639,7 @@ _OWN: dict[str, Function] = {
     "batch_norm": _batch_norm,
     "batch_norm_training": _batch_norm_training,
     "attention": attention,
+    "rope": _rope,
     "cross_entropy": _cross_entropy,
     "mean_squared_error": _mean_squared_error,
     "conv2d": _conv2d,

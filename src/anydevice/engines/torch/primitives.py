@@ -16,6 +16,7 @@ from anydevice.engines.torch.arrays import KNOWN, NATIVE
 
 Axes = int | tuple[int, ...]
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # By name and not by row: names are constants to the compiler.
 _THEIRS = {row.name: theirs for row, theirs in NATIVE.items()}
 
@@ -173,6 +174,13 @@ class TorchPrimitives:
     def write(self, x: Any, new: Any, positions: Any) -> Any:
         if not (x.numel() and new.numel()):
             return x
+        in_place = not (x.requires_grad or 0 in x.stride())
+        if in_place and is_eager_on_cpu(x, new, positions):
+            starts = _starts(positions.tolist(), x.shape[2])
+            if starts is not None:
+                for row, start in enumerate(starts):
+                    x[row, :, start : start + new.shape[2]] = new[row]
+                return x
         inside, target = _within(positions, x.shape[2])
         if new.shape[2] > 1:
             # A row that is left out may not touch another: it writes again what the first of its
@@ -187,8 +195,7 @@ class TorchPrimitives:
         target = _over_rows(target, new)
         rows = torch.where(_over_rows(inside, new), new, torch.gather(x, 2, target))
         # What autograd still needs must not change.
-        put = x.scatter if x.requires_grad or 0 in x.stride() else x.scatter_
-        return put(2, target, rows)
+        return (x.scatter_ if in_place else x.scatter)(2, target, rows)
 
 
 def _theirs(dtype: DType) -> torch.dtype:
@@ -233,6 +240,22 @@ def _within(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tenso
     places = indices.to(torch.int64)
     safe = places.clamp(0, size - 1)
     return safe == places, safe
+
+
+def is_eager_on_cpu(*tensors: Any) -> bool:
+    """Whether these can be looked at, at little cost: nobody traces or wraps them."""
+    return not torch.compiler.is_compiling() and all(
+        type(x) in _PLAIN and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        for x in tensors
+    )
+
+
+def _starts(positions: list[list[int]], keys: int) -> list[int] | None:
+    """Where the tokens of each row begin, if they follow each other and all are in range."""
+    starts = [row[0] for row in positions]
+    count = len(positions[0])
+    follow = count == 1 or all(row == list(range(row[0], row[0] + count)) for row in positions)
+    return starts if follow and min(starts) >= 0 and max(starts) + count <= keys else None
 
 
 def _over_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
