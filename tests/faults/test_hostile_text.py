@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -122,6 +121,8 @@ def _check_stream(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 def _run(kind: str, first: int, count: int) -> None:
     """In the child: damage and read, and say which case it is before it begins."""
+    import resource  # Windows has none
+
     damage: Callable[[random.Random], Files] = globals()[f"_damaged_{kind}"]
     for files in WHOLE:  # and import what is needed, before memory is limited
         _use(files, random.Random(0))

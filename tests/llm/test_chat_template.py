@@ -113,6 +113,25 @@ def test_a_template_writes_what_it_writes_in_transformers(feature: str) -> None:
             assert_same(FEATURES[feature], case, prompt)
 
 
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% generation %}{{ messages|tojson }}{% endgeneration %}", ("rendered", '["é<"]')),
+        ("{{ raise_exception('No') }}", ("refused", "No")),
+        ("{{ x.y }}", ("failed", "'x' is undefined")),
+        ("{{ 1 + 'a' }}", ("failed", "TypeError: ")),
+        ("{{ namespace(_a=1) }}{{ dict(a=1) }}", ("failed", "a namespace takes no private name")),
+        ("{{ dict.fromkeys([1]) }}{{ strftime_now('%%') }}", ("rendered", "{1: None}%")),
+        ("a\n{% if", ("syntax", "line 2: ")),
+        ("{{ 'a' * 4194305 }}", ("long", "")),
+    ],
+)
+def test_the_child_says_how_it_went(template: str, expected: tuple[str, str]) -> None:
+    kind, text = chat_template._rendered(template, {"messages": ["é<"]})
+    assert kind == expected[0]
+    assert text.startswith(expected[1])
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_real_templates_write_what_they_write_in_transformers(name: str) -> None:
