@@ -396,9 +396,36 @@ def untyped(a) -> None:  # type: ignore[no-untyped-def]
     """
 
 
+def unread(a: NoSuchType) -> None:  # type: ignore[name-defined]  # noqa: F821
+    """Has a type that is nowhere.
+
+    Args:
+        a: a thing
+    """
+
+
+def unlisted(a: str) -> None:
+    """Has choices that are none.
+
+    Args:
+        a: a thing (choices: [one, two])
+    """
+
+
+def odd(a: set[int]) -> None:
+    """Has a type that JSON has not.
+
+    Args:
+        a: a thing
+    """
+
+
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
+        (unread, "the tool unread has types that cannot be read"),
+        (unlisted, r"the tool unlisted has choices that are not JSON: \[one, two\]"),
+        (odd, "the tool odd has a parameter of type"),
         (untold, "the tool untold does not describe a under Args:"),
         (untyped, "the tool untyped has no type for a"),
         (lambda: None, "has no docstring"),

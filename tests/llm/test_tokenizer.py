@@ -220,6 +220,21 @@ def test_a_damaged_folder_is_refused_by_file(
         Tokenizer.from_folder(folder_with(tmp_path, files))
 
 
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    folder_with(tmp_path, {"tokenizer.json": BYTES})
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match=r"chat_template.jinja is not UTF-8"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ConfigurationError, match=r"config.json cannot be read: Is a directory"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_tokens_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"test/tokenizer.json cannot decode tokens"):
+        made().decode([-1])
+
+
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nowhere is not a folder"):
         Tokenizer.from_folder(tmp_path / "nowhere")
