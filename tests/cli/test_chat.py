@@ -26,6 +26,7 @@ Process = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}. {% endfor %}"
 HERE = ("--device", "cpu", "--engine", "numpy")
+SMOLLM2 = ".cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LONG = 3000
 """Tokens that take seconds: long enough to be interrupted."""
 
@@ -191,6 +192,18 @@ def test_a_name_of_the_hugging_face_cache(
     assert (code, out.strip() != "") == (0, True)
 
 
+def test_a_cpu_is_left_to_numpy_only_for_small_models_or_where_it_is_asked_for(
+    stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert llm.load(stories, "cpu").device.engine == "numpy"
+    monkeypatch.setattr("anydevice.llm.model.SMALL", 2**20 - 2**16)
+    assert llm.load(stories, device("cpu", engine="numpy")).device.engine == "numpy"
+    for fast, serves in (("torch", "torch"), ("cupy", "numpy")):
+        monkeypatch.setattr("anydevice.llm.model.CPU_ENGINES", (fast,))
+        found = llm.load(stories, "cpu").device
+        assert (found.engine, found.engine_is_free) == (serves, True)
+
+
 def test_a_reader_that_leaves_is_no_error(talker: Path) -> None:
     command = [sys.executable, "-m", "anydevice", "chat", str(talker), *HERE]
     with subprocess.Popen(
@@ -351,6 +364,19 @@ def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
     assert "\x1b" not in chat.until("> ")
     chat.type(b"plain\n")
     chat.until(r"\[4 tokens.*> ")
+    chat.type(b"\x04")
+    assert chat.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.soak
+def test_a_real_model_knows_of_what_was_said(chatting: Callable[..., Terminal]) -> None:
+    file = Path(__file__).parents[2] / SMOLLM2
+    if not file.exists():
+        pytest.skip(f"there is no {SMOLLM2}; make chat fetches it")
+    chat = chatting("--engine", "jax", "--context", "1k", "--max-tokens", "40", folder=file)
+    chat.until("\n> ")
+    assert "Paris" in turn(chat, "What is the capital of France?")[0]
+    assert "Rome" in turn(chat, "And of Italy?")[0]
     chat.type(b"\x04")
     assert chat.process.wait(PATIENCE) == 0
 
