@@ -89,6 +89,11 @@ MIXED: dict[str, tuple[str, str, Mixed]] = {
         "lengths",
         lambda u, v: ops.attention(*[u(HEADS)] * 3, lengths=v(PLACES[:1])),
     ),
+    "attention, sinks": (
+        "q",
+        "sinks",
+        lambda u, v: ops.attention(*[u(HEADS)] * 3, sinks=v(FLOATS[0][: HEADS.shape[1]])),
+    ),
     "attention, mask": (
         "q",
         "mask",
