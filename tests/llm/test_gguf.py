@@ -188,7 +188,7 @@ def test_tensors_are_read_from_any_block_on(
     assert tensor.shape == theirs.shape == (12, 1024)
     monkeypatch.setattr(joining, "CHUNK", 2048)
     with joining.OpenFiles() as files:
-        joined = joining.Joined(tensor.shape, tensor.dtype, (joining.Part(tensor),))
+        joined = joining.Joined(tensor.shape, tensor.dtype, (joining.Segment(tensor),))
         whole = joining._read(joined, files, lambda _: None)
         row = np.empty(1024, np.float32)
         tensor.row(7).read(files.of(tensor), row, 0)

@@ -22,7 +22,7 @@ from anydevice.llm.description import Description
 from anydevice.llm.tokenizer import GENERATION, SETTINGS, TOKENIZER, Tokenizer
 from anydevice.planning.gguf import family_of
 from anydevice.transfer.weights.gguf import GgufFile, Strings, read_gguf, unpacker
-from anydevice.transfer.weights.joining import Part
+from anydevice.transfer.weights.joining import Segment
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _OUTER = {
@@ -65,31 +65,33 @@ _TABLES = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def stored_parameters(file: GgufFile, description: Description) -> dict[str, Part]:
+def stored_parameters(file: GgufFile, description: Description) -> dict[str, Segment]:
     """The tensors of a file under the names that they have in a folder, in the same order."""
     if any(tensor.packing.elements > 1 for tensor in file.tensors.values()):
         unpacker()  # said now, and not in the middle
-    found: dict[str, Part] = {}
+    found: dict[str, Segment] = {}
     for name, tensor in file.tensors.items():
         if name in _TABLES or name.endswith((".attn_rot_embd.weight", ".rope_freqs.weight")):
             continue
         inside = _LAYER.fullmatch(name)
         if inside is None:
-            found[_OUTER.get(name, name)] = Part(tensor, _arranged(name, description))
+            found[_OUTER.get(name, name)] = Segment(tensor, _arranged(name, description))
             continue
         number, inner, kind = inside.groups()
         layer = f"model.layers.{number}"
         if inner in _STACKED and len(tensor.shape) == 3:
             for expert in range(tensor.shape[0]):
                 theirs = f"{layer}.mlp.experts.{expert}.{_STACKED[inner]}.{kind}"
-                found[theirs] = Part(tensor.row(expert))
+                found[theirs] = Segment(tensor.row(expert))
             continue
         arrange = _arranged(name, description)
         if family_of(file).permuted and inner in ("attn_q", "attn_k"):
             arrange = partial(_unpermuted, size=description.head_size)
         if inner == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
             tensor = tensor.as_matrix()
-        found[f"{layer}.{_inner(inner, file, number, description)}.{kind}"] = Part(tensor, arrange)
+        found[f"{layer}.{_inner(inner, file, number, description)}.{kind}"] = Segment(
+            tensor, arrange
+        )
     return found
 
 

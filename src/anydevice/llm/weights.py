@@ -31,7 +31,7 @@ from anydevice.nn.random_choice import folded_seed, mixed
 from anydevice.ops.dispatch import primitives
 from anydevice.planning.config import is_gguf_path
 from anydevice.transfer.weights.gguf import read_gguf
-from anydevice.transfer.weights.joining import Joined, Part, SafeTensor
+from anydevice.transfer.weights.joining import Joined, SafeTensor, Segment
 from anydevice.transfer.weights.loading import load_joined
 from anydevice.transfer.weights.safetensors import read_model
 
@@ -93,13 +93,16 @@ def load_parameters(
         stored = stored_parameters(read_gguf(path), description)
         return load_stored(stored, description, device, dtype, source=path, progress=progress)
     stored = _by_usual_names(
-        {name: Part(SafeTensor(each.header, each.entry)) for name, each in read_model(path).items()}
+        {
+            name: Segment(SafeTensor(each.header, each.entry))
+            for name, each in read_model(path).items()
+        }
     )
     return load_stored(stored, description, device, dtype, source=path, progress=progress)
 
 
 def load_stored(
-    stored: Mapping[str, Part],
+    stored: Mapping[str, Segment],
     description: Description,
     device: Device,
     dtype: object = None,
@@ -394,7 +397,7 @@ def _named(name: str, shape: Shape) -> tuple[Way, ...]:
 # --- checks -----------------------------------------------------------------------------------
 
 
-def _found(parameter: Parameter, stored: Mapping[str, Part], source: Path) -> Way:
+def _found(parameter: Parameter, stored: Mapping[str, Segment], source: Path) -> Way:
     """The way in which a parameter is stored; its names are there, their shapes are right."""
     way = next((way for way in parameter.ways if way.tensors[0][0] in stored), None)
     missing = [name for name, _ in (way or parameter.ways[0]).tensors if name not in stored]
@@ -422,12 +425,12 @@ def _found(parameter: Parameter, stored: Mapping[str, Part], source: Path) -> Wa
     return way
 
 
-def _parts(way: Way, stored: Mapping[str, Part]) -> tuple[Part, ...]:
+def _parts(way: Way, stored: Mapping[str, Segment]) -> tuple[Segment, ...]:
     parts = tuple(stored[name] for name, _ in way.tensors)
     if way.arrange is None:
         return parts
     return tuple(
-        Part(part.tensor.row(number), way.arrange)
+        Segment(part.tensor.row(number), way.arrange)
         for part in parts
         for number in range(part.tensor.shape[0])
     )
@@ -446,7 +449,9 @@ _PASSED_OVER = re.compile(
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-def _refuse_left_over(left: set[str], stored: Mapping[str, Part], description: Description) -> None:
+def _refuse_left_over(
+    left: set[str], stored: Mapping[str, Segment], description: Description
+) -> None:
     ahead = {_LAYER.match(name)[1] for name in left if name.endswith(".eh_proj.weight")}  # type: ignore[index]
     tied = {"lm_head.weight"} if description.tied else set()
     left = {
@@ -466,7 +471,7 @@ def _refuse_left_over(left: set[str], stored: Mapping[str, Part], description: D
         )
 
 
-def _dtype(dtype: object, stored: Mapping[str, Part]) -> DType:
+def _dtype(dtype: object, stored: Mapping[str, Segment]) -> DType:
     embedding = stored.get("model.embed_tokens.weight")
     if dtype is None and embedding is not None:
         return embedding.tensor.dtype
@@ -482,7 +487,7 @@ def _dtype(dtype: object, stored: Mapping[str, Part]) -> DType:
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "language_model.", "")
 
 
-def _by_usual_names(stored: Mapping[str, Part]) -> dict[str, Part]:
+def _by_usual_names(stored: Mapping[str, Segment]) -> dict[str, Segment]:
     """The tensors by the names that they have in a folder of a model for text alone.
 
     Of a folder for more than text, the decoder is under `language_model`; a decoder that was saved

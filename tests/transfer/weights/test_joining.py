@@ -15,7 +15,7 @@ from anydevice.core.dtypes import DTYPES
 from anydevice.errors import TransferError
 from anydevice.transfer.staging import Ring
 from anydevice.transfer.weights import joining
-from anydevice.transfer.weights.joining import Joined, OpenFiles, Part, SafeTensor, place
+from anydevice.transfer.weights.joining import Joined, OpenFiles, SafeTensor, Segment, place
 from anydevice.transfer.weights.safetensors import read_header
 from tests.transfer.test_staging import HostCopier
 
@@ -42,7 +42,7 @@ class HostEngine:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> tuple[list[Part], Any]:
+def parts(tmp_path: Path) -> tuple[list[Segment], Any]:
     """Three matrices in two files, the middle one turned; and all of them in one."""
     dice = np.random.default_rng(1)
     q = dice.standard_normal((700, 512)).astype(np.float32)
@@ -52,7 +52,7 @@ def parts(tmp_path: Path) -> tuple[list[Part], Any]:
     save_file({"k": k}, tmp_path / "2.safetensors")
     headers = [read_header(tmp_path / f"{number}.safetensors") for number in (1, 2)]
     tensors = [SafeTensor(h, h.entries[name]) for h, name in zip(headers * 2, "qkv", strict=False)]
-    found = [Part(tensors[0]), Part(tensors[1], np.transpose), Part(tensors[2])]
+    found = [Segment(tensors[0]), Segment(tensors[1], np.transpose), Segment(tensors[2])]
     whole = np.concatenate([each.astype(np.float32) for each in (q, k.T, v)])
     return found, whole
 
@@ -60,7 +60,7 @@ def parts(tmp_path: Path) -> tuple[list[Part], Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("staged", [True, False])
 def test_parts_lie_one_behind_the_other(
-    parts: tuple[list[Part], Any], monkeypatch: pytest.MonkeyPatch, staged: bool, dtype: str
+    parts: tuple[list[Segment], Any], monkeypatch: pytest.MonkeyPatch, staged: bool, dtype: str
 ) -> None:
     found, whole = parts
     joined = Joined(whole.shape, DTYPES[dtype], tuple(found))
@@ -85,7 +85,7 @@ def test_numbers_that_a_dtype_cannot_hold_are_refused_from_threads_too(
 ) -> None:
     save_file({"x": np.full((600, 600), 1e6, np.float32)}, tmp_path / "1.safetensors")
     header = read_header(tmp_path / "1.safetensors")
-    part = Part(SafeTensor(header, header.entries["x"]))
+    part = Segment(SafeTensor(header, header.entries["x"]))
     joined = Joined((600, 600), DTYPES["float16"], (part,))
     ring = Ring(HostCopier(), 3, 4096)
     monkeypatch.setattr(joining, "ring_of", lambda _: ring)

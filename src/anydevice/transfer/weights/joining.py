@@ -147,7 +147,7 @@ def refusal(tensor: Stored, problem: str) -> TransferError:
     return TransferError(f"{tensor.path}: the tensor {tensor.name!r}: {problem}", tensor.name)
 
 
-class Part(Record):
+class Segment(Record):
     """A stored tensor on its way into an array.
 
     `arrange` brings it, as an array in host memory of its own dtype, into the order in which it is
@@ -172,7 +172,7 @@ class Joined(Record):
 
     shape: tuple[int, ...]
     dtype: DType
-    parts: tuple[Part, ...]
+    parts: tuple[Segment, ...]
 
     @property
     def nbytes(self) -> int:
@@ -311,7 +311,7 @@ class _Works:
 
 
 def _reading(
-    part: Part, file: PlainFile, flat: Any, advance: Advance
+    part: Segment, file: PlainFile, flat: Any, advance: Advance
 ) -> Iterator[Callable[[], None]]:
     """The steps that bring a stored tensor into memory of its size."""
     if part.arrange is not None:
@@ -322,16 +322,16 @@ def _reading(
         yield partial(_read_chunk, part, file, flat[first : first + step], first, advance)
 
 
-def _read_chunk(part: Part, file: PlainFile, some: Any, first: int, advance: Advance) -> None:
+def _read_chunk(part: Segment, file: PlainFile, some: Any, first: int, advance: Advance) -> None:
     part.tensor.read(file, some, first)
     advance(some.size * part.tensor.nbytes // part.size)
 
 
-def _read_part(part: Part, file: PlainFile, flat: Any, advance: Advance) -> None:
+def _read_part(part: Segment, file: PlainFile, flat: Any, advance: Advance) -> None:
     """A stored tensor, arranged, into memory of its size."""
     assert part.arrange is not None
     whole = np.empty(part.tensor.shape, part.tensor.dtype.numpy())
-    for read in _reading(Part(part.tensor), file, whole.reshape(-1), advance):
+    for read in _reading(Segment(part.tensor), file, whole.reshape(-1), advance):
         read()
     convert(part.tensor, part.arrange(whole).reshape(-1), flat)
 

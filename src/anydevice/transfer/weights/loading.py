@@ -20,8 +20,8 @@ from anydevice.transfer.weights.joining import (
     Advance,
     Joined,
     OpenFiles,
-    Part,
     SafeTensor,
+    Segment,
     in_file_order,
     place,
 )
@@ -133,7 +133,7 @@ def load_joined(
 def _alone(header: Header, entry: Entry, wanted: DType | None) -> Joined:
     """An array of one tensor."""
     dtype = wanted if wanted and entry.dtype.kind == "float" else entry.dtype
-    return Joined(entry.shape, dtype, (Part(SafeTensor(header, entry)),))
+    return Joined(entry.shape, dtype, (Segment(SafeTensor(header, entry)),))
 
 
 def _float_dtype(dtype: object) -> DType | None:
