@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anydevice import ops
 from anydevice.core.record import replace
-from anydevice.core.trees import leaves, mapped
+from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 from anydevice.llm import decoder
@@ -121,6 +122,46 @@ def test_pieces_and_then_token_by_token(name: str, engine: str) -> None:
             found[row, read[row] : read[row] + count[row]] = logits[row, : count[row]]
         read += count
     same(found, case.logits)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_16_bits(name: str) -> None:
+    """Logits are off by what bfloat16 rounds; another expert may be chosen where two are close."""
+    run, case = runner("torch", name), reference(name)
+    narrow = mapped(lambda x: ops.astype(x, "bfloat16"), run.parameters)
+    for layer in narrow["layers"]:
+        if "choice_bias" in layer.get("router", {}):  # which is float32 in files too
+            router = layer["router"]
+            router["choice_bias"] = ops.astype(router["choice_bias"], "float32")
+    hidden, _ = decoder.forward(run.description, narrow, run.put(case.ids))
+    logits = decoder.logits(run.description, narrow, hidden)
+    assert str(logits.dtype) == "torch.bfloat16"
+    off = run.engine.to_host(ops.astype(logits, "float32")) - case.logits
+    assert np.sqrt((off**2).mean()) <= 0.06 * np.sqrt((case.logits**2).mean())
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", *SPECIAL])
+def test_the_gradient_is_the_slope_of_the_loss(name: str) -> None:
+    run, case = runner("torch", name), reference(name)
+    wide = mapped(lambda x: x.astype(np.float64), case.parameters)
+    drawn = np.random.default_rng(0)
+    way = mapped(lambda x: drawn.standard_normal(x.shape), wide)
+    ids, targets = case.ids[:, :-1].copy(), case.ids[:, 1:].copy()
+
+    def loss(parameters: Any, ids: Any, targets: Any) -> Any:
+        hidden, _ = decoder.forward(case.description, parameters, ids)
+        return ops.cross_entropy(decoder.logits(case.description, parameters, hidden), targets)
+
+    def moved(by: float) -> float:
+        parts = zip(leaves(wide), leaves(way), strict=True)
+        return float(loss(refilled(wide, [x + by * y for x, y in parts]), ids, targets))
+
+    autodiff: Any = run.engine.autodiff
+    placed = mapped(run.put, wide)
+    _, slopes = autodiff.value_and_grad(loss)(placed, run.put(ids), run.put(targets))
+    slopes = leaves(mapped(run.engine.to_host, slopes))
+    rise = sum((x * y).sum() for x, y in zip(slopes, leaves(way), strict=True))
+    assert rise == pytest.approx((moved(1e-6) - moved(-1e-6)) / 2e-6, rel=1e-4)
 
 
 @pytest.mark.parametrize("engine", [*SHORT, *LONG])
