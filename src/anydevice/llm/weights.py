@@ -452,13 +452,13 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 def _refuse_left_over(
     left: set[str], stored: Mapping[str, Segment], description: Description
 ) -> None:
-    ahead = {_LAYER.match(name)[1] for name in left if name.endswith(".eh_proj.weight")}  # type: ignore[index]
+    layers = {name: found[1] for name in left if (found := _LAYER.match(name))}
+    ahead = {number for name, number in layers.items() if name.endswith(".eh_proj.weight")}
     tied = {"lm_head.weight"} if description.tied else set()
     left = {
         name
         for name in left - tied
-        if not _PASSED_OVER.search(name)
-        and not ((layer := _LAYER.match(name)) and layer[1] in ahead)
+        if not _PASSED_OVER.search(name) and layers.get(name) not in ahead
     }
     if left:
         name = min(left)
