@@ -410,7 +410,7 @@ def _found(parameter: Parameter, stored: Mapping[str, Segment], source: Path) ->
     assert way is not None
     for name, shape in way.tensors:
         tensor = stored[name].tensor
-        said = f"{tensor.path}: the tensor {tensor.name!r}"
+        said = f"{tensor.path}: the tensor {shortened(tensor.name)!r}"
         if tensor.shape != shape:
             raise TransferError(
                 f"{said} has the shape {_sizes(tensor.shape)}, and by the config it should have "
@@ -464,7 +464,7 @@ def _refuse_left_over(
         name = min(left)
         tensor = stored[name].tensor
         raise TransferError(
-            f"{tensor.path}: the tensor {tensor.name!r}, one of {len(left)}, has no place in the "
+            f"{tensor.path}: the tensor {shortened(tensor.name)!r}, one of {len(left)}, has no place in the "
             "model that the config describes; config and weights are not of one model: download "
             "both again",
             tensor.name,

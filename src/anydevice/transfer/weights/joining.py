@@ -18,6 +18,7 @@ from anydevice.core.device import Device
 from anydevice.core.dtypes import DType
 from anydevice.core.engine import Engine
 from anydevice.core.record import Record, replace
+from anydevice.core.text import shortened
 from anydevice.core.threads import side_by_side
 from anydevice.errors import TransferError
 from anydevice.memory.out_of_memory import refuse
@@ -144,7 +145,9 @@ def convert(tensor: Stored, source: Any, target: Any) -> None:
 
 def refusal(tensor: Stored, problem: str) -> TransferError:
     """The error for a tensor that cannot be loaded."""
-    return TransferError(f"{tensor.path}: the tensor {tensor.name!r}: {problem}", tensor.name)
+    return TransferError(
+        f"{tensor.path}: the tensor {shortened(tensor.name)!r}: {problem}", tensor.name
+    )
 
 
 class Segment(Record):
@@ -236,7 +239,7 @@ def place(
         raise
     except Exception as error:  # each library refuses with errors of its own
         tensor = joined.parts[0].tensor
-        refuse(error, device, what=f"{tensor.path}: the tensor {tensor.name!r}")
+        refuse(error, device, what=f"{tensor.path}: the tensor {shortened(tensor.name)!r}")
         raise refusal(tensor, str(error)) from error
 
 
