@@ -464,9 +464,9 @@ def _refuse_left_over(
         name = min(left)
         tensor = stored[name].tensor
         raise TransferError(
-            f"{tensor.path}: the tensor {shortened(tensor.name)!r}, one of {len(left)}, has no place in the "
-            "model that the config describes; config and weights are not of one model: download "
-            "both again",
+            f"{tensor.path}: the tensor {shortened(tensor.name)!r}, one of {len(left)}, has no "
+            "place in the model that the config describes; config and weights are not of one "
+            "model: download both again",
             tensor.name,
         )
 
