@@ -20,6 +20,7 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, VerificationE
 from anydevice.models.precision import policy_of
 from anydevice.nn.layer import without_gradient
 from anydevice.training.function_steps import HostStepper, stepper_for, total
+from anydevice.training.spreading import Spread
 from anydevice.training.steps import StepConfig, StepState
 
 # PyTorch's compiler itself imports what PyTorch calls deprecated.
@@ -347,7 +348,7 @@ def compiled_with(
     config = StepConfig(
         LAYER, nn.mean_squared_error, optimizer, policy_of("float32", here), optimize=optimize
     )
-    stepper_for(here, config, StepState(parameters, optimizer.init(parameters)), 0)
+    stepper_for(Spread(here), config, StepState(parameters, optimizer.init(parameters)), 0)
     return asked
 
 
@@ -364,9 +365,9 @@ def test_training_hands_on_how_hard(monkeypatch: pytest.MonkeyPatch) -> None:
     here = anydevice.device("cpu", engine="jax")
     asked: list[str] = []
 
-    def watched(home: Device, config: StepConfig, *others: Any) -> Any:
+    def watched(spread: Spread, config: StepConfig, *others: Any) -> Any:
         asked.append(config.optimize)
-        return stepper_for(home, config, *others)
+        return stepper_for(spread, config, *others)
 
     monkeypatch.setattr("anydevice.training._training.stepper_for", watched)
     for optimize in ("aggressive", None, "none"):

@@ -226,7 +226,7 @@ def test_the_setting_mixed_precision_is_the_default(trainable: Device) -> None:
 # Where, and how
 
 
-def test_several_devices_are_refused_and_one_in_a_list_is_taken() -> None:
+def test_one_device_may_stand_in_a_list_and_several_are_asked_for_by_devices() -> None:
     pytest.importorskip("torch")
     with pytest.raises(ConfigurationError, match=r"device= is one device, .*use devices="):
         trained(["cpu:0", "cpu:1"])  # type: ignore[arg-type]
@@ -234,12 +234,14 @@ def test_several_devices_are_refused_and_one_in_a_list_is_taken() -> None:
         trained("cpu", devices=["cpu"])
     with pytest.raises(ConfigurationError, match="devices= is empty"):
         trained(None, devices=[])
-    with pytest.raises(
-        UnsupportedError, match=r"2 devices .* cannot use more than one yet"
-    ) as seen:
-        trained(None, devices=["cpu:0", "cpu:1"])
-    assert seen.value.reasons[0].fix == "choose one of them, as in device='cpu:0'"
-    for one in (["cpu"], [cpu("torch")], "cpu"):
+    with pytest.raises(UnsupportedError, match="2 devices in one process need JAX") as seen:
+        trained(None, devices=[cpu("torch"), cpu("torch")])
+    assert "anydevice launch" in seen.value.reasons[0].fix
+    with pytest.raises(ConfigurationError, match="strategy is one of auto, replicate, shard"):
+        trained(None, devices=["cpu"], strategy="both")
+    with pytest.raises(ConfigurationError, match="give devices= too"):
+        trained("cpu", strategy="shard")
+    for one in (["cpu"], [cpu("torch")], "cpu:0"):
         assert anydevice.device_of(trained(None, devices=one).model) == cpu("torch")
 
 

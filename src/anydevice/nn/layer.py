@@ -53,7 +53,9 @@ class Run(Record):
     code works for every step; `nn.folded_seed` makes a large seed fit. `path` is the path of the
     layer in the model, and `watch` is called with the output of every layer. Where `updates` is a
     dict, layers with state put their new state there, by path and name. `still` are the paths of
-    layers with frozen state: in training they do as in inference.
+    layers with frozen state: in training they do as in inference. Where a batch is a part of a
+    larger one, `rows` are its first row, its number of rows and that of the larger one: `Dropout`
+    then drops what it would drop there.
 
     >>> Run(training=True, seed=1, step=20).path
     ''
@@ -66,12 +68,15 @@ class Run(Record):
     watch: Watch | None = None
     updates: Updates | None = None
     still: frozenset[str] = frozenset()
+    rows: tuple[int, int, int] | None = None
 
     def through(self, step: str, layer: Layer, parameters: Parameters, x: Array) -> Array:
         """The output of a part of a layer; `step` leads to it: `"[2]"`, `".attention"`."""
         path = self.path + step
         training = self.training and path not in self.still
-        here = Run(training, self.seed, self.step, path, self.watch, self.updates, self.still)
+        here = Run(
+            training, self.seed, self.step, path, self.watch, self.updates, self.still, self.rows
+        )
         y = layer.apply(parameters, x, here)
         if self.watch is not None:
             self.watch(path, layer, y)

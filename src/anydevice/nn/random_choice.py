@@ -38,18 +38,36 @@ def folded_seed(seed: int) -> int:
 def random_mask(run: Run, rate: float, like: Array) -> Array:
     """Booleans in the shape and on the device of `like`, true with the probability `rate`.
 
-    They depend on the seed, the step and the path of `run`, and on the position in the array.
+    They depend on the seed, the step and the path of `run`, and on the position in the array, or
+    in the one whose rows `run.rows` says that it has.
     """
     shape = tuple(like.shape)
-    rows, columns = _balanced(shape)
+    first, whole = _within(run, shape)
+    rows, columns = _balanced(whole)
     key = _key(run, like)
-    down = _placed(key, rows, (rows, 1), _BY_ROW, like)
-    along = _placed(key, columns, (1, columns), _BY_COLUMN, like)
+    if rows == 1:
+        rows, columns, above, before = 1, math.prod(shape), 0, first
+    else:
+        rows, above, before = math.prod(shape) // columns, first // columns, 0
+    down = _placed(key, rows, (rows, 1), _BY_ROW, like, above)
+    along = _placed(key, columns, (1, columns), _BY_COLUMN, like, before)
     # An odd factor for each row. Without it, C compilers assume that x · x is not negative,
     # although it wraps around, and fold the comparison below.
     odd = ops.add(ops.multiply(down, 2), 1)
     numbers = ops.multiply(mixed(ops.add(down, along)), odd)
     return ops.reshape(ops.less(numbers, round(rate * 2**32) - 2**31), shape)
+
+
+def _within(run: Run, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """The place of the first element in the whole array, and the shape of that.
+
+    An array may have several rows for each row of the batch, as one of all tokens has.
+    """
+    if run.rows is None or not shape:
+        return 0, shape
+    first, count, every = run.rows
+    times = shape[0] // count
+    return first * times * math.prod(shape[1:]), (every * times, *shape[1:])
 
 
 def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -77,9 +95,13 @@ def _single(number: int | Array, like: Array) -> Array:
     return ops.reshape(ops.astype(number, _INT32), (1, 1))
 
 
-def _placed(key: Array, size: int, shape: tuple[int, int], factor: int, like: Array) -> Array:
-    """A number for each of `size` positions."""
+def _placed(
+    key: Array, size: int, shape: tuple[int, int], factor: int, like: Array, first: int
+) -> Array:
+    """A number for each of `size` positions from the first one on."""
     places = ops.reshape(primitives(like).arange(size, _INT32, like), shape)
+    if first:
+        places = ops.add(places, first)
     return mixed(ops.add(ops.multiply(places, factor), ops.multiply(key, factor)))
 
 

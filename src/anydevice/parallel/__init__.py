@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from anydevice.parallel.placing import replicate as replicate
     from anydevice.parallel.placing import shard as shard
     from anydevice.parallel.placing import split_batch as split_batch
+    from anydevice.parallel.processes import initialize as initialize
 
 _NAMES = {
     "Mesh": "mesh",
     "gather": "placing",
+    "initialize": "processes",
     "replicate": "placing",
     "shard": "placing",
     "split_batch": "placing",
 }
 
-__all__ = ["Mesh", "gather", "replicate", "shard", "split_batch"]
+__all__ = ["Mesh", "gather", "initialize", "replicate", "shard", "split_batch"]
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,6 @@ from typing import Any
 
 from anydevice.compiling._compile import Compiled
 from anydevice.core.device import Device
-from anydevice.core.engine import Absent
 from anydevice.core.files import check_writable, is_there, remove_leftovers
 from anydevice.core.record import Record, replace
 from anydevice.errors import ConfigurationError
@@ -20,6 +19,7 @@ from anydevice.nn.layer import Layer
 from anydevice.nn.losses import Loss, threshold_of
 from anydevice.nn.model import Model, built_for
 from anydevice.nn.optimizers import Schedule
+from anydevice.parallel.mesh import Devices, Mesh
 from anydevice.rendering import notebook
 from anydevice.saving.files import checked_path
 from anydevice.training._training import PathLike, Training, check_integers
@@ -30,17 +30,22 @@ from anydevice.training.history import History
 from anydevice.training.loop import Interrupts, TrainLoop, TrainOptions
 from anydevice.training.metrics import Metric, Specs, metrics_of
 from anydevice.training.progress import TrainingProgress
+from anydevice.training.spreading import mesh_of
 from anydevice.training.steps import Stepper, default_optimize
 
 
 class TrainingReport(Record):
-    """How a model was trained: where, in which precision, and how its steps were compiled."""
+    """How a model was trained: where, in which precision, and how its steps were compiled.
+
+    `spread` says how it lay on several devices, and why.
+    """
 
     device: Device
     engine: str
     policy: Policy
     optimize: str
     how: str
+    spread: str | None = None
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<10} {text}" for name, text in self._rows())
@@ -49,8 +54,10 @@ class TrainingReport(Record):
         return notebook.block(notebook.table((), self._rows()))
 
     def _rows(self) -> list[tuple[str, str]]:
+        several = [] if self.spread is None else [("devices", self.spread)]
         return [
             ("device", f"{self.device}, {self.engine}"),
+            *several,
             ("precision", str(self.policy)),
             ("optimize", f"{self.optimize}: {self.how}"),
         ]
@@ -87,7 +94,8 @@ def train(
     *,
     epochs: int,
     device: Device | str | None = None,
-    devices: Sequence[Device | str] | None = None,
+    devices: Mesh | Devices | None = None,
+    strategy: str = "auto",
     precision: str | None = None,
     optimize: str | None = None,
     validation: Data | float | None = None,
@@ -130,7 +138,13 @@ def train(
     torch, jax or mlx, and one that is imported already has priority. The same seed gives the same
     training. Further options:
 
-    - `devices`: a list of one device, in place of `device`; several are not supported yet.
+    - `devices`: several devices, in place of `device`: a list, the name of a backend for all that
+      it has, or a `parallel.Mesh`. One process drives several through JAX. Each batch is divided
+      over them, and losses are those of one device, up to rounding; the model that is returned is
+      on the first one.
+    - `strategy`: "replicate" has all parameters on each of the devices, "shard" divides them and
+      the optimizer's state; "auto" replicates where that takes less than half of the memory. The
+      report says which it was, and why.
     - `precision`: "float32"; "mixed" computes in 16 bits and keeps parameters in 32; or "bfloat16"
       or "float16" throughout. The default is "float32", or "mixed" if the setting `mixed_precision`
       is on.
@@ -165,7 +179,7 @@ def train(
     another training; `TransferError` if that file is damaged, or the file of `save` cannot be
     written.
     """
-    device = _single(device, devices)
+    device, mesh = mesh_of(device, devices, strategy)
     if isinstance(model, Compiled):
         model, device, precision, optimize = _options_of(model, device, precision, optimize)
     if isinstance(validation, float | int):
@@ -184,7 +198,9 @@ def train(
             optimizer,
             checked_data(data, epochs),
             loss,
-            device=device,
+            device=device if mesh is None else None,
+            devices=mesh,
+            strategy="auto" if mesh is None else strategy,
             precision=precision,
             optimize=optimize,
             accumulate=accumulate,
@@ -235,7 +251,9 @@ def train(
         best = loop.best if patience is not None else None
         final = stepper.parameters if best is None else best
         how = training.config.optimize
-        report = TrainingReport(chosen, stepper.engine.name, policy, how, stepper.how)
+        report = TrainingReport(
+            chosen, stepper.engine.name, policy, how, stepper.how, training.spread.text
+        )
         return Trained(training.model_with(final), loop.state.history, stopped, report)
 
 
@@ -262,32 +280,6 @@ def _print_all_left_out(steps: int, policy: Policy) -> None:
         'precision="bfloat16" or "float32"',
         file=sys.stderr,
     )
-
-
-def _single(device: Any, devices: Any) -> Any:
-    """The device to train on; several, or both arguments at once, are refused."""
-    if isinstance(device, list | tuple):
-        raise ConfigurationError(
-            f"device= is one device, and {device!r} is a list; use devices= for several",
-            source="device=",
-        )
-    if devices is None:
-        return device
-    if device is not None:
-        raise ConfigurationError(
-            "device= and devices= are both given; use devices= alone", source="devices="
-        )
-    given = [devices] if isinstance(devices, str | Device) else list(devices)
-    if not given:
-        raise ConfigurationError(
-            "devices= is empty; leave it out to train where the model is", source="devices="
-        )
-    if len(given) > 1:
-        raise Absent(
-            f"{len(given)} devices were given, and nn.train cannot use more than one yet",
-            instead=f"choose one of them, as in device={str(given[0])!r}",
-        ).error()
-    return given[0]
 
 
 def _options_of(

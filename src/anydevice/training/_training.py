@@ -34,6 +34,7 @@ from anydevice.nn.layer import state_leaves
 from anydevice.nn.losses import folded, left_out, loss_of, remark_on
 from anydevice.nn.model import Model, still_layers, trained_leaves
 from anydevice.nn.optimizers import SGD, Optimizer, rate_of
+from anydevice.parallel.mesh import Devices, Mesh
 from anydevice.saving.files import checked_path
 from anydevice.training.batches import (
     batch_name,
@@ -42,7 +43,6 @@ from anydevice.training.batches import (
     module_batch,
     pair_of,
     placed_batches,
-    placer,
     rows_of,
 )
 from anydevice.training.checkpoints import (
@@ -69,6 +69,7 @@ from anydevice.training.randomness import (
     set_device_state,
     set_host_state,
 )
+from anydevice.training.spreading import mesh_of, spread_of
 from anydevice.training.steps import StepConfig, Stepper, StepState, copied
 from anydevice.training.torch_modules import (
     TorchLayer,
@@ -76,7 +77,7 @@ from anydevice.training.torch_modules import (
     check_all_held,
     check_parts,
 )
-from anydevice.transfer.moving import to_device, to_numpy
+from anydevice.transfer.moving import to_numpy
 
 PathLike = str | os.PathLike[str]
 
@@ -127,6 +128,7 @@ class Training:
     A module of PyTorch, Flax NNX or MLX is trained in place; `training.model` is the trained model
     of any kind. Further options, which are those of `nn.train`:
 
+    - `devices` and `strategy`: several devices, as in `nn.train`.
     - `precision`: "float32", "mixed", "bfloat16" or "float16".
     - `accumulate`: steps use the mean gradient of this number of batches, weighted by their rows.
     - `clip`: the largest global norm of the gradients.
@@ -143,6 +145,8 @@ class Training:
         loss: Any = None,
         *,
         device: Device | str | None = None,
+        devices: Mesh | Devices | None = None,
+        strategy: str = "auto",
         precision: str | None = None,
         optimize: str | None = None,
         accumulate: int = 1,
@@ -160,6 +164,7 @@ class Training:
                 source="optimize",
             )
         self._given, self._data, self._optimizer = model, loader, optimizer
+        device, mesh = mesh_of(device, devices, strategy)
         self._schedule = schedule
         self.seed = seed or 0
         self.left_out: str | None = None
@@ -183,6 +188,7 @@ class Training:
             parameters = layer.parameters
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
+        self.spread = spread_of(mesh, strategy, self.device, parameters)
         policy = policy_of(precision, self.device)
         of_torch = isinstance(layer, TorchLayer)
         self.config = StepConfig(
@@ -217,7 +223,6 @@ class Training:
         self.rate = 0.0
         self._first_rows = 0
         self._placed: Any = None
-        self._place = placer(self.device)
         self.form = module_batch if isinstance(layer, ModuleLayer) else pair_of
         self._unread: list[_Unread] = []
         self._kept_bytes = 0
@@ -268,7 +273,7 @@ class Training:
         and the layer, if a value became NaN or infinite: at once or within a second.
         """
         if batch is not self._placed:
-            batch = self._place(self.form(batch))
+            batch = self.spread.place(self.form(batch))
         self._placed = None
         try:
             value = self.advance(batch)
@@ -333,7 +338,7 @@ class Training:
 
     def model_with(self, parameters: Tree) -> Any:
         """The model with these parameters."""
-        layer = self.config.layer
+        layer, parameters = self.config.layer, self.spread.whole(parameters)
         if isinstance(layer, ModuleLayer):
             return layer.finished(parameters)
         return self._given.with_parameters(parameters)
@@ -352,6 +357,8 @@ class Training:
             skip=self.position,
             form=self.form,
             skipped=self._after_skipping,
+            ahead=self.spread.is_ahead,
+            place=self.spread.place,
         )
 
     def _after_skipping(self) -> None:
@@ -490,7 +497,7 @@ class Training:
             settings,
             self._like,
             None if of_torch else self._own_optimizer,
-            self.device,
+            self.spread.reads_to,
             patient=patient,
             trained=self.config.trained,
         )
@@ -516,7 +523,8 @@ class Training:
         self._waiting = self.position % self.config.accumulate if found.step.added else 0
         self._first_rows = found.rows
         self._random, self._unread, self._kept_bytes = found.random, [], 0
-        return found
+        best = None if found.best is None else self.spread.parameters(found.best)
+        return replace(found, best=best)
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
@@ -576,7 +584,7 @@ class Training:
         config = self.config
         if isinstance(config.layer, TorchLayer):
             return StepState(self._like, {})
-        parameters = to_device(self._like, self.device, convert=True)
+        parameters = self.spread.parameters(self._like)
         parameters = copied(cast_weights(config.layer, parameters, config.policy.parameters))
         trained = parameters
         if config.trained is not None:
@@ -588,7 +596,7 @@ class Training:
             given = self._optimizer if self._own_optimizer is None else None
             schedule = self._schedule if self._rate_at is None else None
             return TorchStepper(self.device, self.config, state, given, schedule)
-        return stepper_for(self.device, self.config, state, self.seed)
+        return stepper_for(self.spread, self.config, state, self.seed)
 
 
 def _with_library(value: Any) -> str:

@@ -229,15 +229,17 @@ def placed_batches(
     name: str = "data",
     form: Callable[[Any], Any] | None = None,
     skipped: Callable[[], None] | None = None,
+    place: Callable[[Any], Any] | None = None,
 ) -> Iterator[Any]:
     """The batches of an epoch on a device, without the first `skip`; epochs count from 1.
 
     On an accelerator the next ones are placed `ahead`, while the loop computes. `form` makes what
     is trained on of what the data gives, pairs unless it is given; `skipped` is called after the
-    first ones. Errors about a batch begin with its number.
+    first ones. `place` moves a batch, unless the device alone says where. Errors about a batch
+    begin with its number.
     """
     source = _source(data, seed, epoch)
-    place, made = placer(device), form or pair_of
+    place, made = place or placer(device), form or pair_of
 
     def moved() -> Iterator[Any]:
         if skip:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from anydevice import ops
-from anydevice.core.device import Device, not_driven
+from anydevice.core.device import not_driven
 from anydevice.core.donation import consuming
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
@@ -34,6 +34,7 @@ from anydevice.nn.layer import Array, Run, state_leaves
 from anydevice.nn.optimizers import BuiltIn, clipped
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
+from anydevice.training.spreading import Spread
 from anydevice.training.steps import StepConfig, Stepper, StepState, copied
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
@@ -54,12 +55,13 @@ _MOST_KEPT = 256 * 2**20
 """Bytes of batches since a copy."""
 
 
-def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int) -> Stepper:
-    """The stepper for the engine of a device, which holds the arrays of `state`.
+def stepper_for(spread: Spread, config: StepConfig, state: StepState, seed: int) -> Stepper:
+    """The stepper for the engine of the devices that hold the arrays of `state`.
 
     The stepper consumes them: nobody else may use them afterwards. Raises `UnsupportedError`, with
     the engines that can, where the engine has no gradients.
     """
+    device = spread.device
     if device.engine is None:
         raise not_driven(device)
     engine = registry.load(device.engine)
@@ -68,7 +70,7 @@ def stepper_for(device: Device, config: StepConfig, state: StepState, seed: int)
         raise autodiff.error()
     waits = device.kind != "cpu" or config.policy.needs_loss_scale
     kind = FusedStepper if autodiff.compiles else SplitStepper if waits else HostStepper
-    return kind(engine, autodiff, device, config, state, seed)
+    return kind(engine, autodiff, spread, config, state, seed)
 
 
 class FunctionStepper(Stepper):
@@ -82,13 +84,15 @@ class FunctionStepper(Stepper):
         self,
         engine: Engine,
         autodiff: Autodiff,
-        device: Device,
+        spread: Spread,
         config: StepConfig,
         state: StepState,
         seed: int,
     ) -> None:
         self.engine = engine
-        self.device = device
+        self.device = spread.device
+        self._spread = spread
+        state = spread.state(state)
         self.config = config
         self._autodiff = autodiff
         self._trained, self._held = state.parameters, None
@@ -111,7 +115,7 @@ class FunctionStepper(Stepper):
         self._scaling = LossScale()
         self._use_compilers()
         if config.policy.needs_loss_scale and self._scale is None:
-            self._scale = self._scaling.start(self._like)
+            self._scale = spread.numbers(self._scaling.start(self._like))
         self._evaluate: dict[bool, Callable[..., Any]] = {}
         self._start(state.steps)
 
@@ -184,16 +188,22 @@ class FunctionStepper(Stepper):
 
     def _number(self, value: float, kind: Any) -> Array:
         """A number as an array without axes on the device."""
-        return self.engine.place(np.asarray(value, kind), self.device)
+        return self._spread.numbers(self.engine.place(np.asarray(value, kind), self.device))
 
     def _loss(
-        self, trained: Tree, held: Tree, batch: Any, seed: Array, number: Array, scale: Array | None
+        self,
+        trained: Tree,
+        held: Tree,
+        batch: Any,
+        seed: Array,
+        number: Array,
+        scale: Array | None,
+        rows: tuple[int, int, int] | None = None,
     ) -> tuple[Array, list[Array]]:
         """The loss of a batch, scaled, and the new state of the layers."""
         parameters = trained if held is None else combined(trained, held)
         updates: dict[tuple[str, str], Array] = {}
-        still = self.config.still
-        run = Run(training=True, seed=seed, step=number, updates=updates, still=still)
+        run = Run(True, seed, number, updates=updates, still=self.config.still, rows=rows)
         value = self.config.value(parameters, batch, run)
         state = self._new_state(held, updates)
         return (value if scale is None else ops.multiply(value, scale)), state
@@ -246,7 +256,8 @@ class SplitStepper(FunctionStepper):
 
     def _start(self, steps: int) -> None:
         loss = self.compiled(self._loss)
-        self._loss_and_gradients = self._autodiff.value_and_grad(loss, more=True)
+        gradients = self._autodiff.value_and_grad(loss, more=True)
+        self._loss_and_gradients = self._spread.gradients(gradients, loss)
         self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
         self._taken = self._number(steps, np.int32)
@@ -359,6 +370,7 @@ class HostStepper(SplitStepper):
             self._lists is not None
             and config.accumulate == 1
             and config.clip is None
+            and not self._spread.is_several  # whose copies would be of different steps
             and sum(_bytes_of(x) for x in self._arrays) <= _COPIED
         )
         self._copy: _Copy | None = None

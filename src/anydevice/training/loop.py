@@ -309,6 +309,8 @@ class Validation:
             training.device,
             name=_VALIDATION,
             form=training.form,
+            ahead=training.spread.is_ahead,
+            place=training.spread.place,
         )
         for number, batch in enumerate(batches, 1):
             where = batch_name(_VALIDATION, training.epoch, number)
