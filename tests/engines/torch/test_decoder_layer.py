@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from anydevice import ops
 from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import TABLE
@@ -211,16 +212,19 @@ def test_the_layer_is_right(dtype: str, cases: int | None, place: str) -> None:
     assert wrong_cases(fused.UNTRUSTED_KERNELS["decoder_layer"], place, dtype, cases) == []
 
 
+@pytest.mark.parametrize("op", ["cache_write", "embedding"])
 @pytest.mark.parametrize(
-    ("dtype", "cases"), [("float16", 5), later("float16", None), later("bfloat16", None)]
+    ("dtype", "cases"), [("float16", 4), later("float16", 7), later("bfloat16", 7)]
 )
-def test_writing_into_a_cache(dtype: str, cases: int | None, place: str) -> None:
-    def write(cache: Any, new: Any, positions: Any) -> Any:
-        result = fused.UNTRUSTED_KERNELS["cache_write"](cache, new, positions)
-        assert (result is NotImplemented) == (not new.numel())
-        return cache if result is NotImplemented else result
+def test_rows_by_their_index(op: str, dtype: str, cases: int | None, place: str) -> None:
+    def kernel(*arguments: Any) -> Any:
+        result = fused.UNTRUSTED_KERNELS[op](*arguments)
+        if result is NotImplemented:
+            assert not all(each.numel() and each.is_contiguous() for each in arguments)
+            return getattr(ops, op)(*arguments)
+        return result
 
-    assert wrong_cases(write, place, dtype, cases, TABLE["cache_write"]) == []
+    assert wrong_cases(kernel, place, dtype, cases, TABLE[op]) == []
 
 
 def without_residual(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:

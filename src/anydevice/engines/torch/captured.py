@@ -58,9 +58,10 @@ class CapturedStep:
         return Reading({name: self.state[name] for name in self._names})
 
     def _advance(self) -> None:
-        for name, value in self._step(self.state).items():
-            if value is not self.state[name]:
-                self.state[name].copy_(value)
+        after = self._step(self.state)
+        names = [name for name, value in after.items() if value is not self.state[name]]
+        # Those of one dtype by one launch.
+        torch._foreach_copy_([self.state[name] for name in names], [after[name] for name in names])
 
     def _capture(self, device: torch.device) -> None:
         stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
@@ -98,7 +99,7 @@ def _on_its_way(value: torch.Tensor) -> torch.Tensor:
     if not value.is_cuda:
         return value.clone()
     # PyTorch gives this memory to nobody else until the copy is done.
-    host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
     return host.copy_(value, non_blocking=True)
 
 

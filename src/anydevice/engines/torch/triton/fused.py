@@ -41,11 +41,12 @@ _READY = find_spec("triton") is not None
 @cache
 def _kernel(name: str) -> Callable[..., torch.Tensor]:
     """The function that starts a kernel; Triton is imported with the first one."""
-    from anydevice.engines.torch.triton import attention, cache, linear, rope, rows
+    from anydevice.engines.torch.triton import attention, linear, rope, rows, rows_by_index
 
     started: dict[str, Callable[..., torch.Tensor]] = {
         "attention": attention.decode_attention,
-        "cache_write": cache.cache_write,
+        "cache_write": rows_by_index.cache_write,
+        "embedding": rows_by_index.embedding,
         "linear": linear.matvec,
         "rmsnorm": rows.rmsnorm,
         "rope": rope.rope,
@@ -278,6 +279,19 @@ def _cache_write(cache: Any, new: Any, positions: Any) -> Any:
     return _kernel("cache_write")(cache, new, positions)
 
 
+def _embedding(weight: Any, ids: Any) -> Any:
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(weight, ids)
+        or ids.dtype not in _INTEGERS
+        or weight.stride(1) != 1
+        or not ids.is_contiguous()
+        or _differentiated(weight)
+    ):
+        return NotImplemented
+    return _kernel("embedding")(weight, ids)
+
+
 def _decoder_layer(
     x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
     mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
@@ -351,6 +365,7 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
     "cache_write": _cache_write,
     "decoder_layer": _decoder_layer,
+    "embedding": _embedding,
     "linear": _linear,
     "rmsnorm": _rmsnorm,
     "rope": _rope,
@@ -398,6 +413,7 @@ def _usual(new: Callable[..., Any], one: Any) -> Iterable[tuple[str, tuple[Any, 
     """Small calls that need the same machine code as those of usual models."""
     for width in (2048, 4096, 8192):
         yield "rmsnorm", (new(1, width), new(width), 1e-6)
+        yield "embedding", (new(8, width), one)
         for rows in (1, 2):
             yield "linear", (new(rows, width), new(64, width), None)
     for width in (32000, 32768, 128256):

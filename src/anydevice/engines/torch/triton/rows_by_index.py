@@ -1,4 +1,7 @@
-"""Writing keys or values of new tokens into a cache: each is read once and written once."""
+"""Rows by their index: embedded tokens, and keys or values of new tokens that go into a cache.
+
+Each is read once and written once, by one launch: a step of decoding has few others so small.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,33 @@ def cache_write(
         size=size, width=triton.next_power_of_2(size), block=block, num_warps=tile.warps,
     )  # fmt: skip
     return cache
+
+
+EMBEDDING_COLUMNS, EMBEDDING_WARPS = 1024, 4
+
+
+def embedding(weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The rows of `weight` (rows, size) for contiguous ids, (…, size); NaN where there is none."""
+    count, size = weight.shape
+    out = weight.new_empty((*ids.shape, size))
+    if not out.numel():
+        return out
+    block = min(EMBEDDING_COLUMNS, triton.next_power_of_2(size))
+    start(
+        _embed, (ids.numel(), triton.cdiv(size, block)), weight.device,
+        weight, ids, out, count, size, weight.stride(0), block=block, num_warps=EMBEDDING_WARPS,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _embed(weight, ids, out, count, size, step, block: tl.constexpr):
+    token = tl.program_id(0) + tl.arange(0, 1).to(tl.int64)
+    row = tl.load(ids + token).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    known = (column < size) & (row >= 0) & (row < count)
+    value = tl.load(weight + row * step + column, known, float("nan"))
+    tl.store(out + token * size + column, value, column < size)
 
 
 @triton.jit(do_not_specialize=["tokens", "slots"])
