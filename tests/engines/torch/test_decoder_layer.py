@@ -72,6 +72,61 @@ def interpreted(*options: str) -> None:
     assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
 
 
+FOR_A_CARD = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Card:
+    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+    get_current_device = lambda self: 0
+    get_current_stream = lambda self, device=0: 0
+
+driver.set_active(Card())
+from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.engines.torch.triton import decode_attention, decode_products, decoder_layer
+
+def compiled(kernel, grid, device, *arguments, **options):
+    code = kernel.warmup(*arguments, grid=grid, **options).asm["ptx"]
+    reads, waits = code.index("ld.global"), code.index("griddepcontrol.wait")
+    print(kernel.fn.__name__, code.count("griddepcontrol.launch_dependents"), reads < waits)
+
+for module in (decode_attention, decode_products):
+    module.start = compiled
+    module.overlapping = lambda device: {"overlap": True, "launch_pdl": True}
+decode_attention.multiprocessors = lambda device: 132
+
+def new(*shape):
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+numbers = LayerNumbers(32, 8, 128, 1e-5, 0.1, rotated=128)
+weights = new(512), new(6144, 512), new(512, 4096), new(512), new(2048, 512), new(512, 1024)
+for rows in (1, 8, 32):
+    cache = new(rows, 8, 1024, 128)
+    at = torch.zeros(rows, dtype=torch.int32)
+    decoder_layer.decoder_layer(
+        new(rows, 1, 512), at, cache, cache, *weights, None, None, None, None,
+        numbers, torch.ones(64),
+    )
+"""
+
+
+@pytest.mark.soak
+def test_the_kernels_compile_for_a_card_and_read_before_they_wait() -> None:
+    """For Hopper, on any machine: weights, keys and values are asked for ahead of the wait."""
+    if not TRITON:
+        pytest.skip("Triton is not installed")
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", FOR_A_CARD]
+    ended = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = ended.stdout.split("\n")[:-1]
+    one_row = ["_one_row", "_attend", "_one_row", "_one_row", "_one_row"]
+    assert [line.split()[0] for line in found[:5]] == one_row
+    assert {line.split()[0] for line in found} == {"_one_row", "_attend", "_some_rows", "_norm"}
+    assert {line.partition(" ")[2] for line in found} == {"1 True"}
+
+
 @pytest.fixture(scope="session")
 def place() -> str:
     if not TRITON:
