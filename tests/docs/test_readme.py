@@ -70,7 +70,7 @@ def test_the_summary_in_the_readme_looks_like_the_real_one() -> None:
 def test_the_extras_that_it_names_exist() -> None:
     sentences = README.partition("## Install")[2].partition("##")[0]
     named = {word for words in re.findall(r"`([a-z ]+)`", sentences) for word in words.split()}
-    assert named == set(BUILT_IN) - {"numpy"} | set(BACKENDS) - {"cpu", "opencl"}
+    assert named == set(BUILT_IN) - {"numpy"} | set(BACKENDS) - {"cpu", "opencl"} | {"llm"}
     assert named <= set(PROJECT["optional-dependencies"])
 
 
