@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -463,11 +465,44 @@ def test_options_that_cannot_be_run_are_named(options: dict[str, Any], said: str
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ({"model_type": "mixtral", "num_local_experts": 1}, "experts"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling"),
+        ({"model_type": "glm4", "partial_rotary_factor": float("inf")}, "partial_rotary_factor"),
     ],
 )
 def test_numbers_that_make_no_sense_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         describe(as_config({**BASE, "model_type": "llama", **options}))
+
+
+ODD: list[Any] = [None, True, 0, -1, 1, 7, 2**40, 10**400, 1.5, -2.5, float("nan"), float("inf")]
+ODD += ["", "x", [], [1], [None], ["full_attention"], {}, {"type": 3}, {"rope_type": ["a"]}]
+ODD += [{"rope_type": kind} for kind in ("yarn", "longrope", "dynamic", "llama3", "no_such")]
+ODD += [{"full_attention": {"rope_type": "linear", "factor": 2}}, {"full_attention": 5}]
+ODD += [{"rope_type": "linear", "factor": odd} for odd in (0, "a", True, 10**400, [2.0])]
+KEYS = ["rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "layer_types"]
+KEYS += ["sliding_window", "no_rope_layers", "hidden_act", "hidden_activation", "head_dim"]
+KEYS += ["quantization_config", "architectures", "rope_local_base_freq", "swiglu_limit"]
+KEYS += ["original_max_position_embeddings", "logits_scaling", "attention_multiplier", "n_group"]
+
+
+def test_mutated_configs_are_described_or_refused() -> None:
+    drawn = random.Random(7)
+    configs = [{**BASE, "model_type": family, **more} for family, more in CASES.values()]
+    configs += PUBLISHED.values()
+    described = 0
+    for _ in range(3000):
+        config = copy.deepcopy(drawn.choice(configs))
+        for _ in range(drawn.choice([1, 1, 2, 3])):
+            rope = config.get("rope_parameters")
+            holder = rope if isinstance(rope, dict) and rope and drawn.random() < 0.3 else config
+            key = drawn.choice([*KEYS, *holder] if holder is config else list(holder))
+            holder[key] = copy.deepcopy(drawn.choice(ODD))
+        try:
+            hash(describe(as_config(config)))
+            described += 1
+        except (ConfigurationError, UnsupportedError):
+            pass
+    assert 300 < described < 2700
 
 
 def test_a_description_can_be_hashed() -> None:

@@ -219,6 +219,8 @@ def _longrope(plain: list[float], theta: float, scaling: Scaling, length: float 
     factor = _number_or_none(scaling, "attention_factor")
     if factor is None:
         grown = _number(scaling, "factor")
+        if known <= 1:
+            raise _wrong("'original_max_position_embeddings' of longrope is more than 1")
         factor = math.sqrt(1 + math.log(grown) / math.log(known)) if grown > 1 else 1.0
     return [f / divisor for f, divisor in zip(plain, chosen, strict=True)], factor
 

@@ -17,7 +17,13 @@ from anydevice.core.record import Record
 from anydevice.core.rope_scaling import frequencies, kind_of
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
-from anydevice.planning.architectures import ARCHITECTURES, Experts, LatentSizes, Running
+from anydevice.planning.architectures import (
+    ARCHITECTURES,
+    Experts,
+    LatentSizes,
+    Running,
+    integer,
+)
 from anydevice.planning.config import ModelConfig
 from anydevice.planning.decoder import (
     DecoderSizes,
@@ -185,7 +191,7 @@ def describe(config: ModelConfig) -> Description:
         if row.embedding_scale
         else _number(config, running.embedding_scale),
         residual_scale=_number(config, running.residual_scale),
-        logit_scale=_number(config, running.logit_scale) / _number(config, running.logit_divisor),
+        logit_scale=_number(config, running.logit_scale) / _divisor(config, running.logit_divisor),
         query_key_norm={"": "", "head": "head", "heads": "row"}[row.query_key_norms],  # type: ignore[arg-type]
         sinks=row.sinks,
         latent=sizes.latent,
@@ -229,10 +235,18 @@ def _number(config: ModelConfig, key: str, default: float = 1.0) -> float:
     value = config.get(key) if key else None
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) < 1e300:
         said = shortened(repr(value))
         raise ConfigurationError(f"{config.source}: {key} must be a number, not {said}", key)
     return float(value)
+
+
+def _divisor(config: ModelConfig, key: str) -> float:
+    number = _number(config, key)
+    if number <= 0:
+        raise ConfigurationError(f"{config.source}: {key} must be above 0, not {number:g}", key)
+    return number
 
 
 def _cap(config: ModelConfig, key: str) -> float | None:
@@ -261,9 +275,7 @@ def _activation(config: ModelConfig, running: Running) -> Activation:
 def _scale(config: ModelConfig, running: Running, sizes: DecoderSizes) -> float:
     if running.scale:
         return _number(config, running.scale)
-    root = _number(config, running.query_scale, sizes.head_size)
-    if root <= 0:
-        raise ConfigurationError(f"{config.source}: {running.query_scale} must be above 0", "scale")
+    root = _divisor(config, running.query_scale) if running.query_scale else sizes.head_size
     if sizes.latent:  # what yarn takes from the size of rotated elements comes to the scores
         given = rope_parameters(config, "full_attention")
         by, factor = given.get("mscale_all_dim"), given.get("factor") or 1.0
@@ -360,14 +372,22 @@ def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if isinstance(given, Mapping) and isinstance(given.get(kind), Mapping):
         given = given[kind]
-    lists = ("short_factor", "long_factor")
-    if not isinstance(given, Mapping) or any(
-        isinstance(value, str | list | tuple | Mapping)
-        and not (isinstance(value, list | tuple) if key in lists else key in ("type", "rope_type"))
-        for key, value in given.items()
-    ):
-        raise ConfigurationError(f"{config.source}: rope_parameters make no sense", config.source)
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{config.source}: rope_parameters is not an object", "rope")
+    wrong = [key for key, value in given.items() if not _is_sensible(key, value)]
+    if wrong:
+        said = f"{wrong[0]} = {shortened(repr(given[wrong[0]]))}"
+        raise ConfigurationError(f"{config.source}: {said} of rope makes no sense", config.source)
     return given
+
+
+def _is_sensible(key: str, value: Any) -> bool:
+    """Whether a value in rope parameters is of the kind that this key has."""
+    if key in ("type", "rope_type"):
+        return value is None or isinstance(value, str)
+    if key in ("short_factor", "long_factor"):
+        return isinstance(value, list | tuple) and all(_is_sensible("", each) for each in value)
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e30)
 
 
 def kind_of_rope(given: Mapping[str, Any]) -> str:
@@ -421,12 +441,12 @@ def _scaling(
     longest = config.optional("longest_context")
     original = given.get("original_max_position_embeddings")
     if kind == "longrope":
-        original = config.get("original_max_position_embeddings") or original
+        original = config.count("original_max_position_embeddings", least=1) or original
     if kind == "dynamic":
         original = longest
     found = {**given, "rope_type": kind, "original_max_position_embeddings": original or longest}
     if kind in ("yarn", "longrope") and not found.get("factor") and longest and original:
-        found["factor"] = longest / original
+        found["factor"] = longest / integer(f"{config.source}: the original context", original)
     pairs = [
         (key, tuple(value) if isinstance(value, list) else value)
         for key, value in found.items()

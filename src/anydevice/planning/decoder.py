@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anydevice.core.dtypes import as_dtype
 from anydevice.core.record import Record, replace
+from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError
 from anydevice.planning.architectures import (
     Experts,
@@ -355,12 +356,18 @@ def _buffers(config: ModelConfig, sizes: DecoderSizes, width: int) -> int:
 
 
 def rotary_share(config: ModelConfig) -> float:
-    """The part of a head that rope rotates."""
+    """The part of a head that rope rotates; raises `ConfigurationError` if it is none."""
     row = config.architecture
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if row.rotary_key and isinstance(rope, dict) and rope.get("partial_rotary_factor"):
-        return float(rope["partial_rotary_factor"])
-    return float(config.get(row.rotary_key) or row.rotary_share)
+    inside = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    share = (row.rotary_key and (inside or config.get(row.rotary_key))) or row.rotary_share
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ConfigurationError(
+            f"{config.source}: {row.rotary_key} must be a number above 0 and at most 1, "
+            f"not {shortened(repr(share))}",
+            config.source,
+        )
+    return float(share)
 
 
 def _cached(config: ModelConfig, sizes: DecoderSizes) -> tuple[int, ...]:
