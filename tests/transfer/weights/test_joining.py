@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from anydevice import device
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
+from anydevice.engines import registry
 from anydevice.errors import TransferError
 from anydevice.transfer.staging import Ring
 from anydevice.transfer.weights import joining
@@ -78,6 +80,26 @@ def test_parts_lie_one_behind_the_other(
     assert engine.made == ([array.nbytes] if staged else [])  # nothing else on the device
     assert (copier.copies > 100) == staged
     assert abs(sum(told) - joined.nbytes) < len(told)
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "mlx"])
+def test_large_arrays_of_each_engine_have_memory_of_their_own(
+    parts: tuple[list[Segment], Any], name: str
+) -> None:
+    found, whole = parts
+    here, engine = device("cpu", engine=name), registry.load(name)
+    turned = Segment(found[0].tensor, np.flipud)
+    with OpenFiles() as files:
+        first, second = (
+            place(Joined((700, 512), DTYPES["float32"], (part,)), files, engine, here, silent)
+            for part in (found[0], turned)
+        )
+    assert np.array_equal(engine.to_host(first), whole[:700])
+    assert np.array_equal(engine.to_host(second), whole[:700][::-1])
+
+
+def silent(_: int) -> None:
+    pass
 
 
 def test_numbers_that_a_dtype_cannot_hold_are_refused_from_threads_too(

@@ -20,7 +20,7 @@ from anydevice.core.engine import Engine
 from anydevice.core.record import Record, replace
 from anydevice.core.text import shortened
 from anydevice.core.threads import side_by_side
-from anydevice.errors import TransferError
+from anydevice.errors import TransferError, UnsupportedError
 from anydevice.memory.out_of_memory import refuse
 from anydevice.transfer.staging import WORTH_STAGING, Piece, Ring, ring_of, usable_cores
 from anydevice.transfer.weights.files import PlainFile, Stamp
@@ -224,15 +224,16 @@ def place(
 ) -> Any:
     """An array on a device, read from its files.
 
-    Beside it, there is one copy of it in host memory at most, and none on CUDA devices, where
-    several threads read straight into pinned memory. Raises `TransferError` and
-    `OutOfMemoryError` with the file and the tensor.
+    A large one is read straight into its memory on the CPU, and on CUDA devices through pinned
+    memory, by several threads. Others are one copy in host memory beside the array. Raises
+    `TransferError` and `OutOfMemoryError` with the file and the tensor.
     """
     try:
-        staged = _place_staged(joined, files, engine, device, advance)
-        if staged is not None:
-            return staged
-        host = _read(joined, files, advance)
+        array = _place_straight(joined, files, engine, device, advance)
+        if array is not None:
+            return array
+        host = np.empty(joined.shape, joined.dtype.numpy())
+        _read(joined, files, host.reshape(-1), advance)
         # Nobody else has the memory it was read into, so NumPy needs no copy.
         return host if engine.name == "numpy" else engine.place(host, device)
     except TransferError:
@@ -243,20 +244,32 @@ def place(
         raise refusal(tensor, str(error)) from error
 
 
-def _place_staged(
+def _place_straight(
     joined: Joined, files: OpenFiles, engine: Engine, device: Device, advance: Advance
 ) -> Any:
-    """A large array, read by several threads straight into pinned memory; else `None`."""
+    """A large array of which the library gives out the address; else `None`."""
     size = prod(joined.shape) * joined.dtype.itemsize
-    if device.backend != "cuda" or size < WORTH_STAGING or joined.dtype.kind == "bool":
+    on_host = device.backend == "cpu" and engine.name != "numpy"
+    ring = ring_of(device) if device.backend == "cuda" else None
+    if size < WORTH_STAGING or joined.dtype.kind == "bool" or not (on_host or ring):
         return None
-    ring = ring_of(device)
-    array = engine.empty(joined.shape, joined.dtype, device) if ring else None
-    address = engine.address(array) if ring else None
-    if ring is None or address is None:
+    try:
+        array = engine.empty(joined.shape, joined.dtype, device)
+    except UnsupportedError:
+        return None  # the plain copy says what is wrong, or narrows
+    address = engine.address(array)
+    if address is None:
         return None
-    _upload(joined, files, ring, address, advance)
+    if ring is not None:
+        _upload(joined, files, ring, address, advance)
+    else:
+        _read(joined, files, _memory(address, size, joined.dtype), advance)
     return array
+
+
+def _memory(address: int, size: int, dtype: DType) -> Any:
+    """Bytes at an address as a flat array."""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), dtype.numpy())
 
 
 def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance: Advance) -> None:
@@ -276,26 +289,22 @@ def _upload(joined: Joined, files: OpenFiles, ring: Ring, address: int, advance:
     def fill(buffer: int, piece: Piece) -> None:
         number = bisect_right(starts, piece.host) - 1
         part = joined.parts[number]
-        pinned = memoryview((ctypes.c_uint8 * piece.size).from_address(buffer))
-        first = (piece.host - starts[number]) // width
-        part.tensor.read(files.of(part.tensor), np.frombuffer(pinned, kind), first)
+        pinned = _memory(buffer, piece.size, joined.dtype)
+        part.tensor.read(files.of(part.tensor), pinned, (piece.host - starts[number]) // width)
         advance(piece.size // width * part.tensor.nbytes // part.size)
 
     if straight:
         ring.upload(straight, fill)
 
 
-def _read(joined: Joined, files: OpenFiles, advance: Advance) -> Any:
-    """The array in host memory; several threads read and convert what is large."""
-    array = np.empty(joined.shape, joined.dtype.numpy())
-    flat = array.reshape(-1)
+def _read(joined: Joined, files: OpenFiles, flat: Any, advance: Advance) -> None:
+    """All parts into memory of the host; several threads read and convert what is large."""
     works = _Works()
     for part, offset in zip(joined.parts, joined.offsets(), strict=True):
         room = flat[offset : offset + part.size]
         works.pending += _reading(part, files.of(part.tensor), room, advance)
-    threads = min(MOST_THREADS, usable_cores()) if array.nbytes > WORTH_THREADS else 1
+    threads = min(MOST_THREADS, usable_cores()) if flat.nbytes > WORTH_THREADS else 1
     side_by_side(*[works.do_all] * min(threads, len(works.pending) or 1))
-    return array
 
 
 class _Works:
