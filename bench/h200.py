@@ -195,6 +195,10 @@ def decoding() -> list[Row]:
     return script("gpu_decode", "check", "speed")
 
 
+def language_models() -> list[Row]:
+    return script("llm", "gpu", "start")
+
+
 def dispatched() -> list[Row]:
     return script("gpu_dispatched")
 
@@ -236,6 +240,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     moving,
     kernels,
     decoding,
+    language_models,
     dispatched,
     memory,
     training,
