@@ -43,6 +43,7 @@ def some(*shape: int) -> np.ndarray[Any, Any]:
 
 
 LENGTHS = np.array([6, 3])
+FAR = np.array([900, 7])
 IMAGE = draw(2, 3, 7, 6)
 P, G, M, S = ([draw(3, 4, seed=at), draw(5, seed=at + 1)] for at in (0, 2, 4, 6))
 S = [np.abs(x) for x in S]
@@ -103,6 +104,8 @@ for label, arguments in {
     "attention, one mask": (*heads(3, 5), True, None, some(1, 1, 3, 5), None, None),
     "attention, a mask of three axes": (*heads(3, 5), False, None, some(4, 3, 5), None, None),
     "attention of nothing seen": (*heads(3, 5), False, None, np.zeros((2, 5), bool), None, None),
+    "attention of one query, a long cache": (*heads(1, 1000), True, 0.2, None, None, FAR),
+    "attention of one query, a window": (*heads(1, 1000), True, None, None, 300, FAR),
     "attention of empty sequences": (*heads(1, 4), True, None, None, None, np.array([0, 4])),
 }.items():
     CASES[label] = ("attention", arguments, ATTENTION)

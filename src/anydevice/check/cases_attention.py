@@ -261,7 +261,7 @@ def _step(batch: int, keys: int) -> Make:
 _EXCLUDING = {
     "beyond the lengths": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33)),
     "beyond the lengths, causal": _seen(2, 4, 2, 3, 40, 64, lengths=(7, 33), causal=True),
-    "beyond the lengths, one token": _seen(2, 8, 2, 1, 700, SIZE, lengths=(77, 650), causal=True),
+    "beyond the lengths, one token": _seen(2, 8, 2, 1, 900, SIZE, lengths=(77, 650), causal=True),
     "beyond the lengths, a window": _seen(
         2, 4, 2, 2, 33, 32, lengths=(9, 30), causal=True, window=4
     ),
@@ -291,6 +291,24 @@ _ATTENTION = Row(
         Case(
             "one token with a window",
             _seen(1, 4, 2, 1, 600, 64, lengths=(500,), causal=True, window=100),
+        ),
+        Case(
+            "one token with a long cache, all at once",
+            _seen(
+                2,
+                8,
+                2,
+                1,
+                2500,
+                32,
+                lengths=(1733, 40),
+                causal=True,
+                window=700,
+                soft_cap=4.0,
+                sinks=0.5,
+                value_size=24,
+            ),
+            LARGE_KERNELS,
         ),
         Case("lengths without an order", _seen(2, 4, 2, 3, 9, 32, lengths=(4, 9))),
         Case("heads that lie apart", _seen(2, 4, 2, 7, 7, 64, causal=True), strided=True),

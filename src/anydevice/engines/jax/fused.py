@@ -24,6 +24,9 @@ Pair = tuple[int, int]
 
 _LARGEST_SCORES = 2**28
 """Scores of attention that are held at once; the definition takes more of them in blocks."""
+_LONG_CACHE, _BLOCK = 767, 256
+"""Beyond so many keys, one query goes through the valid ones of a cache block by block."""
+_FEW_ROWS = 16
 _MOST_PLACES = 9
 """The largest window whose elements are visited one by one; beyond, XLA's gradient is as fast."""
 
@@ -224,6 +227,8 @@ def _attention(
         return NotImplemented
     if scale is not None and not isinstance(scale, int | float):
         return NotImplemented  # an array, which cannot be a constant of compiled code
+    if q.shape[2] == 1 and mask is None and lengths is not None and k.shape[2] > _LONG_CACHE:
+        return _one_token((scale, window, soft_cap), q, k, v, lengths, sinks)
     return _attended(q, k, v, mask, lengths, sinks, causal, scale, window, soft_cap)
 
 
@@ -236,14 +241,12 @@ def _attended(
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     asked = q.reshape(batch, kv_heads, heads // kv_heads, queries, size)
-    precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
-    kind = wide(q).dtype
+    product = _product_like(q)
     held = _seen(q, kv_heads, keys, False, mask, None, lengths)
     if held is not None:  # a weight of 0 is not enough: times NaN it is NaN
         some = held.any((2, 3))[..., None]
         k, v = jnp.where(some, k, 0), jnp.where(some, v, 0)
-    product = partial(jnp.einsum, precision=precision, preferred_element_type=kind)
-    scores = product("bghqs,bgks->bghqk", asked, k) * (size**-0.5 if scale is None else scale)
+    scores = _scores(product, asked, k) * (size**-0.5 if scale is None else scale)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     seen = _seen(q, kv_heads, keys, causal, mask, window, lengths)
@@ -256,6 +259,74 @@ def _attended(
         weights = jnp.where(some, weights, 0)
     result = product("bghqk,bgks->bghqs", weights.astype(v.dtype), v)
     return result.reshape(batch, heads, queries, v.shape[-1]).astype(q.dtype)
+
+
+def _product_like(q: Any) -> Function:
+    """Sums of products in 32 bits or more."""
+    precision = jax.lax.Precision.HIGHEST if q.dtype.itemsize > 2 else None
+    return partial(jnp.einsum, precision=precision, preferred_element_type=wide(q).dtype)
+
+
+def _scores(product: Function, q: Any, k: Any) -> Any:
+    """Each query with each key; for few queries with the keys first, as XLA would turn them."""
+    if q.shape[2] * q.shape[3] > _FEW_ROWS:
+        return product("bghqs,bgks->bghqk", q, k)
+    return jnp.moveaxis(product("bgks,bghqs->bgkhq", k, q), 2, -1)
+
+
+@compiled(0)
+def _one_token(options: Any, *arrays: Any) -> Any:
+    """One query with a long cache, given scale, window and soft cap."""
+    ways = [partial(way, options) for way in (_by_block, _at_once)]
+    return jax.lax.platform_dependent(*arrays, cpu=ways[0], default=ways[1])
+
+
+def _at_once(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) -> Any:
+    return _attended(q, k, v, None, lengths, sinks, options[1] is not None, *options)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _by_block(options: Any, q: Any, k: Any, v: Any, lengths: Any, sinks: Any) -> Any:
+    """Attention to the valid keys of a cache, some at a time: it takes as long as the text is."""
+    scale, window, soft_cap = options
+    (batch, heads, _, size), (_, kv_heads, keys, _) = q.shape, k.shape
+    product, kind = _product_like(q), wide(q).dtype
+    asked = q.reshape(batch, kv_heads, heads // kv_heads, 1, size)
+    valid = _valid(lengths, keys)
+    first = jnp.zeros_like(valid) if window is None else jnp.maximum(valid - window, 0)
+    factor = size**-0.5 if scale is None else scale
+
+    def step(state: Any) -> Any:
+        at, largest, total, gathered = state
+        begin = jnp.minimum(at, keys - _BLOCK)  # the last block may reach into the one before
+        own, values = (jax.lax.dynamic_slice_in_dim(x, begin, _BLOCK, 2) for x in (k, v))
+        key = begin + jnp.arange(_BLOCK)
+        seen = (key < valid) & (key >= jnp.maximum(first, at))
+        scores = _scores(product, asked, own) * factor
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(seen, scores, -jnp.inf)
+        larger = jnp.maximum(largest, scores.max(-1, keepdims=True))
+        base = jnp.where(larger == -jnp.inf, 0, larger)
+        weights, fade = jnp.exp(scores - base), jnp.exp(largest - base)
+        values = jnp.where(seen[:, :, 0, 0, :, None], values, 0)
+        added = product("bghqk,bgks->bghqs", weights.astype(v.dtype), values)
+        total = total * fade + weights.sum(-1, keepdims=True)
+        return at + _BLOCK, larger, total, gathered * fade + added
+
+    shape = (batch, kv_heads, heads // kv_heads, 1, 1)
+    largest, total = jnp.full(shape, -jnp.inf, kind), jnp.zeros(shape, kind)
+    if sinks is not None:
+        largest, total = largest.at[:].set(sinks.astype(kind).reshape(1, *shape[1:])), total + 1
+    gathered = jnp.zeros((*shape[:4], v.shape[3]), kind)
+    state = jnp.min(first) // _BLOCK * _BLOCK, largest, total, gathered
+    last = jnp.max(valid)
+    _, _, total, gathered = jax.lax.while_loop(lambda now: now[0] < last, step, state)
+    result = gathered / jnp.where(total == 0, 1, total)
+    return result.reshape(batch, heads, 1, v.shape[3]).astype(q.dtype)
+
+
+_by_block.defjvp(lambda given, values, changes: jax.jvp(partial(_at_once, given), values, changes))
 
 
 def _softmax_beside(scores: Any, sinks: Any) -> Any:
@@ -275,8 +346,7 @@ def _seen(
     queries, key = q.shape[2], jnp.arange(keys)
     valid, seen = keys, None
     if lengths is not None:
-        narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
-        valid = jnp.clip(narrow, 0, keys).astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
+        valid = _valid(lengths, keys)
         seen = key < valid
     if causal:
         own = jnp.arange(queries)[:, None] + (valid - queries)
@@ -377,6 +447,11 @@ def _gated(activation: str, alpha: float, limit: float, gate: Any, up: Any) -> A
     if activation == "swiglu":
         return jax.nn.silu(gate) * up
     return jax.nn.gelu(gate, approximate=activation == "geglu_tanh") * up
+
+
+def _valid(lengths: Any, keys: int) -> Any:
+    narrow = lengths.astype(jnp.int32) if lengths.dtype.itemsize < 4 else lengths
+    return jnp.clip(narrow, 0, keys).astype(jnp.int32).reshape(-1, 1, 1, 1, 1)
 
 
 @compiled()
