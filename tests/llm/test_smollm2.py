@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,20 @@ def test_sixteen_bits_change_the_perplexity_by_less_than_half_a_percent(tokens: 
     exact = full.score(ids).perplexity
     assert loaded("torch", "bfloat16").score(ids).perplexity == pytest.approx(exact, rel=0.005)
     assert 20 < exact < 200  # English prose with tables: far from a guess of 49,152 tokens
+
+
+@pytest.mark.soak
+def test_memory_is_what_was_planned() -> None:
+    """On NumPy, all of whose arrays are counted: within 3 %."""
+    import tracemalloc
+
+    loaded("numpy").generate([5] * 40, 2)  # imports, tables and tokenizers are not the model's
+    gc.collect()
+    tracemalloc.start()
+    try:
+        model = llm.load(FILE, anydevice.device("cpu", engine="numpy"), "float32", context=1024)
+        model.generate([5] * 1000, 8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak == pytest.approx(model.plan.estimate.total, rel=0.03)
