@@ -369,6 +369,22 @@ def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:
 
 
 @pytest.mark.soak
+def test_what_was_compiled_once_is_read_by_the_next_process(
+    process: Process, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    words = ("chat", str(stories), "--device", "cpu", "--engine", "jax", "--prompt", "Once")
+    kept = []
+    for _ in range(2):
+        ended = process(*words, "--max-tokens", "4", ANYDEVICE_HOME=str(tmp_path / "home"))
+        assert ended.returncode == 0, ended.stderr
+        files = (tmp_path / "home").rglob("*-cache")
+        kept.append(sorted(file.name for file in files))
+    assert len(kept[0]) > 3
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.soak
 def test_a_real_model_knows_of_what_was_said(chatting: Callable[..., Terminal]) -> None:
     file = Path(__file__).parents[2] / SMOLLM2
     if not file.exists():

@@ -24,6 +24,7 @@ from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
 from anydevice.ops.dispatch import own_version, primitives
+from anydevice.settings.files import compiled_folder
 
 Array = Any
 Prompts = Sequence[Sequence[int]]
@@ -113,6 +114,9 @@ class Programs:
         self.description, self.parameters, self.device = description, parameters, device
         self.engine: Engine = registry.load(device.engine)
         self.compiled = device.engine in COMPILED
+        folder = compiled_folder(device.engine) if self.compiled else None
+        if folder is not None and not isinstance(self.engine.compiler, Absent):
+            self.engine.compiler.keep(str(folder))  # for later processes
         self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
         self._lock = threading.Lock()
         self._wholes: Any = None
