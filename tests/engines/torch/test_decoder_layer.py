@@ -229,6 +229,23 @@ def test_products(
         assert_close(result, right, dtype)
 
 
+def test_a_tile_fits_the_memory_of_the_device(place: str) -> None:
+    products, *_ = modules()
+    tile = products.ProductTile(64, 128, 4, stages=4, splits=2)
+
+    def fitted(shared: int, rows: int = 32, inputs: int = 4096) -> Any:
+        found = products.fitting(tile, rows, inputs, 2, False, shared)
+        needed = (found.stages + 1) * found.inputs * 2 * (2 * 64 + 32)
+        assert rows == 1 or needed <= shared
+        return found.stages, found.inputs, found.splits
+
+    assert fitted(232448) == (4, 128, 2)
+    assert fitted(101376) == (1, 128, 2)
+    assert fitted(49152) == (1, 64, 2)
+    assert fitted(232448, inputs=100) == (4, 128, 1)
+    assert fitted(49152, rows=1) == (4, 128, 1)
+
+
 def test_large_numbers_times_a_norm_do_not_overflow(make: Callable[..., Any]) -> None:
     products, *_ = modules()
     for rows in (1, 3):

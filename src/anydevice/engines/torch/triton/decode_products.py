@@ -18,7 +18,13 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record, replace
-from anydevice.engines.torch.triton.launch import counters, fetch_ahead, overlapping, start
+from anydevice.engines.torch.triton.launch import (
+    counters,
+    fetch_ahead,
+    overlapping,
+    shared_memory,
+    start,
+)
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
@@ -89,12 +95,24 @@ def padded_rows(rows: int) -> int:
     return 1 if rows == 1 else max(16, triton.next_power_of_2(rows))
 
 
-def fitting(tile: ProductTile, rows: int, outputs: int, inputs: int, half: bool) -> ProductTile:
-    """The tile for a smaller weight, and for float16, in which `x` times the norm may overflow."""
+def fitting(
+    tile: ProductTile, rows: int, inputs: int, sides: int, half: bool, shared: int
+) -> ProductTile:
+    """The tile for a smaller weight, or a device with less fast memory, of which `shared` is there.
+
+    `sides` is 2 where the product is gated. In float16 (`half`), `x` times the norm may overflow
+    before it is divided by the root, unless it is float32 as for one row.
+    """
     block = min(tile.inputs, max(16, triton.next_power_of_2(inputs)))
-    splits = 1 if rows == 1 else max(1, min(tile.splits, inputs // block))
-    inside = rows == 1 or (tile.inside and splits == 1 and not half)
-    return replace(tile, inputs=block, splits=splits, inside=inside)
+    if rows == 1:
+        return replace(tile, inputs=block, splits=1, inside=True)
+    row = 2 * (sides * tile.outputs + padded_rows(rows))  # bytes of all that one input meets
+    stages = max(1, min(tile.stages, shared // (block * row) - 1))
+    while block > 16 and (stages + 1) * block * row > shared:
+        block //= 2
+    splits = max(1, min(tile.splits, inputs // block))
+    inside = tile.inside and splits == 1 and not half
+    return replace(tile, inputs=block, splits=splits, inside=inside, stages=stages)
 
 
 def product(
@@ -121,7 +139,10 @@ def product(
     rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     padded = padded_rows(rows)
-    tile = fitting((tiles or TILES)[kind, padded], rows, outputs, inputs, x.dtype == torch.float16)
+    tile = fitting(
+        (tiles or TILES)[kind, padded], rows, inputs, 2 if gated else 1,
+        x.dtype == torch.float16, shared_memory(x.device),
+    )  # fmt: skip
     if norm is not None and not tile.inside:
         x, norm = normed(x, norm, eps), None
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
