@@ -167,6 +167,15 @@ def test_one_compiled_function_serves_every_token(
     assert made() - before == 2, "one for the first tokens, one for all that follow"
 
 
+def test_places_in_a_ring(anywhere: Runner) -> None:
+    """Computed in float32, they are exact for every position that any model has."""
+    last = np.arange(2_000_000 - 5000, 2_000_000, dtype=np.int32)
+    for ring in (1, 3, 6, 511, 1000, 4096, 131_072):
+        for positions in (np.arange(5000, dtype=np.int32), last):
+            found = decoder._remainder(anywhere.put(positions), ring)
+            assert (anywhere.get(found) == positions % ring).all()
+
+
 def test_a_tied_decoder_has_no_head_of_its_own(parameters: Any) -> None:
     tied = replace(SHAPE, tied=True, layers=())
     assert "head" not in random_parameters(tied, 0, device("cpu", engine="numpy"))

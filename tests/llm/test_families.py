@@ -7,20 +7,22 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from anydevice import ops
+from anydevice import device, ops
 from anydevice.core.record import replace
 from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription, Rope, Routing, describe
+from anydevice.llm.weights import load_parameters
 from anydevice.planning.architectures import ARCHITECTURES
-from anydevice.planning.config import as_config
+from anydevice.planning.config import as_config, read_config
 from anydevice.planning.encoder_families import ENCODERS
 from anydevice.planning.model import shape_of
 from tests.llm.families import BASE, CASES, LLAMA3, TOKENS, Reference, reference
@@ -273,6 +275,45 @@ def test_a_published_config_is_read_as_transformers_reads_it(name: str) -> None:
     assert describe(as_config(published)) == describe(as_config(theirs.to_dict()))
 
 
+@pytest.mark.parametrize("family", ["Gemma3", "Mistral3"])
+def test_the_text_part_of_a_model_for_more(family: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from transformers.utils.logging import disable_progress_bar
+
+    quiet: Any = disable_progress_bar
+    quiet()
+    eyes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "head_dim": 8,
+    }
+    eyes |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    kinds = {"Gemma3": ({"head_dim": 16, "sliding_window": 6}, eyes)}
+    kinds["Mistral3"] = (
+        CASES["ministral3"][1] | {"model_type": "ministral3"},
+        {
+            **eyes,
+            "model_type": "pixtral",
+        },
+    )
+    text, vision = kinds[family]
+    make = getattr(transformers, f"{family}Config")
+    config = make(text_config={**BASE, **text}, vision_config=vision)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    ids = torch.from_numpy(reference("mistral").ids).long()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2)
+        expected = model(ids).logits.numpy()
+    model.save_pretrained(tmp_path)
+    description = describe(read_config(tmp_path))
+    parameters = load_parameters(tmp_path, description, device("cpu", engine="numpy"))
+    hidden, _ = decoder.forward(description, parameters, ids.numpy().astype(np.int32))
+    same(decoder.logits(description, parameters, hidden), expected)
+
+
 def test_the_factor_of_embeddings_is_rounded_with_them() -> None:
     torch = pytest.importorskip("torch")
     description = replace(reference("gemma").description, embedding_scale=3072**0.5)
@@ -447,6 +488,7 @@ def test_families_that_cannot_be_run_are_named() -> None:
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "bidirectional"),
         ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window"),
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func"),
+        ({"model_type": "llama", "per_layer_config": {"0": {}}}, "per_layer_config"),
     ],
 )
 def test_options_that_cannot_be_run_are_named(options: dict[str, Any], said: str) -> None:

@@ -221,7 +221,7 @@ def _refuse_options(config: ModelConfig, running: Running) -> None:
             f"{config.source}: weights that are quantized ({shortened(str(method))}) are not run "
             "here; take the folder of the model in 16 bits, or a GGUF file of it"
         )
-    for key, value in running.only.items():
+    for key, value in {**running.only, "per_layer_config": None}.items():
         if config.get(key) not in (None, value):
             raise _unsupported(config, f"{key} = {shortened(repr(config.get(key)))}")
 
