@@ -1,6 +1,7 @@
 """Attention of a decoding step in one launch: rope, the new key and value, and all earlier ones.
 
-Each program takes a part of the keys of one key head and row of the batch. The first part also
+Each program takes a part of the keys of one key head and row of the batch; where there are fewer
+keys than parts have room for, the rest of the programs ends at once. The first part also
 writes the new key and value into the cache; the last to end puts the parts together.
 
 Keys and values of earlier tokens, positions and angles depend on nothing in the step: they are
@@ -48,14 +49,14 @@ class AttentionTile(Record):
     keys: int
     warps: int
     stages: int = 2
-    per_processor: int = 2
+    per_processor: int = 4
     release: Release = "first"
 
 
 TILES: Mapping[int, AttentionTile] = {
-    64: AttentionTile(parts=32, keys=128, warps=4),
-    128: AttentionTile(parts=32, keys=128, warps=8),
-    256: AttentionTile(parts=32, keys=64, warps=8),
+    64: AttentionTile(parts=64, keys=128, warps=4),
+    128: AttentionTile(parts=64, keys=128, warps=8),
+    256: AttentionTile(parts=64, keys=64, warps=8),
 }
 """By the size of a head, as a power of two: the tiles for an H200."""
 LARGEST_SIZE = 256
@@ -85,7 +86,7 @@ class AttentionNumbers(Record):
 def attention_parts(tile: AttentionTile, pairs: int, slots: int, processors: int) -> int:
     """How many parts the keys of a cache are cut into, for so many pairs of row and key head.
 
-    >>> attention_parts(AttentionTile(parts=32, keys=128, warps=8), 8, 4096, 132)
+    >>> attention_parts(AttentionTile(parts=64, keys=128, warps=8), 8, 4096, 132)
     32
     """
     enough = max(1, tile.per_processor * processors // pairs)
@@ -227,6 +228,9 @@ def _attend(
     share = tl.cdiv(tl.cdiv(held - oldest, parts), block) * block
     first = oldest + part * share
     last = tl.minimum(first + share, held)
+    used = tl.maximum(tl.cdiv(held - oldest, tl.maximum(share, 1)), 1)
+    if part >= used:
+        return  # nothing is left for it, and nobody waits for it
     place = tl.arange(0, width)
     inside = (place < size)[None, :]
     cache = pair.to(tl.int64) * slots * size
@@ -300,10 +304,10 @@ def _attend(
         tl.store(sums + spot, largest, line < group)
         tl.store(sums + spot + group * parts, total, line < group)
         tl.debug_barrier()
-        if tl.atomic_add(counts + pair, 1, sem="acq_rel") == parts - 1:
+        if tl.atomic_add(counts + pair, 1, sem="acq_rel") == used - 1:
             tl.store(counts + pair, 0)
             each = tl.arange(0, block_parts)
-            there = each < parts
+            there = each < used
             for one in tl.static_range(group):
                 state = sums + (pair * 2 * group + one) * parts + each
                 high = tl.load(state, there, NOT_SEEN, cache_modifier=".cg")
