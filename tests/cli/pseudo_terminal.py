@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from typing import IO
 
 PATIENCE = 60.0
 
@@ -26,10 +27,17 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 class Terminal:
     """A pseudo-terminal with `anydevice` on it, called with these words.
 
-    `changes` are variables of its environment.
+    `changes` are variables of its environment; with `output`, standard output goes to that file.
     """
 
-    def __init__(self, *words: str, columns: int = 80, rows: int = 24, **changes: str) -> None:
+    def __init__(
+        self,
+        *words: str,
+        columns: int = 80,
+        rows: int = 24,
+        output: IO[bytes] | None = None,
+        **changes: str,
+    ) -> None:
         self.primary, self.secondary = pty.openpty()
         self.resize(columns, rows)
         self.settings = termios.tcgetattr(self.secondary)
@@ -38,7 +46,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_THE_TERMINAL, "-m", "anydevice", *words],
             stdin=self.secondary,
-            stdout=self.secondary,
+            stdout=output or self.secondary,
             stderr=self.secondary,
             env=environment,
             start_new_session=True,

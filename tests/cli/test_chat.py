@@ -154,6 +154,15 @@ def test_bad_input_ends_with_2(
     assert message in json.loads(out)["error"]
 
 
+def test_wrong_numbers_are_said_before_a_model_is_loaded(
+    anydevice: Anydevice, stories: Path
+) -> None:
+    code, _, err = anydevice("chat", str(stories), *HERE, "--prompt", "x", "--top-p", "2")
+    assert code == 2
+    assert "top_p" in err
+    assert "parameters" not in err
+
+
 def test_a_model_that_does_not_fit_ends_with_1(anydevice: Anydevice, stories: Path) -> None:
     with testing.fake_machine(cuda=1, memory="64KiB", engines=("numpy",), keep_settings=True):
         code, _, err = anydevice("chat", str(stories), "--prompt", "x", "--device", "cuda")
@@ -353,6 +362,20 @@ def test_without_a_template_each_line_is_completed_by_itself(
     assert "It has no chat template: it completes text" in begun
     assert all(len(line) <= 60 for line in begun.split("\n"))
     assert turn(chat, "Once upon a time")[0] == turn(chat, "Once upon a time")[0]
+
+
+def test_replies_go_to_a_file_and_nothing_else_does(
+    chatting: Callable[..., Terminal], model: Any, tmp_path: Path
+) -> None:
+    with (tmp_path / "replies.txt").open("wb") as file:
+        chat = chatting("--max-tokens", "5", output=file)
+        chat.until("Ctrl-D ends.*> ")
+        chat.type(b"hello\n")
+        chat.until(r"\[5 tokens.*> ")
+        chat.type(b"\x04")
+        assert chat.process.wait(PATIENCE) == 0
+    reply = model.generate([said("hello")], 5).text
+    assert (tmp_path / "replies.txt").read_text("utf-8") == f"{reply}\n"
 
 
 def test_without_colours_and_unicode(chatting: Callable[..., Terminal]) -> None:

@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _chat(arguments: argparse.Namespace, prompt: str | None, output: Output) -> int:
     notes = output if prompt is None and output.width is not None else output_on(sys.stderr)
+    options = _options(arguments)
     loaded = load_model(
         arguments.model,
         arguments.device,
@@ -110,7 +111,7 @@ def _chat(arguments: argparse.Namespace, prompt: str | None, output: Output) -> 
         context=arguments.context,
         silent=arguments.json,
     )
-    chat = Chat(loaded.model, _options(arguments), arguments.system)
+    chat = Chat(loaded.model, options, arguments.system)
     if arguments.json:
         reply = chat.model.generate(chat.question(prompt or ""), **chat.options)
         output.json(reply.to_dict() | {"template": chat.has_template} | loaded.facts())
@@ -161,10 +162,17 @@ def _filled(prompt: str) -> str:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given, by the names of `generate`; it has defaults for the others."""
-    names = ["max_tokens", *(name[2:].replace("-", "_") for name, *_ in _SAMPLING), "stop"]
-    given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    """What was given, by the names of `generate`; it has defaults for the others.
+
+    Raises for numbers that are wrong, before a model is loaded for them.
+    """
+    from anydevice.llm.sampling import sampling
+
+    names = [name[2:].replace("-", "_") for name, *_ in _SAMPLING]
+    given = {name: getattr(arguments, name) for name in (*names, "max_tokens", "stop")}
+    given = {name: value for name, value in given.items() if value is not None}
+    sampling(**{name: value for name, value in given.items() if name in names})
+    return given
 
 
 class Chat:
