@@ -376,7 +376,7 @@ def rope_parameters(config: ModelConfig, kind: str) -> Mapping[str, Any]:
         raise ConfigurationError(f"{config.source}: rope_parameters is not an object", "rope")
     wrong = [key for key, value in given.items() if not _is_sensible(key, value)]
     if wrong:
-        said = f"{wrong[0]} = {shortened(repr(given[wrong[0]]))}"
+        said = f"{shortened(wrong[0])} = {shortened(repr(given[wrong[0]]))}"
         raise ConfigurationError(f"{config.source}: {said} of rope makes no sense", config.source)
     return given
 
