@@ -385,6 +385,15 @@ def test_what_does_not_fit_says_what_would(stories: Path) -> None:
         llm.load(stories, "cpu", context=600)
 
 
+def test_a_batch_that_does_not_fit_is_refused_and_the_model_goes_on(stories: Path) -> None:
+    with anydevice.testing.fake_machine(cuda=1, memory="1GiB"):
+        model = llm.load(stories, "cuda")
+        expected = model.generate("", 5).tokens
+        with pytest.raises(OutOfMemoryError, match="cuda:0"):
+            model.generate([[1] * 480] * 2000, 5)
+        assert model.generate("", 5).tokens == expected
+
+
 def test_a_model_says_what_it_is_and_where(one: llm.LanguageModel) -> None:
     said = repr(one)
     for part in ("stories260K", "260,032 parameters", "float32", "cpu", "numpy", "context 512"):

@@ -23,7 +23,7 @@ from anydevice.engines import registry
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
-from anydevice.ops.dispatch import own_version, primitives
+from anydevice.ops.dispatch import explain, own_version, primitives
 from anydevice.settings.files import compiled_folder
 
 Array = Any
@@ -172,9 +172,13 @@ class Programs:
         return self.engine.place(np.asarray(values, dtype), self.device)
 
     def new_cache(self, rows: int, slots: int) -> decoder.Cache:
-        """An empty cache."""
+        """An empty cache; `OutOfMemoryError` if there is no room for it."""
         like = self.parameters["embedding"]
-        return decoder.new_cache(self.description, rows, slots, like)
+        try:
+            return decoder.new_cache(self.description, rows, slots, like)
+        except Exception as error:
+            explain(error, like=like)
+            raise
 
     def passed(
         self, ids: Array, start: Array, count: Array, cache: decoder.Cache, first: bool = False
