@@ -16,6 +16,7 @@ from anydevice.bench.language_models import (
     operations_of,
     text_lines,
 )
+from anydevice.bench.results import Ceiling
 from anydevice.cli.main import main
 from anydevice.errors import ConfigurationError
 from anydevice.planning.model import shape_of
@@ -70,20 +71,33 @@ def test_a_prompt_takes_two_operations_a_weight_and_token() -> None:
 
 def test_speeds_are_those_of_real_runs(model: Any) -> None:
     told: list[tuple[int, int, str]] = []
+    known = [
+        Ceiling("cpu", "read", 1e11, "numpy", "sum"),
+        Ceiling("cpu", "matmul", 1e12, "numpy", "matmul", "float32"),
+    ]
     found = bench_text(
-        model, [16, 200], written=8, repeats=1, progress=lambda *step: told.append(step)
+        model,
+        [16, 200],
+        written=8,
+        repeats=1,
+        ceilings=known,
+        progress=lambda *step: told.append(step),
     )
     assert [each.context for each in found.speeds] == [16, 200]
+    shape = model.plan.estimate.shape
     for each in found.speeds:
         assert each.prefill == pytest.approx(each.context / each.first_token)
-        assert 0 < each.decode < (each.decode_limit or 0)
-        assert each.prefill < (each.prefill_limit or 0)
-    short, long = found.speeds
-    assert (long.decode_limit or 0) < (short.decode_limit or 0)
-    assert [done for done, _, _ in told] == list(range(5))
+        assert each.decode_limit == 1e11 / bytes_of(shape, each.context + 4, "float32")
+        limit = 1e12 * each.context / operations_of(shape, each.context)
+        assert each.prefill_limit == pytest.approx(limit)
+        assert 0 < each.decode < each.decode_limit
+        assert 0 < each.prefill < limit
+    assert [done for done, _, _ in told] == [1, 2, 3, 4]
     lines = list(text_lines(found))
     assert any("read" in line and "B/s" in line for line in lines)
     assert lines[-2].split()[0] == "16"
+    [unlimited] = bench_text(model, [16], written=8, repeats=1, ceilings=()).speeds
+    assert (unlimited.decode_limit, unlimited.prefill_limit) == (None, None)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(model: Any) -> None:
