@@ -55,6 +55,9 @@ PECULIAR: dict[str, list[dict[str, Any]]] = {
     ],
     "olmo3": [{"num_hidden_layers": 5}],
     "exaone4": [{"num_hidden_layers": 5, "head_dim": 24}],
+    "cohere2": [{"num_hidden_layers": 5, "sliding_window_pattern": 2}],
+    "glm4": [{"partial_rotary_factor": 0.25, "head_dim": 24}],
+    "gpt_oss": [{"num_local_experts": 4, "head_dim": 24, "attention_bias": False}],
     "gpt_neox": [{"use_parallel_residual": False, "rotary_pct": 0.5}],
     "falcon": [
         {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
@@ -284,6 +287,17 @@ def test_latent_attention_of_full_size(values: dict[str, Any], expected: int) ->
         # One vector of 512 and one of 64 for each token and layer, whatever the heads.
         assert estimate.kv_cache == values["num_hidden_layers"] * (512 + 64) * 2 * 8192 * 2
         assert estimate.exact
+
+
+def test_gpt_oss_of_full_size() -> None:
+    values = {"num_hidden_layers": 24, "num_local_experts": 32}  # 20 billion, as published
+    config = config_of("gpt_oss", **values)
+    model = model_of(config, torch.bfloat16, "meta")
+    estimate = estimate_inference(as_saved(config), context=8192, dtype="bfloat16")
+    assert estimate.parameters == sum(x.numel() for x in model.parameters()) == 20_914_757_184
+    assert estimate.weights == allocated(model)
+    # Every other layer keeps 128 tokens: 8 heads of 64 keys and 64 values each.
+    assert estimate.kv_cache == 12 * (8192 + 128) * 2 * 8 * 64 * 2
 
 
 CLASSES = {
