@@ -44,14 +44,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm2": ("llama", {"tie_word_embeddings": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": 8, "head_dim": 16}),
-    "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": MINISTRAL}),
+    "ministral3": (
+        "ministral3",
+        {"head_dim": 8, "sliding_window": 10, "rope_parameters": MINISTRAL},
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 6}),
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen2_moe": ("qwen2_moe", {**SPARSE, "shared_expert_intermediate_size": 40}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3": (
+        "qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
     "qwen3_moe": (
         "qwen3_moe",
-        {**SPARSE, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
+        {**SPARSE, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}
+        | {"use_sliding_window": True, "sliding_window": 6},
     ),
     "gemma": ("gemma", {"head_dim": 16}),
     "gemma2": (
@@ -77,7 +84,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
         | {"residual_multiplier": 0.4, "logits_scaling": 2.0},
     ),
-    "starcoder2": ("starcoder2", {"use_bias": True}),
+    "starcoder2": ("starcoder2", {"use_bias": True, "sliding_window": 7}),
     "glm4": ("glm4", {"head_dim": 16}),
     "cohere2": ("cohere2", {"sliding_window": 6, **KINDS}),
     "gpt_oss": (

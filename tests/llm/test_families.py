@@ -488,6 +488,7 @@ def test_families_that_cannot_be_run_are_named() -> None:
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "bidirectional"),
         ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window"),
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func"),
+        ({"model_type": "llama", "sliding_window": 8}, "sliding_window"),
         ({"model_type": "llama", "per_layer_config": {"0": {}}}, "per_layer_config"),
     ],
 )

@@ -190,6 +190,7 @@ _LIKE_GPT_OSS: dict[str, Any] = {
     "original_max_position_embeddings": 4096,
 }
 _LIKE_GPT_OSS |= {"rope_theta": 150000.0, **_YARN}
+_WHOLE = {"sliding_window": None}
 _ONE_WAY = {"use_bidirectional_attention": False}
 _NO_WINDOWS = {"use_sliding_window": False}
 _SOFT_CAPS: dict[str, Any] = {
@@ -206,7 +207,7 @@ def _biases(flag: Flag) -> dict[str, Any]:
 
 
 ARCHITECTURES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(defaults=_FINE, running=Running()),
+    "llama": ModelFamily(defaults=_FINE, running=Running(only=_WHOLE)),
     "granite": ModelFamily(
         defaults=_FINE,
         running=Running(
@@ -214,6 +215,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
             embedding_scale="embedding_multiplier",
             residual_scale="residual_multiplier",
             logit_divisor="logits_scaling",
+            only=_WHOLE,
         ),
     ),
     "seed_oss": ModelFamily(
@@ -253,7 +255,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         mlp_bias=False,
         embedding_scale=True,
         defaults={"num_key_value_heads": 16, **_GEMMA},
-        running=Running(unit_norm=True, tanh_gelu=True, only=_ONE_WAY),
+        running=Running(unit_norm=True, tanh_gelu=True, only=_ONE_WAY | _WHOLE),
     ),
     "gemma2": ModelFamily(
         mlp_bias=False,
@@ -373,12 +375,16 @@ ARCHITECTURES: dict[str, ModelFamily] = {
             routing="groups",
             normalized="norm_topk_prob",
             routed_scale="routed_scaling_factor",
-            only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+            only={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+            | _WHOLE,
         ),
     ),
     "olmo": ModelFamily(mlp_bias=False, norm_weights=False),
     "olmo2": ModelFamily(
-        mlp_bias=False, query_key_norms="heads", defaults=_WIDE, running=Running(post_norm=True)
+        mlp_bias=False,
+        query_key_norms="heads",
+        defaults=_WIDE,
+        running=Running(post_norm=True, only=_WHOLE),
     ),
     "olmo3": ModelFamily(
         mlp_bias=False,
@@ -419,7 +425,7 @@ ARCHITECTURES: dict[str, ModelFamily] = {
         rotary_key="partial_rotary_factor",
         defaults={"attention_bias": True, "num_key_value_heads": 2, "head_dim": 128}
         | {"rms_norm_eps": 1.5625e-7},
-        running=Running(interleaved=True),
+        running=Running(interleaved=True, only=_WHOLE),
     ),
     "cohere2": ModelFamily(
         mlp_bias=False,
