@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "compute on every usable device, explain what is wrong and what to do",
     "verify": "compute every op here in every way, and compare with one reference",
     "chat": "talk to a language model, or give it one prompt",
+    "launch": "run a training script in several processes",
     "bench": "measure this machine's ceilings, and how near to them every op comes",
     "plan": "whether a model fits here, on which devices, and what would fit if not",
     "watch": "a live view of every device: memory, load, heat, power and processes",
@@ -139,6 +140,10 @@ def _load(name: str | None) -> Command:
         from anydevice.cli import doctor
 
         return doctor
+    if name == "launch":
+        from anydevice.cli import launch
+
+        return launch
     if name == "plan":
         from anydevice.cli import plan
 

@@ -14,6 +14,7 @@ from importlib import import_module as _import_module
 
 TYPE_CHECKING = False  # what a type checker sees; at run time each name loads on first use
 if TYPE_CHECKING:
+    from anydevice.parallel.launching import launch as launch
     from anydevice.parallel.mesh import Mesh as Mesh
     from anydevice.parallel.placing import gather as gather
     from anydevice.parallel.placing import replicate as replicate
@@ -25,12 +26,13 @@ _NAMES = {
     "Mesh": "mesh",
     "gather": "placing",
     "initialize": "processes",
+    "launch": "launching",
     "replicate": "placing",
     "shard": "placing",
     "split_batch": "placing",
 }
 
-__all__ = ["Mesh", "gather", "initialize", "replicate", "shard", "split_batch"]
+__all__ = ["Mesh", "gather", "initialize", "launch", "replicate", "shard", "split_batch"]
 
 
 def __getattr__(name: str) -> object:

@@ -244,11 +244,11 @@ def _joined(found: Launched, device: Device) -> Group:
         rank=found.rank,
         world_size=found.size,
     )
-    atexit.register(_leave)
+    atexit.register(leave)
     return Group(found.rank, found.size)
 
 
-def _leave() -> None:
+def leave() -> None:
     """End the group when the program ends: one that leaves early would take others with it."""
     import torch.distributed as distributed
 

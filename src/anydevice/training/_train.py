@@ -191,7 +191,8 @@ def train(
     check_integers(optional=True, patience=patience, save_every=save_every)
     if save_every is not None and save is None:
         raise ConfigurationError("save_every= needs save=", source="save_every")
-    with _saving(save, resume) as target:
+    leads = mesh is None or mesh.rank == 0
+    with _saving(save, resume, leads) as target:
         source, length = _source(resume, target), length_of(data)
         training = Training(
             model,
@@ -235,7 +236,7 @@ def train(
             _print_nothing_left(source, begun.epoch - 1, epochs)
         with (
             explaining(chosen),
-            TrainingProgress(epochs, length, done, progress) as shown,
+            TrainingProgress(epochs, length, done, progress if leads else False) as shown,
             Interrupts() as interrupts,
         ):
             interrupts.acknowledge = lambda: shown.ends("stopping; Ctrl-C again: now")
@@ -291,13 +292,15 @@ def _options_of(
 
 
 @contextmanager
-def _saving(save: PathLike | None, resume: PathLike | bool | None) -> Iterator[Path | None]:
+def _saving(
+    save: PathLike | None, resume: PathLike | bool | None, leads: bool
+) -> Iterator[Path | None]:
     """A block with the file to save to, which no other training saves to meanwhile.
 
-    It is checked to be writable, and not to be overwritten by mistake.
+    It is checked to be writable, and not to be overwritten by mistake, by the process that writes.
     """
-    if save is None:
-        yield None
+    if save is None or not leads:
+        yield None if save is None else checked_path(save)
         return
     target = checked_path(save)
     check_writable(target)

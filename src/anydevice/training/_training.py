@@ -190,6 +190,7 @@ class Training:
         _check_library(layer, optimizer)
         self.spread = spread_of(mesh, strategy, self.device, parameters)
         policy = policy_of(precision, self.device)
+        self.spread.check(layer, still, policy)
         of_torch = isinstance(layer, TorchLayer)
         self.config = StepConfig(
             layer,
@@ -215,6 +216,7 @@ class Training:
             if own is None:
                 check_parts(model, optimizer, schedule if self._rate_at is None else None)
             self._like = layer.placed(self.device, policy.parameters)
+            self.spread.share(leaves(self._like))
         if isinstance(layer, ModuleLayer) and seed is not None:
             seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
@@ -480,7 +482,9 @@ class Training:
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
         how = self.config.optimize
         checkpoint = Checkpoint(self.stepper.state, loop, how, best, random, self._first_rows)
-        write_checkpoint(path, checkpoint, settings)
+        if self.spread.leads:
+            write_checkpoint(path, checkpoint, settings)
+        self.spread.wait()
 
     def resume(
         self,
@@ -595,7 +599,7 @@ class Training:
         if isinstance(self.config.layer, TorchLayer):
             given = self._optimizer if self._own_optimizer is None else None
             schedule = self._schedule if self._rate_at is None else None
-            return TorchStepper(self.device, self.config, state, given, schedule)
+            return TorchStepper(self.spread, self.config, state, given, schedule)
         return stepper_for(self.spread, self.config, state, self.seed)
 
 

@@ -93,7 +93,7 @@ class TrainLoop:
         for epoch in training.epochs(self.options.epochs):
             if self._is_patience_over():
                 break
-            if interrupts.asked:  # before the first step
+            if training.spread.is_asked(interrupts.asked):  # before the first step
                 self._stop = "Ctrl-C"
                 self._save()
                 break
@@ -117,7 +117,7 @@ class TrainLoop:
         self._progress.learned(count)
         self._read()
         self._end_epoch(epoch)
-        if interrupts.asked:
+        if self._training.spread.is_asked(interrupts.asked):
             self._stop = "Ctrl-C"
         return self._stop is not None
 
@@ -179,7 +179,7 @@ class TrainLoop:
             self._save()
         for callback in self._step_callbacks:  # after the save: one that raises loses nothing
             callback.step(self._moment(epoch, None))
-        if interrupts.asked:
+        if training.spread.is_asked(interrupts.asked):
             self._stop = "Ctrl-C"
         return self._stop is not None
 

@@ -6,8 +6,11 @@ and the compiler adds what the devices tell each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,19 +18,36 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.record import replace
 from anydevice.core.text import format_size
-from anydevice.core.trees import Tree, leaves, mapped
+from anydevice.core.trees import Tree, leaves, mapped, refilled
 from anydevice.core.warn import warn
 from anydevice.errors import ConfigurationError
 from anydevice.memory.stats import memory_stats
+from anydevice.models.precision import Policy
+from anydevice.nn.layer import state_places
 from anydevice.parallel.mesh import Mesh, devices_of
-from anydevice.parallel.placing import gather
+from anydevice.parallel.placing import gather, row_ranges
 from anydevice.training.batches import placer, rows_of
-from anydevice.training.steps import StepState
-from anydevice.transfer.moving import to_device
+from anydevice.training.randomness import (
+    device_state,
+    host_state,
+    set_device_state,
+    set_host_state,
+)
+from anydevice.training.steps import StepState, copied
+from anydevice.transfer.moving import to_device, to_numpy
+
+if TYPE_CHECKING:
+    from anydevice.parallel.processes import Group
 
 Function = Callable[..., Any]
 
 STRATEGIES = ("auto", "replicate", "shard")
+_ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
+"""Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
+
+_CHECKED = 3
+"""The first batches, whose loss is also computed as a whole."""
+
 _HELD = 4
 """Numbers that a training holds for each parameter: itself, its gradient and two moments."""
 
@@ -38,6 +58,8 @@ class Spread:
     text: str | None = None
     is_several = False
     """Whether several processes train."""
+
+    asked = False
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -76,6 +98,39 @@ class Spread:
         `loss` is the function that they are of.
         """
         return function
+
+    def module_loss(self, loss: Function, batch: Any) -> Any:
+        """What a module of PyTorch takes gradients of: its sum over processes is the loss.
+
+        `None` for a process without rows.
+        """
+        return loss(batch)
+
+    def module_total(self, value: Any, like: Any) -> Any:
+        """The loss of a whole batch, of what `module_loss` gave."""
+        return value.detach()
+
+    def sum_gradients(self, weights: Sequence[Any]) -> None:
+        """Make gradients of weights of PyTorch those of whole batches."""
+
+    def check(self, layer: Any, still: Collection[str], policy: Policy) -> None:
+        """Raise `UnsupportedError` for a model that cannot be trained so."""
+
+    def share(self, tensors: Sequence[Any]) -> None:
+        """Give weights of PyTorch the same numbers in all processes."""
+
+    def is_asked(self, asked: bool) -> bool:
+        """Whether a training that is asked to stop here, or not, stops now: in all processes."""
+        self.asked = asked
+        return asked
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return True
+
+    def wait(self) -> None:
+        """Wait until every process has come here."""
 
 
 class MeshSpread(Spread):
@@ -131,6 +186,204 @@ class MeshSpread(Spread):
         return mapped(lambda x: self._jax.divided(x, self._mesh), self._to_first(batch))
 
 
+class ProcessSpread(Spread):
+    """A training in several processes of PyTorch, each with its rows of the same batches.
+
+    Gradients are summed, weighted by rows, before anything looks at them: so all processes clip,
+    fail and scale alike, and keep the same parameters.
+    """
+
+    is_several = True
+
+    def __init__(self, group: Group, device: Device, text: str) -> None:
+        super().__init__(device)
+        self.text = text
+        self._group = group
+        self._checked = 0
+        self._rounding = _ROUNDING
+        self._expected: Any = None
+        self._stops = False
+        host, own = group.of_first((host_state(), device_state(device)))
+        set_host_state(host)
+        set_device_state(device, own)
+
+    @property
+    def leads(self) -> bool:
+        return self._group.rank == 0
+
+    def wait(self) -> None:
+        self._group.wait()
+
+    def is_asked(self, asked: bool) -> bool:
+        self.asked = asked  # the next sum tells the others
+        return self._stops
+
+    def parameters(self, tree: Tree) -> Tree:
+        placed = copied(super().parameters(tree))
+        self.share(leaves(placed))
+        return placed
+
+    def share(self, tensors: Sequence[Any]) -> None:
+        self._group.copy_from_first(tensors)
+
+    def check(self, layer: Any, still: Collection[str], policy: Policy) -> None:
+        self._rounding = _ROUNDING_16 if policy.is_narrow else _ROUNDING
+        module = getattr(layer, "given", None)
+        if module is None:
+            names = [f"{layer.root}{path}" for path, _ in state_places(layer) if path not in still]
+        else:
+            parts = module.named_modules()
+            names = [name for name, part in parts if getattr(part, "track_running_stats", False)]
+        if names:
+            raise _not_by_rows(f"{names[0]} computes with statistics of whole batches")
+
+    def gradients(self, function: Function, loss: Function) -> Function:
+        def summed(
+            trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
+        ) -> tuple[tuple[Any, list[Any]], Tree]:
+            self._check_first(batch, lambda: loss(trained, held, batch, seed, number, scale)[0])
+            part, rows, share = self._own(batch)
+            (value, state), found = function(trained, held, part, seed, number, scale, rows)
+            value, *sums = self._sum([value, *leaves(found)], share)
+            return (value, state), refilled(found, sums)
+
+        return summed
+
+    def module_loss(self, loss: Function, batch: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+
+        def whole() -> Any:
+            before = host_state(), device_state(self.device)
+            value = loss(batch)
+            set_host_state(before[0])
+            set_device_state(self.device, before[1])
+            return value
+
+        self._check_first(batch, whole)
+        part, rows, share = self._own(batch)
+        with dropping_as_whole(rows):
+            if share:
+                return loss(part) * share
+            with torch.no_grad():  # random numbers go on as in the others
+                loss(part)
+        return None
+
+    def module_total(self, value: Any, like: Any) -> Any:
+        own = like.new_zeros(()) if value is None else value.detach()
+        return self._sum([own], 1.0)[0]
+
+    def sum_gradients(self, weights: Sequence[Any]) -> None:
+        torch: Any = sys.modules["torch"]
+        like = weights[0]
+        known = torch.tensor([float(x.grad is not None) for x in weights], device=like.device)
+        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
+        known, *sums = self._group.sum([known, *found])
+        for x, gradient, is_known in zip(weights, sums, known.tolist(), strict=True):
+            x.grad = gradient if is_known else None
+
+    def _sum(self, tensors: Sequence[Any], share: float) -> list[Any]:
+        """The sums over processes, of which the first is the loss."""
+        # A share of nothing would still be NaN where the numbers are.
+        tensors = tensors if share else [x.new_zeros(x.shape) for x in tensors]
+        stop = tensors[0].new_full((), float(self.asked) / (share or 1.0))
+        value, stop, *sums = self._group.sum([tensors[0], stop, *tensors[1:]], share or 1.0)
+        self._stops = bool(stop > 0)
+        if self._expected is not None:
+            expected, self._expected = self._expected, None
+            self._compare(float(expected), float(value), value)
+        return [value, *sums]
+
+    def _own(self, batch: Any) -> tuple[Any, tuple[int, int, int], float]:
+        """The rows of this process, where they lie in the batch, and their share of it.
+
+        A process without rows computes the first one, with a share of 0.
+        """
+        every = rows_of(batch)
+        first, stop = row_ranges(every, self._group.size)[self._group.rank]
+        share = (stop - first) / every
+        if not share:
+            first, stop = 0, 1
+
+        def own(x: Any) -> Any:
+            return x[first:stop] if x.ndim and x.shape[0] == every else x
+
+        return mapped(own, batch), (first, stop - first, every), share
+
+    def _check_first(self, batch: Any, whole: Callable[[], Any]) -> None:
+        """Of the first batches: are they the same everywhere, and what is the loss of a whole one?
+
+        Parts of one batch may have the same weight by chance.
+        """
+        if self._checked == _CHECKED:
+            return
+        self._checked += 1
+        digest = hashlib.sha256()
+        for x in leaves(batch):
+            digest.update(repr(tuple(x.shape)).encode())
+            digest.update(np.ascontiguousarray(to_numpy(x)).tobytes())
+        number = float(int.from_bytes(digest.digest()[:6], "big"))
+        like = leaves(batch)[0]
+        if self._group.largest(number, like) != -self._group.largest(-number, like):
+            raise ConfigurationError(
+                "the processes have different batches; give all of them the same data, such "
+                "as nn.Batches, or a function of the seed and the epoch, without a sampler that "
+                "divides it: each process takes its own rows of every batch",
+                source="data",
+            )
+        with sys.modules["torch"].no_grad():
+            self._expected = whole()
+
+    def _compare(self, expected: float, value: float, like: Any) -> None:
+        difference = abs(expected - value) / max(1.0, abs(expected))
+        if self._group.largest(difference, like) > self._rounding:
+            raise _not_by_rows(
+                f"the loss of batch {self._checked} is {expected:.6g}, and {value:.6g} as the mean "
+                f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
+                "tokens are masked or random numbers are drawn in another way"
+            )
+
+
+def _not_by_rows(what: str) -> Exception:
+    return Absent(
+        what,
+        instead="train in one process, or on several devices of JAX, which compute whole batches; "
+        "or take a loss that is a mean over rows, and LayerNorm in place of BatchNorm",
+        code="no_collectives",
+    ).error()
+
+
+@contextmanager
+def dropping_as_whole(rows: tuple[int, int, int]) -> Iterator[None]:
+    """A block in which PyTorch's dropout of these rows is that of the whole batch, cut."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    first, count, every = rows
+    dropouts = {functional.dropout, functional.dropout1d, functional.dropout2d, torch.dropout}
+    dropouts |= {functional.dropout3d, torch.feature_dropout}
+
+    class Whole(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func not in dropouts:
+                return func(*args, **kwargs)
+            given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+            x = given["input"]
+            is_training = given.get("training", given.get("train", True))
+            times, left = divmod(x.shape[0], count) if x.ndim else (0, 1)
+            if not is_training or left:
+                return func(*args, **kwargs)
+            ones = torch.ones((every * times, *x.shape[1:]), dtype=x.dtype, device=x.device)
+            factors = func(ones, given.get("p", 0.5), True)
+            return x * factors[first * times : (first + count) * times]
+
+    with Whole():
+        yield
+
+
 def mesh_of(device: Any, devices: Any, strategy: str) -> tuple[Any, Mesh | None]:
     """The device of a training, and the mesh where there are several; checks both arguments."""
     if isinstance(device, list | tuple):
@@ -161,6 +414,8 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
     """How a training of these parameters lies on a mesh; raises `UnsupportedError` if it cannot."""
     if mesh is None:
         return Spread(device)
+    if mesh.group is not None:
+        return _over_processes(mesh, mesh.group, strategy, device)
     if device.engine != "jax":
         raise Absent(
             f"{device.engine} trains on one device a process, and {mesh.size} were given",
@@ -169,6 +424,23 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
         ).error()
     mesh, text = _chosen(mesh, strategy, parameters)
     return MeshSpread(mesh, text)
+
+
+def _over_processes(mesh: Mesh, group: Group, strategy: str, device: Device) -> Spread:
+    if device.engine != "torch":
+        raise Absent(
+            f"{device.engine} trains in one process, and these are {group.size}",
+            instead="give a model of nn or PyTorch, or several devices of JAX in one process",
+            code="no_collectives",
+        ).error()
+    if strategy == "shard" or mesh.shard > 1:
+        raise Absent(
+            "processes of PyTorch hold all parameters each",
+            instead='take strategy="replicate", or several devices of JAX in one process',
+            code="no_collectives",
+        ).error()
+    why = "as asked" if strategy == "replicate" else "what processes of PyTorch do"
+    return ProcessSpread(group, device, f"{group.size} processes, replicate: {why}")
 
 
 def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from anydevice.core.device import Device
 from anydevice.core.donation import consuming
+from anydevice.core.engine import Absent
 from anydevice.core.trees import Tree
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
@@ -23,6 +24,7 @@ from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
 from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
 from anydevice.training.packing import packed, unpacked
+from anydevice.training.spreading import Spread
 from anydevice.training.steps import StepConfig, Stepper, StepState
 from anydevice.transfer.moving import to_device
 
@@ -88,12 +90,13 @@ class TorchStepper(Stepper):
     """
 
     def __init__(
-        self, device: Device, config: StepConfig, state: StepState, optimizer: Any, schedule: Any
+        self, spread: Spread, config: StepConfig, state: StepState, optimizer: Any, schedule: Any
     ) -> None:
         assert isinstance(config.layer, TorchLayer)
         torch: Any = sys.modules["torch"]
         self.engine = registry.load("torch")
-        self.device = device
+        self.device = device = spread.device
+        self._spread = spread
         self.config = config
         self._layer = config.layer
         self._module = config.layer.given
@@ -131,6 +134,11 @@ class TorchStepper(Stepper):
 
     @property
     def state(self) -> StepState:
+        if self._added and self._spread.is_several:
+            raise Absent(
+                "gradients that wait for those of further batches are in several processes",
+                instead="save after a step, once per accumulate batches",
+            ).error()
         own = {
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
@@ -171,15 +179,16 @@ class TorchStepper(Stepper):
             self._module.train()
         before = [x.clone() for x in self._statistics] if self._finite else []
         with self._scope():
-            value = self._value(batch)
+            value = self._spread.module_loss(self._value, batch)
         share = weight / self.config.accumulate
-        scaled = value if share == 1.0 else value * share
-        if self._scaler is not None:
-            scaled = self._scaler.scale(scaled)
-        scaled.backward()
+        if value is not None:
+            scaled = value if share == 1.0 else value * share
+            if self._scaler is not None:
+                scaled = self._scaler.scale(scaled)
+            scaled.backward()
         self._added += weight
         self.batches += 1
-        value = value.detach()
+        value = self._spread.module_total(value, self._failed)
         self._see(value)
         if before and bool(self._failed):
             for x, kept in zip(self._statistics, before, strict=True):
@@ -198,6 +207,7 @@ class TorchStepper(Stepper):
         torch: Any = sys.modules["torch"]
         optimizer, scaler = self._optimizer, self._scaler
         self.started += 1
+        self._spread.sum_gradients(self._weights)
         if scaler is not None:
             scaler.unscale_(optimizer)
         if self._added != self.config.accumulate:

@@ -1,0 +1,45 @@
+"""`anydevice launch`: run a script in several processes of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from anydevice.cli.printing import Output
+from anydevice.errors import ConfigurationError
+from anydevice.parallel.launching import run_script
+
+EXAMPLE = "anydevice launch -n 4 train.py --epochs 3"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n",
+        "--processes",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="how many processes; each gets torchrun's variables (default: 1)",
+    )
+    parser.add_argument("script", help="a Python file, which calls parallel.initialize()")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="…", help="what the script gets"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    script = Path(arguments.script)
+    if not script.is_file():
+        raise ConfigurationError(
+            f"{script} is no file; give a Python script, as in {EXAMPLE}", source="script"
+        )
+    command = [sys.executable, "-u", str(script), *arguments.arguments]
+    return run_script(command, arguments.processes)
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return number

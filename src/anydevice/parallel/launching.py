@@ -1,0 +1,284 @@
+"""Starting processes that compute together: a function in each, or a script in each."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TextIO
+
+from anydevice.core.record import Record
+from anydevice.errors import AnyDeviceError, ConfigurationError
+
+_GRACE = 0.3
+"""Seconds after a failure in which that of another process may prove to be the first one."""
+
+_PATIENCE = 2.0
+"""Seconds from asking a process to end until it is ended."""
+
+_KEPT_LINES = 200
+
+
+class _Ended(Record):
+    """How a process ended: when, and what it returned, or why it failed."""
+
+    rank: int
+    when: float
+    result: Any = None
+    failure: str | None = None
+    by_signal: bool = False
+
+
+def launch(function: Callable[..., Any], *arguments: Any, processes: int = 4) -> list[Any]:
+    """Call a function in several processes of this machine, and return what each returned.
+
+    Inside, `parallel.initialize()` joins them. They are forked, which takes a moment, while no
+    library has started threads that a fork would lose; else they are started anew, and a line on
+    the error stream says why. Then the function must be one of a module, and what it gets and
+    returns is pickled.
+
+    If one fails, the others are ended, and the error that is raised ends with its traceback.
+    """
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        raise ConfigurationError(
+            f"processes must be an integer of 1 or more, not {processes!r}", source="processes"
+        )
+    why = unsafe_to_fork()
+    if why is not None:
+        print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
+    context: Any = multiprocessing.get_context("fork" if why is None else "spawn")
+    port = _free_port()
+    running: dict[int, tuple[Any, Connection]] = {}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        for rank in range(processes):
+            ours, theirs = context.Pipe(duplex=False)
+            given = (theirs, rank, processes, port, function, arguments)
+            process = context.Process(target=_called, args=given, daemon=True)
+            process.start()
+            theirs.close()
+            running[rank] = process, ours
+        return _results(running)
+    finally:
+        _end([process for process, _ in running.values()])
+
+
+def unsafe_to_fork() -> str | None:
+    """Why a fork of this process would be unsafe; `None` if it is safe.
+
+    >>> unsafe_to_fork() is None or isinstance(unsafe_to_fork(), str)
+    True
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return "only Linux tells how many threads there are"
+    if threading.active_count() > 1:
+        return "another thread of Python is running"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "PyTorch has started CUDA"
+    _stop_openblas()
+    others = len(list(tasks.iterdir())) - 1
+    if others:
+        return f"a library has computed with {others} threads of its own"
+    return None
+
+
+def run_script(command: Sequence[str], processes: int) -> int:
+    """Run a command in several processes, and return the exit code: that of the first to fail.
+
+    The others are ended then, and what it wrote last on its error stream is written again.
+    """
+    port = _free_port()
+    running: list[subprocess.Popen[bytes]] = []
+    tails: list[_Tail] = []
+    outputs: list[_Tail] = []
+    try:
+        for rank in range(processes):
+            variables = {**os.environ, **_variables(rank, processes, port)}
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe)
+            running.append(process)
+            tails.append(_Tail(process.stderr, sys.stderr))
+            outputs.append(_Tail(process.stdout, sys.stdout))
+        return _watched(running, tails)
+    finally:
+        _end(running)
+        for tail in (*outputs, *tails):
+            tail.thread.join(1.0)
+
+
+def _watched(running: Sequence[Any], tails: Sequence[_Tail]) -> int:
+    while True:
+        codes = [process.poll() for process in running]
+        if any(codes):
+            break
+        if None not in codes:
+            return 0
+        time.sleep(0.02)
+    time.sleep(_GRACE)
+    # The one that failed first: others fail because it is gone, and one that was killed says so.
+    codes = [process.poll() for process in running]
+    failed = [rank for rank, code in enumerate(codes) if code]
+    first = min(failed, key=lambda rank: (codes[rank] > 0, tails[rank].ended))
+    _end(running)
+    for tail in tails:
+        tail.thread.join(1.0)
+    code = codes[first]
+    text = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    sys.stderr.flush()
+    sys.stderr.write(f"\nprocess {first} of {len(running)} failed first ({text}):\n")
+    sys.stderr.write(tails[first].text)
+    sys.stderr.flush()
+    return 128 - code if code < 0 else int(code)
+
+
+class _Tail:
+    """Hands the lines of a process on, whole, and keeps the last ones."""
+
+    def __init__(self, stream: Any, to: TextIO) -> None:
+        self._lines: list[bytes] = []
+        self.ended = float("inf")
+        self._stream, self._to = stream, to
+        self.thread = threading.Thread(target=self._hand_on, daemon=True)
+        self.thread.start()
+
+    def _hand_on(self) -> None:
+        for line in self._stream:
+            self._lines = [*self._lines[-_KEPT_LINES:], line]
+            if line.startswith(b"Traceback") and self.ended == float("inf"):
+                self.ended = time.monotonic()
+            self._to.write(line.decode("utf-8", "replace"))
+            self._to.flush()
+        self.ended = min(self.ended, time.monotonic())
+
+    @property
+    def text(self) -> str:
+        """The last traceback, or the last lines without one."""
+        text = b"".join(self._lines).decode("utf-8", "replace")
+        at = text.rfind("Traceback (most recent call last)")
+        return text[at:] if at >= 0 else "".join(text.splitlines(keepends=True)[-20:])
+
+
+def _called(
+    results: Connection,
+    rank: int,
+    size: int,
+    port: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    """What a process of `launch` does."""
+    os.environ.update(_variables(rank, size, port))
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:  # which has read its variable already
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    try:
+        found = _Ended(rank, 0.0, function(*arguments))
+        _leave_group()
+    except BaseException:
+        found = _Ended(rank, time.monotonic(), failure=traceback.format_exc())
+    sys.stdout.flush()
+    results.send(found)
+    results.close()
+    if found.failure is not None:
+        os._exit(1)
+
+
+def _leave_group() -> None:
+    if "torch.distributed" in sys.modules:
+        from anydevice.parallel.processes import leave
+
+        leave()
+
+
+def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:
+    left = dict(running)
+    ended: dict[int, _Ended] = {}
+    while left:
+        wait([pipe for _, pipe in left.values()])
+        if _collect(left, ended):
+            time.sleep(_GRACE)
+            _collect(left, ended)
+            break
+    failed = [each for each in ended.values() if each.failure is not None]
+    if failed:
+        first = min(failed, key=lambda each: (not each.by_signal, each.when))
+        raise AnyDeviceError(f"process {first.rank} of {len(running)} failed:\n{first.failure}")
+    return [ended[rank].result for rank in sorted(ended)]
+
+
+def _collect(left: dict[int, tuple[Any, Connection]], ended: dict[int, _Ended]) -> bool:
+    """Take what processes have sent; whether one has failed."""
+    for rank, (process, pipe) in list(left.items()):
+        if not pipe.poll():
+            continue
+        try:
+            ended[rank] = pipe.recv()
+        except EOFError:
+            process.join(_PATIENCE)
+            code = process.exitcode
+            name = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
+            text = f"it ended without a word ({name})"
+            ended[rank] = _Ended(rank, time.monotonic(), failure=text, by_signal=True)
+        del left[rank]
+    return any(each.failure is not None for each in ended.values())
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """End processes: ask first, then insist."""
+    waits = [getattr(each, "wait", None) or each.join for each in processes]
+    for each in processes:
+        each.terminate()
+    until = time.monotonic() + _PATIENCE
+    for each, waited in zip(processes, waits, strict=True):
+        with suppress(subprocess.TimeoutExpired):
+            waited(timeout=max(0.0, until - time.monotonic()))
+        each.kill()
+        waited()
+
+
+def _variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun would set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    threads = max(1, cores // size)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+def _stop_openblas() -> None:
+    """End the threads that OpenBLAS, which comes with NumPy, waits with from its import on.
+
+    It does so itself before a fork, and starts them again when they are needed; nobody else does.
+    """
+    with suppress(OSError):
+        for path in set(re.findall(r"/\S*openblas\S*", Path("/proc/self/maps").read_text())):
+            stop = getattr(ctypes.CDLL(path), "blas_thread_shutdown_", None)
+            if stop is not None:
+                stop()

@@ -1,0 +1,219 @@
+"""Starting processes: what each returns, which one failed, and when a fork is safe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anydevice import parallel
+from anydevice.errors import ConfigurationError
+from anydevice.parallel.processes import launched
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone has /proc")
+
+
+def run(program: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+FORKED = """
+import os, sys, time
+import torch, torch.distributed
+import anydevice
+from anydevice import parallel
+
+def joined(number):
+    mesh = parallel.initialize("cpu")
+    again = parallel.initialize("cpu")  # the group that is there is used
+    assert again == mesh
+    total = torch.tensor([float(mesh.rank)])
+    torch.distributed.all_reduce(total)
+    tree = {"weight": torch.arange(24.0).reshape(8, 3), "bias": torch.ones(3)}
+    there = parallel.shard(tree, parallel.Mesh(mesh.devices, shard=mesh.size, group=mesh.group))
+    held = there["weight"].to_local().numel()
+    back = parallel.gather(there)
+    assert torch.equal(back["weight"], tree["weight"]) and torch.equal(back["bias"], tree["bias"])
+    rows = parallel.split_batch(torch.arange(5), mesh)
+    assert len(rows) == 1
+    return number, mesh.rank, mesh.size, float(total), held, rows[0].tolist()
+
+anydevice.device("cpu", engine="torch")
+began = time.monotonic()
+found = parallel.launch(joined, 7, processes=2)
+assert found == [(7, 0, 2, 1.0, 12, [0, 1, 2]), (7, 1, 2, 1.0, 12, [3, 4])], found
+
+def fails():
+    mesh = parallel.initialize("cpu")
+    if mesh.rank == 1:
+        raise ValueError("the reason")
+    torch.distributed.barrier()
+
+def dies():
+    mesh = parallel.initialize("cpu")
+    if mesh.rank == 1:
+        os.kill(os.getpid(), 9)
+    torch.distributed.barrier()
+
+for function, end in ((fails, "ValueError: the reason"), (dies, "without a word (SIGKILL)")):
+    began = time.monotonic()
+    try:
+        parallel.launch(function, processes=3)
+        raise SystemExit("nothing was raised")
+    except anydevice.AnyDeviceError as error:
+        assert str(error).startswith("process 1 of 3 failed"), error
+        assert str(error).strip().endswith(end), error
+    assert time.monotonic() - began < 20, time.monotonic() - began
+
+from anydevice.parallel.launching import unsafe_to_fork
+assert unsafe_to_fork() is None
+torch.ones(3000, 3000).exp().sum()
+assert "computed with" in unsafe_to_fork()
+print("held")
+"""
+
+
+@linux
+def test_forked_processes_join_and_fail_as_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = run(FORKED, tmp_path, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "held"
+    assert "starting" not in done.stderr
+
+
+SPAWNED = """
+import threading, time
+from anydevice import parallel
+
+def rank(power):
+    import os
+    return int(os.environ["RANK"]) ** power
+
+if __name__ == "__main__":
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    print(parallel.launch(rank, 2, processes=3))
+"""
+
+
+def test_beside_a_thread_processes_are_started_anew_and_it_says_why(tmp_path: Path) -> None:
+    done = run(SPAWNED, tmp_path)
+    assert done.stdout.strip() == "[0, 1, 4]", done.stderr
+    assert "not by a fork: another thread of Python is running" in done.stderr
+
+
+def test_an_error_ends_the_program_with_its_traceback_last(tmp_path: Path) -> None:
+    program = (
+        "from anydevice import parallel\n"
+        "def wrong():\n    raise KeyError('this one')\n"
+        "if __name__ == '__main__':\n    parallel.launch(wrong, processes=2)\n"
+    )
+    done = run(program, tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.strip().endswith("KeyError: 'this one'")
+
+
+def test_a_number_of_processes_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="processes must be an integer of 1 or more"):
+        parallel.launch(print, processes=0)
+
+
+def test_a_process_alone_is_a_mesh_of_one_and_imports_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys; from anydevice import parallel; mesh = parallel.initialize('cpu')\n"
+        "print(mesh.size, mesh.rank, 'torch.distributed' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = run(program, tmp_path, RANK="0", WORLD_SIZE="1")
+    assert done.stdout.split() == ["1", "0", "False", "False"], done.stderr
+
+
+def test_variables_of_launchers_are_understood() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}
+    found = launched({**torchrun, "MASTER_PORT": "5", "LOCAL_WORLD_SIZE": "2"})
+    assert found is not None
+    assert (found.rank, found.size, found.local, found.here) == (3, 8, 1, 2)
+    assert (found.address, found.port) == ("a", 5)
+    slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+    nodes = {"SLURM_STEP_NODELIST": "gpu[03-04]", "SLURM_JOB_ID": "12345"}
+    found = launched(slurm | nodes)
+    assert found is not None
+    assert (found.rank, found.size, found.address) == (5, 8, "gpu03")
+    other = launched({**slurm, **nodes, "SLURM_PROCID": "0"})
+    assert other is not None
+    assert other.port == found.port
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    found = launched({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert found is not None
+    assert (found.rank, found.address) == (1, "127.0.0.1")
+    job = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0"}
+    found = launched(job)
+    assert found is not None
+    assert (found.rank, found.address) == (2, "pod-0")
+
+
+def test_a_script_of_sbatch_itself_is_one_process() -> None:
+    assert launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}) is None
+
+
+def test_variables_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="RANK=4 is not below WORLD_SIZE=4"):
+        launched({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "a"})
+    with pytest.raises(ConfigurationError, match="RANK='x' is not a number"):
+        launched({"RANK": "x", "WORLD_SIZE": "4"})
+    with pytest.raises(ConfigurationError, match="MASTER_ADDR, the host of the first one"):
+        launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+
+
+FAILING = """
+import os, sys, time
+if os.environ["RANK"] == "2":
+    time.sleep(0.3)
+    raise RuntimeError(f"not today, {sys.argv[1:]}")
+time.sleep(60)
+"""
+
+
+def launch_script(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "anydevice", "launch", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done, time.monotonic() - began
+
+
+def test_the_command_shows_the_failing_process_last_and_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILING)
+    done, seconds = launch_script(tmp_path, "-n", "3", "train.py", "--rate", "1")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("RuntimeError: not today, ['--rate', '1']")
+    assert "process 2 of 3 failed first (exit code 1)" in done.stderr
+    assert seconds < 15
+
+
+def test_the_command_runs_a_script_in_each_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)"
+    )
+    done, _ = launch_script(tmp_path, "-n", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "0 2", "1 2"]
+    assert launch_script(tmp_path, "-n", "0", "train.py")[0].returncode == 2
+    assert launch_script(tmp_path, "-n", "2", "nothing.py")[0].returncode == 1
