@@ -1,17 +1,18 @@
-"""Cases of the decoder layer that an engine may compute in one go: no op, but with kernels.
+"""Cases of what an engine may compute in one go, no op, but with kernels: a decoder layer, a draw.
 
-A kernel of it is used only where it was right here (`engines/trust.py`), like those of ops. Where
-an engine has none, or it does not serve a case, that is unsupported.
+A kernel is used only where it was right here (`engines/trust.py`), like those of ops. Where an
+engine has none, or it does not serve a case, that is unsupported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from anydevice.check.case import Call, Case, Draw, Make, Row
+from anydevice.check.case import Call, Case, Draw, Make, Row, index
 from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.rope_scaling import frequencies
 from anydevice.errors import UnsupportedError
@@ -23,15 +24,16 @@ ROUNDINGS = 6.0
 """How many roundings to 16 bits of the largest part of a sum its result may be off by."""
 
 
-def decoder_layer(*arguments: Any) -> Any:
-    """The engine's own version of the layer: x, keys and values after it.
+def _own(name: str) -> Callable[..., Any]:
+    """The engine's own version, which raises `UnsupportedError` where it has none for arguments."""
 
-    Raises `UnsupportedError` if there is none, or none for these arguments.
-    """
-    result = own_version(arguments[0], "decoder_layer", _nothing)(*arguments)
-    if result is NotImplemented:
-        raise UnsupportedError("there is no kernel for this decoder layer; use ops for each step")
-    return result
+    def run(*arguments: Any) -> Any:
+        result = own_version(arguments[0], name, _nothing)(*arguments)
+        if result is NotImplemented:
+            raise UnsupportedError(f"there is no kernel for this {name}; use ops for each step")
+        return result
+
+    return run
 
 
 def _nothing(*arguments: Any) -> Any:
@@ -209,7 +211,79 @@ DECODER_LAYER = Row(
     ),
     ("float16", "bfloat16"),
     budget=_budget,
-    function=decoder_layer,
+    function=_own("decoder_layer"),
     reference=_layer_reference,
 )
-"""The row of the layer; it is not in `TABLE`, which has the ops."""
+
+
+DRAW = (0x1F83D9AB, 0x5BE0CD19, 0x367CD507, 0x510E527F, 3, 28, -40.0)
+"""Constants as `draw_token` takes them."""
+
+
+def _wrapped(x: Array) -> Array:
+    """Integers as 32 bits hold them."""
+    return (x + 2**31) % 2**32 - 2**31
+
+
+def _mixed(x: Array, between: int, rounds: int) -> Array:
+    for number in range(rounds):
+        x = _wrapped(_wrapped(x * _wrapped(2 * x + 1)) + between + number)
+    return x
+
+
+def _draw_reference(
+    logits: Array, numbers: Array, seeds: Array, place: Array, top_p: bool, min_p: bool,
+    constants: tuple[Any, ...],
+) -> Array:  # fmt: skip
+    by_seed, by_place, by_token, between, rounds, _, _ = constants
+    key = _mixed(_wrapped(seeds * by_seed), between, rounds)
+    key = _mixed(_wrapped(key + _wrapped(place * by_place)), between, rounds)[:, None]
+    token = _wrapped(_wrapped(np.arange(logits.shape[1]) * by_token) + key)
+    number = _wrapped(_mixed(token, between, rounds) * _wrapped(2 * key + 1))
+    chance = (np.where(number < 0, -1 - number, number) + 0.5) / 2**31
+    x = logits * numbers[0]
+    x = x - x.max(1, keepdims=True)
+    score = x - np.log(-np.log1p(-chance))
+    if top_p:
+        order = np.argsort(-x, axis=1, kind="stable")
+        weights = np.take_along_axis(np.exp(x), order, 1)
+        above = np.cumsum(weights, 1) - weights
+        kept = above < numbers[1] * weights.sum(1, keepdims=True)
+        faint = np.empty_like(kept)
+        np.put_along_axis(faint, order, ~kept, 1)
+        score = np.where(faint, -np.inf, score)
+    if min_p:
+        score = np.where(x < numbers[2], -np.inf, score)
+    return np.argmax(score, 1)
+
+
+def _logits(
+    rows: int, width: int, heat: float, top_p: float = 1.0, min_p: float = 0.0
+) -> Callable[[Draw], Call]:
+    def make(draw: Draw) -> Call:
+        distance = np.log(min_p) if min_p else -np.inf
+        numbers = np.array([1 / heat, top_p, distance, 1.0], np.float32)
+        seeds, place = draw.integers(-(2**31), 2**31 - 1, rows), draw.integers(0, 5000, rows)
+        spread = draw.normal(rows, width, spread=4.0)
+        return Call((spread, numbers, seeds, place, top_p < 1, min_p > 0, DRAW))
+
+    return make
+
+
+DRAW_TOKEN = Row(
+    "draw_token",
+    (
+        Case("nine rows", _logits(9, 1000, 1.0)),
+        Case("the likeliest that reach a part", _logits(9, 1000, 0.8, top_p=0.9)),
+        Case("those that are not too faint", _logits(5, 777, 1.2, min_p=0.05)),
+        Case("a large vocabulary, both", _logits(3, 20011, 1.0, top_p=0.95, min_p=0.01)),
+        Case("few words, cold", _logits(4, 7, 0.2, top_p=0.5)),
+    ),
+    ("float32", "float16", "bfloat16"),
+    gives=index,
+    function=_own("draw_token"),
+    reference=_draw_reference,
+)
+
+OTHERS: Mapping[str, Row] = {row.op: row for row in (DECODER_LAYER, DRAW_TOKEN)}
+"""The rows of what is no op; `TABLE` has those of ops."""

@@ -20,7 +20,7 @@ import numpy as np
 from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import one_or_more, row_of, select
-from anydevice.check.cases_decoding import DECODER_LAYER
+from anydevice.check.cases_decoding import OTHERS
 from anydevice.check.comparing import ROUNDING_UNIT, Difference
 from anydevice.check.runners import (
     Progress,
@@ -346,7 +346,7 @@ def answering(tell: Callable[[str], None], arguments: dict[str, Any]) -> Callabl
 
 def _row_of(kernel: str) -> Row:
     """The row by which a kernel is judged: that of its op, or of what is no op."""
-    return DECODER_LAYER if kernel == DECODER_LAYER.op else row_of(kernel)
+    return OTHERS[kernel] if kernel in OTHERS else row_of(kernel)
 
 
 def _is_spoiled(here: Runner) -> bool:

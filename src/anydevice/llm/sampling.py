@@ -21,8 +21,8 @@ from anydevice import ops
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.record import Record
 from anydevice.errors import ConfigurationError
-from anydevice.nn.random_choice import folded_seed, mixed
-from anydevice.ops.dispatch import primitives
+from anydevice.nn.random_choice import BETWEEN, ROUNDS, folded_seed, mixed
+from anydevice.ops.dispatch import own_version, primitives
 
 Array = Any
 
@@ -138,6 +138,10 @@ def choose(
     they came, before penalty, temperature and filters.
     """
     xp = primitives(logits)
+    token = _drawn_at_once(filters, logits, numbers, seeds, place)
+    if token is not NotImplemented:
+        wide = ops.astype(logits, _FLOAT32) if filters.logprobs else None
+        return token, None if wide is None else log_probability(wide, token)
     raw = ops.astype(logits, _FLOAT32)
     inverse, top_p, distance, penalty = (ops.part(numbers, 0, at, at + 1) for at in range(4))
     x = raw
@@ -160,6 +164,23 @@ def choose(
             at = ops.argmax(ops.add(kept, gumbel(seeds, place, ids)))
             token = ops.reshape(xp.take_along_axis(ids, ops.reshape(at, (-1, 1)), -1), (-1,))
     return token, log_probability(raw, token) if filters.logprobs else None
+
+
+_CONSTANTS = (_BY_SEED, _BY_PLACE, _BY_TOKEN, BETWEEN, ROUNDS, _HALVINGS, _FAINTEST)
+
+
+def _drawn_at_once(
+    filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array
+) -> Any:
+    """The token as the engine itself draws it; `NotImplemented` where it does not."""
+    if filters.greedy or filters.penalty or filters.top_k:
+        return NotImplemented
+    own = own_version(logits, "draw_token", _no_version)
+    return own(logits, numbers, seeds, place, filters.top_p, filters.min_p, _CONSTANTS)
+
+
+def _no_version(*arguments: Any) -> Any:
+    return NotImplemented
 
 
 def log_probability(logits: Array, tokens: Array) -> Array:

@@ -20,10 +20,10 @@ from anydevice.ops.dispatch import primitives
 Array = Any
 
 _INT32 = DTYPES["int32"]
-_ROUNDS = 3
+ROUNDS = 3
 # Odd numbers without a pattern, within 31 bits.
 _BY_SEED, _BY_STEP, _BY_ROW, _BY_COLUMN = 0x5851F42D, 0x2C9277B5, 0x6A09E667, 0x3C6EF373
-_BETWEEN = 0x510E527F
+BETWEEN = 0x510E527F
 
 
 def folded_seed(seed: int) -> int:
@@ -107,9 +107,9 @@ def _placed(
 
 def mixed(x: Array) -> Array:
     """32-bit integers mixed: equal ones stay equal, and the upper bits have no pattern."""
-    for number in range(_ROUNDS):
+    for number in range(ROUNDS):
         x = ops.multiply(x, ops.add(ops.multiply(x, 2), 1))
-        x = ops.add(x, _BETWEEN + number)
+        x = ops.add(x, BETWEEN + number)
     return x
 
 

@@ -21,7 +21,7 @@ from anydevice import ops
 from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import TABLE
-from anydevice.check.cases_decoding import DECODER_LAYER
+from anydevice.check.cases_decoding import DECODER_LAYER, DRAW_TOKEN
 from anydevice.core.device import Device
 from anydevice.core.record import replace
 from anydevice.engines import registry, trust
@@ -297,6 +297,19 @@ def test_rows_by_their_index(op: str, dtype: str, cases: int | None, place: str)
         return result
 
     assert wrong_cases(kernel, place, dtype, cases, TABLE[op]) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cases"), [("float16", 2), later("float16", None), later("float32", None)]
+)
+def test_a_draw(dtype: str, cases: int | None, place: str) -> None:
+    draw = fused.UNTRUSTED_KERNELS["draw_token"]
+    assert wrong_cases(draw, place, dtype, cases, DRAW_TOKEN) == []
+
+    def colder(logits: Any, numbers: Any, *others: Any) -> Any:
+        return draw(logits, numbers * 1.5, *others)
+
+    assert len(wrong_cases(colder, place, dtype, 1, DRAW_TOKEN)) == 1
 
 
 def without_residual(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:

@@ -433,7 +433,8 @@ def test_a_tensor_inside_vmap_is_left_to_the_definition(make: Callable[..., Any]
 
 
 def test_warming_up_compiles_every_kernel(place: str) -> None:
-    ops = set(fused.UNTRUSTED_KERNELS) - {"decoder_layer"}  # compiled for each model
+    # The others are compiled for each model.
+    ops = set(fused.UNTRUSTED_KERNELS) - {"decoder_layer", "draw_token"}
     assert set(fused.warm_up(place, ["float16"])) == ops
 
 

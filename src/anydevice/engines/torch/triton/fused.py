@@ -41,11 +41,12 @@ _READY = find_spec("triton") is not None
 @cache
 def _kernel(name: str) -> Callable[..., torch.Tensor]:
     """The function that starts a kernel; Triton is imported with the first one."""
-    from anydevice.engines.torch.triton import attention, linear, rope, rows, rows_by_index
+    from anydevice.engines.torch.triton import attention, draws, linear, rope, rows, rows_by_index
 
     started: dict[str, Callable[..., torch.Tensor]] = {
         "attention": attention.decode_attention,
         "cache_write": rows_by_index.cache_write,
+        "draw_token": draws.draw_token,
         "embedding": rows_by_index.embedding,
         "linear": linear.matvec,
         "rmsnorm": rows.rmsnorm,
@@ -292,6 +293,24 @@ def _embedding(weight: Any, ids: Any) -> Any:
     return _kernel("embedding")(weight, ids)
 
 
+def _draw_token(
+    logits: Any, numbers: Any, seeds: Any, place: Any, top_p: bool, min_p: bool,
+    constants: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    if (
+        torch.compiler.is_compiling()
+        or not _serves(logits, numbers, seeds, place)
+        or logits.ndim != 2
+        or not logits.numel()
+        or logits.stride(1) != 1
+        or numbers.dtype != torch.float32
+        or not seeds.dtype == place.dtype == torch.int32
+        or not (seeds.is_contiguous() and place.is_contiguous() and numbers.is_contiguous())
+    ):
+        return NotImplemented
+    return _kernel("draw_token")(logits, numbers, seeds, place, top_p, min_p, constants)
+
+
 def _decoder_layer(
     x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
     mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
@@ -365,6 +384,7 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "attention": _attention,
     "cache_write": _cache_write,
     "decoder_layer": _decoder_layer,
+    "draw_token": _draw_token,
     "embedding": _embedding,
     "linear": _linear,
     "rmsnorm": _rmsnorm,

@@ -1,0 +1,131 @@
+"""The draw of the next token from its logits: one launch, where ops take some hundred.
+
+A program for each row goes over the logits a few times, mostly in the cache next to it: for the
+largest, for the logit from which on the likeliest reach `top_p`, found by halving, and for the
+largest sum of a logit and its noise. What is drawn, and the noise, are those of `llm/sampling.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from anydevice.engines.torch.triton.launch import start
+
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+
+COLUMNS, WARPS = 8192, 16
+
+
+def draw_token(
+    logits: torch.Tensor,
+    numbers: torch.Tensor,
+    seeds: torch.Tensor,
+    place: torch.Tensor,
+    top_p: bool,
+    min_p: bool,
+    constants: tuple[int, ...],
+) -> torch.Tensor:
+    """The token (rows,) int32 that is drawn from logits (rows, vocabulary), whose rows are whole.
+
+    `numbers` (4,) float32, `seeds` and `place` (rows,) int32 are those of `choose`. `constants` are
+    the factors of seed, place and token, what is added between rounds, how many rounds and
+    halvings there are, and the faintest logit.
+    """
+    rows, columns = logits.shape
+    out = torch.empty((rows,), dtype=torch.int32, device=logits.device)
+    by_seed, by_place, by_token, between, rounds, halvings, faintest = constants
+    start(
+        _draw, (rows,), logits.device, logits, numbers, seeds, place, out, columns,
+        logits.stride(0), by_seed, by_place, by_token, between,
+        top_p=top_p, min_p=min_p, rounds=rounds, halvings=halvings, faintest=faintest,
+        block=min(COLUMNS, triton.next_power_of_2(columns)), num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mixed(x, between, rounds: tl.constexpr):
+    for number in tl.static_range(rounds):
+        x = x * (x * 2 + 1) + (between + number)
+    return x
+
+
+@triton.jit
+def _noise(key, token, by_token, between, rounds: tl.constexpr):
+    """Gumbel noise, by arithmetic on 32-bit integers that wraps around."""
+    number = _mixed(token * by_token + key, between, rounds) * (key * 2 + 1)
+    number = tl.where(number < 0, -1 - number, number)
+    v = (number.to(tl.float32) + 0.5) * 4.656612873077393e-10
+    series = v * (v * (v * 0.3333333333333333 + 0.5) + 1.0)
+    logarithm = -tl.log(tl.maximum(1.0 - v, 2.9802322387695312e-8))
+    return -tl.log(tl.where(v < 0.0078125, series, logarithm))
+
+
+@triton.jit
+def _scaled(line, place, columns, inverse, top):
+    return tl.load(line + place, place < columns, float("-inf")).to(tl.float32) * inverse - top
+
+
+@triton.jit(do_not_specialize=["by_seed", "by_place", "by_token", "between"])
+def _draw(
+    logits, numbers, seeds, places, out, columns, step, by_seed, by_place, by_token, between,
+    top_p: tl.constexpr, min_p: tl.constexpr, rounds: tl.constexpr, halvings: tl.constexpr,
+    faintest: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) + tl.arange(0, 1)
+    line = logits + (tl.program_id(0).to(tl.int64) + tl.arange(0, 1)[:, None]) * step
+    column = tl.arange(0, block)[None, :]
+    inverse = tl.load(numbers + tl.arange(0, 1)[:, None])
+    largest = tl.full([1, block], float("-inf"), tl.float32)
+    for first in range(0, columns, block):
+        largest = tl.maximum(largest, _scaled(line, first + column, columns, inverse, 0.0))
+    top = tl.max(largest, 1)[:, None]
+
+    low = tl.full([1, 1], faintest, tl.float32)
+    high = tl.zeros([1, 1], tl.float32)
+    if top_p:
+        sums = tl.zeros([1, block], tl.float32)
+        for first in range(0, columns, block):
+            sums += tl.exp(_scaled(line, first + column, columns, inverse, top))
+        wanted = tl.sum(sums, 1)[:, None] * tl.load(numbers + 1 + tl.arange(0, 1)[:, None])
+        for _ in range(halvings // 2):  # two at once: each takes all logits
+            middle = (low + high) * 0.5
+            left = (low + middle) * 0.5
+            right = (middle + high) * 0.5
+            above_left = tl.zeros([1, block], tl.float32)
+            above_middle = tl.zeros([1, block], tl.float32)
+            above_right = tl.zeros([1, block], tl.float32)
+            for first in range(0, columns, block):
+                x = _scaled(line, first + column, columns, inverse, top)
+                weight = tl.exp(x)
+                above_left += tl.where(x > left, weight, 0.0)
+                above_middle += tl.where(x > middle, weight, 0.0)
+                above_right += tl.where(x > right, weight, 0.0)
+            in_left = tl.sum(above_left, 1)[:, None] >= wanted
+            in_middle = tl.sum(above_middle, 1)[:, None] >= wanted
+            in_right = tl.sum(above_right, 1)[:, None] >= wanted
+            lower = tl.where(in_left, left, low)
+            upper = tl.where(in_left, middle, left)
+            low = tl.where(in_middle, tl.where(in_right, right, middle), lower)
+            high = tl.where(in_middle, tl.where(in_right, high, right), upper)
+
+    key = _mixed(tl.load(seeds + row)[:, None] * by_seed, between, rounds)
+    key = _mixed(key + tl.load(places + row)[:, None] * by_place, between, rounds)
+    distance = tl.load(numbers + 2 + tl.arange(0, 1)[:, None])
+    best = tl.full([1, block], float("-inf"), tl.float32)
+    token = tl.zeros([1, block], tl.int32)
+    for first in range(0, columns, block):
+        place = first + column
+        x = _scaled(line, place, columns, inverse, top)
+        score = x + _noise(key, place, by_token, between, rounds)
+        if top_p:
+            score = tl.where(x > low, score, float("-inf"))
+        if min_p:
+            score = tl.where(x >= distance, score, float("-inf"))
+        better = score > best
+        best = tl.where(better, score, best)
+        token = tl.where(better, place, token)
+    first_of = tl.where(best == tl.max(best, 1)[:, None], token, 2147483647)
+    tl.store(out + row, tl.min(first_of, 1))
