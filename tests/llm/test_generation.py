@@ -15,7 +15,7 @@ from anydevice.core.device import Device
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
 from anydevice.llm import generation
-from anydevice.llm.generation import Programs, Sizes, generated, pieces
+from anydevice.llm.generation import PieceSizes, Programs, generated, pieces
 from anydevice.llm.sampling import sampling
 
 OPENING = "Once upon a time, there was a little girl named Lily."
@@ -112,8 +112,10 @@ def test_a_prompt_is_read_in_pieces(
     assert [reply.tokens for reply in model.generate(prompts, 8)] == expected
 
 
-@pytest.mark.parametrize("sizes", [Sizes(7), Sizes(100, (4, 16, 64)), Sizes(1, (4, 16))])
-def test_pieces_hold_each_token_once_at_its_place(sizes: Sizes) -> None:
+@pytest.mark.parametrize(
+    "sizes", [PieceSizes(7), PieceSizes(100, (4, 16, 64)), PieceSizes(1, (4, 16))]
+)
+def test_pieces_hold_each_token_once_at_its_place(sizes: PieceSizes) -> None:
     prompts = [list(range(1, length + 1)) for length in (1, 200, 37, 64)]
     found: list[list[int]] = [[] for _ in prompts]
     touched = 0

@@ -27,7 +27,7 @@ from anydevice.core.text import format_time
 from anydevice.errors import AnyDeviceError, ConfigurationError
 
 if TYPE_CHECKING:
-    from anydevice.llm import LanguageModel, Reply, Stream
+    from anydevice.llm import LanguageModel, Reply, ReplyStream
 
 EXAMPLE = 'anydevice chat path/to/model --prompt "What is a GPU?" --max-tokens 100 --json'
 
@@ -209,7 +209,7 @@ class Chat:
         if reply:
             self.messages += [_message("user", text), _message("assistant", reply)]
 
-    def stream(self, text: str) -> Stream:
+    def stream(self, text: str) -> ReplyStream:
         """The reply to a text, piece by piece."""
         return self.model.stream(self.question(text), **self.options)
 

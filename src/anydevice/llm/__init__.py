@@ -16,12 +16,12 @@ TYPE_CHECKING = False  # what a type checker sees; at run time each name loads o
 if TYPE_CHECKING:
     from anydevice.llm.model import LanguageModel as LanguageModel
     from anydevice.llm.model import Reply as Reply
+    from anydevice.llm.model import ReplyStream as ReplyStream
     from anydevice.llm.model import Score as Score
     from anydevice.llm.model import Speed as Speed
-    from anydevice.llm.model import Stream as Stream
     from anydevice.llm.model import load as load
 
-__all__ = ["LanguageModel", "Reply", "Score", "Speed", "Stream", "load"]
+__all__ = ["LanguageModel", "Reply", "ReplyStream", "Score", "Speed", "load"]
 
 
 def __getattr__(name: str) -> object:

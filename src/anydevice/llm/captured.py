@@ -16,7 +16,7 @@ from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.device import Device
 from anydevice.core.warn import warn
 from anydevice.llm.description import Description, LayerDescription
-from anydevice.llm.generation import OpsRunner, Programs, Prompts, State, Step
+from anydevice.llm.generation import OpsRunner, PendingStep, Programs, Prompts, State
 from anydevice.llm.sampling import Filters, Sampling
 from anydevice.ops.trusted_kernels import load_trusted
 
@@ -37,11 +37,11 @@ class CapturedRunner(OpsRunner):
         self._captured: dict[Filters, Any] = {}
         self._next: Any = None
 
-    def prefill(self, prompts: Prompts, sampling: Sampling) -> Step:
+    def prefill(self, prompts: Prompts, sampling: Sampling) -> PendingStep:
         self._next = None
         return super().prefill(prompts, sampling)
 
-    def step(self) -> Step:
+    def step(self) -> PendingStep:
         if self._next is None:
             self._next = self._begun()
         return super().step() if self._next is NotImplemented else _Late(self._next())

@@ -38,30 +38,30 @@ in MLX's memory (`engines/mlx/products.py`).
 AT_ONCE = ("numpy", "torch", "mlx")
 """Engines that return from a step on the CPU when it is done."""
 PIECES = (16, 64, 256)
-"""Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
+"""PieceSizes to which pieces of prompts are padded where a layer is compiled for each size."""
 LARGEST_PIECE = {"cpu": 512, "other": 4096}
 """Tokens of all rows that are read at a time: more are no faster, and take more memory."""
 SCORED = 256
 """Tokens whose logits are in memory at a time."""
 
 
-class Step(Protocol):
+class PendingStep(Protocol):
     """The tokens of one step, on their way."""
 
     def read(self) -> tuple[Array, Array | None]:
         """Wait for them: tokens (rows,) of NumPy, and their log probabilities if asked for."""
 
 
-class Runner(Protocol):
+class ReplyRunner(Protocol):
     """A batch of rows with their cache. One is used by one generation at a time."""
 
     at_once: bool
     """Whether `step` returns only when the step is done: then reading costs nothing."""
 
-    def prefill(self, prompts: Prompts, sampling: Sampling) -> Step:
+    def prefill(self, prompts: Prompts, sampling: Sampling) -> PendingStep:
         """Read the prompts, and choose the first token of each row. What was before is gone."""
 
-    def step(self) -> Step:
+    def step(self) -> PendingStep:
         """Begin the next token of each row."""
 
 
@@ -85,7 +85,7 @@ def replies(
 
 
 def generated(
-    runner: Runner, programs: Programs, prompts: Prompts, sampling: Sampling, most: int
+    runner: ReplyRunner, programs: Programs, prompts: Prompts, sampling: Sampling, most: int
 ) -> Iterator[Any]:
     """The same with this runner.
 
@@ -124,7 +124,7 @@ class Programs:
         self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
         self._lock = threading.Lock()
         self._wholes: Any = None
-        self._idle: tuple[int, int, Runner] | None = None
+        self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._advances: dict[Filters, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -143,13 +143,13 @@ class Programs:
         with self._lock, default, self.engine.inference_scope():
             yield
 
-    def idle_runner(self, rows: int, slots: int) -> Runner | None:
+    def idle_runner(self, rows: int, slots: int) -> ReplyRunner | None:
         """The runner that is kept, if it has this size; it is no longer kept then."""
         with self._lock:
             kept, self._idle = self._idle, None
         return kept[2] if kept is not None and kept[:2] == (rows, slots) else None
 
-    def keep_runner(self, rows: int, slots: int, runner: Runner) -> None:
+    def keep_runner(self, rows: int, slots: int, runner: ReplyRunner) -> None:
         """Keep a runner, and no other: each has memory for a cache."""
         with self._lock:
             self._idle = (rows, slots, runner)
@@ -339,7 +339,7 @@ class OpsRunner:
         self._position: Array = None
         self._ones = programs.place([1] * rows)
 
-    def prefill(self, prompts: Prompts, sampling: Sampling) -> Step:
+    def prefill(self, prompts: Prompts, sampling: Sampling) -> PendingStep:
         programs = self._programs
         # What an earlier reply left there is never read: a row sees what it has written itself.
         self._cache = self._cache or programs.new_cache(self.rows, self.slots)
@@ -360,14 +360,14 @@ class OpsRunner:
             self._state["seen"] = programs.place(self._seen(prompts), "bool")
         return self._advance(hidden)
 
-    def step(self) -> Step:
+    def step(self) -> PendingStep:
         programs = self._programs
         ids = ops.reshape(self._state["token"], (self.rows, 1))
         x = programs.passed(ids, self._position, self._ones, self._cache)
         self._position = ops.add(self._position, 1)
         return self._advance(programs.last(x, self._ones, None))
 
-    def _advance(self, hidden: Array) -> Step:
+    def _advance(self, hidden: Array) -> PendingStep:
         self._state = self._programs.advance(self._filters, hidden, self._state)
         found = [self._state["token"]]
         if "logprob" in self._state:
@@ -375,8 +375,8 @@ class OpsRunner:
         self._programs.engine.launch(found)
         return _OnDevice(self._programs.engine, *found)
 
-    def _sizes(self) -> Sizes:
-        return Sizes.of(self._programs, self.rows)
+    def _sizes(self) -> PieceSizes:
+        return PieceSizes.of(self._programs, self.rows)
 
     def _seen(self, prompts: Prompts) -> Any:
         seen = np.zeros((self.rows, self._programs.vocabulary), bool)
@@ -385,7 +385,7 @@ class OpsRunner:
         return seen
 
 
-def runner_for(programs: Programs, rows: int, slots: int) -> Runner:
+def runner_for(programs: Programs, rows: int, slots: int) -> ReplyRunner:
     """What computes a batch of so many rows and slots."""
     from anydevice.llm.captured import captured_runner
 
@@ -403,7 +403,7 @@ class _OnDevice:
         return self._engine.to_host(self._token), logprob
 
 
-class Sizes:
+class PieceSizes:
     """How many tokens of a row are read at a time."""
 
     def __init__(self, largest: int, fixed: Sequence[int] = ()) -> None:
@@ -411,7 +411,7 @@ class Sizes:
         self.largest = max(self.fixed) if self.fixed else max(1, largest)
 
     @classmethod
-    def of(cls, programs: Programs, rows: int) -> Sizes:
+    def of(cls, programs: Programs, rows: int) -> PieceSizes:
         """The sizes for a batch of rows."""
         kind = "cpu" if programs.device.kind == "cpu" else "other"
         return cls(LARGEST_PIECE[kind] // rows, PIECES if programs.compiled else ())
@@ -432,7 +432,7 @@ class Sizes:
         return done
 
 
-def pieces(prompts: Prompts, sizes: Sizes) -> Iterator[tuple[Any, list[int], list[int]]]:
+def pieces(prompts: Prompts, sizes: PieceSizes) -> Iterator[tuple[Any, list[int], list[int]]]:
     """The ids (rows, tokens) of one piece after another, where each row starts, how many count.
 
     All rows go on together; one that has ended has a count of 0.
@@ -453,7 +453,7 @@ def slots_for(programs: Programs, rows: int, prompt: int, reply: int, context: i
 
     Where layers are compiled or steps captured, there are few sizes of caches, and so few programs.
     """
-    needed = max(prompt + reply, Sizes.of(programs, rows).padded(prompt))
+    needed = max(prompt + reply, PieceSizes.of(programs, rows).padded(prompt))
     if programs.at_once:
         return -(-needed // 64) * 64
     few = max(256, 1 << (needed - 1).bit_length())
@@ -463,7 +463,7 @@ def slots_for(programs: Programs, rows: int, prompt: int, reply: int, context: i
 def score(programs: Programs, ids: Sequence[int]) -> list[float]:
     """The log probability of each token but the first, given those before it."""
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
-    sizes = Sizes(SCORED, PIECES if programs.compiled else ())
+    sizes = PieceSizes(SCORED, PIECES if programs.compiled else ())
     cache = programs.new_cache(1, -(-sizes.padded(len(inputs)) // 64) * 64)
     found: list[tuple[Array, int]] = []
     for piece, start, count in pieces([inputs], sizes):

@@ -216,7 +216,7 @@ class LanguageModel:
         """
         several, prompts, texts = self._prompts(prompt)
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        batch = _Batch(self, prompts, texts, asked, max_tokens, stop)
+        batch = _Replies(self, prompts, texts, asked, max_tokens, stop)
         for _ in batch.pieces():
             pass
         found = [row.reply(batch.clock) for row in batch.rows]
@@ -235,7 +235,7 @@ class LanguageModel:
         stop: str | Sequence[str] = (),
         seed: int | None = None,
         logprobs: bool = False,
-    ) -> Stream:
+    ) -> ReplyStream:
         """The text of a reply piece by piece, as it comes; the options are those of `generate`.
 
         The pieces, joined, are the text that `generate` returns. `reply` has the rest after the
@@ -247,7 +247,7 @@ class LanguageModel:
                 "stream takes one prompt, and this is a list of several; use generate", "prompt"
             )
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        return Stream(_Batch(self, prompts, texts, asked, max_tokens, stop))
+        return ReplyStream(_Replies(self, prompts, texts, asked, max_tokens, stop))
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token.
@@ -321,14 +321,14 @@ class LanguageModel:
             )
 
 
-class Stream:
+class ReplyStream:
     """The pieces of one reply; an iterator, and a context manager that closes it.
 
     `reply` is the whole of it, complete after the last piece; when the stream was closed before, or
     Ctrl-C came, it is what was written so far.
     """
 
-    def __init__(self, batch: _Batch) -> None:
+    def __init__(self, batch: _Replies) -> None:
         self._batch = batch
         self._pieces = batch.pieces()
 
@@ -408,7 +408,7 @@ class _Row:
         return Reply("".join(self._texts), tuple(self._tokens), ended, logprobs, speed)
 
 
-class _Batch:
+class _Replies:
     """Several replies that are computed together."""
 
     def __init__(
