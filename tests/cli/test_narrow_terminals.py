@@ -26,6 +26,8 @@ COMMANDS = (
     "",
     "--help",
     "bench --help",
+    "chat --help",
+    "chat nobody/nothing --prompt x",
     "devices --nonsense",
     "verify --op nonsense",
 )
