@@ -25,7 +25,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.text import format_size
 from anydevice.engines.base import BaseEngine
 from anydevice.engines.host import known_dtype, lacking, narrowed, plain
-from anydevice.engines.mlx.products import host_products
+from anydevice.engines.mlx.decoder_layer import host_products
 from anydevice.engines.registry import BUILT_IN
 from anydevice.hardware.cpu import reader
 

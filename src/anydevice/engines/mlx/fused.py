@@ -14,8 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from anydevice.engines.mlx.decoder_layer import decoder_layer, linear
 from anydevice.engines.mlx.primitives import PRIMITIVES
-from anydevice.engines.mlx.products import decoder_layer, linear
 
 _HALF = (mx.float16, mx.bfloat16)
 _FLOAT32, _FLOAT64 = mx.float32, mx.float64
