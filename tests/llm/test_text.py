@@ -161,8 +161,9 @@ def test_a_tokenizer_of_another_model_is_refused(stories: Path, tmp_path: Path) 
     added = {"512": {"content": "<new>", "normalized": False}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     model = llm.load(folder, device="cpu")
-    with pytest.raises(ConfigurationError, match=r"makes token 512 of this prompt.* has 512"):
-        model.generate("a<new>")
+    for use in (model.generate, model.score):
+        with pytest.raises(ConfigurationError, match=r"makes token 512 of this text.* has 512"):
+            use("a<new>")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
-from anydevice.core.dtypes import as_dtype
 from anydevice.core.files import parse_json, read_small
 from anydevice.core.record import NOTHING, Record
 from anydevice.core.text import format_count, format_size
@@ -32,7 +31,7 @@ from anydevice.llm.gguf import tokenizer_of
 from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import TOKENIZER, Tokenizer
-from anydevice.llm.weights import load_parameters
+from anydevice.llm.weights import load_parameters, runnable_dtype
 from anydevice.planning.config import is_gguf_path, locate, read_config
 from anydevice.planning.plan import Plan, plan_inference
 
@@ -134,14 +133,14 @@ def load(
     _refuse_others(device, path)
     target = one_device(device)
     config = read_config(path)
+    description = describe(config)  # what cannot be run needs no plan
     if dtype is not None:
-        dtype = as_dtype(dtype).name
+        dtype = runnable_dtype(dtype).name
     elif target.kind == "cpu":
         dtype = "float32"
     asked = _context(context, config.optional("longest_context"))
     plan = _planned(path, target, dtype, asked, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
-    description = describe(config)
     tokenizer = tokenizer_of(path) if is_gguf_path(path) else Tokenizer.from_folder(path)
     check_kernels(target, plan.estimate.dtype)
     parameters = load_parameters(path, description, target, plan.estimate.dtype, progress=progress)
@@ -254,7 +253,7 @@ class LanguageModel:
 
         Raises `ConfigurationError` if it has fewer than two tokens, or more than the context.
         """
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else self._tokens(text)
+        ids = self._encoded(text) if isinstance(text, str) else self._tokens(text)
         if len(ids) < 2:
             raise ConfigurationError(
                 f"a text to score has at least 2 tokens, and this has {len(ids)}", "text"
@@ -278,12 +277,12 @@ class LanguageModel:
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
+            ids = self._encoded(prompt)
         elif isinstance(prompt, Sequence) and prompt and _is_token(prompt[0]):
             ids = self._tokens(prompt)
         elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             _refuse_images(prompt)
-            ids = self.tokenizer.encode_chat(prompt)
+            ids = self._known(self.tokenizer.encode_chat(prompt))
         else:
             raise ConfigurationError(
                 "a prompt is a text, a list of messages (dicts of role and content) or a list of "
@@ -294,13 +293,20 @@ class LanguageModel:
             raise ConfigurationError(
                 "the prompt has no tokens, and this model's texts do not begin with one", "prompt"
             )
-        if max(ids) >= self.description.vocabulary:
+        self._check_length(len(ids), self.context - 1)
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._known(self.tokenizer.encode(text))
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Tokens that the tokenizer made, if the model has all of them."""
+        if ids and max(ids) >= self.description.vocabulary:
             raise ConfigurationError(
-                f"the tokenizer makes token {max(ids)} of this prompt, and the model has "
+                f"the tokenizer makes token {max(ids)} of this text, and the model has "
                 f"{self.description.vocabulary}: {TOKENIZER} is of another model",
                 "prompt",
             )
-        self._check_length(len(ids), self.context - 1)
         return ids
 
     def _tokens(self, ids: Sequence[int]) -> list[int]:
@@ -525,6 +531,7 @@ def _generation_defaults(path: Path) -> dict[str, Any]:
         return {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     found = {name: values[name] for name in names if values.get(name) is not None}
+    found.setdefault("temperature", 1.0)  # drawn, with the probabilities as they are
     try:
         sampling(**found)
     except ConfigurationError as error:

@@ -475,11 +475,17 @@ def _dtype(dtype: object, stored: Mapping[str, Segment]) -> DType:
     embedding = stored.get("model.embed_tokens.weight")
     if dtype is None and embedding is not None:
         return embedding.tensor.dtype
-    wanted = as_dtype(dtype or "float32")
+    return runnable_dtype(dtype or "float32")
+
+
+def runnable_dtype(spec: object) -> DType:
+    """The dtype of parameters that is asked for; `ConfigurationError` if none can have it."""
+    wanted = as_dtype(spec)
     if wanted.kind != "float" or wanted.bits < 16:
         raise ConfigurationError(
             f"a decoder cannot be loaded as {wanted}; its dtype is 'bfloat16', 'float16' or "
-            "'float32'"
+            "'float32'",
+            "dtype",
         )
     return wanted
 

@@ -1,0 +1,50 @@
+"""What `llm.load` refuses before it plans or reads, and what it takes from files beside weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anydevice import llm, testing
+from anydevice.errors import ConfigurationError, UnsupportedError
+
+
+def changed(stories: Path, folder: Path, name: str, **values: Any) -> Path:
+    """A copy of the model with other values in one of its files of JSON."""
+    shutil.copytree(stories, folder)
+    file = folder / name
+    file.unlink()
+    file.write_text(json.dumps({**json.loads((stories / name).read_text()), **values}))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "float8_e4m3fn", "bool"])
+def test_a_dtype_that_weights_cannot_have_is_refused(stories: Path, dtype: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"as {dtype}; its dtype is 'bfloat16'"):
+        llm.load(stories, "cpu", dtype)
+
+
+def test_a_family_that_cannot_be_run_is_refused_before_its_memory_is_planned(
+    stories: Path, tmp_path: Path
+) -> None:
+    folder = changed(stories, tmp_path / "x", "config.json", model_type="gpt_neox")
+    refused = pytest.raises(
+        UnsupportedError, match=r"'gpt_neox' \(model_type\) is not one that can"
+    )
+    with testing.fake_machine(cuda=1, memory="400MiB"), refused:  # where it would not fit either
+        llm.load(folder, "cuda", context=512)
+
+
+def test_a_folder_that_says_no_more_than_to_draw_recommends_a_temperature_of_1(
+    stories: Path, tmp_path: Path
+) -> None:
+    folder = changed(stories, tmp_path / "x", "generation_config.json", do_sample=True)
+    model = llm.load(folder, "cpu")
+    assert model.generation_defaults == {"temperature": 1.0}
+    texts = {model.generate("", 20, seed=seed, **model.generation_defaults).text for seed in (1, 2)}
+    assert len(texts) == 2
+    assert llm.load(stories, "cpu").generation_defaults == {}
