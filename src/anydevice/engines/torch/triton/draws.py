@@ -1,8 +1,9 @@
 """The draw of the next token from its logits: one launch, where ops take some hundred.
 
-A program for each row goes over the logits a few times, mostly in the cache next to it: for the
-largest, for the logit from which on the likeliest reach `top_p`, found by halving, and for the
-largest sum of a logit and its noise. What is drawn, and the noise, are those of `llm/sampling.py`.
+A program for each row goes over the logits a few times: for the largest, for the logit from which
+on the likeliest reach `top_p`, found by halving, and for the largest sum of a logit and its noise.
+Up to 32,768 of them stay in its registers. What is drawn, and the noise, are those of
+`llm/sampling.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from anydevice.engines.torch.triton.launch import start
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
-COLUMNS, WARPS = 8192, 16
+COLUMNS, FEW, FEWEST_WARPS, MOST_WARPS = 32768, 8192, 4, 16
 
 
 def draw_token(
@@ -36,11 +37,13 @@ def draw_token(
     rows, columns = logits.shape
     out = torch.empty((rows,), dtype=torch.int32, device=logits.device)
     by_seed, by_place, by_token, between, rounds, halvings, faintest = constants
+    block = min(COLUMNS, triton.next_power_of_2(columns))
     start(
         _draw, (rows,), logits.device, logits, numbers, seeds, place, out, columns,
         logits.stride(0), by_seed, by_place, by_token, between,
         top_p=top_p, min_p=min_p, rounds=rounds, halvings=halvings, faintest=faintest,
-        block=min(COLUMNS, triton.next_power_of_2(columns)), num_warps=WARPS,
+        whole=block >= columns, block=block, few=min(block, FEW),
+        num_warps=min(MOST_WARPS, max(FEWEST_WARPS, block // 1024)),
     )  # fmt: skip
     return out
 
@@ -68,64 +71,77 @@ def _scaled(line, place, columns, inverse, top):
     return tl.load(line + place, place < columns, float("-inf")).to(tl.float32) * inverse - top
 
 
+@triton.jit
+def _above(x, limit):
+    """The sum of the weights of logits above a limit."""
+    return tl.sum(tl.where(x > limit, tl.exp(x), 0.0), 1)[:, None]
+
+
 @triton.jit(do_not_specialize=["by_seed", "by_place", "by_token", "between"])
 def _draw(
     logits, numbers, seeds, places, out, columns, step, by_seed, by_place, by_token, between,
     top_p: tl.constexpr, min_p: tl.constexpr, rounds: tl.constexpr, halvings: tl.constexpr,
-    faintest: tl.constexpr, block: tl.constexpr,
+    faintest: tl.constexpr, whole: tl.constexpr, block: tl.constexpr,
+    few: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) + tl.arange(0, 1)
     line = logits + (tl.program_id(0).to(tl.int64) + tl.arange(0, 1)[:, None]) * step
     column = tl.arange(0, block)[None, :]
     inverse = tl.load(numbers + tl.arange(0, 1)[:, None])
-    largest = tl.full([1, block], float("-inf"), tl.float32)
-    for first in range(0, columns, block):
-        largest = tl.maximum(largest, _scaled(line, first + column, columns, inverse, 0.0))
-    top = tl.max(largest, 1)[:, None]
+    kept = _scaled(line, column, columns, inverse, 0.0)
+    top = tl.max(kept, 1)[:, None]
+    if not whole:
+        for first in range(block, columns, block):
+            more = _scaled(line, first + column, columns, inverse, 0.0)
+            top = tl.maximum(top, tl.max(more, 1)[:, None])
+    kept -= top
 
     low = tl.full([1, 1], faintest, tl.float32)
     high = tl.zeros([1, 1], tl.float32)
     if top_p:
-        sums = tl.zeros([1, block], tl.float32)
-        for first in range(0, columns, block):
-            sums += tl.exp(_scaled(line, first + column, columns, inverse, top))
-        wanted = tl.sum(sums, 1)[:, None] * tl.load(numbers + 1 + tl.arange(0, 1)[:, None])
+        wanted = _above(kept, float("-inf"))
+        if not whole:
+            for first in range(block, columns, block):
+                more = _scaled(line, first + column, columns, inverse, top)
+                wanted += _above(more, float("-inf"))
+        wanted *= tl.load(numbers + 1 + tl.arange(0, 1)[:, None])
         for _ in range(halvings // 2):  # two at once: each takes all logits
             middle = (low + high) * 0.5
             left = (low + middle) * 0.5
             right = (middle + high) * 0.5
-            above_left = tl.zeros([1, block], tl.float32)
-            above_middle = tl.zeros([1, block], tl.float32)
-            above_right = tl.zeros([1, block], tl.float32)
-            for first in range(0, columns, block):
-                x = _scaled(line, first + column, columns, inverse, top)
-                weight = tl.exp(x)
-                above_left += tl.where(x > left, weight, 0.0)
-                above_middle += tl.where(x > middle, weight, 0.0)
-                above_right += tl.where(x > right, weight, 0.0)
-            in_left = tl.sum(above_left, 1)[:, None] >= wanted
-            in_middle = tl.sum(above_middle, 1)[:, None] >= wanted
-            in_right = tl.sum(above_right, 1)[:, None] >= wanted
-            lower = tl.where(in_left, left, low)
-            upper = tl.where(in_left, middle, left)
-            low = tl.where(in_middle, tl.where(in_right, right, middle), lower)
-            high = tl.where(in_middle, tl.where(in_right, high, right), upper)
+            in_left = _above(kept, left)
+            in_middle = _above(kept, middle)
+            in_right = _above(kept, right)
+            if not whole:
+                for first in range(block, columns, block):
+                    more = _scaled(line, first + column, columns, inverse, top)
+                    in_left += _above(more, left)
+                    in_middle += _above(more, middle)
+                    in_right += _above(more, right)
+            lower = tl.where(in_left >= wanted, left, low)
+            upper = tl.where(in_left >= wanted, middle, left)
+            reached = in_right >= wanted
+            low, high = (
+                tl.where(in_middle >= wanted, tl.where(reached, right, middle), lower),
+                tl.where(in_middle >= wanted, tl.where(reached, high, right), upper),
+            )
 
     key = _mixed(tl.load(seeds + row)[:, None] * by_seed, between, rounds)
     key = _mixed(key + tl.load(places + row)[:, None] * by_place, between, rounds)
     distance = tl.load(numbers + 2 + tl.arange(0, 1)[:, None])
-    best = tl.full([1, block], float("-inf"), tl.float32)
-    token = tl.zeros([1, block], tl.int32)
-    for first in range(0, columns, block):
-        place = first + column
+    best = tl.full([1, 1], float("-inf"), tl.float32)
+    token = tl.zeros([1, 1], tl.int32)
+    near = tl.arange(0, few)[None, :]
+    for first in range(0, columns, few):  # read again: with its noise, a tile takes more registers
+        place = first + near
         x = _scaled(line, place, columns, inverse, top)
         score = x + _noise(key, place, by_token, between, rounds)
         if top_p:
             score = tl.where(x > low, score, float("-inf"))
         if min_p:
             score = tl.where(x >= distance, score, float("-inf"))
-        better = score > best
-        best = tl.where(better, score, best)
-        token = tl.where(better, place, token)
-    first_of = tl.where(best == tl.max(best, 1)[:, None], token, 2147483647)
-    tl.store(out + row, tl.min(first_of, 1))
+        largest = tl.max(score, 1)[:, None]
+        here = tl.min(tl.where(score == largest, place, 2147483647), 1)[:, None]
+        token = tl.where(largest > best, here, token)
+        best = tl.maximum(best, largest)
+    tl.store(out + row[:, None], token)
