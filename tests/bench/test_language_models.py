@@ -100,6 +100,21 @@ def test_speeds_are_those_of_real_runs(model: Any) -> None:
     assert (unlimited.decode_limit, unlimited.prefill_limit) == (None, None)
 
 
+def test_prompts_are_of_many_tokens_so_that_experts_are_used_as_by_a_text(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    steps = model.steps
+
+    def recorded(prompts: Any, *rest: Any) -> Any:
+        seen.extend(prompts)
+        return steps(prompts, *rest)
+
+    monkeypatch.setattr(model, "steps", recorded)
+    bench_text(model, [16, 200], written=2, repeats=1, ceilings=())
+    assert [len(set(prompt)) for prompt in seen] == [16, 16, 200, 200]
+
+
 def test_a_prompt_that_leaves_no_room_is_refused(model: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"500 tokens and 32 .* context of 512"):
         bench_text(model, [500])

@@ -30,8 +30,8 @@ CEILING_LIMIT = 0.1
 """Seconds for one workload of a ceiling."""
 WRITTEN = 32
 """Tokens that are written after each prompt."""
-TOKEN = 5
-"""What prompts are made of: any text takes the same time."""
+_STEP = 7919
+"""A prime: the tokens of a prompt are so far apart."""
 
 
 class TextSpeed(Record):
@@ -104,7 +104,7 @@ def _ceilings(model: LanguageModel) -> tuple[Ceiling, ...]:
 
 def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]:
     """The seconds to the first token, and to each one after it. No token ends it early."""
-    prompts = [[TOKEN % model.description.vocabulary] * length]
+    prompts = [prompt_of(length, model.description.vocabulary)]
     began = time.perf_counter()
     steps = model.steps(prompts, Sampling(), written)
     next(steps)
@@ -113,6 +113,15 @@ def _run(model: LanguageModel, length: int, written: int) -> tuple[float, float]
         pass
     last = time.perf_counter()
     return first - began, (last - first) / (written - 1)
+
+
+def prompt_of(length: int, vocabulary: int) -> list[int]:
+    """Tokens that are not repeated early: copies of one would all choose the same experts.
+
+    >>> prompt_of(4, 1000)
+    [0, 919, 838, 757]
+    """
+    return [number * _STEP % vocabulary for number in range(length)]
 
 
 def _speed(
