@@ -258,6 +258,7 @@ def test_a_plan_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:
         ("llama", {"rope.scaling.type": "other"}, "kind 'other'"),
         ("olmo2", {"attention.sliding_window": 8}, "olmo2 with a sliding_window"),
         ("qwen3", {"attention.value_length": 8, "attention.key_length": 16}, "another size"),
+        ("llama", {"rope.dimension_count": 4}, r"llama\.rope\.dimension_count .* whole heads"),
     ],
 )
 def test_what_does_not_map_exactly_is_refused_by_name(

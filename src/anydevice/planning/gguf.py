@@ -102,6 +102,11 @@ def config_of(file: GgufFile) -> ModelConfig:
     values = {"model_type": row.family, "hidden_act": "silu", **row.values, **_values(file, name)}
     if row.more is not None:
         values |= row.more(file, values)
+    if row.more is not _partly_rotated and _share(file, values) not in (None, 1):
+        raise UnsupportedError(
+            f"{file.path}: {name}.rope.dimension_count is not the size of a head, and {row.family} "
+            "rotates whole heads; get the model as a folder of safetensors files"
+        )
     return as_config(values, str(file.path))
 
 
@@ -239,14 +244,19 @@ def _floats(file: GgufFile, name: str) -> list[float]:
     return [float(np.format_float_scientific(each, unique=True)) for each in numbers]
 
 
-def _partly_rotated(file: GgufFile, values: Values) -> Values:
-    """The share of a head that rope rotates."""
+def _share(file: GgufFile, values: Values) -> float | None:
+    """The share of a head that rope rotates, where a file says so."""
     name = file.metadata["general.architecture"]
     rotated = file.expect(f"{name}.rope.dimension_count", int)
     heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
     if rotated is None or not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1:
-        return {}
-    return {"partial_rotary_factor": rotated / (values.get("head_dim") or hidden / heads)}
+        return None
+    return float(rotated / (values.get("head_dim") or hidden / heads))
+
+
+def _partly_rotated(file: GgufFile, values: Values) -> Values:
+    share = _share(file, values)
+    return {} if share is None else {"partial_rotary_factor": share}
 
 
 def _with_experts(_: GgufFile, values: Values) -> Values:
