@@ -324,7 +324,7 @@ def decode(sweep: bool, batch: int, keys: int) -> Case:
 
     def ours(cut: triton_attention.DecodeTile | None) -> Call:
         return lambda number: triton_attention.decode_attention(
-            q, k[number], v[number], SIZE**-0.5, None, lengths, cut
+            q, k[number], v[number], SIZE**-0.5, None, lengths, tile=cut
         )
 
     def right(number: int) -> torch.Tensor:

@@ -136,7 +136,10 @@ def right_rope(x: Any, positions: Any, frequencies: Any, interleaved: bool) -> A
     return torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
 
 
-def right_attention(q: Any, k: Any, v: Any, scale: float, window: int | None, lengths: Any) -> Any:
+def right_attention(
+    q: Any, k: Any, v: Any, scale: float, window: int | None, lengths: Any,
+    soft_cap: float | None = None, sinks: Any = None,
+) -> Any:  # fmt: skip
     group = q.shape[1] // k.shape[1]
     key, value = (one.double().repeat_interleave(group, 1) for one in (k, v))
     place = torch.arange(k.shape[2], device=q.device)
@@ -144,8 +147,14 @@ def right_attention(q: Any, k: Any, v: Any, scale: float, window: int | None, le
     seen = place < valid
     if window is not None:
         seen = seen & (place >= valid - window)
-    scores = (q.double() @ key.mT * scale).masked_fill(~seen, -math.inf)
-    return scores.softmax(-1).nan_to_num(0) @ value
+    scores = q.double() @ key.mT * scale
+    if soft_cap is not None:
+        scores = soft_cap * (scores / soft_cap).tanh()
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        beside = sinks.double()[:, None, None].expand(len(q), -1, 1, 1)
+        scores = torch.cat((scores, beside), -1)
+    return scores.softmax(-1).nan_to_num(0)[..., : k.shape[2]] @ value
 
 
 # The kernels
@@ -268,6 +277,22 @@ def test_attention(
     whole = call("attention", q, k, v, False, None, None, None, None)
     right = right_attention(q, k, v, size**-0.5, None, torch.full_like(lengths, keys))
     assert_close(whole, right, dtype)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0, 50.0])
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize("keys", [1, 17, 700])
+def test_attention_with_a_soft_cap_and_sinks(
+    keys: int, sunk: bool, soft_cap: float | None, make: Callable[..., Any]
+) -> None:
+    q = make(4, 6, 1, 32, dtype="float16") * 4
+    k, v = (make(4, 2, keys, 32, dtype="float16") for _ in range(2))
+    lengths = torch.tensor([0, 1, keys // 2, keys], device=q.device)
+    sinks = make(6, dtype="float16") if sunk else None
+    result = call("attention", q, k, v, True, 0.5, None, None, lengths, soft_cap, sinks)
+    right = right_attention(q, k, v, 0.5, None, lengths, soft_cap, sinks)
+    assert_close(result, right, "float16")
+    assert not result[0].any()
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -51,13 +51,16 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     lengths: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
     tile: DecodeTile | None = None,
     overlap: bool = True,
 ) -> torch.Tensor:
     """Attention of `q` (batch, heads, 1, size) to `k` and `v` (batch, kv heads, keys, size).
 
     `lengths` (batch,) says how many keys are valid, `window` how many of those, from the last, are
-    seen. Scores and sums are float32. The last axes must be contiguous and `size` a power of two.
+    seen. `soft_cap` bounds the scores, and `sinks` (heads,) take part in their softmax without a
+    value. Scores and sums are float32. The last axes must be contiguous and `size` a power of two.
     """
     batch, heads, _, size = q.shape
     _, key_heads, keys, _ = k.shape
@@ -77,28 +80,39 @@ def decode_attention(
     group = heads // key_heads
     start(
         _part, (cut.parts, pairs), device,
-        q, k, v, q if lengths is None else lengths, averages, sums,
-        scale * LOG2_E, key_heads, keys, keys if window is None else window,
+        q, k, v, q if lengths is None else lengths, q if sinks is None else sinks, averages, sums,
+        scale if soft_cap else scale * LOG2_E, soft_cap or 0.0,
+        key_heads, keys, keys if window is None else window,
         *q.stride()[:2], *k.stride()[:3], *v.stride()[:3],
-        measured=lengths is not None, alone=alone, group=group,
+        measured=lengths is not None, capped=soft_cap is not None, sunk=sinks is not None,
+        alone=alone, group=group,
         block_group=max(LEAST_GROUP, triton.next_power_of_2(group)), size=size, block=cut.keys,
         stages=cut.stages, num_warps=cut.warps, **options,
     )  # fmt: skip
     if not alone:
         start(
-            _together, (batch * heads, triton.cdiv(size, 32)), device, averages, sums, out,
-            parts=cut.parts, block_parts=triton.next_power_of_2(cut.parts), size=size,
+            _together, (batch * heads, triton.cdiv(size, 32)), device, averages, sums,
+            q if sinks is None else sinks, out, heads, sunk=sinks is not None, parts=cut.parts,
+            block_parts=triton.next_power_of_2(cut.parts), size=size,
             block=min(size, 32), num_warps=4, **options,
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["key_heads", "keys", "window"])
+@triton.jit
+def _capped(scores, soft_cap):
+    """Within the cap, by tanh; times the logarithm by which powers of e are powers of 2."""
+    power = tl.exp2(scores * (2 * 1.4426950408889634 / soft_cap))
+    return (1 - 2 / (1 + power)) * (soft_cap * 1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["key_heads", "keys", "window", "soft_cap"])
 def _part(
-    q, k, v, lengths, averages, sums, scale, key_heads, keys, window,
+    q, k, v, lengths, sinks, averages, sums, scale, soft_cap, key_heads, keys, window,
     q_batch, q_head, k_batch, k_head, k_key, v_batch, v_head, v_key,
-    measured: tl.constexpr, alone: tl.constexpr, group: tl.constexpr, block_group: tl.constexpr,
-    size: tl.constexpr, block: tl.constexpr, stages: tl.constexpr, overlap: tl.constexpr,
+    measured: tl.constexpr, capped: tl.constexpr, sunk: tl.constexpr, alone: tl.constexpr,
+    group: tl.constexpr, block_group: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+    stages: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     if overlap:
         tl.extra.cuda.gdc_wait()
@@ -145,7 +159,10 @@ def _part(
             0,
             eviction_policy="evict_first",
         )
-        scores = tl.where(known[None, :], tl.dot(query, key) * scale, float("-inf"))
+        scores = tl.dot(query, key) * scale
+        if capped:
+            scores = _capped(scores, soft_cap)
+        scores = tl.where(known[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
         fade = tl.exp2(largest - larger)
@@ -155,6 +172,13 @@ def _part(
 
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
+    if sunk and alone:
+        sink = tl.load(sinks + head, member < group, 0).to(tl.float32) * 1.4426950408889634
+        larger = tl.maximum(largest, sink)
+        larger = tl.where(larger == float("-inf"), 0.0, larger)
+        fade = tl.exp2(largest - larger)
+        total = total * fade + tl.exp2(sink - larger)
+        gathered = gathered * fade[:, None]
     # A part that saw no key has the sum 0: its average is 0, and its logarithm -inf.
     average = gathered / tl.where(total == 0.0, 1.0, total)[:, None]
     heads = key_heads * group
@@ -168,11 +192,11 @@ def _part(
         tl.store(sums + spot, largest + tl.log2(total), member < group)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads"])
 def _together(
-    averages, sums, out,
-    parts: tl.constexpr, block_parts: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-    overlap: tl.constexpr,
+    averages, sums, sinks, out, heads,
+    sunk: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr, size: tl.constexpr,
+    block: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     if overlap:
         tl.extra.cuda.gdc_launch_dependents()
@@ -183,9 +207,15 @@ def _together(
     known = part < parts
     sum_of = tl.load(sums + head * parts + part, known, float("-inf"))
     largest = tl.max(sum_of, 0)
-    share = tl.exp2(sum_of - tl.where(largest == float("-inf"), 0.0, largest))
+    if sunk:
+        sink = tl.load(sinks + head % heads).to(tl.float32) * 1.4426950408889634
+        largest = tl.maximum(largest, sink)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    share = tl.exp2(sum_of - largest)
     rows = averages + (head * parts + part)[:, None] * size + place[None, :]
     average = tl.load(rows, known[:, None], 0)
     total = tl.sum(share, 0)
+    if sunk:
+        total += tl.exp2(sink - largest)
     result = tl.sum(average * share[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out + head * size + place, result.to(out.dtype.element_ty))

@@ -96,7 +96,8 @@ _OPERATORS = {
         ),
         (
             "attention",
-            "Tensor q, Tensor k, Tensor v, float scale, int? window, Tensor? lengths",
+            "Tensor q, Tensor k, Tensor v, float scale, int? window, Tensor? lengths, "
+            "float? soft_cap, Tensor? sinks",
             _contiguous,
         ),
     )
@@ -250,21 +251,20 @@ def _attention(
     if (
         q.shape[2] != 1
         or mask is not None
-        or soft_cap is not None
-        or sinks is not None
         or q.dtype not in _HALF
-        or not _serves(q, k, v, *(() if lengths is None else (lengths,)))
+        or not _serves(q, k, v, *(each for each in (lengths, sinks) if each is not None))
+        or (sinks is not None and not sinks.is_contiguous())
         or not q.dtype == k.dtype == v.dtype
         or (lengths is not None and (lengths.dtype not in _INTEGERS or not lengths.is_contiguous()))
         or size not in _SIZES
         or v.shape[-1] != size
         or not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-        or _differentiated(q, k, v)
+        or _differentiated(q, k, v, sinks)
     ):
         return NotImplemented
     factor = size**-0.5 if scale is None else scale
     as_operator = torch.compiler.is_compiling()
-    return _run("attention", as_operator, q, k, v, factor, window, lengths)
+    return _run("attention", as_operator, q, k, v, factor, window, lengths, soft_cap, sinks)
 
 
 def _cache_write(cache: Any, new: Any, positions: Any) -> Any:
