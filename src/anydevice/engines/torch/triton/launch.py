@@ -113,11 +113,11 @@ def own_counters() -> Iterator[dict[torch.device, torch.Tensor]]:
         _own.counters = before
 
 
-class _Own(threading.local):
+class _CountersOfThread(threading.local):
     counters: dict[torch.device, torch.Tensor] | None = None
 
 
-_own = _Own()
+_own = _CountersOfThread()
 _counters: dict[int, dict[torch.device, torch.Tensor]] = {}
 MOST_COUNTERS = 4096
 
