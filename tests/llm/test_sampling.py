@@ -72,6 +72,18 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(seed: int) -> None:
     assert chi_square(filtered[kept], exact[kept] / exact.sum()) < 38  # 9 degrees of freedom
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45, 5e-324])
+def test_the_smallest_temperatures_take_the_likeliest_token(temperature: float) -> None:
+    logits = np.random.default_rng(5).standard_normal((20, 50)) * 10
+    tokens, _ = chosen(NUMPY, logits, sampling(temperature=temperature, top_p=0.9, seed=1))
+    assert (tokens == logits.argmax(1)).all()
+
+
+def test_the_largest_temperature_takes_every_token() -> None:
+    counts = drawn(sampling(temperature=1e300, seed=1), [0.0, 3.0, -3.0, 50.0], 4000)
+    assert counts.min() > 800
+
+
 def test_draws_of_neighbouring_seeds_and_places_have_nothing_in_common() -> None:
     """Which of two tokens comes is a fair coin; those of two seeds or places agree by half."""
     places = np.arange(20_000)

@@ -31,6 +31,8 @@ _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 _BY_SEED, _BY_PLACE, _BY_TOKEN = 0x1F83D9AB, 0x5BE0CD19, 0x367CD507
 _FAINTEST = -40.0
 """The logit below the largest from which on a token adds nothing to a sum of probabilities."""
+_LARGEST = 1e30
+"""What logits are multiplied with at most: times any logit, it is finite in float32."""
 _HALVINGS = 28
 """So often the span down to there is halved: then two logits in it are equal but for rounding."""
 
@@ -72,6 +74,7 @@ class Sampling(Record):
         Temperature is there as what logits are multiplied with, min_p as a distance of logits.
         """
         inverse = 1 / self.temperature if self.temperature else 1.0
+        inverse = max(min(inverse, _LARGEST), 1 / _LARGEST)
         distance = math.log(self.min_p) if self.min_p else -math.inf
         return inverse, self.top_p, distance, self.repetition_penalty
 
