@@ -41,13 +41,13 @@ _READY = find_spec("triton") is not None
 @cache
 def _kernel(name: str) -> Callable[..., torch.Tensor]:
     """The function that starts a kernel; Triton is imported with the first one."""
-    from anydevice.engines.torch.triton import attention, draws, linear, rope, rows, rows_by_index
+    from anydevice.engines.torch.triton import attention, linear, rope, rows, tokens
 
     started: dict[str, Callable[..., torch.Tensor]] = {
         "attention": attention.decode_attention,
-        "cache_write": rows_by_index.cache_write,
-        "draw_token": draws.draw_token,
-        "embedding": rows_by_index.embedding,
+        "cache_write": tokens.cache_write,
+        "draw_token": tokens.draw_token,
+        "embedding": tokens.embedding,
         "linear": linear.matvec,
         "rmsnorm": rows.rmsnorm,
         "rope": rope.rope,
