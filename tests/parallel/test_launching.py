@@ -171,7 +171,7 @@ def test_a_script_of_sbatch_itself_is_one_process() -> None:
 def test_variables_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="RANK=4 is not below WORLD_SIZE=4"):
         launched({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "a"})
-    with pytest.raises(ConfigurationError, match="RANK='x' is not a number"):
+    with pytest.raises(ConfigurationError, match="RANK must be an integer, not 'x'"):
         launched({"RANK": "x", "WORLD_SIZE": "4"})
     with pytest.raises(ConfigurationError, match="MASTER_ADDR, the host of the first one"):
         launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})

@@ -83,12 +83,16 @@ print("held")
 RESUMED = (
     SET_UP
     + """
+import importlib.util
 from pathlib import Path
 from anydevice.saving.files import read
 whole = trained(device=ONE, epochs=2)
 four = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 trained(devices=four, strategy="shard", epochs=1, patience=5, save="half.safetensors")
 here = {"devices": four[:2], "strategy": "shard"}, {"device": ONE}, {"devices": "cpu"}
+if importlib.util.find_spec("torch"):
+    torch = {"device": anydevice.device("cpu", engine="torch"), "optimize": "none"}
+    here = (*here, torch)
 for places in here:
     rest = trained(**places, epochs=2, patience=5, resume="half.safetensors")
     assert apart(whole, rest) <= 1e-6, (places, apart(whole, rest))

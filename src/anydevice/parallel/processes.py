@@ -215,7 +215,7 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     # Slurm writes "4(x2)" for two machines with four tasks each.
     digits = re.match(r"\d+", text)
     if digits is None:
-        raise ConfigurationError(f"{name}={text!r} is not a number", source=name)
+        raise ConfigurationError(f"{name} must be an integer, not {text!r}", source=name)
     return int(digits[0])
 
 
