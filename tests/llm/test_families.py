@@ -18,7 +18,7 @@ from anydevice.core.record import replace
 from anydevice.core.trees import leaves, mapped, refilled
 from anydevice.engines import registry
 from anydevice.errors import AnyDeviceError, ConfigurationError, UnsupportedError
-from anydevice.llm import decoder
+from anydevice.llm import decoder, generation
 from anydevice.llm.description import Description, LayerDescription, Rope, Routing, describe
 from anydevice.llm.weights import load_parameters
 from anydevice.planning.architectures import ARCHITECTURES
@@ -312,6 +312,22 @@ def test_the_text_part_of_a_model_for_more(family: str, tmp_path: Path) -> None:
     parameters = load_parameters(tmp_path, description, device("cpu", engine="numpy"))
     hidden, _ = decoder.forward(description, parameters, ids.numpy().astype(np.int32))
     same(decoder.logits(description, parameters, hidden), expected)
+
+
+@pytest.mark.parametrize("name", ["llama, dynamic", "phi3, longrope", "gpt_oss"])
+@pytest.mark.parametrize("engine", ["numpy", "jax"])
+def test_a_text_that_is_read_in_pieces_is_rotated_by_its_whole_length(
+    name: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "SCORED", 8)
+    monkeypatch.setattr(generation, "PIECES", (8,))
+    run, case = runner(engine, name), reference(name)
+    programs = generation.Programs(run.description, run.parameters, device("cpu", engine=engine))
+    ids = case.ids[1]
+    hidden, _ = decoder.forward(case.description, case.parameters, ids[None, :-1])
+    logits = decoder.logits(case.description, case.parameters, hidden)[0]
+    expected = ops.log_softmax(logits)[np.arange(TOKENS - 1), ids[1:]]
+    np.testing.assert_allclose(generation.score(programs, ids.tolist()), expected, atol=1e-4)
 
 
 def test_the_factor_of_embeddings_is_rounded_with_them() -> None:

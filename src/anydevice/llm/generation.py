@@ -19,6 +19,7 @@ from anydevice import ops
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
+from anydevice.core.rope_scaling import depends_on_length
 from anydevice.engines import registry
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
@@ -180,18 +181,33 @@ class Programs:
             explain(error, like=like)
             raise
 
+    def lengths(self, texts: Sequence[Sequence[int]]) -> Array | None:
+        """The lengths of texts that are read in pieces, for a decoder that rotates by them."""
+        ropes = [kind.rope for kind in self.description.layers if kind.rope]
+        if not any(depends_on_length(dict(rope.scaling)) for rope in ropes):
+            return None
+        return self.place([len(text) for text in texts])
+
     def passed(
-        self, ids: Array, start: Array, count: Array, cache: decoder.Cache, first: bool = False
+        self,
+        ids: Array,
+        start: Array,
+        count: Array,
+        cache: decoder.Cache,
+        first: bool = False,
+        length: Array | None = None,
     ) -> Array:
         """What the layers make of a piece; the cache is changed in place.
 
-        With `first`, all rows begin with it: that is faster.
+        With `first`, all rows begin with it: that is faster. `length` is what `lengths` gives for
+        the whole texts, if these are known.
         """
         x = self._embedded(self._embedding, ids)
         if self.compiled:
             for number, kind in enumerate(self.description.layers):
                 own = self.parameters["layers"][number]
-                x, cache[number] = self._layer(kind)(own, x, start, count, cache[number])
+                arguments = own, x, start, count, cache[number], length
+                x, cache[number] = self._layer(kind)(*arguments)
             return x
         where = None
         for number, kind in enumerate(self.description.layers):
@@ -200,7 +216,9 @@ class Programs:
                 found = self._in_one_go(number, x, start, cache[number])
             if found is NotImplemented:
                 if where is None:
-                    where = decoder.places(self.description, ids, start, count, cache, first=first)
+                    where = decoder.places(
+                        self.description, ids, start, count, cache, first=first, length=length
+                    )
                 own = self.parameters["layers"][number]
                 found = decoder.placed_layer(self.description, kind, own, x, where, cache[number])
             x, cache[number] = found
@@ -283,8 +301,9 @@ def _layer(
     start: Array,
     count: Array,
     cache: decoder.LayerCache,
+    length: Array | None,
 ) -> tuple[Array, decoder.LayerCache | None]:
-    return decoder.layer(description, kind, parameters, x, start, count, cache)
+    return decoder.layer(description, kind, parameters, x, start, count, cache, length)
 
 
 def _last(
@@ -344,11 +363,11 @@ class OpsRunner:
         # What an earlier reply left there is never read: a row sees what it has written itself.
         self._cache = self._cache or programs.new_cache(self.rows, self.slots)
         self._filters = sampling.filters
-        hidden = None
+        hidden, length = None, programs.lengths(prompts)
         for ids, start, count in pieces(prompts, self._sizes()):
             on_device = programs.place(count)
             placed = programs.place(ids), programs.place(start), on_device
-            x = programs.passed(*placed, self._cache, first=not any(start))
+            x = programs.passed(*placed, self._cache, not any(start), length)
             hidden = programs.last(x, on_device, hidden)
         self._position = programs.place([len(prompt) for prompt in prompts])
         self._state = {
@@ -471,7 +490,7 @@ def score(programs: Programs, ids: Sequence[int]) -> list[float]:
         wanted[0, : count[0]] = targets[start[0] : start[0] + count[0]]
         with programs.turn():
             placed = programs.place(piece), programs.place(start), programs.place(count)
-            x = programs.passed(*placed, cache, first=not any(start))
+            x = programs.passed(*placed, cache, not any(start), programs.lengths([inputs]))
             scores = programs.scores(x, programs.place(wanted))
             programs.engine.launch([scores])
         found.append((scores, count[0]))
