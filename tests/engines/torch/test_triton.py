@@ -235,6 +235,15 @@ def test_rope_with_scaling(make: Callable[..., Any]) -> None:
     assert_close(result, right, "float32")
 
 
+def test_rope_has_a_gradient_after_it_was_used_without(make: Callable[..., Any]) -> None:
+    x, positions = make(1, 2, 3, 8), torch.arange(3)
+    with torch.inference_mode():
+        call("rope", x.clone(), positions.to(x.device), 77.0, False, None)
+    result = call("rope", x.requires_grad_(), positions.to(x.device), 77.0, False, None)
+    result.sum().backward()
+    assert x.grad is not None
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 2, 8])

@@ -377,7 +377,8 @@ def _frequencies(
 ) -> tuple[torch.Tensor, float]:
     """The angle of each pair for one position, on the device, and the factor of cosine and sine."""
     found, factor = frequencies(size, float(theta), dict(scaling) if scaling else None)
-    return torch.tensor(found, dtype=torch.float32, device=device), float(factor)
+    with torch.inference_mode(False):  # it is kept, and a gradient may need it later
+        return torch.tensor(found, dtype=torch.float32, device=device), float(factor)
 
 
 UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
