@@ -18,6 +18,7 @@ from anydevice.core.rope_scaling import depends_on_length, frequencies
 Scaling = tuple[tuple[str, Any], ...]
 
 _linear = torch._C._nn.linear
+_product = torch.mv
 _attended = torch._C._nn.scaled_dot_product_attention
 
 
@@ -30,6 +31,9 @@ def decoder_layer(
     if not _serves(x, keys, values, qkv, numbers):
         return NotImplemented
     at = tuple(positions.tolist())
+    if len(at) == 1 and query_norm is None and qkv_bias is None and output_bias is None:
+        weights = attention_norm, qkv, output, mlp_norm, gate_up, down
+        return _of_one_row(x, at, keys, values, weights, numbers), keys, values
     rows, heads, kv_heads, size = len(at), numbers.heads, numbers.kv_heads, numbers.size
     asked, eps, factor = heads + kv_heads, numbers.eps, numbers.factor
     y = _linear(_normed(x, attention_norm, eps), qkv, qkv_bias).view(rows, -1, size)
@@ -48,6 +52,38 @@ def decoder_layer(
     gate, up = _linear(_normed(x, mlp_norm, eps), gate_up).chunk(2, -1)
     y = _linear(F.silu(gate).mul_(up), down)
     return x.add_(y if factor == 1 else y * factor), keys, values
+
+
+def _of_one_row(
+    x: Any, at: tuple[int], keys: Any, values: Any, weights: tuple[Any, ...], numbers: LayerNumbers
+) -> torch.Tensor:
+    """The same for one row without biases: vectors, which take the shortest ways to the BLAS."""
+    attention_norm, qkv, output, mlp_norm, gate_up, down = weights
+    heads, kv_heads, size, eps = numbers.heads, numbers.kv_heads, numbers.size, numbers.eps
+    asked, factor, slots = heads + kv_heads, numbers.factor, keys.shape[2]
+    stream = x.reshape(-1)
+    y = _product(qkv, _normed_vector(stream, attention_norm, eps)).view(1, -1, size)
+    both = y[:, :asked]
+    if numbers.rotated:
+        both = _turned(both, at, numbers)
+    slot = at[0] % slots if numbers.ring else at[0]
+    if slot < slots:
+        keys.select(2, slot).copy_(both[:, heads:])
+        values.select(2, slot).copy_(y[:, asked:])
+    used = min(at[0] + 1, slots)
+    q = both[:, :heads].reshape(1, kv_heads, -1, size)
+    k, v = keys.narrow(2, 0, used), values.narrow(2, 0, used)
+    attended = _attended(q, k, v, None, 0.0, False, scale=numbers.scale)
+    stream = torch.add(stream, _product(output, attended.reshape(-1)), alpha=factor)
+    y = _product(gate_up, _normed_vector(stream, mlp_norm, eps))
+    half = y.shape[0] // 2
+    y = _product(down, F.silu(y[:half]).mul_(y[half:]))
+    return stream.add_(y, alpha=factor).view(1, 1, -1)
+
+
+def _normed_vector(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    mean = torch.dot(x, x).item() / x.shape[0]
+    return torch.mul(x, weight).mul_((mean + eps) ** -0.5)
 
 
 def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerNumbers) -> bool:
