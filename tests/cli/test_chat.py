@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree
@@ -317,6 +319,24 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(
     assert chat.process.wait(PATIENCE) == 0
 
 
+def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_program(
+    chatting: Callable[..., Terminal], talker: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "slow"
+    copytree(talker, folder)
+    slow = "{% for i in range(500) %}{% for j in range(5000) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(slow + TEMPLATE)
+    chat = chatting("--max-tokens", str(LONG), folder=folder)
+    chat.until("\n> ")
+    chat.type(b"Talk\n")
+    chat.until(r"Talk\r\n")
+    time.sleep(0.2)  # it has read the line
+    chat.type(b"\x03")
+    chat.until(r"\[\d+ tokens?, [^\]]* stopped\].*> ")
+    chat.type(b"/exit\n")
+    assert chat.process.wait(PATIENCE) == 0
+
+
 def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path: Path) -> None:
     chat = chatting("--max-tokens", "3", columns=60)
     chat.until("\n> ")
@@ -433,3 +453,5 @@ def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for option in ("--prompt", "--system", "--context", "--max-tokens", "--temperature", "--seed"):
         assert option in text
+    longest = inspect.signature(llm.LanguageModel.generate).parameters["max_tokens"].default
+    assert f"the longest reply ({longest})" in text

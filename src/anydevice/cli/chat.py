@@ -80,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="of prompt and reply together, such as 8192 or 32k",
     )
-    parser.add_argument("--max-tokens", type=count, metavar="TOKENS", help="the longest reply")
+    parser.add_argument(
+        "--max-tokens", type=count, metavar="TOKENS", help="the longest reply (200)"
+    )
     for name, shown, kind, text in _SAMPLING:
         parser.add_argument(name, metavar=shown, type=kind, help=text)
     parser.add_argument(
@@ -249,8 +251,8 @@ class Dialogue:
 
     def _reply(self, text: str) -> Reply:
         """Print the reply as it is written, until it ends or Ctrl-C."""
-        pieces = self._chat.stream(text)
         with _stopping() as stopped:
+            pieces = self._chat.stream(text)
             try:
                 for piece in pieces:
                     self._output.write(piece)
