@@ -506,6 +506,8 @@ def test_families_that_cannot_be_run_are_named() -> None:
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func"),
         ({"model_type": "llama", "sliding_window": 8}, "sliding_window"),
         ({"model_type": "llama", "per_layer_config": {"0": {}}}, "per_layer_config"),
+        ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 9}, "chunked_attention"),
+        ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 9}, "linear_attention"),
     ],
 )
 def test_options_that_cannot_be_run_are_named(options: dict[str, Any], said: str) -> None:

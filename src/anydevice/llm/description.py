@@ -224,6 +224,12 @@ def _refuse_options(config: ModelConfig, running: Running) -> None:
     for key, value in {**running.only, "per_layer_config": None}.items():
         if config.get(key) not in (None, value):
             raise _unsupported(config, f"{key} = {shortened(repr(config.get(key)))}")
+    other = [kind for kind in config.entries("layer_types") or () if kind not in _LAYER_TYPES]
+    if other:
+        raise _unsupported(config, f"{shortened(repr(other[0]))} in layer_types")
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _unsupported(config: ModelConfig, what: str) -> UnsupportedError:
