@@ -23,7 +23,7 @@ def test_a_layer_is_right(case: Case, name: str) -> None:
     expected = DECODER_LAYER.reference(*wide)
     device, engine = anydevice.device("cpu", engine=name), registry.load(name)
     placed = [None if each is None else device(each.copy()) for each in drawn[:-1]]
-    with engine.inference_scope():
+    with engine.inference_scope(device):
         found = engine.fused["decoder_layer"](*placed, numbers)
     for mine, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(anydevice.to_numpy(mine), right, rtol=2e-4, atol=2e-5)
@@ -34,7 +34,7 @@ def test_mlx_leaves_what_may_be_traced_to_mlx() -> None:
     engine = registry.load("mlx")
     x, weight = mx.ones((2, 3)), mx.ones((4, 3))
     assert engine.fused["linear"](x, weight, None) is NotImplemented
-    with engine.inference_scope():
+    with engine.inference_scope(anydevice.device("cpu", engine="mlx")):
         product = engine.fused["linear"](x, weight, mx.ones(4))
         if product is not NotImplemented:  # on Linux
             assert product.tolist() == [[4.0] * 4] * 2

@@ -270,10 +270,11 @@ class Engine(Protocol):
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         """A block in which the library's own default device is this one."""
 
-    def inference_scope(self) -> AbstractContextManager[Any]:
-        """A block in which nothing is differentiated, traced or compiled by the caller.
+    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
+        """A block of work on the device that nobody differentiates, traces or compiles.
 
-        A library may take ways there that can only compute.
+        A library may take ways there that can only compute. What is made there may be changed only
+        in such a block.
         """
 
     def serial_scope(self) -> AbstractContextManager[Any]:

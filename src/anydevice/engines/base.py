@@ -138,7 +138,7 @@ class BaseEngine(Engine):
         self.native(device)
         return nullcontext()
 
-    def inference_scope(self) -> AbstractContextManager[Any]:
+    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def serial_scope(self) -> AbstractContextManager[Any]:

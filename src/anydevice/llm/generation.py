@@ -141,7 +141,7 @@ class Programs:
         # Where arrays have no device of their own, each operation takes the default one.
         shared = self.engine.shares_memory
         default = self.engine.default_scope(self.device) if shared else nullcontext()
-        with self._lock, default, self.engine.inference_scope():
+        with self._lock, default, self.engine.inference_scope(self.device):
             yield
 
     def idle_runner(self, rows: int, slots: int) -> ReplyRunner | None:
@@ -231,12 +231,14 @@ class Programs:
         function, arguments, numbers = self._wholes[number]
         if function is None:
             return NotImplemented
-        ring = self.description.layers[number].window == cache["keys"].shape[2]
-        result = function(x, position, cache["keys"], cache["values"], *arguments, numbers[ring])
+        keys, values = cache["keys"], cache["values"]
+        ring = self.description.layers[number].window == keys.shape[2]
+        result = function(x, position, keys, values, *arguments, numbers[ring])
         if result is NotImplemented:
             return NotImplemented
-        x, keys, values = result
-        return x, {"keys": keys, "values": values}
+        if result[1] is not keys or result[2] is not values:
+            cache = {"keys": result[1], "values": result[2]}
+        return result[0], cache
 
     def last(self, x: Array, count: Array, before: Array | None) -> Array:
         """The hidden state of each row's last token; that from before where it has none here."""

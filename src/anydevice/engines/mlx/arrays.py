@@ -135,7 +135,7 @@ class MlxEngine(BaseEngine):
     def default_scope(self, device: Device) -> AbstractContextManager[Any]:
         return _default(self.native(device))
 
-    def inference_scope(self) -> AbstractContextManager[Any]:
+    def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
         """On Linux, products of float32 are NumPy's: MLX comes with a BLAS that only defines."""
         return host_products()
 

@@ -19,6 +19,7 @@ Scaling = tuple[tuple[str, Any], ...]
 
 _linear = torch._C._nn.linear
 _product = torch.mv
+_FLOAT32 = torch.float32
 _attended = torch._C._nn.scaled_dot_product_attention
 
 
@@ -88,14 +89,16 @@ def _normed_vector(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerNumbers) -> bool:
     return (
-        x.is_cpu
-        and x.dtype == torch.float32 == keys.dtype == qkv.dtype
-        and type(x) is torch.Tensor
+        type(x) is torch.Tensor
+        and x.is_cpu
+        and x.dtype is _FLOAT32
+        and keys.dtype is _FLOAT32
+        and qkv.dtype is _FLOAT32
         and x.shape[1] == 1
         and keys.shape[3] == values.shape[3]
-        and not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and (x.requires_grad or qkv.requires_grad))
+        and not ((x.requires_grad or qkv.requires_grad) and torch.is_grad_enabled())
         and not (numbers.scaling and depends_on_length(dict(numbers.scaling)))
+        and not torch.compiler.is_compiling()
     )
 
 
