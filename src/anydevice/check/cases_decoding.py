@@ -273,11 +273,11 @@ def _logits(
 DRAW_TOKEN = Row(
     "draw_token",
     (
-        Case("nine rows", _logits(9, 1000, 1.0)),
-        Case("the likeliest that reach a part", _logits(9, 1000, 0.8, top_p=0.9)),
+        Case("three rows", _logits(3, 1000, 1.0)),
+        Case("the likeliest that reach a part", _logits(3, 1000, 0.8, top_p=0.9)),
         Case("those that are not too faint", _logits(5, 777, 1.2, min_p=0.05)),
         Case("a large vocabulary, both", _logits(3, 20011, 1.0, top_p=0.95, min_p=0.01)),
-        Case("few words, cold", _logits(4, 7, 0.2, top_p=0.5)),
+        Case("few words, cold", _logits(9, 7, 0.2, top_p=0.5)),
     ),
     ("float32", "float16", "bfloat16"),
     gives=index,

@@ -278,7 +278,7 @@ def wrong_cases(
     return found
 
 
-@pytest.mark.parametrize("cases", [5, later(None)])
+@pytest.mark.parametrize("cases", [4, later(None)])
 @pytest.mark.parametrize("dtype", HALF)
 def test_the_layer_is_right(dtype: str, cases: int | None, place: str) -> None:
     assert wrong_cases(fused.UNTRUSTED_KERNELS["decoder_layer"], place, dtype, cases) == []
