@@ -306,10 +306,10 @@ def test_a_draw(dtype: str, cases: int | None, place: str) -> None:
     draw = fused.UNTRUSTED_KERNELS["draw_token"]
     assert wrong_cases(draw, place, dtype, cases, DRAW_TOKEN) == []
 
-    def colder(logits: Any, numbers: Any, *others: Any) -> Any:
-        return draw(logits, numbers * 1.5, *others)
+    def later_on(logits: Any, numbers: Any, seeds: Any, places: Any, *others: Any) -> Any:
+        return draw(logits, numbers, seeds, places + 1, *others)
 
-    assert len(wrong_cases(colder, place, dtype, 1, DRAW_TOKEN)) == 1
+    assert len(wrong_cases(later_on, place, dtype, 1, DRAW_TOKEN)) == 1
 
 
 def without_residual(whole: Any, kind: str, x: Any, weight: Any, **options: Any) -> Any:
