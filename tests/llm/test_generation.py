@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,26 @@ def test_what_is_no_prompt_is_refused(one: llm.LanguageModel) -> None:
         one.score("")
     with pytest.raises(ConfigurationError, match="chat template"):
         one.generate([{"role": "user", "content": "Hello"}])
+
+
+def test_a_stream_that_is_collected_within_a_step_holds_nobody_up(one: llm.LanguageModel) -> None:
+    def work() -> None:
+        stream = one.stream("Once upon a time", 20)
+        next(stream)
+        cycle: list[Any] = [stream]
+        cycle.append(cycle)
+        del stream, cycle
+        with one._programs.turn():
+            gc.collect()  # as it may come at any time
+
+    gc.disable()
+    try:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(30)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
 
 
 def test_what_others_do_is_refused_with_their_names(

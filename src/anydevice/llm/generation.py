@@ -39,7 +39,7 @@ in MLX's memory (`engines/mlx/decoder_layer.py`).
 AT_ONCE = ("numpy", "torch", "mlx")
 """Engines that return from a step on the CPU when it is done."""
 PIECES = (16, 64, 256)
-"""PieceSizes to which pieces of prompts are padded where a layer is compiled for each size."""
+"""Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
 LARGEST_PIECE = {"cpu": 512, "other": 4096}
 """Tokens of all rows that are read at a time: more are no faster, and take more memory."""
 SCORED = 256
@@ -123,7 +123,8 @@ class Programs:
         if folder is not None and not isinstance(self.engine.compiler, Absent):
             self.engine.compiler.keep(str(folder))  # for later processes
         self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
-        self._lock = threading.Lock()
+        # Taken again by its thread where a stream that nobody has is collected within a turn.
+        self._lock = threading.RLock()
         self._wholes: Any = None
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
