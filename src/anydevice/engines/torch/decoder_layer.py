@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812, as everyone calls it
 
 from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.rope_scaling import depends_on_length, frequencies
@@ -21,6 +20,7 @@ _linear = torch._C._nn.linear
 _product = torch.mv
 _FLOAT32 = torch.float32
 _attended = torch._C._nn.scaled_dot_product_attention
+_silu = torch._C._nn.silu
 
 
 def decoder_layer(
@@ -51,7 +51,7 @@ def decoder_layer(
     y = _linear(y, output, output_bias)
     x = x + (y if factor == 1 else y * factor)
     gate, up = _linear(_normed(x, mlp_norm, eps), gate_up).chunk(2, -1)
-    y = _linear(F.silu(gate).mul_(up), down)
+    y = _linear(_silu(gate).mul_(up), down)
     return x.add_(y if factor == 1 else y * factor), keys, values
 
 
@@ -64,22 +64,22 @@ def _of_one_row(
     asked, factor, slots = heads + kv_heads, numbers.factor, keys.shape[2]
     stream = x.reshape(-1)
     y = _product(qkv, _normed_vector(stream, attention_norm, eps)).view(1, -1, size)
-    both = y[:, :asked]
+    both = y.narrow(1, 0, asked)
     if numbers.rotated:
         both = _turned(both, at, numbers)
     slot = at[0] % slots if numbers.ring else at[0]
     if slot < slots:
-        keys.select(2, slot).copy_(both[:, heads:])
-        values.select(2, slot).copy_(y[:, asked:])
+        keys.select(2, slot).copy_(both.narrow(1, heads, kv_heads))
+        values.select(2, slot).copy_(y.narrow(1, asked, kv_heads))
     used = min(at[0] + 1, slots)
-    q = both[:, :heads].reshape(1, kv_heads, -1, size)
+    q = both.narrow(1, 0, heads).view(1, kv_heads, -1, size)
     k, v = keys.narrow(2, 0, used), values.narrow(2, 0, used)
     attended = _attended(q, k, v, None, 0.0, False, scale=numbers.scale)
-    stream = torch.add(stream, _product(output, attended.reshape(-1)), alpha=factor)
+    stream = torch.addmv(stream, output, attended.reshape(-1), alpha=factor)
     y = _product(gate_up, _normed_vector(stream, mlp_norm, eps))
     half = y.shape[0] // 2
-    y = _product(down, F.silu(y[:half]).mul_(y[half:]))
-    return stream.add_(y, alpha=factor).view(1, 1, -1)
+    gated = _silu(y.narrow(0, 0, half)).mul_(y.narrow(0, half, half))
+    return torch.addmv(stream, down, gated, alpha=factor).view(1, 1, -1)
 
 
 def _normed_vector(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
