@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SET_UP = """
-import contextlib, sys, time
+import contextlib, os, signal, sys, time
 import numpy as np, torch, torch._dynamo, torch.distributed
 import anydevice
 from anydevice import nn, parallel
@@ -134,6 +134,23 @@ for make in (ours, users):
     whole = parallel.launch(trained, make, processes=1)[0]
     one = parallel.launch(lambda: trained(make, resume=name), processes=1)[0]
     assert apart(whole, [one, *two]) <= 1e-6, (make, whole, one, two)
+
+# Ctrl-C in one process stops all of them after the same step.
+def interrupted():
+    mesh, steps = parallel.initialize("cpu"), []
+
+    class Interrupting(nn.Callback):
+        def step(self, moment):
+            steps.append(moment)
+            if mesh.rank == 1 and len(steps) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = nn.train(ours(), nn.Batches(X, Y, size=20), nn.AdamW(1e-3), "cross_entropy", epochs=9,
+                      devices=mesh, optimize="none", callbacks=Interrupting(), save="c.safetensors")
+    return result.stopped, len(steps)
+
+stopped = parallel.launch(interrupted, processes=2)
+assert stopped == [("Ctrl-C", 3)] * 2, stopped
 print("held")
 """
 
