@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from anydevice import llm, testing
+from anydevice import device, llm, testing
 from anydevice.errors import ConfigurationError, UnsupportedError
 
 
@@ -48,3 +49,29 @@ def test_a_folder_that_says_no_more_than_to_draw_recommends_a_temperature_of_1(
     texts = {model.generate("", 20, seed=seed, **model.generation_defaults).text for seed in (1, 2)}
     assert len(texts) == 2
     assert llm.load(stories, "cpu").generation_defaults == {}
+
+
+@pytest.fixture(scope="module")
+def model(stories: Path) -> llm.LanguageModel:
+    return llm.load(stories, device("cpu", engine="numpy"))
+
+
+def test_numbers_of_numpy_are_numbers(model: llm.LanguageModel) -> None:
+    drawn = model.generate("", 9, temperature=0.5, top_k=7, top_p=0.5, seed=3)
+    numbers = {"temperature": np.float32(0.5), "top_k": np.int64(7), "top_p": np.float64(0.5)}
+    assert model.generate("", np.int64(9), **numbers, seed=np.uint8(3)).tokens == drawn.tokens  # type: ignore[arg-type]
+
+
+def test_no_stop_string_is_none(model: llm.LanguageModel) -> None:
+    assert model.generate("", 9, stop=None).tokens == model.generate("", 9, stop=[]).tokens
+    with pytest.raises(ConfigurationError, match="stop is a text or a list of texts, not 5"):
+        model.generate("", stop=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), None, 5, 1.5, True])
+def test_what_is_no_prompt_is_refused(model: llm.LanguageModel, prompt: Any) -> None:
+    kind = type(prompt).__name__
+    with pytest.raises(ConfigurationError, match=f"but this is {kind}"):
+        model.generate(prompt)
+    with pytest.raises(ConfigurationError, match=f"a text is .* but this is {kind}"):
+        model.score(prompt)

@@ -195,7 +195,7 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         repetition_penalty: float | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         logprobs: bool = False,
     ) -> Any:
@@ -231,7 +231,7 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         repetition_penalty: float | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         logprobs: bool = False,
     ) -> ReplyStream:
@@ -267,20 +267,20 @@ class LanguageModel:
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
         """Whether there are several, the tokens of each, and whether each is a text to go on."""
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        if isinstance(prompt, str) or not _is_list(prompt):
             return False, [self._ids(prompt)], [True]
         if not prompt:
             raise ConfigurationError("there is no prompt: the list is empty", "prompt")
-        one = isinstance(prompt[0], Mapping) or _is_token(prompt[0])
+        one = isinstance(prompt[0], Mapping) or _is_integer(prompt[0])
         each = [prompt] if one else prompt
         return not one, list(map(self._ids, each)), [isinstance(p, str) for p in each]
 
     def _ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             ids = self._encoded(prompt)
-        elif isinstance(prompt, Sequence) and prompt and _is_token(prompt[0]):
+        elif _is_list(prompt) and prompt and _is_integer(prompt[0]):
             ids = self._tokens(prompt)
-        elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        elif _is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
             _refuse_images(prompt)
             ids = self._known(self.tokenizer.encode_chat(prompt))
         else:
@@ -311,8 +311,12 @@ class LanguageModel:
 
     def _tokens(self, ids: Sequence[int]) -> list[int]:
         known = self.description.vocabulary
+        if not _is_list(ids):
+            raise ConfigurationError(
+                f"a text is a str or a list of tokens, but this is {type(ids).__name__}", "text"
+            )
         for token in ids:
-            if not _is_token(token) or not 0 <= token < known:
+            if not _is_integer(token) or not 0 <= token < known:
                 raise ConfigurationError(
                     f"a token is an integer from 0 to {known - 1}, but one is {token!r}", "prompt"
                 )
@@ -426,11 +430,11 @@ class _Replies:
         most: int,
         stop: Any,
     ) -> None:
-        if type(most) is not int or most < 1:
+        if not _is_integer(most) or most < 1:
             raise ConfigurationError(
                 f"max_tokens is an integer of 1 or more, but it is {most!r}", "max_tokens"
             )
-        limits = [min(most, model.context - len(prompt)) for prompt in prompts]
+        limits = [min(int(most), model.context - len(prompt)) for prompt in prompts]
         self._model, self._prompts, self._sampling = model, prompts, asked
         self._most = max(limits)
         self.clock = Clock()
@@ -451,8 +455,13 @@ class _Replies:
                 return
 
 
-def _is_token(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    """Bytes are a sequence of integers too, and no tokens."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _with_fast_engine(device: Device, weights: int) -> Device:
@@ -506,7 +515,7 @@ _SEVERAL = "several devices together are used by vLLM, or by transformers with d
 def _context(given: int | None, longest: int | None) -> int:
     if given is None:
         return min(longest or USUAL_CONTEXT, USUAL_CONTEXT)
-    if type(given) is not int or given < 2:
+    if not _is_integer(given) or given < 2:
         raise ConfigurationError(
             f"context is an integer of 2 or more, but it is {given!r}", "context"
         )
@@ -515,7 +524,7 @@ def _context(given: int | None, longest: int | None) -> int:
             f"a context of {given} tokens is beyond the {longest} that the model was made for",
             "context",
         )
-    return given
+    return int(given)
 
 
 def _generation_defaults(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from numbers import Integral, Real
 from typing import Any
 
 from anydevice import ops
@@ -33,6 +34,8 @@ _FAINTEST = -40.0
 """The logit below the largest from which on a token adds nothing to a sum of probabilities."""
 _LARGEST = 1e30
 """What logits are multiplied with at most: times any logit, it is finite in float32."""
+_SMALLEST = 1 / _LARGEST
+"""The smallest number beside 0 that an option stands for: in float32 it is not 0."""
 _HALVINGS = 28
 """So often the span down to there is halved: then two logits in it are equal but for rounding."""
 
@@ -74,9 +77,9 @@ class Sampling(Record):
         Temperature is there as what logits are multiplied with, min_p as a distance of logits.
         """
         inverse = 1 / self.temperature if self.temperature else 1.0
-        inverse = max(min(inverse, _LARGEST), 1 / _LARGEST)
         distance = math.log(self.min_p) if self.min_p else -math.inf
-        return inverse, self.top_p, distance, self.repetition_penalty
+        penalty = _bounded(self.repetition_penalty)
+        return _bounded(inverse), _bounded(self.top_p), distance, penalty
 
 
 def sampling(
@@ -154,11 +157,11 @@ def choose(
     if filters.greedy:
         token = ops.argmax(x)
     else:
-        x = ops.multiply(x, inverse)
         ids = None
         if 0 < filters.top_k < x.shape[-1]:
             x, ids = ops.top_k(x, filters.top_k)
-        x = ops.subtract(x, ops.max(x, axis=-1, keepdims=True))
+        # In this order: a compiler fuses a product and a sum, and the largest were not quite 0.
+        x = ops.multiply(ops.subtract(x, ops.max(x, axis=-1, keepdims=True)), inverse)
         kept = _kept(filters, x, top_p, distance, in_order=ids is not None)
         if ids is None:
             every = xp.arange(x.shape[-1], _INT32, x)
@@ -244,10 +247,14 @@ def _below_nucleus(x: Array, top_p: Array) -> Array:
     return low
 
 
+def _bounded(number: float) -> float:
+    return max(min(number, _LARGEST), _SMALLEST)
+
+
 def _number(
     name: str, value: object, least: float, most: float, rule: str, above: bool = False
 ) -> float:
-    right = isinstance(value, int | float) and not isinstance(value, bool)
+    right = isinstance(value, Real) and not isinstance(value, bool)
     if right:
         number = float(value)  # type: ignore[arg-type]
         right = (
@@ -259,13 +266,13 @@ def _number(
 
 
 def _integer(name: str, value: object) -> int:
-    if type(value) is not int or value < 0:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
         rule = "an integer of 0 or more, where 0 keeps all"
         raise ConfigurationError(f"{name} is {rule}, but it is {value!r}", source=name)
-    return value
+    return int(value)
 
 
 def _seed(value: object) -> int:
-    if type(value) is not int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise ConfigurationError(f"seed is an integer, but it is {value!r}", source="seed")
-    return value
+    return int(value)

@@ -34,7 +34,10 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: str | Iterable[str] = (), after: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: str | Iterable[str] | None = None,
+        after: Sequence[int] = (),
     ) -> None:
         self._stops = [_Stop(text) for text in _stop_strings(stop)]
         self._decoder = _token_decoder(tokenizer, list(after[-_CONTEXT:]))
@@ -68,7 +71,11 @@ class TextStream:
         return buffer[:certain]
 
 
-def _stop_strings(stop: str | Iterable[str]) -> list[str]:
+def _stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    if stop is None:
+        return []
+    if not isinstance(stop, Iterable):
+        raise ConfigurationError(f"stop is a text or a list of texts, not {stop!r}", source="stop")
     texts = [stop] if isinstance(stop, str) else list(stop)
     for text in texts:
         if not isinstance(text, str) or not text:
