@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,23 +11,7 @@ import pytest
 import anydevice
 from anydevice import parallel
 from anydevice.errors import ConfigurationError, DeviceNotFoundError, UnsupportedError
-
-EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-
-
-def on_eight_devices(program: str, folder: Path | None = None) -> str:
-    """What a program prints in a process where JAX has eight devices."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **EIGHT},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+from tests.eight_devices import on_eight_devices
 
 
 def test_rows_that_do_not_divide_evenly_are_more_in_the_first_parts() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.test_placing import on_eight_devices
+from tests.eight_devices import on_eight_devices
 
 SET_UP = """
 import warnings
