@@ -58,7 +58,7 @@ def experts(
     in 16 bits, the gate, up and the activation are rounded on the way.
 
     Only chosen experts are computed, a product for each that any token uses. To sort tokens by
-    expert, arrays of an accelerator are waited for, unless there are fewer choices than experts:
+    expert, arrays of an accelerator are waited for, unless there are no more choices than experts:
     then the matrices that are used are gathered on the device. JAX and MLX never wait. PyTorch's
     compiler has every expert compute every token where there are more choices than experts.
 

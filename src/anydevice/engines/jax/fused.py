@@ -363,7 +363,7 @@ def _seen(
     return mask if seen is None else mask & seen
 
 
-# Experts. Shapes may not depend on who chose what. A few choices have their matrices gathered. Many
+# Experts. Shapes may not depend on who chose what. A few choices are gone through one by one. Many
 # are sorted by expert and cut into blocks of one expert each, the last of an expert being filled
 # up: the number of blocks has a bound, and one loop goes through them.
 
@@ -388,8 +388,7 @@ def _mixed(
     inside = (narrow >= 0) & (narrow < count)
     numbers = jnp.where(inside, narrow, count).astype(jnp.int32).reshape(-1)
     if tokens * k <= count:
-        rows = jnp.repeat(x, k, 0)[:, None]
-        found = _through([s if s is None else s[numbers] for s in stacks], rows, between)
+        found = _each(stacks, numbers, jnp.repeat(x, k, 0)[:, None], between)
     else:
         found = _in_blocks(x, stacks, numbers, between)
     found = found.reshape(tokens, k, -1)
@@ -400,9 +399,7 @@ def _mixed(
 def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
     """What the expert of each choice makes of its token; the number of experts stands for none."""
     count, length, (tokens, hidden) = len(stacks[0]), numbers.size, x.shape
-    size = 8
-    while size < min(256, length // count):
-        size *= 2
+    size = min(256, max(8, 1 << (length // count - 1).bit_length()))
     blocks = (length + min(count, length) * (size - 1)) // size
     held = jnp.zeros(count + 1, jnp.int32).at[numbers].add(1)[:count]
     ends = jnp.cumsum(-(-held // size))  # in blocks, as far as each expert reaches
@@ -416,15 +413,20 @@ def _in_blocks(x: Any, stacks: Any, numbers: Any, between: Function) -> Any:
     token = source // (length // tokens)
     given = x.at[token].get(mode="fill", fill_value=0).reshape(blocks, size, hidden)
     expert = jnp.searchsorted(ends, jnp.arange(blocks), side="right", method="compare_all")
-
-    def step(_: None, block: Any) -> Any:
-        number, part = block
-        matrices = [s if s is None else jax.lax.dynamic_slice_in_dim(s, number, 1) for s in stacks]
-        return None, _through(matrices, part[None], between)[0]
-
-    _, found = jax.lax.scan(step, None, (jnp.minimum(expert, count - 1), given))
+    found = _each(stacks, expert, given, between)
     places = jnp.zeros(length, jnp.int32).at[order].set(place)
     return found.reshape(-1, hidden).at[places].get(mode="fill", fill_value=0)
+
+
+def _each(stacks: Any, numbers: Any, blocks: Any, between: Function) -> Any:
+    """Blocks (n, rows, hidden), each through the expert of its number, one after the other."""
+
+    def step(_: None, block: Any) -> Any:
+        at, rows = jnp.minimum(block[0], len(stacks[0]) - 1), block[1]
+        matrices = [s if s is None else jax.lax.dynamic_slice_in_dim(s, at, 1) for s in stacks]
+        return None, _through(matrices, rows[None], between)[0]
+
+    return jax.lax.scan(step, None, (numbers, blocks))[1]
 
 
 def _through(matrices: Any, rows: Any, between: Function) -> Any:
