@@ -111,3 +111,11 @@ def test_a_lazily_conjugated_tensor_is_read_conjugated() -> None:
     assert (engine.storage(tensor), engine.address(tensor)) == (None, None)
     np.testing.assert_array_equal(engine.to_host(tensor), np.array([1 - 2j], np.complex64))
     np.testing.assert_array_equal(engine.to_host(tensor.imag), np.array([-2], np.float32))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_in_an_inference_scope_nothing_is_kept_for_gradients(backend: str) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with engine.inference_scope(Device(backend, 0)):
+        assert not (weight * 2).requires_grad
+    assert (weight * 2).requires_grad

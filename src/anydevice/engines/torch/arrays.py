@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -223,8 +223,11 @@ class TorchEngine(BaseEngine):
         return scope
 
     def inference_scope(self, device: Device) -> AbstractContextManager[Any]:
-        """On the CPU, a token of a small language model takes 4 % less time without gradients."""
-        return torch.inference_mode() if device.backend == "cpu" else nullcontext()
+        """Weights that are trained as well keep no steps for gradients.
+
+        On the CPU, a token of a small language model takes 4 % less time in this mode.
+        """
+        return torch.inference_mode() if device.backend == "cpu" else torch.no_grad()
 
     @contextmanager
     def serial_scope(self) -> Iterator[None]:
