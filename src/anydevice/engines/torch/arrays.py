@@ -227,7 +227,9 @@ class TorchEngine(BaseEngine):
 
         On the CPU, a token of a small language model takes 4 % less time in this mode.
         """
-        return torch.inference_mode() if device.backend == "cpu" else torch.no_grad()
+        mode = torch.inference_mode if device.backend == "cpu" else torch.no_grad
+        scope: AbstractContextManager[Any] = mode()
+        return scope
 
     @contextmanager
     def serial_scope(self) -> Iterator[None]:
