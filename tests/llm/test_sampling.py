@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,33 @@ def test_the_smallest_temperatures_take_the_likeliest_token(temperature: float) 
     logits = np.random.default_rng(5).standard_normal((20, 50)) * 10
     tokens, _ = chosen(NUMPY, logits, sampling(temperature=temperature, top_p=0.9, seed=1))
     assert (tokens == logits.argmax(1)).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_p": 1.0, "temperature": 0.7},
+        {"min_p": 0.9, "temperature": 1e-9},
+        {"min_p": 1.0, "temperature": 0.7, "top_k": 20},
+        {"top_p": 1e-300},
+        {"top_p": 1e-300, "top_k": 20},
+    ],
+    ids=str,
+)
+def test_the_strictest_filters_leave_the_likeliest_token(
+    options: dict[str, Any], anywhere: Device
+) -> None:
+    """Compiled too, where a product and a sum become one, with other rounding."""
+    logits = np.random.default_rng(5).standard_normal((200, 50)).astype(np.float32) * 10
+    asked = sampling(seed=1, **options)
+    tokens, _ = chosen(anywhere, logits, asked)
+    assert (tokens == logits.argmax(1)).all()
+    if anywhere.engine == "jax":
+        compiled = registry.load("jax").compiler.compile(partial(choose, asked.filters))
+        rest = anywhere((np.array(asked.numbers, np.float32), *np.zeros((2, 1), np.int32)))
+        for row in logits[:20]:  # one by one: so it is compiled for one reply
+            token, _ = compiled(anywhere(row[None]), *rest)
+            assert anydevice.to_numpy(token) == row.argmax()
 
 
 def test_the_largest_temperature_takes_every_token() -> None:

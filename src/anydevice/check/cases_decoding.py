@@ -278,6 +278,7 @@ DRAW_TOKEN = Row(
         Case("those that are not too faint", _logits(5, 777, 1.2, min_p=0.05)),
         Case("a large vocabulary, both", _logits(3, 20011, 1.0, top_p=0.95, min_p=0.01)),
         Case("few words, cold", _logits(9, 7, 0.2, top_p=0.5)),
+        Case("cold, only the likeliest", _logits(9, 777, 1e-3, min_p=1.0)),
     ),
     ("float32", "float16", "bfloat16"),
     gives=index,

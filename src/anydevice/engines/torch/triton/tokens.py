@@ -149,8 +149,14 @@ def _noise(key, token, by_token, between, rounds: tl.constexpr):
 
 
 @triton.jit
+def _loaded(line, place, columns):
+    return tl.load(line + place, place < columns, float("-inf")).to(tl.float32)
+
+
+@triton.jit
 def _scaled(line, place, columns, inverse, top):
-    return tl.load(line + place, place < columns, float("-inf")).to(tl.float32) * inverse - top
+    # In this order: of a product and a sum the compiler makes one, and the largest were not quite 0
+    return (_loaded(line, place, columns) - top) * inverse
 
 
 @triton.jit
@@ -170,13 +176,13 @@ def _draw(
     line = logits + (tl.program_id(0).to(tl.int64) + tl.arange(0, 1)[:, None]) * step
     column = tl.arange(0, block)[None, :]
     inverse = tl.load(numbers + tl.arange(0, 1)[:, None])
-    kept = _scaled(line, column, columns, inverse, 0.0)
+    kept = _loaded(line, column, columns)
     top = tl.max(kept, 1)[:, None]
     if not whole:
         for first in range(block, columns, block):
-            more = _scaled(line, first + column, columns, inverse, 0.0)
+            more = _loaded(line, first + column, columns)
             top = tl.maximum(top, tl.max(more, 1)[:, None])
-    kept -= top
+    kept = (kept - top) * inverse
 
     low = tl.full([1, 1], faintest, tl.float32)
     high = tl.zeros([1, 1], tl.float32)
