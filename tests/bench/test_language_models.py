@@ -118,6 +118,8 @@ def test_prompts_are_of_many_tokens_so_that_experts_are_used_as_by_a_text(
 def test_a_prompt_that_leaves_no_room_is_refused(model: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"500 tokens and 32 .* context of 512"):
         bench_text(model, [500])
+    with pytest.raises(ConfigurationError, match="2 tokens or more"):
+        bench_text(model, [16], written=1)
 
 
 def test_the_command(

@@ -74,6 +74,11 @@ def bench_text(
 
     Raises `ConfigurationError` for a length that leaves no room in the context for what is written.
     """
+    if written < 2:
+        raise ConfigurationError(
+            f"the speed of writing takes 2 tokens or more, and {written} is to be written",
+            "written",
+        )
     for length in contexts:
         if not 0 < length <= model.context - written:
             raise ConfigurationError(
