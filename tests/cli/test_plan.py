@@ -185,7 +185,7 @@ def test_as_json(anydevice: Anydevice, small: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nobody/nothing"], "hf download nobody/nothing config.json"),
+        (["nobody/nothing"], "to get it: hf download nobody/nothing (a plan"),
         (["/nowhere/config.json"], "no such file or folder"),
         (["MODEL", "--dtype", "bf16"], "did you mean 'bfloat16'"),
         (["MODEL", "--device", "cuda:9"], "cuda:9 is not usable"),

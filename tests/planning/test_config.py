@@ -79,7 +79,7 @@ def test_where_the_cache_is(
 
 def test_a_model_that_is_nowhere_says_how_to_get_it(tmp_path: Path) -> None:
     snapshot(tmp_path, "a", "tokenizer.json")
-    with pytest.raises(ConfigurationError, match=f"hf download {NAME} config.json") as error:
+    with pytest.raises(ConfigurationError, match=f"to get it: hf download {NAME} ") as error:
         locate(NAME, {"HF_HUB_CACHE": str(tmp_path)})
     assert str(tmp_path) in str(error.value)
 

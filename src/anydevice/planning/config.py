@@ -281,13 +281,13 @@ def locate(model: str, environment: Mapping[str, str] = os.environ) -> Path:
 
     A path that exists goes first. A name is looked up in the cache that the hub's own tools fill;
     nothing is downloaded. Raises `ConfigurationError` if the model is not there, with how to
-    get the one file that is needed.
+    get it.
 
     >>> locate("nobody/no-model", {"HF_HUB_CACHE": "/nowhere"})
     Traceback (most recent call last):
     anydevice.errors.ConfigurationError: nobody/no-model: there is no such file or folder, and \
-no such model in the Hugging Face cache /nowhere; to get the one file that is needed: \
-hf download nobody/no-model config.json
+no such model in the Hugging Face cache /nowhere; to get it: hf download nobody/no-model \
+(a plan needs no more of it than config.json)
     """
     path = _existing(model)
     if path is not None:
@@ -305,7 +305,7 @@ hf download nobody/no-model config.json
             return snapshot
     raise ConfigurationError(
         f"{said}: there is no such file or folder, and no such model in the Hugging Face cache "
-        f"{cache}; to get the one file that is needed: hf download {said} config.json",
+        f"{cache}; to get it: hf download {said} (a plan needs no more of it than config.json)",
         model,
     )
 
