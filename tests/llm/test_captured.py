@@ -16,9 +16,9 @@ from anydevice import llm
 from anydevice.check.verdicts import Kept
 from anydevice.core.device import Device
 from anydevice.llm import captured, decoder
-from anydevice.llm.captured import CapturedRunner, layer_numbers
+from anydevice.llm.captured import CapturedRunner
 from anydevice.llm.description import describe
-from anydevice.llm.generation import OpsRunner, generated
+from anydevice.llm.generation import OpsRunner, generated, layer_numbers
 from anydevice.llm.sampling import sampling
 from anydevice.planning.config import as_config
 

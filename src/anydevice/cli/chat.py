@@ -81,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of prompt and reply together, such as 8192 or 32k",
     )
     parser.add_argument(
-        "--max-tokens", type=count, metavar="TOKENS", help="the longest reply (200)"
+        "--max-tokens",
+        type=count,
+        metavar="TOKENS",
+        help="the longest reply (to the end of the context; without a chat template 200)",
     )
     for name, shown, kind, text in _SAMPLING:
         parser.add_argument(name, metavar=shown, type=kind, help=text)
@@ -180,7 +183,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 class Chat:
     """A model, how it is sampled, and the messages so far.
 
-    What the options leave open is as the model's own `generation_config.json` says.
+    What the options leave open is as the model's own `generation_config.json` says. A model that
+    chats ends its replies itself, or the context does.
 
     Without a chat template there are no messages: each text is completed by itself.
     """
@@ -189,8 +193,9 @@ class Chat:
         self, model: LanguageModel, options: dict[str, Any], system: str | None = None
     ) -> None:
         self.model = model
-        self.options = {**model.generation_defaults, **options}
         self.has_template = bool(model.tokenizer.templates)
+        longest = {"max_tokens": model.context} if self.has_template else {}
+        self.options = {**longest, **model.generation_defaults, **options}
         if system is not None and not self.has_template:
             raise ConfigurationError(
                 "--system is for a model that chats, and this one has no chat template", "--system"

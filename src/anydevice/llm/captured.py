@@ -7,15 +7,12 @@ the graph; any other is there as the ops it is made of.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from anydevice import ops
 from anydevice.check.verifying import warm_up
-from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.device import Device
 from anydevice.core.warn import warn
-from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.generation import OpsRunner, PendingStep, Programs, Prompts, State
 from anydevice.llm.sampling import Filters, Sampling
 from anydevice.ops.trusted_kernels import load_trusted
@@ -110,40 +107,3 @@ def check_kernels(device: Device, dtype: str) -> None:
         problem = warm_up(device, dtypes=[dtype]).problem
         if problem is not None:
             warn(problem)
-
-
-@lru_cache(maxsize=256)
-def layer_numbers(
-    description: Description, kind: LayerDescription, ring: bool
-) -> LayerNumbers | None:
-    """The layer in the words of engines; `None` for one that they do not compute in one go."""
-    plain = (
-        description.norm == "rms"
-        and description.block == "pre"
-        and description.activation == "silu"
-        and description.gated
-        and description.latent is None
-        and description.soft_cap is None
-        and not description.sinks
-        and description.query_key_norm in ("", "head")
-        and description.value_size == description.head_size
-        and not description.biases & {"mlp", "norm"}
-        and kind.experts is None
-        and kind.position_scale is None
-    )
-    if not plain:
-        return None
-    rope = kind.rope
-    return LayerNumbers(
-        heads=description.heads,
-        kv_heads=description.kv_heads,
-        size=description.head_size,
-        eps=description.eps,
-        scale=description.scale,
-        rotated=0 if rope is None else rope.size,
-        theta=10000.0 if rope is None else rope.theta,
-        interleaved=rope is not None and rope.interleaved,
-        scaling=() if rope is None else rope.scaling,
-        ring=ring,
-        factor=description.residual_scale,
-    )

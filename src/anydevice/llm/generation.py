@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from anydevice import ops
+from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
@@ -271,8 +272,6 @@ def whole_layers(description: Description, parameters: decoder.Parameters, like:
 
     The function is `None` where there is none; numbers are those without a ring, and with one.
     """
-    from anydevice.llm.captured import layer_numbers
-
     own = own_version(like, "decoder_layer", _none)
     found: list[Any] = []
     for kind, layer in zip(description.layers, parameters["layers"], strict=True):
@@ -286,6 +285,43 @@ def whole_layers(description: Description, parameters: decoder.Parameters, like:
         arguments += [layer.get(name, {}).get("weight") for name in ("query_norm", "key_norm")]
         found.append((own, tuple(arguments), numbers))
     return found
+
+
+@lru_cache(maxsize=256)
+def layer_numbers(
+    description: Description, kind: LayerDescription, ring: bool
+) -> LayerNumbers | None:
+    """The layer in the words of engines; `None` for one that they do not compute in one go."""
+    plain = (
+        description.norm == "rms"
+        and description.block == "pre"
+        and description.activation == "silu"
+        and description.gated
+        and description.latent is None
+        and description.soft_cap is None
+        and not description.sinks
+        and description.query_key_norm in ("", "head")
+        and description.value_size == description.head_size
+        and not description.biases & {"mlp", "norm"}
+        and kind.experts is None
+        and kind.position_scale is None
+    )
+    if not plain:
+        return None
+    rope = kind.rope
+    return LayerNumbers(
+        heads=description.heads,
+        kv_heads=description.kv_heads,
+        size=description.head_size,
+        eps=description.eps,
+        scale=description.scale,
+        rotated=0 if rope is None else rope.size,
+        theta=10000.0 if rope is None else rope.theta,
+        interleaved=rope is not None and rope.interleaved,
+        scaling=() if rope is None else rope.scaling,
+        ring=ring,
+        factor=description.residual_scale,
+    )
 
 
 def _none(*arguments: Any) -> Any:

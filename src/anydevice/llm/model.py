@@ -100,7 +100,8 @@ class Score(Record):
     @property
     def perplexity(self) -> float:
         """1 for a text that was certain; the size of the vocabulary for a guess."""
-        return math.exp(-self.total / len(self.logprobs))
+        mean = -self.total / len(self.logprobs)
+        return math.exp(mean) if mean < 700 else math.inf  # beyond what a float holds
 
 
 def load(

@@ -6,6 +6,7 @@ everything they are given, a token takes half as long again.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -83,8 +84,8 @@ def _of_one_row(
 
 
 def _normed_vector(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    mean = torch.dot(x, x).item() / x.shape[0]
-    return torch.mul(x, weight).mul_((mean + eps) ** -0.5)
+    mean = torch.dot(x, x).item() / x.shape[0] + eps
+    return torch.mul(x, weight).mul_(mean**-0.5 if mean else math.inf)
 
 
 def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerNumbers) -> bool:
