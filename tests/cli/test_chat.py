@@ -454,4 +454,14 @@ def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--prompt", "--system", "--context", "--max-tokens", "--temperature", "--seed"):
         assert option in text
     longest = inspect.signature(llm.LanguageModel.generate).parameters["max_tokens"].default
-    assert f"the longest reply ({longest})" in text
+    assert f"without a chat template {longest})" in " ".join(text.split())
+
+
+def test_a_reply_of_a_model_that_chats_ends_with_the_context(
+    talker: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nobody says how long it may be, and the model does not end it."""
+    assert main(["chat", str(talker), *HERE, "--prompt", "hi", "--json", "--context", "300"]) == 0
+    reply = json.loads(capsys.readouterr().out)
+    assert reply["ended"] == "length"
+    assert len(reply["tokens"]) > 200
