@@ -337,6 +337,27 @@ def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_progra
     assert chat.process.wait(PATIENCE) == 0
 
 
+def test_ctrl_c_while_a_long_prompt_is_read_stops_at_once(
+    chatting: Callable[..., Terminal], talker: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "long"
+    copytree(talker, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2**16}))
+    long = "{% if 'long' in messages[-1]['content'] %}{{ 'a b ' * 7000 }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(long + TEMPLATE)
+    chat = chatting("--max-tokens", "5", "--context", "32k", folder=folder)
+    chat.until("\n> ")
+    chat.type(b"Read a long one\n")
+    chat.until(r"one\r\n")
+    time.sleep(0.5)  # it reads
+    chat.type(b"\x03")
+    chat.until(r"\[0 tokens, stopped\].*> ")
+    assert "5 tokens" in turn(chat, "Talk")[1]
+    chat.type(b"/exit\n")
+    assert chat.process.wait(PATIENCE) == 0
+
+
 def test_commands_of_a_conversation(chatting: Callable[..., Terminal], tmp_path: Path) -> None:
     chat = chatting("--max-tokens", "3", columns=60)
     chat.until("\n> ")

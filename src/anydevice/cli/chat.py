@@ -3,8 +3,9 @@
 What the model writes goes to standard output. What is said about it goes there too in a
 conversation, and to standard error otherwise, so that a script gets the text alone.
 
-Ctrl-C stops the reply and not the program; what was written so far stays in the conversation. A
-second one interrupts whatever runs, for a model that does not get to its next word.
+Ctrl-C stops the reply and not the program; what was written so far stays in the conversation.
+While the prompt is read it interrupts that, and a second one whatever runs, for a model that does
+not get to its next word.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from errno import ENOENT
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from anydevice.cli.loading import exit_code, load_model
 from anydevice.cli.options import add_filters, count
@@ -256,15 +256,17 @@ class Dialogue:
 
     def _reply(self, text: str) -> Reply:
         """Print the reply as it is written, until it ends or Ctrl-C."""
-        with _stopping() as stopped:
+        with _Stopping() as stopping:
             pieces = self._chat.stream(text)
             try:
+                stopping.at_once()  # reading a long prompt takes long, and nothing is written yet
                 for piece in pieces:
+                    stopping.later()
                     self._output.write(piece)
-                    if stopped():
+                    if stopping.asked:
                         break
             except KeyboardInterrupt:
-                pass  # the second one: stopped as well
+                pass  # stopped as well
             pieces.close()
         self._output.write("\n")
         return pieces.reply
@@ -354,25 +356,40 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-@contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """A block that is asked to stop by Ctrl-C: whether it was is what the function tells.
+class _Stopping:
+    """A block that Ctrl-C asks to stop: `asked` is how often it came.
 
-    Only a second Ctrl-C raises `KeyboardInterrupt`. One that is ignored outside stays ignored.
+    It raises `KeyboardInterrupt` only between `at_once` and `later`, and when it comes again. One
+    that is ignored outside stays ignored.
     """
-    asked: list[int] = []
 
-    def handle(number: int, _: object) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+    def __init__(self) -> None:
+        self.asked = 0
+        self._raises = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        in_main = threading.current_thread() is threading.main_thread()
+        self._here = in_main and self._before is not signal.SIG_IGN
+        if self._here:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._here:
+            signal.signal(signal.SIGINT, self._before)
+
+    def at_once(self) -> None:
+        """From here on it raises; now, if it has come before."""
+        self._raises = True
+        if self.asked:
             raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGINT)
-    here = threading.current_thread() is threading.main_thread() and before is not signal.SIG_IGN
-    if here:
-        signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        if here:
-            signal.signal(signal.SIGINT, before)
+    def later(self) -> None:
+        """From here on the block looks whether it was `asked`."""
+        self._raises = False
+
+    def _handle(self, number: int, _: object) -> None:
+        self.asked += 1
+        if self._raises or self.asked > 1:
+            raise KeyboardInterrupt
