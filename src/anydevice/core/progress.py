@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.text import format_part
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ProgressBar:
         self._in_bytes, self._width = in_bytes, width
         self._from = time.monotonic() + delay
         self._bar: Progress | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._output = _CellOutput() if notebook else None
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class ProgressBar:
 
     def hide(self) -> None:
         """Take the bar away until the next `tell`: now lines can be printed."""
-        with self._lock:
+        with self._lock.native:
             if self._output is not None:
                 self._output.finish()
             bar, self._bar = self._bar, None
@@ -69,7 +69,7 @@ class ProgressBar:
         """Show that `done` of `total` is done, and what is being done now."""
         if time.monotonic() < self._from:
             return
-        with self._lock:
+        with self._lock.native:
             if self._output is not None:
                 counts = format_part(done, total) if self._in_bytes else f"{done:,}/{total:,}"
                 self._output.show(done, total, f"{counts}  {doing}")

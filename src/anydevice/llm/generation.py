@@ -6,7 +6,6 @@ background, the host reads a token while the next step is under way.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +19,7 @@ from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine
+from anydevice.core.locks import ForkSafeLock
 from anydevice.core.rope_scaling import depends_on_length
 from anydevice.engines import registry
 from anydevice.llm import decoder
@@ -125,7 +125,7 @@ class Programs:
             self.engine.compiler.keep(str(folder))  # for later processes
         self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
         # Taken again by its thread where a stream that nobody has is collected within a turn.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock(reentrant=True)
         self._wholes: Any = None
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
@@ -143,18 +143,18 @@ class Programs:
         # Where arrays have no device of their own, each operation takes the default one.
         shared = self.engine.shares_memory
         default = self.engine.default_scope(self.device) if shared else nullcontext()
-        with self._lock, default, self.engine.inference_scope(self.device):
+        with self._lock.native, default, self.engine.inference_scope(self.device):
             yield
 
     def idle_runner(self, rows: int, slots: int) -> ReplyRunner | None:
         """The runner that is kept, if it has this size; it is no longer kept then."""
-        with self._lock:
+        with self._lock.native:
             kept, self._idle = self._idle, None
         return kept[2] if kept is not None and kept[:2] == (rows, slots) else None
 
     def keep_runner(self, rows: int, slots: int, runner: ReplyRunner) -> None:
         """Keep a runner, and no other: each has memory for a cache."""
-        with self._lock:
+        with self._lock.native:
             self._idle = (rows, slots, runner)
 
     def _compile(

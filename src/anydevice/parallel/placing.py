@@ -78,7 +78,7 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     the `mesh.replicate` groups; one without such an axis is copied to every device.
 
     >>> import numpy
-    >>> shard({"weight": numpy.ones((4, 2))}, Mesh("cpu"))["weight"].shape
+    >>> shard({"weight": numpy.ones((4, 2), "float32")}, Mesh("cpu"))["weight"].shape
     (4, 2)
 
     In one process, JAX holds such arrays; over processes, PyTorch does, as a `DTensor`. Raises
@@ -91,7 +91,7 @@ def gather(tree: Any) -> Any:
     """The same tree with every sharded array in one piece, on one device.
 
     >>> import numpy
-    >>> gather(shard(numpy.arange(4), Mesh("cpu"))).shape
+    >>> gather(shard(numpy.ones(4, "float32"), Mesh("cpu"))).shape
     (4,)
     """
     leaves, rebuild = flatten(tree, is_array)
