@@ -156,12 +156,15 @@ def test_bad_input_ends_with_2(
     assert message in json.loads(out)["error"]
 
 
-def test_wrong_numbers_are_said_before_a_model_is_loaded(
-    anydevice: Anydevice, stories: Path
+@pytest.mark.parametrize(
+    ("option", "value", "message"), [("--top-p", "2", "top_p"), ("--stop", "", "a stop string")]
+)
+def test_wrong_options_are_said_before_a_model_is_loaded(
+    option: str, value: str, message: str, anydevice: Anydevice, stories: Path
 ) -> None:
-    code, _, err = anydevice("chat", str(stories), *HERE, "--prompt", "x", "--top-p", "2")
+    code, _, err = anydevice("chat", str(stories), *HERE, "--prompt", "x", option, value)
     assert code == 2
-    assert "top_p" in err
+    assert message in err
     assert "parameters" not in err
 
 

@@ -169,14 +169,16 @@ def _filled(prompt: str) -> str:
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What was given, by the names of `generate`; it has defaults for the others.
 
-    Raises for numbers that are wrong, before a model is loaded for them.
+    Raises for those that are wrong, before a model is loaded for them.
     """
     from anydevice.llm.sampling import sampling
+    from anydevice.llm.text import stop_strings
 
     names = [name[2:].replace("-", "_") for name, *_ in _SAMPLING]
     given = {name: getattr(arguments, name) for name in (*names, "max_tokens", "stop")}
     given = {name: value for name, value in given.items() if value is not None}
     sampling(**{name: value for name, value in given.items() if name in names})
+    stop_strings(arguments.stop)
     return given
 
 

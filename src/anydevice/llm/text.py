@@ -39,7 +39,7 @@ class TextStream:
         stop: str | Iterable[str] | None = None,
         after: Sequence[int] = (),
     ) -> None:
-        self._stops = [_Stop(text) for text in _stop_strings(stop)]
+        self._stops = [_Stop(text) for text in stop_strings(stop)]
         self._decoder = _token_decoder(tokenizer, list(after[-_CONTEXT:]))
         self._held = ""
         self.stopped = False
@@ -71,7 +71,8 @@ class TextStream:
         return buffer[:certain]
 
 
-def _stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    """The texts of the option `stop`, checked."""
     if stop is None:
         return []
     if not isinstance(stop, Iterable):
