@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ def test_no_stop_string_is_none(model: llm.LanguageModel) -> None:
     assert model.generate("", 9, stop=None).tokens == model.generate("", 9, stop=[]).tokens
     with pytest.raises(ConfigurationError, match="stop is a text or a list of texts, not 5"):
         model.generate("", stop=5)  # type: ignore[arg-type]
+
+
+def test_the_time_before_a_stream_is_read_is_not_that_of_its_first_token(
+    model: llm.LanguageModel,
+) -> None:
+    model.generate("", 2)  # what is made once is made
+    stream = model.stream("", 2)
+    time.sleep(0.5)
+    assert "".join(stream)
+    assert stream.reply.speed.first_token < 0.5
 
 
 @pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), None, 5, 1.5, True])

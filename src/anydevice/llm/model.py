@@ -446,6 +446,7 @@ class _Replies:
 
     def pieces(self) -> Generator[list[str]]:
         """What each row's text gains with every step, until all have ended."""
+        self.clock = Clock()  # a stream may be read long after it was made
         for tokens, logprobs in self._model.steps(self._prompts, self._sampling, self._most):
             self.clock.tick()
             values = [None] * len(self.rows) if logprobs is None else logprobs.tolist()
