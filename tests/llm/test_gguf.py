@@ -340,6 +340,15 @@ def tokenizer_file(folder: Path, metadata: Mapping[str, Any]) -> Path:
     return write(folder / "t.gguf", "llama", state, NUMBERS, tokenizer=metadata)
 
 
+def test_errors_of_the_template_name_the_file_it_is_in(tmp_path: Path) -> None:
+    refusing = {"tokenizer.chat_template": "{{ raise_exception('not so') }}"}
+    file = tokenizer_file(tmp_path, byte_level("gpt-2") | refusing)
+    with pytest.raises(ConfigurationError, match="not so") as error:
+        tokenizer_of(file).encode_chat([{"role": "user", "content": "Hi"}])
+    assert f"the chat template of {file} refuses" in str(error.value)
+    assert error.value.source == str(file)
+
+
 @pytest.mark.parametrize("pre", SPLITTINGS)
 def test_byte_level_text_comes_back_and_pieces_are_those_of_the_pattern(
     tmp_path: Path, pre: str

@@ -404,6 +404,9 @@ def _templates(
     files: Mapping[str, Any], settings: Mapping[str, Any], source: str
 ) -> dict[str, ChatTemplate]:
     """The chat templates by name: those of `tokenizer_config.json`, and files that replace them."""
+    # What is no bytes was not read from a file of its own, but from that of the model.
+    in_model = isinstance(files.get(SETTINGS), Mapping)
+    settings_file = source if in_model else f"{source}/{SETTINGS}"
     told = settings.get("chat_template")
     rows = told if isinstance(told, list) else [{"name": "default", "template": told}]
     texts = {}
@@ -411,15 +414,16 @@ def _templates(
         name, text = (row.get(k) if isinstance(row, Mapping) else None for k in _TEMPLATE_KEYS)
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConfigurationError(
-                f"{source}/{SETTINGS}: chat_template is neither a text nor a list of named ones",
-                source=f"{source}/{SETTINGS}",
+                f"{settings_file}: chat_template is neither a text nor a list of named ones",
+                source=settings_file,
             )
-        texts[name] = (text, SETTINGS)
+        texts[name] = (text, settings_file)
     for name, file in files.items():
         if name == TEMPLATE or name.startswith(f"{MORE_TEMPLATES}/"):
             stem = "default" if name == TEMPLATE else Path(name).stem
-            texts[stem] = (_as_text(file, f"{source}/{name}"), name)
-    return {name: ChatTemplate(text, f"{source}/{file}") for name, (text, file) in texts.items()}
+            path = f"{source}/{name}"
+            texts[stem] = (_as_text(file, path), path)
+    return {name: ChatTemplate(*found) for name, found in texts.items()}
 
 
 def _as_text(file: bytes, source: str) -> str:
