@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import anydevice
-from anydevice import llm
+from anydevice import llm, to_numpy
 from anydevice.core.device import Device
+from anydevice.core.record import replace
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
 from anydevice.llm import generation
-from anydevice.llm.generation import PieceSizes, Programs, generated, pieces
+from anydevice.llm.generation import HeldTokens, PieceSizes, Programs, generated, pieces
 from anydevice.llm.sampling import sampling
 
 OPENING = "Once upon a time, there was a little girl named Lily."
@@ -137,7 +138,7 @@ class _Recorder:
     """A runner that notes when steps are begun and when they are read."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner, self.at_once = runner, runner.at_once
+        self._runner, self.at_once, self.held = runner, runner.at_once, HeldTokens()
         self.events: list[tuple[str, int]] = []
 
     def prefill(self, *arguments: Any) -> Any:
@@ -423,3 +424,63 @@ def test_a_model_says_what_it_is_and_where(one: llm.LanguageModel) -> None:
         assert part in said
     assert one.plan.device == one.device
     assert one.dtype == "float32"
+
+
+def begun(model: llm.LanguageModel, prompt: list[int], reuse: bool = True) -> list[int]:
+    """Some tokens of a reply that was stopped, with the cache that a conversation has."""
+    steps = model.steps([prompt], sampling(), model.context - len(prompt), reuse)
+    found = [int(next(steps)[0][0]) for _ in range(12)]
+    steps.close()  # type: ignore[attr-defined]
+    return found
+
+
+def from_the_start(model: llm.LanguageModel, prompt: list[int]) -> list[int]:
+    model._programs.keep_runner(0, 0, None)  # type: ignore[arg-type]
+    return begun(model, prompt, reuse=False)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
+def test_the_next_turn_reads_only_what_is_new(
+    stories: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = loaded(stories, name), list[int]()
+    passed = model._programs.passed
+
+    def noting(ids: Any, start: Any, count: Any, *more: Any) -> Any:
+        if len(more) > 1:  # a piece of a prompt
+            read.append(int(to_numpy(count)[0]))
+        return passed(ids, start, count, *more)
+
+    monkeypatch.setattr(model._programs, "passed", noting)
+    first = [1, *range(300, 340)]
+    for forgotten in (0, 5):
+        turn = [*first, *begun(model, first)]
+        turn = [*turn[: len(turn) - forgotten], *range(400, 410)]
+        read.clear()
+        again = begun(model, turn)
+        assert 10 <= sum(read) <= 11  # of what was read last, it may not have been written
+        read.clear()
+        assert again == from_the_start(model, turn)
+        assert sum(read) == len(turn)
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax"])
+def test_a_ring_is_gone_on_with_whole_or_not_at_all(stories: Path, name: str) -> None:
+    full = loaded(stories, name)
+    layers = tuple(replace(kind, window=8) for kind in full.description.layers)
+    description = replace(full.description, layers=layers)
+    parts = full.parameters, full.tokenizer, full.device, full.plan
+    model = llm.LanguageModel(description, *parts)
+    first = list(range(3, 23))
+    for kept in (32, 31, 30, 25, 20):
+        held = [*first, *begun(model, first)]
+        second = [*held[:kept], 7, 8, 9]
+        assert begun(model, second) == from_the_start(model, second)
+
+
+def test_a_cache_without_room_for_padding_is_read_again(stories: Path) -> None:
+    model = loaded(stories, "jax")
+    first = [1, *range(10, 486)]
+    begun(model, first)
+    second = [*first[:450], *range(20, 70)]
+    assert begun(model, second) == from_the_start(model, second)

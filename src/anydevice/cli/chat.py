@@ -220,7 +220,7 @@ class Chat:
 
     def stream(self, text: str) -> ReplyStream:
         """The reply to a text, piece by piece."""
-        return self.model.stream(self.question(text), **self.options)
+        return self.model.stream(self.question(text), reuse=True, **self.options)
 
 
 class Dialogue:

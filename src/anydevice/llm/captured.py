@@ -34,9 +34,9 @@ class CapturedRunner(OpsRunner):
         self._captured: dict[Filters, Any] = {}
         self._next: Any = None
 
-    def prefill(self, prompts: Prompts, sampling: Sampling) -> PendingStep:
+    def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
         self._next = None
-        return super().prefill(prompts, sampling)
+        return super().prefill(prompts, sampling, reuse)
 
     def step(self) -> PendingStep:
         if self._next is None:

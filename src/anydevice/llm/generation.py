@@ -60,15 +60,54 @@ class ReplyRunner(Protocol):
     at_once: bool
     """Whether `step` returns only when the step is done: then reading costs nothing."""
 
-    def prefill(self, prompts: Prompts, sampling: Sampling) -> PendingStep:
-        """Read the prompts, and choose the first token of each row. What was before is gone."""
+    held: HeldTokens
+    """What is in the cache of one row."""
+
+    def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
+        """Read the prompts, and choose the first token of each row. What was before is gone.
+
+        With `reuse`, what one row has in common with what the cache holds is not read again.
+        """
 
     def step(self) -> PendingStep:
         """Begin the next token of each row."""
 
 
+class HeldTokens:
+    """The tokens whose keys and values the cache of one row has: a prompt, and its reply so far."""
+
+    def __init__(self, prompt: Sequence[int] = ()) -> None:
+        self._prompt, self._reply = list(prompt), list[int]()
+        self._begun = 0
+
+    def begin(self) -> None:
+        """A step was begun: it writes the token before it, which may not have been read yet."""
+        self._begun += 1
+
+    def read(self, token: int) -> None:
+        """The next token of the reply."""
+        self._reply.append(token)
+
+    @property
+    def written(self) -> int:
+        """How many tokens were written, known or not."""
+        return len(self._prompt) + self._begun
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """How many tokens a prompt begins with are held; its last one always has to be read."""
+        known = self._prompt + self._reply[: self._begun]
+        pairs = zip(known, prompt[:-1], strict=False)
+        unlike = (at for at, (own, given) in enumerate(pairs) if own != given)
+        return next(unlike, min(len(known), len(prompt) - 1))
+
+
 def replies(
-    programs: Programs, prompts: Prompts, sampling: Sampling, most: int, context: int
+    programs: Programs,
+    prompts: Prompts,
+    sampling: Sampling,
+    most: int,
+    context: int,
+    reuse: bool = False,
 ) -> Iterator[Any]:
     """The tokens (rows,) and log probabilities of up to `most` steps, as they come.
 
@@ -78,7 +117,7 @@ def replies(
     slots = slots_for(programs, rows, max(map(len, prompts)), most, context)
     runner = programs.idle_runner(rows, slots) or runner_for(programs, rows, slots)
     try:
-        yield from generated(runner, programs, prompts, sampling, most)
+        yield from generated(runner, programs, prompts, sampling, most, reuse)
     except GeneratorExit:
         programs.keep_runner(rows, slots, runner)
         raise
@@ -87,7 +126,12 @@ def replies(
 
 
 def generated(
-    runner: ReplyRunner, programs: Programs, prompts: Prompts, sampling: Sampling, most: int
+    runner: ReplyRunner,
+    programs: Programs,
+    prompts: Prompts,
+    sampling: Sampling,
+    most: int,
+    reuse: bool = False,
 ) -> Iterator[Any]:
     """The same with this runner.
 
@@ -95,18 +139,25 @@ def generated(
     if the caller stops there. Steps of several threads take turns.
     """
     with programs.turn():
-        step = runner.prefill(prompts, sampling)
+        step = runner.prefill(prompts, sampling, reuse)
     for number in range(1, most + 1):
         following = None
         if number < most and not runner.at_once:
             with programs.turn():
-                following = runner.step()
-        yield step.read()
+                following = _begun(runner)
+        found = step.read()
+        runner.held.read(int(found[0][0]))
+        yield found
         if number < most and runner.at_once:
             with programs.turn():
-                following = runner.step()
+                following = _begun(runner)
         if following is not None:
             step = following
+
+
+def _begun(runner: ReplyRunner) -> PendingStep:
+    runner.held.begin()
+    return runner.step()
 
 
 class Programs:
@@ -396,14 +447,17 @@ class OpsRunner:
         self._state: State = {}
         self._position: Array = None
         self._ones = programs.place([1] * rows)
+        self.held = HeldTokens()
 
-    def prefill(self, prompts: Prompts, sampling: Sampling) -> PendingStep:
+    def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
         programs = self._programs
+        done = self._common(prompts[0]) if reuse and self.rows == 1 else 0
+        self.held = HeldTokens()  # until all is written
         # What an earlier reply left there is never read: a row sees what it has written itself.
         self._cache = self._cache or programs.new_cache(self.rows, self.slots)
         self._filters = sampling.filters
         hidden, length = None, programs.lengths(prompts)
-        for ids, start, count in pieces(prompts, self._sizes()):
+        for ids, start, count in pieces(prompts, self._sizes(), done):
             on_device = programs.place(count)
             placed = programs.place(ids), programs.place(start), on_device
             x = programs.passed(*placed, self._cache, not any(start), length)
@@ -416,7 +470,21 @@ class OpsRunner:
         }
         if sampling.filters.penalty:
             self._state["seen"] = programs.place(self._seen(prompts), "bool")
+        self.held = HeldTokens(prompts[0])
         return self._advance(hidden)
+
+    def _common(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt need not be read again.
+
+        Rings have lost what was before the last tokens: there it is all that was written, or none.
+        """
+        found, sizes = self.held.common(prompt), self._sizes()
+        while found and found + sizes.padded(len(prompt) - found) > self.slots:
+            found -= 1  # padding needs slots, too
+        layers = self._programs.description.layers
+        if any(kind.window and kind.window < self.slots for kind in layers):
+            found = found if found == self.held.written else 0
+        return 0 if self._programs.lengths([prompt]) is not None else found
 
     def step(self) -> PendingStep:
         programs = self._programs
@@ -490,12 +558,14 @@ class PieceSizes:
         return done
 
 
-def pieces(prompts: Prompts, sizes: PieceSizes) -> Iterator[tuple[Any, list[int], list[int]]]:
+def pieces(
+    prompts: Prompts, sizes: PieceSizes, done: int = 0
+) -> Iterator[tuple[Any, list[int], list[int]]]:
     """The ids (rows, tokens) of one piece after another, where each row starts, how many count.
 
-    All rows go on together; one that has ended has a count of 0.
+    All rows go on together; one that has ended has a count of 0. The first `done` are left out.
     """
-    longest, done = max(map(len, prompts)), 0
+    longest = max(map(len, prompts))
     while done < longest:
         size = sizes.next(longest - done)
         ids = np.zeros((len(prompts), size), np.int32)

@@ -199,6 +199,7 @@ class LanguageModel:
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         logprobs: bool = False,
+        reuse: bool = False,
     ) -> Any:
         """A reply to a prompt, or a list of replies to several, which are computed together.
 
@@ -213,10 +214,14 @@ class LanguageModel:
         the same reply again, on every engine but for rounding; prompt i of several draws with
         `seed` + i. A reply ends with the model's own end, before one of the texts `stop`, with
         `max_tokens`, or where the context is full.
+
+        With `reuse`, one prompt that begins with what the last one and its reply left in the cache
+        is not read again from the start: the next turn of a conversation begins sooner. Its numbers
+        may differ by rounding from those of a prompt that was read whole.
         """
         several, prompts, texts = self._prompts(prompt)
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        batch = _Replies(self, prompts, texts, asked, max_tokens, stop)
+        batch = _Replies(self, prompts, texts, asked, max_tokens, stop, reuse)
         for _ in batch.pieces():
             pass
         found = [row.reply(batch.clock) for row in batch.rows]
@@ -235,6 +240,7 @@ class LanguageModel:
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
         logprobs: bool = False,
+        reuse: bool = False,
     ) -> ReplyStream:
         """The text of a reply piece by piece, as it comes; the options are those of `generate`.
 
@@ -247,7 +253,7 @@ class LanguageModel:
                 "stream takes one prompt, and this is a list of several; use generate", "prompt"
             )
         asked = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs)
-        return ReplyStream(_Replies(self, prompts, texts, asked, max_tokens, stop))
+        return ReplyStream(_Replies(self, prompts, texts, asked, max_tokens, stop, reuse))
 
     def score(self, text: str | Sequence[int]) -> Score:
         """How likely a text is, token by token.
@@ -262,9 +268,9 @@ class LanguageModel:
         self._check_length(len(ids), self.context)
         return Score(tuple(ids), tuple(score(self._programs, ids)))
 
-    def steps(self, prompts: Prompts, asked: Sampling, most: int) -> Iterator[Any]:
+    def steps(self, prompts: Prompts, asked: Sampling, most: int, reuse: bool) -> Iterator[Any]:
         """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
-        return replies(self._programs, prompts, asked, most, self.context)
+        return replies(self._programs, prompts, asked, most, self.context, reuse)
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[list[int]], list[bool]]:
         """Whether there are several, the tokens of each, and whether each is a text to go on."""
@@ -430,6 +436,7 @@ class _Replies:
         asked: Sampling,
         most: int,
         stop: Any,
+        reuse: bool,
     ) -> None:
         if not _is_integer(most) or most < 1:
             raise ConfigurationError(
@@ -437,7 +444,7 @@ class _Replies:
             )
         limits = [min(int(most), model.context - len(prompt)) for prompt in prompts]
         self._model, self._prompts, self._sampling = model, prompts, asked
-        self._most = max(limits)
+        self._most, self._reuse = max(limits), reuse
         self.clock = Clock()
         self.rows = [
             _Row(model.tokenizer, prompt, is_text, limit, stop, asked.logprobs)
@@ -447,7 +454,8 @@ class _Replies:
     def pieces(self) -> Generator[list[str]]:
         """What each row's text gains with every step, until all have ended."""
         self.clock = Clock()  # a stream may be read long after it was made
-        for tokens, logprobs in self._model.steps(self._prompts, self._sampling, self._most):
+        asked = self._prompts, self._sampling, self._most, self._reuse
+        for tokens, logprobs in self._model.steps(*asked):
             self.clock.tick()
             values = [None] * len(self.rows) if logprobs is None else logprobs.tolist()
             rows = zip(self.rows, tokens.tolist(), values, strict=True)
