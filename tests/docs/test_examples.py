@@ -11,6 +11,7 @@ no such folder beside the project or in `ANYDEVICE_DATA`.
 
 from __future__ import annotations
 
+import ast
 import doctest
 import json
 import os
@@ -119,6 +120,18 @@ def can_run(text: str) -> bool:
     return "stories260K" not in text or stories260k() is not None
 
 
+def runnable(blocks: list[Block]) -> list[Block]:
+    """The blocks that can run here: those that need what an earlier one lacks are left out, too."""
+    kept, lost = [], set[str]()
+    for block in blocks:
+        names = [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Name)]
+        if can_run(block.text) and lost.isdisjoint(name.id for name in names):
+            kept.append(block)
+        else:
+            lost |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return kept
+
+
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Variables of a user who has never used anydevice, in a folder with nothing but a model."""
@@ -159,7 +172,7 @@ def run_blocks(
 ) -> list[str]:
     """What the blocks of a page print, compared with what it shows."""
     blocks = [b for b in blocks_of(page.read_text("utf-8")) if b.language == "python"]
-    blocks = [block for block in blocks if can_run(block.text)]
+    blocks = runnable(blocks)
     code, output, errors = sessions.run(
         [("before", 0, before), *((name_of(page), block.line, block.text) for block in blocks)],
         cwd=Path.cwd(),
