@@ -18,7 +18,8 @@ from anydevice.core.rope_scaling import depends_on_length, frequencies
 Scaling = tuple[tuple[str, Any], ...]
 
 _linear = torch._C._nn.linear
-_product = torch.mv
+_NOTHING = torch.zeros(1)
+"""What a product is added to where `beta` is 0, so that it is not read."""
 _FLOAT32 = torch.float32
 _attended = torch._C._nn.scaled_dot_product_attention
 _silu = torch._C._nn.silu
@@ -64,28 +65,30 @@ def _of_one_row(
     heads, kv_heads, size, eps = numbers.heads, numbers.kv_heads, numbers.size, numbers.eps
     asked, factor, slots = heads + kv_heads, numbers.factor, keys.shape[2]
     stream = x.reshape(-1)
-    y = _product(qkv, _normed_vector(stream, attention_norm, eps)).view(1, -1, size)
-    both = y.narrow(1, 0, asked)
+    y = _normed_product(qkv, stream, attention_norm, eps).view(1, -1, size)
+    both, v = y.split_with_sizes((asked, kv_heads), 1)
     if numbers.rotated:
         both = _turned(both, at, numbers)
+    q, k = both.split_with_sizes((heads, kv_heads), 1)
     slot = at[0] % slots if numbers.ring else at[0]
     if slot < slots:
-        keys.select(2, slot).copy_(both.narrow(1, heads, kv_heads))
-        values.select(2, slot).copy_(y.narrow(1, asked, kv_heads))
+        keys.select(2, slot).copy_(k)
+        values.select(2, slot).copy_(v)
     used = min(at[0] + 1, slots)
-    q = both.narrow(1, 0, heads).view(1, kv_heads, -1, size)
-    k, v = keys.narrow(2, 0, used), values.narrow(2, 0, used)
+    q, k, v = q.view(1, kv_heads, -1, size), keys.narrow(2, 0, used), values.narrow(2, 0, used)
     attended = _attended(q, k, v, None, 0.0, False, scale=numbers.scale)
     stream = torch.addmv(stream, output, attended.reshape(-1), alpha=factor)
-    y = _product(gate_up, _normed_vector(stream, mlp_norm, eps))
-    half = y.shape[0] // 2
-    gated = _silu(y.narrow(0, 0, half)).mul_(y.narrow(0, half, half))
-    return torch.addmv(stream, down, gated, alpha=factor).view(1, 1, -1)
+    gate, up = _normed_product(gate_up, stream, mlp_norm, eps).chunk(2)
+    return torch.addmv(stream, down, _silu(gate).mul_(up), alpha=factor).view(1, 1, -1)
 
 
-def _normed_vector(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _normed_product(
+    matrix: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The product with the RMS norm of a vector, whose one factor the BLAS multiplies with."""
     mean = torch.dot(x, x).item() / x.shape[0] + eps
-    return torch.mul(x, weight).mul_(mean**-0.5 if mean else math.inf)
+    factor = mean**-0.5 if mean else math.inf
+    return torch.addmv(_NOTHING, matrix, torch.mul(x, weight), beta=0, alpha=factor)
 
 
 def _serves(x: Any, keys: Any, values: Any, qkv: Any, numbers: LayerNumbers) -> bool:
