@@ -268,7 +268,9 @@ class LanguageModel:
         self._check_length(len(ids), self.context)
         return Score(tuple(ids), tuple(score(self._programs, ids)))
 
-    def steps(self, prompts: Prompts, asked: Sampling, most: int, reuse: bool) -> Iterator[Any]:
+    def steps(
+        self, prompts: Prompts, asked: Sampling, most: int, reuse: bool = False
+    ) -> Iterator[Any]:
         """The tokens (rows,) and log probabilities of up to `most` steps, as they come."""
         return replies(self._programs, prompts, asked, most, self.context, reuse)
 
