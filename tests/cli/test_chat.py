@@ -335,7 +335,7 @@ def test_ctrl_c_while_the_template_is_at_work_stops_the_reply_and_not_the_progra
     chat.until(r"Talk\r\n")
     time.sleep(0.2)  # it has read the line
     chat.type(b"\x03")
-    chat.until(r"\[\d+ tokens?, [^\]]* stopped\].*> ")
+    chat.until(r"\[\d+ tokens?,[^\]]* stopped\].*> ")
     chat.type(b"/exit\n")
     assert chat.process.wait(PATIENCE) == 0
 
