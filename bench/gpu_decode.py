@@ -25,8 +25,8 @@ import torch
 
 from anydevice.check import trials
 from anydevice.check.cases_decoding import DECODER_LAYER
-from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.device import Device
+from anydevice.core.engine import LayerNumbers
 from anydevice.core.record import replace
 from anydevice.engines import registry
 from anydevice.engines.torch.captured import CapturedStep

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anydevice.check.case import Call, Case, Draw, Make, Row, index
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.core.rope_scaling import frequencies
 from anydevice.errors import UnsupportedError
 from anydevice.ops.dispatch import own_version

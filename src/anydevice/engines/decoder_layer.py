@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.core.rope_scaling import depends_on_length, frequencies
 
 Array = np.ndarray[Any, Any]

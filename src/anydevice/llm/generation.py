@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from anydevice import ops
-from anydevice.core.decoder_layer import LayerNumbers
 from anydevice.core.device import Device
 from anydevice.core.dtypes import DTYPES
-from anydevice.core.engine import Absent, Engine
+from anydevice.core.engine import Absent, Engine, LayerNumbers
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.rope_scaling import depends_on_length
 from anydevice.engines import registry

@@ -83,7 +83,7 @@ class Card:
     get_current_stream = lambda self, device=0: 0
 
 driver.set_active(Card())
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.engines.torch.triton import decode_attention, decode_products, decoder_layer
 
 def compiled(kernel, grid, device, *arguments, **options):

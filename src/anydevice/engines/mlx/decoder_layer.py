@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.engines.decoder_layer import decoder_layer as on_host
 from anydevice.engines.decoder_layer import viewed
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.core.rope_scaling import depends_on_length, frequencies
 
 Scaling = tuple[tuple[str, Any], ...]

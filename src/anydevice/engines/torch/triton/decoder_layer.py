@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.engines.torch.triton.decode_attention import (
     LARGEST_SIZE,
     MOST_GROUP,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from anydevice.core.decoder_layer import LayerNumbers
+from anydevice.core.engine import LayerNumbers
 from anydevice.core.rope_scaling import depends_on_length, frequencies
 from anydevice.engines.trust import is_trusted
 
