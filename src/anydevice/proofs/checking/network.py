@@ -1,0 +1,91 @@
+"""What a proof is about: a network lowered to affine nodes, and a query about its outputs.
+
+Both are plain data, with hashes that a certificate names. This module imports NumPy alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class Node(NamedTuple):
+    """One step of a network: `h = function(sum of weights @ earlier h + bias)`.
+
+    `inputs` are the numbers of earlier nodes; 0 is the input of the network, and the first node of
+    a network is number 1. A weight of two axes is a matrix (outputs, inputs), one of one axis the
+    diagonal of a square one. `function` is "" for none, "relu", or one of the smooth functions.
+
+    `roundings` is how many float32 roundings an execution of the sum may put on one term: 0 where
+    every execution is exact (a copy, a maximum), the number of terms + 1 for a dense layer.
+    `inexact` bounds how far the weights and the bias stand from the true ones, relative to each of
+    them: 0 where they are copies, some 2**-50 where they were computed, as those of a batch norm.
+    """
+
+    inputs: tuple[int, ...]
+    weights: tuple[Floats, ...]
+    bias: Floats
+    function: str = ""
+    roundings: int = 0
+    inexact: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return len(self.bias)
+
+
+class Network(NamedTuple):
+    """A feed-forward network over flat vectors; the last node is its output."""
+
+    inputs: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def outputs(self) -> int:
+        return self.nodes[-1].size
+
+    def hash(self) -> str:
+        """Of every number that the network consists of, independent of how it is stored."""
+        digest = hashlib.sha256(b"anydevice network 1\n")
+        for piece in _pieces(self):
+            digest.update(piece)
+        return digest.hexdigest()
+
+
+class Query(NamedTuple):
+    """Is there an x in a box for which the outputs are bad?
+
+    They are bad where for some group all rows have `coefficients @ y + constants <= 0` (`< 0` where
+    `strict`). The theorem is that there is no such x: in each group some row is greater than 0 (at
+    least 0 where strict). The numbers are exact: a decimal in a file is the rational it names.
+    """
+
+    low: tuple[Fraction, ...]
+    high: tuple[Fraction, ...]
+    coefficients: tuple[tuple[Fraction, ...], ...]
+    constants: tuple[Fraction, ...]
+    group: tuple[int, ...]
+    strict: tuple[bool, ...]
+
+    def hash(self) -> str:
+        rows = [*self.coefficients, self.constants, self.low, self.high]
+        text = "\n".join(" ".join(map(str, row)) for row in rows)
+        text += f"\n{self.group} {[int(each) for each in self.strict]}"
+        return hashlib.sha256(f"anydevice query 1\n{text}".encode()).hexdigest()
+
+
+def _pieces(network: Network) -> Iterator[bytes]:
+    yield f"{network.inputs}\n".encode()
+    for node in network.nodes:
+        sizes = [list(weight.shape) for weight in node.weights]
+        numbers = f"{node.roundings} {float(node.inexact).hex()}"
+        yield f"{list(node.inputs)} {sizes} {node.function} {numbers}\n".encode()
+        for each in (*node.weights, node.bias):
+            yield np.ascontiguousarray(each, "<f8").tobytes()
