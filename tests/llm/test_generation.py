@@ -15,7 +15,12 @@ from anydevice import llm, to_numpy
 from anydevice.core.device import Device
 from anydevice.core.record import replace
 from anydevice.engines import registry
-from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedError
+from anydevice.errors import (
+    ConfigurationError,
+    OutOfMemoryError,
+    UnsupportedError,
+    VerificationError,
+)
 from anydevice.llm import generation
 from anydevice.llm.generation import HeldTokens, PieceSizes, Programs, generated, pieces
 from anydevice.llm.sampling import sampling
@@ -484,3 +489,63 @@ def test_a_cache_without_room_for_padding_is_read_again(stories: Path) -> None:
     begun(model, first)
     second = [*first[:450], *range(20, 70)]
     assert begun(model, second) == from_the_start(model, second)
+
+
+def with_weight(model: llm.LanguageModel, value: float, *path: Any) -> llm.LanguageModel:
+    """The model with one number of a weight replaced."""
+    parameters = {**model.parameters, "layers": [dict(each) for each in model.parameters["layers"]]}
+    *way, last = path
+    place = parameters
+    for key in way:
+        place = place[key]
+    inner = place[last]
+    weight = np.array(to_numpy(inner["weight"] if isinstance(inner, dict) else inner))
+    weight.flat[7] = value
+    placed = model.device(weight)
+    place[last] = {**inner, "weight": placed} if isinstance(inner, dict) else placed
+    return llm.LanguageModel(
+        model.description, parameters, model.tokenizer, model.device, model.plan
+    )
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "opencl"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_no_number_is_named(stories: Path, name: str, value: float) -> None:
+    model = with_weight(loaded(stories, name), value, "layers", 2, "down")
+    refused = pytest.raises(VerificationError, match=r"token 1 of the reply .*\['layers'\]\[2\]")
+    for options in ({}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1}):
+        with refused as caught:
+            model.generate(["", OPENING], 3, **options)  # type: ignore[arg-type]
+        assert caught.value.where == "['layers'][2]['down']['weight']"
+    with refused:
+        list(model.stream("", 3))
+    with pytest.raises(VerificationError, match=r"token 2 of the text .*\['layers'\]\[2\]"):
+        model.score(OPENING)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_a_reply_stops_where_its_numbers_end(stories: Path, name: str) -> None:
+    """A token of the reply whose embedding is damaged: the text before it is there."""
+    good = loaded(stories, name)
+    expected = good.generate(OPENING, 12)
+    rare = next(token for token in expected.tokens if token not in good.tokenizer.encode(OPENING))
+    at = expected.tokens.index(rare)
+    embedding = np.array(to_numpy(good.parameters["embedding"]))
+    embedding[rare] = np.nan
+    # A head of its own: else the damaged token could never be chosen.
+    description = replace(good.description, tied=False)
+    head = {"weight": good.parameters["embedding"]}
+    parameters = {**good.parameters, "embedding": good.device(embedding), "head": head}
+    parts = description, parameters, good.tokenizer, good.device, good.plan
+    stream = llm.LanguageModel(*parts).stream(OPENING, 12)
+    with pytest.raises(VerificationError, match=rf"token {at + 2} of the reply .*'embedding'"):
+        list(stream)
+    assert stream.reply.tokens == expected.tokens[: at + 1]
+
+
+def test_float16_that_is_too_narrow_is_said(stories: Path) -> None:
+    model = llm.load(stories, device_of("torch"), dtype="float16")
+    for layer in (large := with_weight(model, 0, "layers", 0, "down")).parameters["layers"]:
+        layer["down"] = {"weight": layer["down"]["weight"] * 3e4}
+    with pytest.raises(VerificationError, match=r"all weights are finite; .*dtype='bfloat16'"):
+        large.generate(OPENING, 3)

@@ -6,6 +6,7 @@ background, the host reads a token while the next step is under way.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,9 +22,11 @@ from anydevice.core.engine import Absent, Engine, LayerNumbers
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.rope_scaling import depends_on_length
 from anydevice.engines import registry
+from anydevice.errors import VerificationError
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
+from anydevice.models.native import paths_of
 from anydevice.ops.dispatch import explain, own_version, primitives
 from anydevice.settings.files import compiled_folder
 
@@ -44,6 +47,10 @@ LARGEST_PIECE = {"cpu": 512, "other": 4096}
 """Tokens of all rows that are read at a time: more are no faster, and take more memory."""
 SCORED = 256
 """Tokens whose logits are in memory at a time."""
+LOOKED_AT = 2**24
+"""Numbers of a weight that are looked at together for one that is not finite."""
+NO_TOKEN = -1
+"""What is chosen where a logit is NaN or infinite."""
 
 
 class PendingStep(Protocol):
@@ -145,6 +152,8 @@ def generated(
             with programs.turn():
                 following = _begun(runner)
         found = step.read()
+        if found[0].min() == NO_TOKEN:
+            raise not_finite(programs, f"token {number} of the reply")
         runner.held.read(int(found[0][0]))
         yield found
         if number < most and runner.at_once:
@@ -193,7 +202,9 @@ class Programs:
         # Where arrays have no device of their own, each operation takes the default one.
         shared = self.engine.shares_memory
         default = self.engine.default_scope(self.device) if shared else nullcontext()
-        with self._lock.native, default, self.engine.inference_scope(self.device):
+        scope = self.engine.inference_scope(self.device)
+        # Where NumPy computes: numbers that are not finite are an error of ours.
+        with self._lock.native, default, scope, np.errstate(all="ignore"):
             yield
 
     def idle_runner(self, rows: int, slots: int) -> ReplyRunner | None:
@@ -414,6 +425,9 @@ def _advanced(
     logits = decoder.logits(description, head, hidden)
     seen = state.get("seen")
     token, logprob = choose(filters, logits, state["numbers"], state["seeds"], state["place"], seen)
+    # The token itself says so: the host reads nothing more.
+    total = ops.sum(ops.astype(logits, DTYPES["float32"]), axis=-1)
+    token = ops.where(ops.isfinite(total), token, NO_TOKEN)
     after = {**state, "token": token, "place": ops.add(state["place"], 1)}
     if logprob is not None:
         after["logprob"] = logprob
@@ -602,11 +616,39 @@ def score(programs: Programs, ids: Sequence[int]) -> list[float]:
             scores = programs.scores(x, programs.place(wanted))
             programs.engine.launch([scores])
         found.append((scores, count[0]))
-    return [
-        float(value)
-        for scores, count in found
-        for value in programs.engine.to_host(scores)[0, :count]
-    ]
+    values = [programs.engine.to_host(scores)[0, :count] for scores, count in found]
+    joined = np.concatenate(values)
+    if not np.isfinite(joined).all():
+        raise not_finite(programs, f"token {int(np.isfinite(joined).argmin()) + 2} of the text")
+    return [float(value) for value in joined]
+
+
+def not_finite(programs: Programs, where: str) -> VerificationError:
+    """The error for logits that are not finite: it names the first weight that is not, if any."""
+    begun = f"the logits of {where} are NaN or infinite"
+    for path, weight in paths_of(programs.parameters).items():
+        if not _is_finite(programs, weight):
+            return VerificationError(
+                f"{begun}, because the weight {path} has such numbers: the files of the model are "
+                "damaged; download them again",
+                where=path,
+            )
+    like = programs.parameters["embedding"]
+    dtype = primitives(like).dtype(like).name
+    advice = f"'anydevice verify --device {programs.device}' says whether an op is wrong there"
+    if dtype == "float16":
+        advice = "numbers went beyond float16: load the model with dtype='bfloat16' or 'float32'"
+    return VerificationError(f"{begun}, and all weights are finite; {advice}", where=where)
+
+
+def _is_finite(programs: Programs, weight: Array) -> bool:
+    """Whether all numbers of a weight are; little of it is widened at a time."""
+    rows = weight.shape[0]
+    step = max(1, LOOKED_AT * rows // math.prod(weight.shape))
+    with programs.turn():
+        parts = (ops.part(weight, 0, at, min(rows, at + step)) for at in range(0, rows, step))
+        totals = [ops.sum(ops.astype(part, DTYPES["float32"])) for part in parts]
+    return all(np.isfinite(programs.engine.to_host(total)) for total in totals)
 
 
 class Clock:
