@@ -15,10 +15,15 @@ memory that is; beside it the same step in ops. Weights are random, of the shape
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -336,46 +341,114 @@ def tiles_of(found: Tiles, batch: int) -> tuple[Tiles, Any]:
     return tiles, found.get(("attention", rows))
 
 
-def tune(shape: Shape, batch: int, context: int, seconds: float, found: Tiles) -> Row:
-    """Climb for so long, and put what is faster into `found`."""
-    few = shape._replace(layers=min(shape.layers, TUNED_LAYERS))
-    steps = 24 if PLACE == "cuda" else 1
-    model = Model(few, batch, -(-(context + steps + 8) // 64) * 64)
-    rows = decode_products.padded_rows(batch)
-    attention = decode_attention.TILES[max(64, 1 << (shape.size - 1).bit_length())]
+class Climb:
+    """A search for faster tiles of one batch size, from those in `found`."""
 
-    def measured() -> float:
-        model.tiles, model.attention = tiles_of(found, batch)
+    def __init__(self, shape: Shape, batch: int, context: int, found: Tiles) -> None:
+        self.few = shape._replace(layers=min(shape.layers, TUNED_LAYERS))
+        self.steps = 24 if PLACE == "cuda" else 1
+        slots = -(-(context + self.steps + 8) // 64) * 64
+        self.model, self.context, self.found = Model(self.few, batch, slots), context, found
+        self.rows = decode_products.padded_rows(batch)
+        self.compiled: dict[Any, Future[str]] = {}
+
+    def usual(self, kind: str) -> Any:
+        """The tile of the code."""
+        if kind == "attention":
+            return decode_attention.TILES[max(64, 1 << (self.few.size - 1).bit_length())]
+        return decode_products.TILES[kind, self.rows]
+
+    def here(self, kind: str) -> Any:
+        return self.found.get((kind, self.rows), self.usual(kind))
+
+    def others(self, kind: str) -> list[Any]:
+        options = ATTENTION_OPTIONS if kind == "attention" else PRODUCT_OPTIONS
+        return list(neighbours(self.here(kind), options, self.rows))
+
+    def compile_ahead(self, pool: Executor | None, kinds: Sequence[str]) -> None:
+        """Have all neighbours compiled, many at once, into Triton's folder of compiled code."""
+        if pool is None:
+            return
+        tiles = [(kind, tile) for kind in kinds for tile in self.others(kind)]
+        for kind, tile in tiles:
+            if (kind, tile) not in self.compiled:
+                tried = {**self.found, (kind, self.rows): tile}
+                asked = self.few._replace(layers=1), self.model.batch, self.context, tried
+                self.compiled[kind, tile] = pool.submit(compiled, *asked)
+
+    def measured(self) -> float:
+        self.model.tiles, self.model.attention = tiles_of(self.found, self.model.batch)
         try:
-            return rate(model, model.fused, context, steps, 3)
+            return rate(self.model, self.model.fused, self.context, self.steps, 3)
         except Exception as error:  # too much shared memory, or a tile that does not compile
             print(f"    {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
             return 0.0
 
-    ends = time.monotonic() + seconds
-    first = best = measured()
-    improved = True
-    while improved and time.monotonic() < ends:
-        improved = False
-        for kind in KINDS:
-            is_attention = kind == "attention"
-            options = ATTENTION_OPTIONS if is_attention else PRODUCT_OPTIONS
-            usual = attention if is_attention else decode_products.TILES[kind, rows]
-            here = found.get((kind, rows), usual)
-            for tile in neighbours(here, options, rows):
-                if time.monotonic() > ends:
-                    break
-                found[kind, rows] = tile
-                now = measured()
-                if now > best * 1.003:
-                    best, here, improved = now, tile, True
-                    print(f"  {kind} {rows}: {tile} {now:.1f}", flush=True)
-            found[kind, rows] = here
-            if here == usual:
-                del found[kind, rows]
-    said = f"{first:.0f} → {best:.0f} tok/s with {few.layers} layers"
-    said += ", out of time" if improved else ", no neighbour is faster"
-    return f"tuned batch {batch}", said, best > 0
+    def run(self, ends: float, pool: Executor | None, kinds: Sequence[str] = ()) -> Row:
+        first = best = self.measured()
+        improved, tried = True, 0
+        while improved and time.monotonic() < ends:
+            improved = False
+            self.compile_ahead(pool, kinds or KINDS)
+            for kind in kinds or KINDS:
+                here = self.here(kind)
+                for tile in self.others(kind):
+                    done = self.compiled.get((kind, tile))
+                    if time.monotonic() > ends or (done and done.result()):
+                        continue
+                    self.found[kind, self.rows] = tile
+                    now, tried = self.measured(), tried + 1
+                    if now > best * 1.002:
+                        best, here, improved = now, tile, True
+                        print(f"  {kind} {self.rows}: {tile} {now:.1f}", flush=True)
+                self.found[kind, self.rows] = here
+                if here == self.usual(kind):
+                    del self.found[kind, self.rows]
+        said = f"{first:.0f} → {best:.0f} tok/s with {self.few.layers} layers, {tried} tiles tried"
+        said += ", out of time" if improved else ", no neighbour is faster"
+        return f"tuned batch {self.model.batch}, context {self.context}", said, best > 0
+
+
+def compiled(shape: Shape, batch: int, context: int, found: Tiles) -> str:
+    """Compile what a step needs, in a process of its own; what is wrong, if anything is."""
+    model = small_model(shape._replace(vocabulary=min(shape.vocabulary, 2048)), batch, context)
+    model.tiles, model.attention = tiles_of(found, batch)
+    try:
+        with torch.inference_mode():
+            model.fused(model.state(context))
+        finish()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@cache
+def small_model(shape: Shape, batch: int, context: int) -> Model:
+    return Model(shape, batch, -(-(context + 32) // 64) * 64)
+
+
+def workers() -> Any:
+    """Processes that compile, where there are cores for them."""
+    cores = os.cpu_count() or 1
+    if PLACE != "cuda" or cores < 4:
+        return nullcontext()
+    return ProcessPoolExecutor(cores - 2, multiprocessing.get_context("spawn"))
+
+
+def tune(
+    shape: Shape, batches: list[int], contexts: list[int], seconds: float, found: Tiles
+) -> Iterator[Row]:
+    """Climb for so long for each batch size, and put what is faster into `found`."""
+    with workers() as pool:
+        for batch in batches:
+            context = contexts[0] if batch == 1 else contexts[-2]
+            climb = Climb(shape, batch, context, found)
+            yield climb.run(time.monotonic() + seconds, pool)
+            del climb
+        if 1 in batches:  # attention alone, where most keys are: not put into `found`
+            long = Climb(shape, 1, contexts[-1], dict(found))
+            yield long.run(time.monotonic() + seconds / 4, pool, ["attention"])
+            print(f"  {long.here('attention')}", flush=True)
 
 
 def table(found: Tiles) -> str:
@@ -409,12 +482,8 @@ def main() -> list[Row]:
         for row in check(shape):
             tell(row)
     if "tune" in parts:
-        for batch in batches:
-            tell(
-                tune(
-                    shape, batch, contexts[0] if batch == 1 else contexts[-2], asked.seconds, found
-                )
-            )
+        for row in tune(shape, batches, contexts, asked.seconds, found):
+            tell(row)
         print(table(found), flush=True)
     if "speed" in parts:
         for row in speed(shape, batches, contexts, found):
