@@ -22,6 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many processes; each gets torchrun's variables (default: 1)",
     )
+    parser.add_argument(
+        "--restarts",
+        type=_times,
+        default=0,
+        metavar="N",
+        help="start all of them again, up to N times, where one fails: a training with save= and "
+        "resume=True goes on from its file (default: 0)",
+    )
     parser.add_argument("script", help="a Python file, which calls parallel.initialize()")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="what the script gets"
@@ -35,11 +43,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"{script} is no file; give a Python script, as in {EXAMPLE}", source="script"
         )
     command = [sys.executable, "-u", str(script), *arguments.arguments]
-    return run_script(command, arguments.processes)
+    return run_script(command, arguments.processes, arguments.restarts)
 
 
 def _count(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
+    return _at_least(1, text)
+
+
+def _times(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else -1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of {least} or more")
     return number

@@ -29,6 +29,7 @@ _PATIENCE = 2.0
 """Seconds from asking a process to end until it is ended."""
 
 _KEPT_LINES = 200
+_TRACEBACK = b"Traceback (most recent call last)"
 
 
 class _Ended(Record):
@@ -97,18 +98,29 @@ def unsafe_to_fork() -> str | None:
     return None
 
 
-def run_script(command: Sequence[str], processes: int) -> int:
+def run_script(command: Sequence[str], processes: int, restarts: int = 0) -> int:
     """Run a command in several processes, and return the exit code: that of the first to fail.
 
-    The others are ended then, and what it wrote last on its error stream is written again.
+    The others are ended then, and what it wrote last on its error stream is written again. All
+    are started anew after that, up to `restarts` times.
     """
+    for restart in range(restarts + 1):
+        code = _run_once(command, processes, restart)
+        if code and restart < restarts:
+            print(f"\nstarting again ({restart + 1} of {restarts})", file=sys.stderr, flush=True)
+        else:
+            break
+    return code
+
+
+def _run_once(command: Sequence[str], processes: int, restart: int) -> int:
     port = _free_port()
     running: list[subprocess.Popen[bytes]] = []
     tails: list[_Tail] = []
     outputs: list[_Tail] = []
     try:
         for rank in range(processes):
-            variables = {**os.environ, **_variables(rank, processes, port)}
+            variables = {**os.environ, **_variables(rank, processes, port, restart)}
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe)
             running.append(process)
@@ -159,7 +171,8 @@ class _Tail:
     def _hand_on(self) -> None:
         for line in self._stream:
             self._lines = [*self._lines[-_KEPT_LINES:], line]
-            if line.startswith(b"Traceback") and self.ended == float("inf"):
+            # PyTorch writes the rank before it.
+            if _TRACEBACK in line and self.ended == float("inf"):
                 self.ended = time.monotonic()
             self._to.write(line.decode("utf-8", "replace"))
             self._to.flush()
@@ -169,7 +182,8 @@ class _Tail:
     def text(self) -> str:
         """The last traceback, or the last lines without one."""
         text = b"".join(self._lines).decode("utf-8", "replace")
-        at = text.rfind("Traceback (most recent call last)")
+        at = text.rfind(_TRACEBACK.decode())
+        at = text.rfind("\n", 0, at) + 1 if at >= 0 else at
         return text[at:] if at >= 0 else "".join(text.splitlines(keepends=True)[-20:])
 
 
@@ -251,7 +265,7 @@ def _end(processes: Sequence[Any]) -> None:
         waited()
 
 
-def _variables(rank: int, size: int, port: int) -> dict[str, str]:
+def _variables(rank: int, size: int, port: int, restart: int = 0) -> dict[str, str]:
     """What torchrun would set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     threads = max(1, cores // size)
@@ -262,6 +276,7 @@ def _variables(rank: int, size: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
 
