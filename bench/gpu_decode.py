@@ -188,11 +188,11 @@ def random_weights(shape: Shape) -> Any:
 # Are they right?
 
 
-def check(shape: Shape) -> Iterator[Row]:
+def check(shape: Shape, dtypes: Sequence[str]) -> Iterator[Row]:
     """The rows of the check that decides about trust, and layers of the real shape."""
     engine, device = registry.load("torch"), Device(place() if PLACE == "cuda" else "cpu")
     row = replace(DECODER_LAYER, function=fused.UNTRUSTED_KERNELS["decoder_layer"])
-    for dtype in ("bfloat16", "float16") if PLACE == "cuda" else ("float16",):
+    for dtype in dtypes:
         for case in row.cases:
             wrong = trials.run(trials.prepare(row, case, dtype), engine, device)
             yield f"{dtype}, {case.name}", "right" if wrong is None else str(wrong), wrong is None
@@ -462,6 +462,8 @@ def main() -> list[Row]:
     parser.add_argument("--seconds", type=float, default=60.0, help="of tuning for a batch size")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--contexts", default="512,1024,4096")
+    usual = "bfloat16,float16" if PLACE == "cuda" else "float16"
+    parser.add_argument("--dtypes", default=usual, help="that are checked")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tiny", action="store_true", help="a toy size, to try the program")
     asked = parser.parse_args()
@@ -479,7 +481,7 @@ def main() -> list[Row]:
     began = time.perf_counter()
     parts = asked.parts or ["check", "tune", "speed"]
     if "check" in parts:
-        for row in check(shape):
+        for row in check(shape, asked.dtypes.split(",")):
             tell(row)
     if "tune" in parts:
         for row in tune(shape, batches, contexts, asked.seconds, found):
