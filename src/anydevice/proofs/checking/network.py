@@ -16,6 +16,22 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
+class FormatError(ValueError):
+    """A file of a model, of a property or of a proof is not what it must be."""
+
+
+class NotSupportedError(ValueError):
+    """A model has a layer that is not affine, piecewise linear or a known smooth function."""
+
+
+class RefusedError(ValueError):
+    """A proof does not hold, as far as its certificate shows; `leaf` says where."""
+
+    def __init__(self, message: str, leaf: str = "") -> None:
+        super().__init__(message)
+        self.leaf = leaf
+
+
 class Node(NamedTuple):
     """One step of a network: `h = function(sum of weights @ earlier h + bias)`.
 
