@@ -53,6 +53,8 @@ class Tree(NamedTuple):
     `slopes` (sets, neurons): 255 times the slope of the lower line of each undecided ReLU.
     `multipliers` of float16: for each leaf, in order, one for each case of a neuron on its path,
     from the root: how much of the neuron's value is taken from the sum, for weights / 255.
+    `bound_slopes` (nodes with a function, 2): which slopes serve to bound the neurons of each such
+    node from below and from above, -1 for those of the checker; without rows for all of them.
     """
 
     steps: Integers
@@ -60,6 +62,7 @@ class Tree(NamedTuple):
     slopes_of: Integers
     slopes: Bytes
     multipliers: npt.NDArray[np.float16]
+    bound_slopes: Integers = np.zeros((0, 2), np.int64)
 
     @property
     def leaves(self) -> int:
@@ -248,6 +251,7 @@ def _write_tree(tree: Tree, pieces: list[bytes]) -> dict[str, Any]:
         "own": len(own),
         "slopes": list(tree.slopes.shape),
         "multipliers": len(tree.multipliers),
+        "bound_slopes": tree.bound_slopes.tolist(),
     }
 
 
@@ -274,10 +278,12 @@ def _read_tree(header: dict[str, Any], rest: _Rest) -> Tree:
     if sets:
         slopes_of = rest.take(_width(sets + 1, "slopes"), len(codes)).astype(np.int64) - 1
     slopes = rest.take("u1", sets, neurons)
-    if (slopes_of >= sets).any():
-        raise FormatError("a leaf of a tree names slopes that are not there")
+    bound_slopes = np.array(header["bound_slopes"], np.int64).reshape(-1, 2)
+    if max(slopes_of.max(initial=-1), bound_slopes.max(initial=-1)) >= sets:
+        raise FormatError("a tree names slopes that are not there")
     multipliers = rest.take("<f2", header["multipliers"])
-    return Tree(np.where(coded <= -10, LEAF, coded), weights, slopes_of, slopes, multipliers)
+    steps = np.where(coded <= -10, LEAF, coded)
+    return Tree(steps, weights, slopes_of, slopes, multipliers, bound_slopes)
 
 
 def _width(count: int, what: str = "nodes") -> str:
