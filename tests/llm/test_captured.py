@@ -18,7 +18,7 @@ from anydevice.core.device import Device
 from anydevice.llm import captured, decoder
 from anydevice.llm.captured import CapturedRunner
 from anydevice.llm.description import describe
-from anydevice.llm.generation import OpsRunner, generated, layer_numbers
+from anydevice.llm.generation import KINDS_OF_SAMPLING, OpsRunner, generated, layer_numbers
 from anydevice.llm.sampling import sampling
 from anydevice.planning.config import as_config
 
@@ -60,6 +60,22 @@ def test_the_tokens_are_those_of_steps_in_ops(
         expected = tokens(OpsRunner(programs, 2, 64), model, prompts, 6, **options)
         assert tokens(runner, model, prompts, 6, **options) == expected
     assert len(runner._captured) == 1
+
+
+def test_steps_of_the_kinds_of_sampling_that_were_last_used_are_kept(
+    model: llm.LanguageModel,
+) -> None:
+    programs = model._programs
+    runner = CapturedRunner(programs, 2, 64, CapturedStep)
+    small: list[dict[str, Any]] = [{"top_k": top_k} for top_k in (1, 7, 40, 64)]
+    other = [{**options, "top_p": 0.9} for options in small[:1]]
+    other += [{"top_k": 8**n, "min_p": share} for n in (2, 3, 4) for share in (0.0, 0.1)]
+    other += [{"repetition_penalty": 1.2}, {}, {"logprobs": True}]
+    for options in (*small, *other):
+        expected = tokens(OpsRunner(programs, 2, 64), model, PROMPTS, 3, seed=2, **options)
+        assert tokens(runner, model, PROMPTS, 3, seed=2, **options) == expected
+        assert len(runner._captured) == 1 or options not in small
+    assert len(runner._captured) == KINDS_OF_SAMPLING
 
 
 def test_what_cannot_be_captured_is_computed_in_ops(model: llm.LanguageModel) -> None:

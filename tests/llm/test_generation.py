@@ -201,6 +201,24 @@ def test_jax_compiles_one_program_for_all_layers_of_a_kind(stories: Path) -> Non
     assert layer._cache_size() == before  # type: ignore[attr-defined]  # same sizes: same programs
 
 
+def test_jax_compiles_one_choice_for_all_small_top_k(stories: Path) -> None:
+    model, numpy = loaded(stories, "jax"), loaded(stories, "numpy")
+    filters = sampling(top_k=1).filters
+    model.generate("", 2, top_k=7, seed=1)
+    program: Any = model._programs._advanced(filters)
+    before = program._cache_size()
+    assert before > 0
+    for top_k in (1, 2, 20, 40, 64):
+        found = model.generate("", 12, temperature=1.5, top_k=top_k, seed=1)
+        assert found.tokens == numpy.generate("", 12, temperature=1.5, top_k=top_k, seed=1).tokens
+    assert program._cache_size() == before
+    again: Any = model._programs._advanced(filters)
+    assert again is program
+    for top_k in (8**n for n in range(3, 20)):  # more kinds than are kept
+        model._programs._advanced(sampling(top_k=top_k).filters)
+    assert model._programs._advanced.cache_info().currsize == generation.KINDS_OF_SAMPLING
+
+
 def test_a_reply_ends_before_a_stop_string(one: llm.LanguageModel) -> None:
     whole = one.generate(OPENING, 60)
     stop = whole.text[40:52]

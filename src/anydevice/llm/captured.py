@@ -13,7 +13,14 @@ from anydevice import ops
 from anydevice.check.verifying import warm_up
 from anydevice.core.device import Device
 from anydevice.core.warn import warn
-from anydevice.llm.generation import OpsRunner, PendingStep, Programs, Prompts, State
+from anydevice.llm.generation import (
+    KINDS_OF_SAMPLING,
+    OpsRunner,
+    PendingStep,
+    Programs,
+    Prompts,
+    State,
+)
 from anydevice.llm.sampling import Filters, Sampling
 from anydevice.ops.trusted_kernels import load_trusted
 
@@ -46,11 +53,14 @@ class CapturedRunner(OpsRunner):
     def _begun(self) -> Any:
         """The captured step, at the state that the prompts left."""
         state = {**self._state, "position": self._position}
-        found = self._captured.get(self._filters)
+        found = self._captured.pop(self._filters, None)
         if found is None:
-            found = self._captured[self._filters] = self._made(state)
+            found = self._made(state)
         elif found is not NotImplemented:
             found.load(state)
+        self._captured[self._filters] = found  # the last one that was used
+        if len(self._captured) > KINDS_OF_SAMPLING:
+            del self._captured[next(iter(self._captured))]
         return found
 
     def _made(self, state: State) -> Any:

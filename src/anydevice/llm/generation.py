@@ -47,6 +47,8 @@ LARGEST_PIECE = {"cpu": 512, "other": 4096}
 """Tokens of all rows that are read at a time: more are no faster, and take more memory."""
 SCORED = 256
 """Tokens whose logits are in memory at a time."""
+KINDS_OF_SAMPLING = 8
+"""Programs that choose tokens, the ones that were last used; another one is compiled again."""
 LOOKED_AT = 2**24
 """Numbers of a weight that are looked at together for one that is not finite."""
 NO_TOKEN = -1
@@ -188,13 +190,16 @@ class Programs:
         self._wholes: Any = None
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
-        self._advances: dict[Filters, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
         self._norm = {"norm": parameters["norm"]}
         self._head = self._embedding if description.tied else {"head": parameters["head"]}
-        self._embedded = self._compile(partial(decoder.embedded, description))
-        self._last = self._compile(partial(_last, description))
-        self._scores = self._compile(partial(_scores, description))
+        compiled = self._compile = partial(_compiled, self.engine if self.compiled else None)
+        self._embedded = compiled(partial(decoder.embedded, description))
+        self._last = compiled(partial(_last, description))
+        self._scores = compiled(partial(_scores, description))
+        self._advanced = lru_cache(KINDS_OF_SAMPLING)(
+            lambda filters: compiled(partial(_advanced, description, filters))
+        )
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -217,14 +222,6 @@ class Programs:
         """Keep a runner, and no other: each has memory for a cache."""
         with self._lock.native:
             self._idle = (rows, slots, runner)
-
-    def _compile(
-        self, function: Callable[..., Any], donate: Sequence[str] = ()
-    ) -> Callable[..., Any]:
-        compiler = self.engine.compiler
-        if not self.compiled or isinstance(compiler, Absent):
-            return function
-        return compiler.compile(function, donate=donate)
 
     @property
     def vocabulary(self) -> int:
@@ -309,12 +306,7 @@ class Programs:
 
     def advance(self, filters: Filters, hidden: Array, state: State) -> State:
         """The state after the next token of each row was chosen."""
-        found = self._advances.get(filters)
-        if found is None:
-            found = self._advances[filters] = self._compile(
-                partial(_advanced, self.description, filters)
-            )
-        after: State = found(self._head, hidden, state)
+        after: State = self._advanced(filters)(self._head, hidden, state)
         return after
 
     def scores(self, x: Array, targets: Array) -> Array:
@@ -326,6 +318,14 @@ class Programs:
             function = partial(_layer, self.description, kind)
             self._layers[kind] = self._compile(function, donate=("cache",))
         return self._layers[kind]
+
+
+def _compiled(
+    engine: Engine | None, function: Callable[..., Any], donate: Sequence[str] = ()
+) -> Callable[..., Any]:
+    if engine is None or isinstance(engine.compiler, Absent):
+        return function
+    return engine.compiler.compile(function, donate=donate)
 
 
 def whole_layers(description: Description, parameters: decoder.Parameters, like: Array) -> Any:

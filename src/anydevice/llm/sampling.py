@@ -36,15 +36,23 @@ _LARGEST = 1e30
 """What logits are multiplied with at most: times any logit, it is finite in float32."""
 _SMALLEST = 1 / _LARGEST
 """The smallest number beside 0 that an option stands for: in float32 it is not 0."""
+_FEWEST, _MORE = 64, 8
+"""The candidates for a small `top_k`, and the factor to the next size of them."""
+_MOST_EXACT = 2**24
+"""The largest integer up to which float32 has all."""
 _HALVINGS = 28
 """So often the span down to there is halved: then two logits in it are equal but for rounding."""
 
 
 class Filters(Record):
-    """Which steps a choice has: what compiled code depends on. `top_k` of 0 is no limit."""
+    """Which steps a choice has: what compiled code depends on.
+
+    `candidates` are the largest logits that are looked at, `top_k` or some more: few sizes serve
+    all. 0 is all of them.
+    """
 
     greedy: bool = True
-    top_k: int = 0
+    candidates: int = 0
     top_p: bool = False
     min_p: bool = False
     penalty: bool = False
@@ -68,18 +76,23 @@ class Sampling(Record):
         penalty = self.repetition_penalty != 1
         if not self.temperature:
             return Filters(penalty=penalty, logprobs=self.logprobs)
-        return Filters(False, self.top_k, self.top_p < 1, self.min_p > 0, penalty, self.logprobs)
+        candidates = _FEWEST if self.top_k else 0
+        while candidates < self.top_k:
+            candidates *= _MORE
+        top_p, min_p = self.top_p < 1, self.min_p > 0
+        return Filters(False, candidates, top_p, min_p, penalty, self.logprobs)
 
     @property
-    def numbers(self) -> tuple[float, float, float, float]:
-        """The numbers that `choose` takes as an array: temperature, top_p, min_p, penalty.
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """The numbers that `choose` takes as an array: temperature, top_p, min_p, penalty, top_k.
 
         Temperature is there as what logits are multiplied with, min_p as a distance of logits.
         """
         inverse = 1 / self.temperature if self.temperature else 1.0
         distance = math.log(self.min_p) if self.min_p else -math.inf
         penalty = _bounded(self.repetition_penalty)
-        return _bounded(inverse), _bounded(self.top_p), distance, penalty
+        top_k = float(min(self.top_k, _MOST_EXACT))
+        return _bounded(inverse), _bounded(self.top_p), distance, penalty, top_k
 
 
 def sampling(
@@ -138,7 +151,7 @@ def choose(
 ) -> tuple[Array, Array | None]:
     """The next token of each row (rows,) int32, and its log probability if that is asked for.
 
-    `logits` are (rows, vocabulary), `numbers` (4,) those of a `Sampling`, `seeds` (rows,) and
+    `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) and
     `place` (rows,) int32, the place of the token in its reply; `seen` (rows, vocabulary), true for
     what the penalty is for. The log probability (rows,) is the model's own: that of the logits as
     they came, before penalty, temperature and filters.
@@ -149,7 +162,7 @@ def choose(
         wide = ops.astype(logits, _FLOAT32) if filters.logprobs else None
         return token, None if wide is None else log_probability(wide, token)
     raw = ops.astype(logits, _FLOAT32)
-    inverse, top_p, distance, penalty = (ops.part(numbers, 0, at, at + 1) for at in range(4))
+    inverse, top_p, distance, penalty, top_k = (ops.part(numbers, 0, at, at + 1) for at in range(5))
     x = raw
     if filters.penalty:
         lowered = ops.where(ops.less(x, 0.0), ops.multiply(x, penalty), ops.divide(x, penalty))
@@ -158,8 +171,8 @@ def choose(
         token = ops.argmax(x)
     else:
         ids = None
-        if 0 < filters.top_k < x.shape[-1]:
-            x, ids = ops.top_k(x, filters.top_k)
+        if filters.candidates:
+            x, ids = _largest(x, filters.candidates, top_k)
         # In this order: a compiler fuses a product and a sum, and the largest were not quite 0.
         x = ops.multiply(ops.subtract(x, ops.max(x, axis=-1, keepdims=True)), inverse)
         kept = _kept(filters, x, top_p, distance, in_order=ids is not None)
@@ -172,6 +185,13 @@ def choose(
     return token, log_probability(raw, token) if filters.logprobs else None
 
 
+def _largest(x: Array, candidates: int, top_k: Array) -> tuple[Array, Array]:
+    """Candidates in order, minus infinity from the `top_k`th on, and which tokens they are."""
+    x, ids = ops.top_k(x, min(candidates, x.shape[-1]))
+    place = ops.astype(primitives(x).arange(x.shape[-1], _INT32, x), _FLOAT32)
+    return ops.where(ops.less(ops.reshape(place, (1, -1)), top_k), x, -math.inf), ids
+
+
 _CONSTANTS = (_BY_SEED, _BY_PLACE, _BY_TOKEN, BETWEEN, ROUNDS, _HALVINGS, _FAINTEST)
 
 
@@ -179,7 +199,7 @@ def _drawn_at_once(
     filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array
 ) -> Any:
     """The token as the engine itself draws it; `NotImplemented` where it does not."""
-    if filters.greedy or filters.penalty or filters.top_k:
+    if filters.greedy or filters.penalty or filters.candidates:
         return NotImplemented
     own = own_version(logits, "draw_token", _no_version)
     return own(logits, numbers, seeds, place, filters.top_p, filters.min_p, _CONSTANTS)
