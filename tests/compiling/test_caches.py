@@ -74,6 +74,23 @@ def test_the_users_limits_stay(jax: Any, home: Path, monkeypatch: pytest.MonkeyP
     assert jax.config.jax_persistent_cache_min_entry_size_bytes == -1
 
 
+def test_what_jax_has_not_used_for_long_goes_where_there_is_much(
+    jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.engines.jax import compiler
+
+    (tmp_path / "ours").mkdir()
+    for number in range(6):
+        file = tmp_path / "ours" / f"jit_{number}-cache"
+        file.write_bytes(b"x" * 1000)
+        used = 1e9 + (100 if number == 0 else number)  # the first was made first, and used last
+        os.utime(file, (used, 1e9 + number))
+    monkeypatch.setattr(compiler, "KEPT", 2500)
+    assert compiler.COMPILER.keep(str(tmp_path / "ours")) == str(tmp_path / "ours")
+    left = sorted(file.name for file in (tmp_path / "ours").iterdir())
+    assert left == ["jit_0-cache", "jit_5-cache"]
+
+
 def test_pytorch_keeps_code_in_our_folder_or_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     compiler: Any = registry.load("torch").compiler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from inspect import signature
 from typing import Any
 
@@ -18,6 +19,12 @@ _KEEP_ALL = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
+
+KEPT = 2**30
+"""Bytes of compiled code that are in the folder when a process begins with it, at most.
+
+JAX has such a limit (jax_compilation_cache_max_size) only where `filelock` is installed.
+"""
 
 
 class JaxCompiler:
@@ -50,13 +57,18 @@ class JaxCompiler:
         return "jax.jit"
 
     def keep(self, folder: str) -> str | None:
-        """See the protocol. Code is kept however small it is and however fast it was made."""
+        """See the protocol. Code is kept however small it is and however fast it was made.
+
+        What was longest not used goes where there is more than `KEPT`.
+        """
         if not jax.config.jax_enable_compilation_cache:
             return None
         named: str | None = jax.config.jax_compilation_cache_dir
         if named:
             return named
         os.makedirs(folder, exist_ok=True)
+        with suppress(OSError):  # other processes remove files, too
+            _remove_oldest(folder)
         jax.config.update("jax_compilation_cache_dir", folder)
         for option, value in _KEEP_ALL.items():
             if option.upper() not in os.environ:
@@ -64,6 +76,18 @@ class JaxCompiler:
         # What was compiled before made JAX settle that there is no folder.
         compilation_cache.reset_cache()
         return folder
+
+
+def _remove_oldest(folder: str) -> None:
+    """Remove files, those first that were longest not read, until what is left is `KEPT`."""
+    with os.scandir(folder) as entries:
+        files = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
+    total = sum(status.st_size for status, _ in files)
+    for status, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime)):
+        if total <= KEPT:
+            return
+        os.unlink(path)
+        total -= status.st_size
 
 
 COMPILER: Compiler = JaxCompiler()
