@@ -6,6 +6,7 @@ import pytest
 
 from anydevice.bench.ceilings import Raised, ceiling_of, judge, raise_ceilings
 from anydevice.bench.results import Ceiling, Measurement
+from anydevice.core.record import replace
 
 from .tiny import CEILINGS, measurement
 
@@ -102,6 +103,8 @@ def test_a_case_that_the_cpu_does_not_have_is_not_compared_on_the_cpu() -> None:
 
 
 def raised(*given: Measurement, written: int = 5 * 10**5) -> Raised:
+    """The ceilings after these, whose samples are all alike."""
+    given = tuple(replace(each, high=each.seconds) for each in given)
     return raise_ceilings(given, CEILINGS, [written] * len(given))
 
 
@@ -125,6 +128,14 @@ def test_a_copy_that_is_faster_raises_copying_alone() -> None:
     assert "busy" not in note
     judged = judge(found.measurements, found.ceilings, [5 * 10**5] * 2)
     assert [each.fraction for each in judged] == pytest.approx([1.0, 9 / 9.5])
+
+
+def test_an_op_whose_samples_differ_raises_nothing_by_its_median() -> None:
+    noisy = measurement(seconds=9e-5, high=1.2e-4)
+    once = measurement(seconds=9e-5, high=9e-5, samples=1)
+    for each in (noisy, once):
+        found = raise_ceilings([each], CEILINGS, [5 * 10**5])
+        assert (found.ceilings, found.notes) == (CEILINGS, ())
 
 
 def test_far_above_the_machine_was_busy() -> None:
