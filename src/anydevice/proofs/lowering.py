@@ -1,0 +1,433 @@
+"""Lowers models to a `Network` of affine nodes and elementwise functions, exactly.
+
+Layers of `nn` are lowered by their classes, modules of other libraries by what they compute. What
+cannot be lowered is refused before any proof begins, with the path of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import erf, prod
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError, UnsupportedError, VerificationError
+from anydevice.models.base import host_array
+from anydevice.models.detect import adapter_of
+from anydevice.nn import convolution, layers, transformer
+from anydevice.nn._recompute import Recomputed
+from anydevice.nn.layer import Layer, Parameters, Shape
+from anydevice.nn.losses import _without as without_last
+from anydevice.nn.model import Model
+from anydevice.proofs.checking.network import Floats, Network, Node
+from anydevice.proofs.graph import (
+    Cells,
+    Graph,
+    attention_scale,
+    scale_of_norm,
+    windows_of,
+)
+
+INSTEAD = (
+    "proofs take dense and convolutional layers, poolings, batch norm, residual sums, "
+    "ReLU, leaky ReLU, clip, abs, sigmoid, tanh, GELU, SiLU, and small norms and attention"
+)
+SMOOTH = {"sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu", "silu": "silu", "relu": "relu"}
+"""Activations that are one function of the network, by their names in `nn`."""
+
+
+class Lowered(Record):
+    """A model as a network: the shapes of an example and of its output, and what was left out.
+
+    `dropped` is "softmax" where the last softmax is not part of the network: its outputs are the
+    logits then.
+    """
+
+    network: Network
+    input_shape: Shape
+    output_shape: Shape
+    dropped: str = ""
+
+
+def lower(model: Any, shape: Shape | None = None, *, classes: bool = False) -> Lowered:
+    """The network of a model, for examples of a shape.
+
+    A `nn.Model` knows its shape. With `classes`, a softmax at the end is left out, which does not
+    change the order of the outputs.
+
+    >>> from anydevice import nn
+    >>> model = nn.build(nn.Dense(4, 8), "relu", nn.Dense(8, 2), "softmax", device="cpu")
+    >>> lowered = lower(model, classes=True)
+    >>> [(node.size, node.function) for node in lowered.network.nodes], lowered.dropped
+    ([(8, 'relu'), (2, '')], 'softmax')
+
+    Raises `UnsupportedError`, with the path of the layer, for what a proof cannot take, and
+    `ConfigurationError` for weights that are NaN or infinite and for modules in training mode.
+    """
+    if isinstance(model, Model):
+        return _lowered_model(model, shape, classes)
+    adapter = adapter_of(model)
+    if adapter.library is None:
+        raise UnsupportedError(
+            f"{adapter.kind}: a plain function has no layers to prove anything of; give a "
+            "nn.Model, a module of PyTorch, Flax NNX, Equinox or MLX, or the path of an ONNX file"
+        )
+    if shape is None:
+        raise ConfigurationError(
+            f"a {adapter.kind} does not know the shape of its examples; give a region with one, "
+            "such as proofs.box(low, high) over arrays of the shape of one example",
+            source="over=",
+        )
+    adapter.check_verifiable()
+    refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
+    raise refused(adapter.kind, "modules of other libraries yet")
+
+
+def evaluate(network: Network, x: Floats) -> tuple[Floats, Floats]:
+    """The outputs of a network for rows of x in float64, and how far float32 executions may be off.
+
+    The second is the running bound of all roundings that the nodes state; of functions it takes
+    8 ulp each.
+
+    >>> from anydevice import nn
+    >>> network = lower(nn.build(nn.Dense(2, 1), device="cpu")).network
+    >>> y, off = evaluate(network, np.ones((1, 2)))
+    >>> y.shape, bool(0 < off[0, 0] < 1e-5)
+    ((1, 1), True)
+    """
+    unit = 2.0**-24
+    values, errors = [np.asarray(x, np.float64)], [np.zeros(x.shape)]
+    for node in network.nodes:
+        z = np.broadcast_to(node.bias, (len(x), node.size))
+        size, error = np.abs(z), np.zeros(z.shape)
+        for number, weight in zip(node.inputs, node.weights, strict=True):
+            size = size + _times(np.abs(values[number]) + errors[number], np.abs(weight))
+        for number, weight in _added(node):
+            z = z + _times(values[number], weight)
+            error = error + _times(errors[number], np.abs(weight))
+        rounded = node.roundings * unit / (1 - node.roundings * unit)
+        error = error + (rounded + node.inexact + 1e-13) * size
+        value, off = _through(node.function, z, error)
+        values.append(value)
+        errors.append(off)
+    return values[-1], errors[-1]
+
+
+def _added(node: Node) -> list[tuple[int, Floats]]:
+    """The matrices of a node, one for each node that it sums, whose numbers may cancel."""
+    total: dict[int, Floats] = {}
+    for number, weight in zip(node.inputs, node.weights, strict=True):
+        if number not in total:
+            total[number] = weight
+            continue
+        before = total[number]
+        if weight.ndim != before.ndim:
+            weight, before = [np.diag(x) if x.ndim == 1 else x for x in (weight, before)]
+        total[number] = before + weight
+    return list(total.items())
+
+
+def _times(h: Floats, weight: Floats) -> Floats:
+    with np.errstate(all="ignore"):
+        product: Floats = h * weight if weight.ndim == 1 else h @ weight.T
+    return np.where(np.isnan(product), np.inf, product)
+
+
+def _through(name: str, z: Floats, error: Floats) -> tuple[Floats, Floats]:
+    """A function of z, and its error: the largest change within the error, and 8 ulp."""
+    function = FUNCTIONS[name]
+    value = function(z)
+    if not name:
+        return value, error
+    with np.errstate(all="ignore"):
+        ends = [np.abs(function(z + sign * error) - value) for sign in (1.0, -1.0)]
+        change = np.nan_to_num(np.maximum(*ends), nan=np.inf, posinf=np.inf)
+    own = 0.0 if name in ("relu", "square", "step") else 8 * 2.0**-24
+    magnitude = np.abs(z) if name in ("gelu", "gelu_tanh", "silu") else np.abs(value)
+    return value, change * 1.01 + own * magnitude
+
+
+def _sigmoid(z: Floats) -> Floats:
+    small = np.exp(-np.abs(z))
+    result: Floats = np.where(z >= 0, 1.0, small) / (1 + small)
+    return result
+
+
+FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {
+    "": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "gelu": lambda z: z * 0.5 * (1 + np.vectorize(erf, otypes=[float])(z / np.sqrt(2))),
+    "silu": lambda z: z * _sigmoid(z),
+    "exp": np.exp,
+    "reciprocal": lambda z: 1 / z,
+    "rsqrt": lambda z: 1 / np.sqrt(z),
+    "square": np.square,
+    "step": lambda z: (z > 0).astype(np.float64),
+}
+"""What each function of a node computes, in float64."""
+
+
+def refuse_nonfinite(weights: dict[str, Any]) -> None:
+    """Raise `ConfigurationError` with the first weight that is NaN or infinite."""
+    for path, weight in weights.items():
+        if weight.dtype.kind == "f" and not np.isfinite(weight).all():
+            raise ConfigurationError(
+                f"{path} has a NaN or an infinity in it; nothing can be proved of this model",
+                source=path,
+            )
+
+
+def refused(path: str, what: str, instead: str = INSTEAD) -> UnsupportedError:
+    """The error for a layer that proofs do not take."""
+    return UnsupportedError(f"{path}: proofs do not take {what}; {instead}")
+
+
+def _check_agrees(lowered: Lowered, call: Callable[[Any], Any]) -> None:
+    """Raise `VerificationError` where the network is another function than the model."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (3, *lowered.input_shape)).astype(np.float32)
+    expected, off = evaluate(lowered.network, x.reshape(len(x), -1).astype(np.float64))
+    for row, wanted, error in zip(x, expected, off, strict=True):
+        got = np.asarray(call(row[None]), np.float64).reshape(-1)
+        if got.shape != wanted.shape or not (np.abs(got - wanted) <= 4 * error + 1e-6).all():
+            raise VerificationError(
+                "the lowered network gives other outputs than the model, so a proof would be about "
+                "another function; the model depends on something that is no part of its layers",
+                where=type(lowered).__name__,
+            )
+
+
+# Layers of nn
+
+
+def _lowered_model(model: Model, shape: Shape | None, classes: bool) -> Lowered:
+    if shape is not None and prod(shape) != prod(model.input_shape):
+        raise ConfigurationError(
+            f"the model takes examples of the shape {model.input_shape}, and the region has the "
+            f"shape {shape}",
+            source="over=",
+        )
+    layer, dropped = model.layer, ""
+    if classes:
+        without = without_last(layer, "softmax")
+        if without is not None:
+            layer, dropped = without, "softmax"
+    root = layer.root
+    _refuse_layers(layer, root)
+    adapter = adapter_of(model)
+    refuse_nonfinite({path: host_array(x) for path, x in adapter.weights().items()})
+    graph = Graph(prod(model.input_shape))
+    cells = np.arange(graph.inputs).reshape(model.input_shape)
+    parameters = _hosted(model.parameters)
+    cells = _lower_layer(graph, layer, parameters, cells, root)
+    return Lowered(graph.network(cells), model.input_shape, cells.shape, dropped)
+
+
+def _refuse_layers(layer: Layer, path: str) -> None:
+    """Refuse what cannot be lowered before anything is."""
+    if layer.takes_ids_below is not None:
+        raise refused(
+            path,
+            f"{layer.label}, whose input is ids",
+            "prove a property of the layers behind the embedding, over boxes of vectors",
+        )
+    if type(layer) not in _LAYERS:
+        raise refused(f"{path} {layer.label}", f"a {type(layer).__name__}")
+    if isinstance(layer, transformer.Attention) and layer.rope:
+        raise refused(f"{path} {layer.label}", "rope", "use a PositionEmbedding")
+    for name in (getattr(layer, "name", None), getattr(layer, "activation", None)):
+        if name is not None and name not in _ACTIVATIONS and name != "swiglu":
+            raise refused(f"{path} {layer.label}", f"the activation {name}")
+    for step, part in layer.parts:
+        _refuse_layers(part, path + step)
+
+
+def _hosted(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _hosted(part) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_hosted(part) for part in tree]
+    return np.asarray(host_array(tree))
+
+
+def _lower_layer(
+    graph: Graph, layer: Layer, parameters: Parameters, cells: Cells, path: str
+) -> Cells:
+    graph.path = f"{path} {layer.label}"
+    return _LAYERS[type(layer)](graph, layer, parameters, cells, path)
+
+
+def weights_of(parameters: Parameters, *names: str) -> tuple[list[Any], int]:
+    """Parameters in float64, `None` for missing ones, and 1 where float32 rounds some."""
+    found = [None if parameters.get(name) is None else parameters[name] for name in names]
+    wide = [None if each is None else np.asarray(each, np.float64) for each in found]
+    return wide, int(any(rounds(each) for each in wide if each is not None))
+
+
+def rounds(values: Floats) -> bool:
+    """Whether float32 does not hold all of these numbers."""
+    with np.errstate(over="ignore"):
+        return not np.array_equal(values.astype(np.float32).astype(np.float64), values)
+
+
+def _dense(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias), extra = weights_of(parameters, "weight", "bias")
+    return activated(graph, graph.dense(cells, weight, bias, extra), layer.activation)
+
+
+def _convolution(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias), extra = weights_of(parameters, "weight", "bias")
+    axes = weight.ndim - 2
+    stride, padding = _all_axes(layer.stride, axes), _all_axes(layer.padding, axes)
+    around = tuple([(each, each) for each in padding])
+    made = graph.convolution(cells, weight, bias, stride, around, extra=extra)
+    return activated(graph, made, layer.activation)
+
+
+def _all_axes(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+    return (value,) * axes if isinstance(value, int) else value
+
+
+def _pooled(layer: Any, cells: Cells) -> Cells:
+    """The windows of a pooling, elements along the last axis."""
+    size = _all_axes(layer.size, 2)
+    windows = windows_of(cells, size, size if layer.stride is None else _all_axes(layer.stride, 2))
+    return windows.reshape(*windows.shape[:3], -1)
+
+
+def _activation(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    return activated(graph, cells, layer.name)
+
+
+def activated(graph: Graph, cells: Cells, name: str | None) -> Cells:
+    """The cells after an activation of `nn`."""
+    return cells if name is None else _ACTIVATIONS[name](graph, cells)
+
+
+_ACTIVATIONS: dict[str, Callable[[Graph, Cells], Cells]] = {
+    "identity": lambda graph, cells: cells,
+    "leaky_relu": lambda graph, cells: graph.leaky_relu(cells, 0.01),
+    "softmax": lambda graph, cells: graph.softmax(cells),
+    "relu": lambda graph, cells: graph.function(cells, "relu"),
+    "sigmoid": lambda graph, cells: graph.function(cells, "sigmoid"),
+    "tanh": lambda graph, cells: graph.function(cells, "tanh"),
+    "gelu": lambda graph, cells: graph.function(cells, "gelu"),
+    "silu": lambda graph, cells: graph.function(cells, "silu"),
+}
+
+
+def _batch_norm(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias, mean, variance), _ = weights_of(parameters, "weight", "bias", "mean", "variance")
+    scale = scale_of_norm(weight, variance, layer.eps)
+    over = (-1, *[1] * (cells.ndim - 1))
+    return graph.normalized(cells, scale.reshape(over), mean.reshape(over), bias.reshape(over))
+
+
+def _layer_norm(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight, bias), _ = weights_of(parameters, "weight", "bias")
+    return graph.layer_norm(cells, weight, bias, layer.eps)
+
+
+def _rms_norm(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    return graph.rms_norm(cells, weights_of(parameters, "weight")[0][0], layer.eps)
+
+
+def _positions(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (weight,), extra = weights_of(parameters, "weight")
+    return graph.affine(cells, 1.0, weight[: cells.shape[-2]], roundings=1 + extra)
+
+
+def _chain(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    for (step, part), own in zip(layer.parts, parameters, strict=True):
+        cells = _lower_layer(graph, part, own, cells, path + step)
+    return cells
+
+
+def _residual(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    inside = _lower_layer(graph, layer.layer, parameters["layer"], cells, f"{path}.layer")
+    if layer.shortcut is not None:
+        own = parameters["shortcut"]
+        cells = _lower_layer(graph, layer.shortcut, own, cells, f"{path}.shortcut")
+    graph.path = f"{path} {layer.label}"
+    return graph.combined([(1.0, inside), (1.0, cells)], roundings=1)
+
+
+def _attention(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (qkv, output, qkv_bias, output_bias), extra = weights_of(
+        parameters, "qkv", "output", "qkv_bias", "output_bias"
+    )
+    tokens, size = cells.shape
+    joined = graph.dense(cells, qkv, qkv_bias, extra)
+    key_heads = layer.heads if layer.kv_heads is None else layer.kv_heads
+    edges = [size, size + key_heads * layer.head_size]
+    q, k, v = [
+        each.reshape(tokens, -1, layer.head_size).swapaxes(0, 1)
+        for each in np.split(joined, edges, axis=1)
+    ]
+    shared = layer.heads // key_heads
+    k, v = np.repeat(k, shared, axis=0), np.repeat(v, shared, axis=0)
+    y = graph.attention(q, k, v, attention_scale(layer.head_size), layer.causal)
+    return graph.dense(y.swapaxes(0, 1).reshape(tokens, size), output, output_bias, extra)
+
+
+def _gated(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    (gate_up, down), extra = weights_of(parameters, "gate_up", "down")
+    joined = graph.dense(cells, gate_up, None, extra)
+    gate, up = np.split(joined, 2, axis=-1)
+    return graph.dense(graph.product(graph.function(gate, "silu"), up), down, None, extra)
+
+
+def _block(graph: Graph, layer: Any, parameters: Any, cells: Cells, path: str) -> Cells:
+    inside = dict(layer.parts)
+    for name in ("attention", "mlp"):
+        y = cells
+        for part in (f"{name}_norm", name):
+            own = parameters[part]
+            y = _lower_layer(graph, inside[f".{part}"], own, y, f"{path}.{part}")
+        graph.path = f"{path} {layer.label}"
+        cells = graph.combined([(1.0, cells), (1.0, y)], roundings=1)
+    return cells
+
+
+Lowering = Callable[[Graph, Any, Any, Cells, str], Cells]
+
+_LAYERS: dict[type[Layer], Lowering] = {
+    layers.Activation: _activation,
+    layers.BatchNorm: _batch_norm,
+    layers.Chain: _chain,
+    layers.Dense: _dense,
+    layers.Dropout: lambda graph, layer, parameters, cells, path: cells,
+    layers.Flatten: lambda graph, layer, parameters, cells, path: cells.reshape(-1),
+    layers.LayerNorm: _layer_norm,
+    layers.LeakyReLU: lambda graph, layer, parameters, cells, path: graph.leaky_relu(
+        cells, layer.slope
+    ),
+    layers.PositionEmbedding: _positions,
+    layers.RMSNorm: _rms_norm,
+    layers.Residual: _residual,
+    Recomputed: lambda graph, layer, parameters, cells, path: _lower_layer(
+        graph, layer.layer, parameters, cells, path
+    ),
+    convolution.Conv1d: _convolution,
+    convolution.Conv2d: _convolution,
+    convolution.AvgPool2d: lambda graph, layer, parameters, cells, path: graph.mean(
+        _pooled(layer, cells)
+    ),
+    convolution.MaxPool2d: lambda graph, layer, parameters, cells, path: graph.largest(
+        _pooled(layer, cells)
+    ),
+    convolution.GlobalAvgPool: lambda graph, layer, parameters, cells, path: graph.mean(
+        cells.reshape(len(cells), -1)
+    ),
+    convolution.GlobalMaxPool: lambda graph, layer, parameters, cells, path: graph.largest(
+        cells.reshape(len(cells), -1)
+    ),
+    transformer.Attention: _attention,
+    transformer.GatedMLP: _gated,
+    transformer.TransformerBlock: _block,
+}
+"""How each layer is lowered: its parameters, the cells of its input, and its path are given."""
