@@ -199,6 +199,10 @@ def language_models() -> list[Row]:
     return script("llm", "gpu", "start")
 
 
+def offload() -> list[Row]:
+    return script("offload", "disk")
+
+
 def dispatched() -> list[Row]:
     return script("gpu_dispatched")
 
@@ -241,6 +245,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     kernels,
     decoding,
     language_models,
+    offload,
     dispatched,
     memory,
     training,

@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # what a type checker sees; at run time each name loads o
 if TYPE_CHECKING:
     from anydevice.parallel.launching import launch as launch
     from anydevice.parallel.mesh import Mesh as Mesh
+    from anydevice.parallel.pipelines import pipeline as pipeline
     from anydevice.parallel.placing import gather as gather
     from anydevice.parallel.placing import replicate as replicate
     from anydevice.parallel.placing import shard as shard
@@ -27,12 +28,22 @@ _NAMES = {
     "gather": "placing",
     "initialize": "processes",
     "launch": "launching",
+    "pipeline": "pipelines",
     "replicate": "placing",
     "shard": "placing",
     "split_batch": "placing",
 }
 
-__all__ = ["Mesh", "gather", "initialize", "launch", "replicate", "shard", "split_batch"]
+__all__ = [
+    "Mesh",
+    "gather",
+    "initialize",
+    "launch",
+    "pipeline",
+    "replicate",
+    "shard",
+    "split_batch",
+]
 
 
 def __getattr__(name: str) -> object:

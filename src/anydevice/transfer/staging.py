@@ -110,13 +110,17 @@ class _Lane:
         self.events = [copier.event() for _ in range(_BUFFERS)]
 
     def upload(self, pieces: Iterator[Piece], fill: Fill | None) -> None:
+        self.begin(pieces, fill)
+        self.finish()
+
+    def begin(self, pieces: Iterator[Piece], fill: Fill | None) -> None:
+        """Start copies; the last ones are in flight when it returns."""
         turns = itertools.cycle(zip(self.buffers, self.events, strict=True))
         for piece, (buffer, event) in zip(pieces, turns, strict=False):
             self.copier.wait(event)
             source = self._filled(buffer, piece, fill)
             self.copier.copy_in(piece.device, source, piece.size, self.stream)
             self.copier.mark(event, self.stream)
-        self.finish()
 
     def _filled(self, buffer: int, piece: Piece, fill: Fill | None) -> int:
         """The address of pinned memory with the piece: the buffer, or the piece's own memory."""
@@ -197,6 +201,27 @@ class Ring:
         there by itself.
         """
         self._run(lambda lane, shared: lane.upload(shared, fill), pieces)
+
+    def begin(self, pieces: Sequence[Piece], fill: Fill | None, marks: Sequence[Any]) -> None:
+        """The same, but it returns when all copies are under way: each lane reaches its mark then.
+
+        So the next pieces fill buffers while these are in flight. `marks` are `events()`.
+        """
+
+        def start(lane: _Lane, shared: Iterator[Piece]) -> None:
+            lane.begin(shared, fill)
+            lane.copier.mark(marks[self._lanes.index(lane)], lane.stream)
+
+        self._run(start, pieces)
+
+    def events(self) -> list[Any]:
+        """A mark for each lane."""
+        return self._aside(lambda: [self._copier.event() for _ in self._lanes])
+
+    def wait(self, marks: Sequence[Any]) -> None:
+        """Wait for all that was begun with these marks."""
+        for mark in marks:
+            self._copier.wait(mark)
 
     def upload_rows(self, rows: Sequence[Any], address: int) -> None:
         """Copy NumPy arrays of one dtype and shape, contiguously, to a device's address.

@@ -26,7 +26,10 @@ NO_64_BITS = Absent(
     code="no_dtype",
 )
 _TRACED = Absent("a traced array has no numbers yet", instead="read it outside of the function")
-_ELSEWHERE = Absent("parts of this array are on other hosts", instead="gather it first")
+_ELSEWHERE = Absent(
+    "parts of this array are in other processes",
+    instead="call parallel.gather in all of them first",
+)
 _WORTH_ASKING = 2**30
 """Bytes of an array beside which asking JAX for its limit takes no time."""
 _ROWS = 500
@@ -93,8 +96,10 @@ class JaxEngine(BaseEngine):
 
     def to_host(self, x: Any) -> Any:
         known_dtype(x.dtype)
-        if self.is_traced(x) or not x.is_fully_addressable:
-            raise (_TRACED if self.is_traced(x) else _ELSEWHERE).error()
+        if self.is_traced(x):
+            raise _TRACED.error()
+        if not (x.is_fully_addressable or x.is_fully_replicated):
+            raise _ELSEWHERE.error()
         # JAX keeps what NumPy has read beside the array; of a part that is made for reading, it
         # goes with the part.
         return np.array(x.addressable_data(0) if x.is_fully_replicated else x)
@@ -113,6 +118,12 @@ class JaxEngine(BaseEngine):
 
     def move(self, x: Any, device: Device) -> Any:
         target = self.native(device)
+        if isinstance(x, jax.core.Tracer):
+            return jax.device_put(x, target)
+        if not (x.is_fully_addressable or x.is_fully_replicated):
+            raise _ELSEWHERE.error()
+        if not x.is_fully_addressable:
+            x = x.addressable_data(0)
         return x if x.devices() == {target} else jax.device_put(x, target)
 
     def separate(self, stacked: Any) -> list[Any]:

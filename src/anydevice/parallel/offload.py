@@ -1,0 +1,318 @@
+"""Parts of a model that lie in host memory or on disk, brought to a device as they are computed.
+
+Two parts are on the device at once: the one that computes, and the next, which a thread brings
+meanwhile. On CUDA, the bytes go through the ring of pinned buffers, on streams of its own.
+
+Files are read by position, not through a memory map: a map of a file that became shorter ends the
+process, and a read is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from anydevice.core.device import Device
+from anydevice.core.dtypes import DTYPES, DType, as_dtype
+from anydevice.core.engine import Engine
+from anydevice.core.files import write_whole
+from anydevice.core.record import Record
+from anydevice.core.threads import started
+from anydevice.transfer.staging import Piece, Ring, ring_of
+from anydevice.transfer.weights.files import PlainFile
+from anydevice.transfer.weights.safetensors import header_of, open_safetensors
+
+_ALIGNED = 256
+"""Bytes: where an array of a part begins is a multiple of it."""
+
+_SLOTS = 2
+_BYTES = DTYPES["uint8"]
+
+
+class Kept(Record):
+    """An array that lies elsewhere: at an address of host memory, or at a position of a file."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    start: int
+    file: PlainFile | None = None
+    holder: Any = None
+    """What keeps the memory at the address."""
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def read(self, target: int, first: int, size: int) -> None:
+        """Copy some of its bytes to an address of host memory."""
+        if self.file is None:
+            ctypes.memmove(target, self.start + first, size)
+        else:
+            memory = (ctypes.c_uint8 * size).from_address(target)
+            self.file.read_into(memoryview(memory), self.start + first)
+
+    def on_host(self) -> Any:
+        """A NumPy array of its own."""
+        raw = np.empty(self.nbytes, np.uint8)
+        self.read(raw.ctypes.data, 0, raw.nbytes)
+        return raw.view(self.dtype.numpy()).reshape(self.shape)
+
+
+def kept_in_memory(array: Any, engine: Engine) -> Kept:
+    """An array of an engine that is in host memory."""
+    address = engine.address(array)
+    if address is None:
+        array = np.ascontiguousarray(engine.to_host(array))
+        address = array.ctypes.data
+    return Kept(tuple(array.shape), _dtype(array, engine), address, None, array)
+
+
+def _dtype(array: Any, engine: Engine) -> DType:
+    return engine.dtype_of(array) if engine.owns(array) else as_dtype(array.dtype)
+
+
+def write_parts(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write NumPy arrays as a safetensors file, whole or not at all."""
+    table: dict[str, Any] = {}
+    end = 0
+    for name, array in arrays.items():
+        table[name] = {
+            "dtype": as_dtype(array.dtype).code,
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    header = json.dumps(table).encode()
+    header += b" " * (-len(header) % 8)
+    raw = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in arrays.values())
+    write_whole(path, [len(header).to_bytes(8, "little"), header, *raw])
+
+
+def read_parts(path: Path) -> dict[str, Kept]:
+    """Every tensor of a safetensors file, which stays opened; its header is checked."""
+    file = open_safetensors(path)
+    try:
+        entries = header_of(file).entries.values()
+    except BaseException:
+        file.close()
+        raise
+    return {each.name: Kept(each.shape, each.dtype, each.start, file) for each in entries}
+
+
+class _Arrived(Record):
+    """A part in a slot; `wait` waits for what is in flight."""
+
+    number: int
+    slot: int
+    arrays: list[Any]
+    wait: Callable[[], None]
+
+
+class _Failed(Record):
+    error: BaseException
+
+
+class Fetcher:
+    """Brings parts to a device, in their order and round again.
+
+    `acquire` gives the arrays of a part, and `release` says that what computes with them has been
+    started; until then they stay. A part out of order is brought too, and the order goes on there.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Kept]], device: Device, engine: Engine) -> None:
+        self.device = device
+        self._parts, self._engine = parts, engine
+        self._slots = _slots_for(parts, device, engine)
+        self._thread: _Worker | None = None
+        self._held: dict[int, int] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes on the device for one part."""
+        return max(_size(part) for part in self._parts)
+
+    def acquire(self, number: int) -> list[Any]:
+        """The arrays of a part on the device."""
+        worker = self._worker(number)
+        while True:
+            arrived = worker.ready.get()
+            if isinstance(arrived, _Failed):
+                self._thread = None
+                raise arrived.error
+            if arrived.number == number:
+                arrived.wait()
+                self._held[number] = arrived.slot
+                return arrived.arrays
+            worker.next = number
+            worker.free.put((arrived.slot, None))
+
+    def release(self, number: int, result: Any) -> None:
+        """Let the memory of a part go to another, once `result`, computed with it, is there."""
+        assert self._thread is not None
+        done = self._slots.done(result)
+        self._thread.free.put((self._held.pop(number), done))
+
+    def close(self) -> None:
+        """End the thread; the next part that is asked for starts another one."""
+        worker, self._thread = self._thread, None
+        if worker is not None:
+            worker.free.put(None)
+
+    def __del__(self) -> None:
+        if getattr(self, "_thread", None) is not None:
+            self.close()
+
+    def _worker(self, number: int) -> _Worker:
+        if self._thread is None or not self._thread.is_alive():  # a fork leaves threads behind
+            worker = _Worker(len(self._parts), partial(_brought, self._parts, self._slots))
+            worker.next = number
+            for slot in set(range(_SLOTS)) - set(self._held.values()):
+                worker.free.put((slot, None))
+            if not started(worker):
+                worker.run = lambda: None  # type: ignore[method-assign]
+                raise RuntimeError("the system gives no thread to bring parts of a model with")
+            self._thread = worker
+        return self._thread
+
+
+class _Worker(threading.Thread):
+    """Fills slots that are free, one part after the other."""
+
+    def __init__(self, count: int, bring: Callable[[int, int], _Arrived]) -> None:
+        super().__init__(name="anydevice offload", daemon=True)
+        self.next = 0
+        self.free: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
+        self.ready: SimpleQueue[_Arrived | _Failed] = SimpleQueue()
+        self._count, self._bring = count, bring
+
+    def run(self) -> None:
+        try:
+            while (token := self.free.get()) is not None:
+                slot, done = token
+                if done is not None:
+                    done()
+                number, self.next = self.next, (self.next + 1) % self._count
+                self.ready.put(self._bring(number, slot))
+        except BaseException as error:  # raised where the part is asked for
+            self.ready.put(_Failed(error))
+
+
+def _brought(parts: Sequence[Sequence[Kept]], slots: Any, number: int, slot: int) -> _Arrived:
+    arrays, wait = slots.bring(parts[number], slot)
+    return _Arrived(number, slot, arrays, wait)
+
+
+def _slots_for(parts: Sequence[Sequence[Kept]], device: Device, engine: Engine) -> Any:
+    is_written = engine.name == "torch" and engine.native(device).type in ("cpu", "cuda")
+    made = _Written if is_written else _Placed
+    return made(max(_size(part) for part in parts), device, engine)
+
+
+class _Written:
+    """Memory of a device that is written again and again; PyTorch's tensors are views of it."""
+
+    def __init__(self, size: int, device: Device, engine: Engine) -> None:
+        self._device, self._engine = device, engine
+        self._memory = [engine.empty((size,), _BYTES, device) for _ in range(_SLOTS)]
+        self._ring: Ring | None = ring_of(device)
+        self._marks = [self._ring.events() for _ in range(_SLOTS)] if self._ring else []
+        self._views: dict[Any, list[Any]] = {}
+
+    def bring(self, part: Sequence[Kept], slot: int) -> tuple[list[Any], Callable[[], None]]:
+        memory = self._memory[slot]
+        address = self._engine.address(memory)
+        assert address is not None
+        offsets = _offsets(part)
+        arrays = self._arrays(part, slot, offsets)
+        if self._ring is None:
+            for each, offset in zip(part, offsets, strict=True):
+                each.read(address + offset, 0, each.nbytes)
+            return arrays, _nothing
+        pieces, fill = _pieces(part, offsets, address)
+        self._ring.begin(pieces, fill, self._marks[slot])
+        return arrays, partial(self._ring.wait, self._marks[slot])
+
+    def _arrays(self, part: Sequence[Kept], slot: int, offsets: Sequence[int]) -> list[Any]:
+        key = slot, tuple((each.shape, each.dtype) for each in part)
+        if key not in self._views:
+            view, memory = self._engine.view, self._memory[slot]
+            self._views[key] = [
+                view(memory, each.dtype, offset, _strides(each), each.shape)
+                for each, offset in zip(part, offsets, strict=True)
+            ]
+        return self._views[key]
+
+    def done(self, result: Any) -> Callable[[], None] | None:
+        place = self._engine.native(self._device)
+        if place.type == "cpu":  # where whatever was computed is there
+            return None
+        cuda: Any = sys.modules["torch"].cuda
+        computed = cuda.Event()
+        computed.record(cuda.current_stream(place))
+        wait: Callable[[], None] = computed.synchronize
+        return wait
+
+
+class _Placed:
+    """Arrays that are made anew for each part, by engines whose arrays never change."""
+
+    def __init__(self, size: int, device: Device, engine: Engine) -> None:
+        self._device, self._engine = device, engine
+
+    def bring(self, part: Sequence[Kept], slot: int) -> tuple[list[Any], Callable[[], None]]:
+        arrays = [self._engine.place(each.on_host(), self._device) for each in part]
+        self._engine.finish(arrays)
+        return arrays, _nothing
+
+    def done(self, result: Any) -> Callable[[], None]:
+        return partial(self._engine.finish, [result])
+
+
+def _pieces(part: Sequence[Kept], offsets: Sequence[int], address: int) -> tuple[list[Piece], Any]:
+    """The copies of a part, and how a piece is filled: where it can be, by the ring itself."""
+    pairs = list(zip(part, offsets, strict=True))
+    if all(each.file is None for each in part):
+        return [Piece(each.start, address + offset, each.nbytes) for each, offset in pairs], None
+
+    def fill(buffer: int, piece: Piece) -> None:
+        at = bisect_right(offsets, piece.host) - 1
+        part[at].read(buffer, piece.host - offsets[at], piece.size)
+
+    return [Piece(offset, address + offset, each.nbytes) for each, offset in pairs], fill
+
+
+def _offsets(part: Sequence[Kept]) -> list[int]:
+    found, end = [], 0
+    for each in part:
+        found.append(end)
+        end += _aligned(each.nbytes)
+    return found
+
+
+def _size(part: Sequence[Kept]) -> int:
+    return sum(_aligned(each.nbytes) for each in part)
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // _ALIGNED) * _ALIGNED
+
+
+def _strides(kept: Kept) -> tuple[int, ...]:
+    return tuple(
+        prod(kept.shape[axis + 1 :]) * kept.dtype.itemsize for axis in range(len(kept.shape))
+    )
+
+
+def _nothing() -> None:
+    return None

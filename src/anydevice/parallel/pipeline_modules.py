@@ -1,0 +1,293 @@
+"""Modules of PyTorch, such as those of Hugging Face, with their layers in several places.
+
+The layers are those of the longest list of modules; what comes before it lies with the first of
+them, what comes after with the last. Each gets its inputs where it is. Nothing here imports
+PyTorch: who has a module has imported it already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anydevice.core.device import Device
+from anydevice.core.record import Record
+from anydevice.engines import registry
+from anydevice.errors import AnyDeviceError, ConfigurationError, DeviceMismatchError
+from anydevice.parallel.offload import Fetcher, Kept, kept_in_memory
+from anydevice.parallel.pipelines import (
+    Place,
+    Places,
+    Unit,
+    folder_for,
+    memory_maps,
+    moved,
+    on_disk,
+    placed_units,
+)
+from anydevice.transfer.moving import refuse_mismatch, to_numpy
+
+_MARK = "_anydevice_pipeline"
+
+
+class PipelinedModule(Record):
+    """How a module lies: the places of its units by name, in their order."""
+
+    places: Mapping[str, Place]
+    microbatches: int
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that compute, in the order of the units."""
+        return tuple(dict.fromkeys(place.device for place in self.places.values()))
+
+    @property
+    def last(self) -> Device:
+        """The device of the output."""
+        return list(self.places.values())[-1].device
+
+
+def pipeline_of(module: Any) -> PipelinedModule | None:
+    """How a module was laid out by `parallel.pipeline`; `None` if it was not."""
+    found: PipelinedModule | None = getattr(module, _MARK, None)
+    return found
+
+
+def pipelined_module(
+    module: Any, given: Places, microbatches: int, folder: str | os.PathLike[str] | None
+) -> Any:
+    """The module itself, with its parameters where `given` says."""
+    if pipeline_of(module) is not None:
+        raise ConfigurationError(
+            "this module is a pipeline already; load it anew to lay it out otherwise",
+            source="model",
+        )
+    parts = dict(_units_of(module))
+    units = [Unit(name, _bytes_of(part), is_layer) for name, (part, is_layer) in parts.items()]
+    count = sum(x.numel() for x in module.parameters())
+    found, _ = placed_units(units, given, "torch", count)
+    places = dict(zip(parts, found, strict=True))
+    _keep_tied_together({name: part for name, (part, _) in parts.items()}, places)
+    target = folder_for(folder, list(places.values()))
+    first = next(iter(places.values())).device
+    for name, (part, is_layer) in parts.items():
+        if not is_layer and not _bytes_of(part):  # such as rotations, made once for all layers
+            places[name] = Place(first)
+    homes: dict[Place, list[tuple[str, Any]]] = {}
+    for name, (part, _) in parts.items():
+        place = places[name]
+        if place.held and next(part.parameters(), None) is not None:
+            homes.setdefault(place, []).append((name, part))
+        else:
+            _to_device(part, place.device)
+            part.forward = _on_device(part.forward, place.device)
+    for x in _outside(module, [part for part, _ in parts.values()]):
+        x.data = moved(x.data, first)
+    for place, several in homes.items():
+        _hold(place, several, target)
+    module.forward = _checked(module.forward, first)
+    setattr(module, _MARK, PipelinedModule(places, microbatches))
+    return module
+
+
+def _units_of(module: Any) -> Iterator[tuple[str, tuple[Any, bool]]]:
+    """The modules that a module can be cut between, by name, and whether each is a layer."""
+    blocks = _blocks(module)
+    if blocks is None:
+        raise ConfigurationError(
+            f"{type(module).__name__} has no list of layers (a torch.nn.ModuleList or Sequential) "
+            "between which it could be cut",
+            source="model",
+        )
+    yield from _walked(module, "", blocks)
+
+
+def _walked(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
+    for name, part in module.named_children():
+        here = f"{path}{name}"
+        if path.rstrip(".") == blocks:
+            yield here, (part, True)
+        elif blocks == here or blocks.startswith(f"{here}."):
+            yield from _walked(part, f"{here}.", blocks)
+        else:
+            yield here, (part, False)
+
+
+def _blocks(module: Any) -> str | None:
+    """The name of the list of layers with most parameters."""
+    nn: Any = sys.modules["torch.nn"]
+    lists = [
+        (_bytes_of(part), -name.count("."), name)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1
+    ]
+    return max(lists)[2] if lists else None
+
+
+def _bytes_of(module: Any) -> int:
+    return sum(x.numel() * x.element_size() for x in module.parameters())
+
+
+def _keep_tied_together(parts: Mapping[str, Any], places: dict[str, Place]) -> None:
+    """A weight that two units share is in the place of the first."""
+    seen: dict[int, str] = {}
+    for name, part in parts.items():
+        for x in part.parameters():
+            first = seen.setdefault(id(x), name)
+            if first != name:
+                places[name] = places[first]
+
+
+def _outside(module: Any, parts: Sequence[Any]) -> list[Any]:
+    """Parameters and buffers of the modules around the units."""
+    inside = {id(x) for part in parts for x in _tensors(part)}
+    return [x for x in _tensors(module) if id(x) not in inside]
+
+
+def _tensors(module: Any) -> list[Any]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _to_device(part: Any, device: Device) -> None:
+    for x in _tensors(part):
+        x.data = moved(x.data, device)
+
+
+def _moved_tree(tree: Any, device: Device) -> Any:
+    torch: Any = sys.modules["torch"]
+    if isinstance(tree, torch.Tensor):
+        return moved(tree, device)
+    if type(tree) is dict:
+        return {name: _moved_tree(x, device) for name, x in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(_moved_tree(x, device) for x in tree)
+    return tree  # such as a cache, which keeps what each layer gives it where that is
+
+
+def _on_device(forward: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """A forward function that gets its tensors on a device."""
+
+    def here(*arguments: Any, **named: Any) -> Any:
+        return forward(*_moved_tree(arguments, device), **_moved_tree(named, device))
+
+    return here
+
+
+def _checked(forward: Callable[..., Any], first: Device) -> Callable[..., Any]:
+    """The forward function of a whole module, which takes its inputs on the first device."""
+    owner = registry.load("torch")
+
+    def checked(*arguments: Any, **named: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+        given = {**{f"input {n}": x for n, x in enumerate(arguments)}, **named}
+        for name, x in given.items():
+            if isinstance(x, torch.Tensor) and owner.devices_of(x) != (first,):
+                here = ", ".join(map(str, owner.devices_of(x)))
+                raise DeviceMismatchError(
+                    f"{name} is on {here}, and the pipeline begins on {first}; move it with "
+                    f'to_device(…, "{first}")',
+                    (name, "model"),
+                )
+        try:
+            return forward(*arguments, **named)
+        except AnyDeviceError:
+            raise
+        except RuntimeError as error:
+            refuse_mismatch(error, **given)
+            raise
+
+    return checked
+
+
+def _hold(place: Place, parts: Sequence[tuple[str, Any]], folder: Any) -> None:
+    """Keep the weights of modules in host memory or on disk, and bring them when they run."""
+    engine = registry.load("torch")
+    weights: list[list[Any]] = [list(part.parameters()) for _, part in parts]
+    kept: list[list[Kept]]
+    if place.held == "disk":
+        named = {f"{n}.{m}": x for n, own in enumerate(weights) for m, x in enumerate(own)}
+        files = on_disk(folder, {name: to_numpy(x) for name, x in named.items()})
+        maps = memory_maps(files)
+        for name, x in named.items():
+            x.requires_grad_(False)
+            x.data = _from_map(maps[name], x)
+        kept = [[files[f"{n}.{m}"] for m in range(len(own))] for n, own in enumerate(weights)]
+    else:
+        host = Device("cpu", engine="torch")
+        for x in (x for own in weights for x in own):
+            x.data = moved(x.data, host).contiguous()
+        kept = [[kept_in_memory(x.data, engine) for x in own] for own in weights]
+    fetcher = Fetcher(kept, place.device, engine)
+    for number, (_, part) in enumerate(parts):
+        for x in part.buffers():
+            x.data = moved(x.data, place.device)
+        part.forward = _brought(part, number, weights[number], fetcher, place.device)
+
+
+def _from_map(array: Any, like: Any) -> Any:
+    """A tensor over a map of a file."""
+    import warnings
+
+    import numpy
+
+    torch: Any = sys.modules["torch"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written: it is not
+        raw = torch.from_numpy(array.reshape(-1).view(numpy.uint8))
+    return raw.view(like.dtype).view(like.shape)
+
+
+def _brought(
+    part: Any, number: int, weights: Sequence[Any], fetcher: Fetcher, device: Device
+) -> Callable[..., Any]:
+    """A forward function whose weights are brought to the device before it runs."""
+    torch: Any = sys.modules["torch"]
+    forward = part.forward
+    homes = [x.data for x in weights]
+
+    def streamed(*arguments: Any, **named: Any) -> Any:
+        arguments, named = _moved_tree(arguments, device), _moved_tree(named, device)
+        if _takes_gradients(weights, arguments, named):
+            return again(*arguments, **named)
+        for x, here in zip(weights, fetcher.acquire(number), strict=True):
+            x.data = here
+        try:
+            return forward(*arguments, **named)
+        finally:
+            for x, home in zip(weights, homes, strict=True):
+                x.data = home
+            fetcher.release(number, None)
+
+    def again(*arguments: Any, **named: Any) -> Any:
+        """Weights are copied for this call, and once more for its gradients."""
+
+        def called(*inputs: Any, **more: Any) -> Any:
+            own = {name: moved(x, device) for name, x in part.named_parameters()}
+            part.forward = forward
+            try:
+                return torch.func.functional_call(part, own, inputs, more)
+            finally:
+                part.forward = streamed
+
+        checkpoint: Any = torch.utils.checkpoint.checkpoint
+        return checkpoint(called, *arguments, use_reentrant=False, **named)
+
+    return streamed
+
+
+def _takes_gradients(weights: Sequence[Any], arguments: Any, named: Any) -> bool:
+    torch: Any = sys.modules["torch"]
+    if not torch.is_grad_enabled():
+        return False
+    return any(x.requires_grad for x in (*weights, *_tensors_in((arguments, named))))
+
+
+def _tensors_in(tree: Any) -> Iterator[Any]:
+    torch: Any = sys.modules["torch"]
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict | tuple | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors_in(part)
