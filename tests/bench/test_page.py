@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 
 from anydevice.bench.page import page
-from anydevice.bench.results import Ceiling, Results, compare_runs
+from anydevice.bench.results import Ceiling, Results
 from anydevice.rendering.svg import Axis, Dot, Line, dot_plot, legend, roofline
 
 from .tiny import CEILINGS, machine, measurement, results
@@ -78,16 +79,38 @@ def test_whatever_comes_from_outside_is_escaped() -> None:
         system=NASTY,
     )
     old = results(measurement(NASTY, 1e-9, case=NASTY, engine=NASTY), system=NASTY + "2")
-    text = page(run, compare_runs(old, run))
+    text = page(run, old)
     assert "<script" not in text
     assert NASTY in "".join(parsed(text).itertext())
 
 
 def test_a_comparison_is_on_the_page() -> None:
-    slower = compare_runs(results(measurement()), results(measurement(seconds=3e-3)))
-    said = " ".join(parsed(page(some(), slower)).itertext())
+    both = {"bound": "memory", "fraction": 0.5}
+    old, new = results(measurement(**both)), results(measurement(seconds=3e-3, **both))
+    root = parsed(page(new, old))
+    said = " ".join(root.itertext())
     assert "Against the earlier run" in said
     assert "1 slower, 0 faster" in said
+    [change] = [each for each in root.findall(".//figure") if "before" in "".join(each.itertext())]
+    [dot] = change.findall(".//circle")
+    axis = Axis(0.1, 10.0, 122.0, 322.0, logarithmic=True)
+    assert float(dot.get("cx", "")) == pytest.approx(axis.at(3.0), abs=0.1)
+
+
+def test_notes_stand_below_the_results() -> None:
+    text = page(some())
+    assert text.index("a note") > text.index("<figure")
+
+
+def test_labels_of_roofs_lie_beside_the_plot_and_apart() -> None:
+    roofs = [("float32", 1e10), ("bfloat16", 1.02e10), ("float16", 1.01e10)]
+    dots = [(1e9, Dot("jax", rate)) for _, rate in roofs]
+    root = ElementTree.fromstring(roofline(dots, ["jax"], 1e9, roofs, str, title="t"))
+    marks = [float(mark.get("cx", "")) for mark in root.findall("circle")]
+    labels = [text for text in root.findall("text") if text.get("class") == "detail"]
+    assert min(float(text.get("x", "")) for text in labels) > max(marks) + 3.6
+    heights = sorted(float(text.get("y", "")) for text in labels)
+    assert all(below - above >= 11 for above, below in pairwise(heights))
 
 
 def test_a_device_without_figures_has_no_plots() -> None:

@@ -85,6 +85,22 @@ def test_the_results_are_kept_and_compared(anydevice: Anydevice) -> None:
     assert json.loads(out)["comparison"]["slower"][0]["op"] == "argmax"
 
 
+def test_two_saved_runs_are_compared_without_measuring(anydevice: Anydevice) -> None:
+    anydevice("bench", *SHORT, "--op", "argmax", "--json", "new.json")
+    Path("old.json").write_bytes(Path("new.json").read_bytes())
+    changed(Path("old.json"), 1e-6)
+    words = ("--from", "new.json", "--compare", "old.json")
+    code, out, _ = anydevice("bench", *words, "--html", "both.html")
+    assert code == 1
+    assert "  slower  argmax" in out
+    assert "Time now over before, cpu" in Path("both.html").read_text("utf-8")
+    code, out, _ = anydevice("bench", "--from", "new.json", "--json")
+    assert json.loads(out)["made"] == json.loads(Path("new.json").read_text("utf-8"))["made"]
+    code, _, err = anydevice("bench", *words, "--quick")
+    assert code == 1
+    assert "--quick is for measuring" in err
+
+
 def test_a_page_is_written(anydevice: Anydevice) -> None:
     code, _, _ = anydevice("bench", *SHORT, "--op", "argmax", "--html", "report.html")
     assert code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from math import inf
 
 from anydevice.bench.ceilings import ceiling_of
 from anydevice.bench.printing import (
@@ -13,7 +14,7 @@ from anydevice.bench.printing import (
     comparison_counts,
     measurement_cells,
 )
-from anydevice.bench.results import UNITS, Comparison, MeasuredDevice, Measurement, Results
+from anydevice.bench.results import UNITS, MeasuredDevice, Measurement, Results, compare_runs
 from anydevice.core.text import format_rate, format_time, percent, times
 from anydevice.rendering.svg import Dot, Line, decades, dot_plot, legend, powers, roofline
 
@@ -33,7 +34,7 @@ h2 small, p, figcaption { color: var(--soft); font-weight: normal; font-size: .9
 p { margin: 0 0 10px; overflow-wrap: anywhere; }
 ul { padding: 0; margin: 0 0 10px; list-style: none; }
 h3 { font-size: 1rem; margin: 12px 0 2px; }
-.ceilings { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 8px; }
+.ceilings { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 8px; }
 .ceilings li { background: var(--panel); border-radius: 8px; padding: 8px 10px; }
 .ceilings b { display: block; font-size: 1.05rem; white-space: nowrap; }
 .ceilings span { display: block; font-size: .85rem; }
@@ -42,7 +43,8 @@ h3 { font-size: 1rem; margin: 12px 0 2px; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: .85rem; }
 .legend svg { vertical-align: -1px; }
 .figures { display: grid; gap: 16px; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); }
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+.figures figure:only-child { max-width: 620px; }
 figure { margin: 0; background: var(--panel); border-radius: 10px; padding: 10px; min-width: 0; }
 figcaption b { color: var(--ink); }
 figure svg { display: block; width: 100%; height: auto; margin-top: 6px; }
@@ -77,12 +79,15 @@ td { font-variant-numeric: tabular-nums; }
 """Light or dark as the reader's system is, in one column on a phone."""
 
 
-def page(results: Results, comparison: Comparison | None = None) -> str:
-    """One HTML page that holds all of the results and needs no other file."""
+def page(results: Results, earlier: Results | None = None) -> str:
+    """One HTML page that holds all of the results and needs no other file.
+
+    With an earlier run, it begins with what changed since.
+    """
     known = [name for device in results.devices for name in device.engines]
     engines = list(dict.fromkeys([*known, *(each.engine for each in results.measurements)]))
     sections = "".join(_device(device, results, engines) for device in results.devices)
-    compared = _compared(comparison) if comparison is not None else ""
+    compared = _compared(earlier, results, engines) if earlier is not None else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
@@ -90,7 +95,7 @@ def page(results: Results, comparison: Comparison | None = None) -> str:
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\"/>"
         f"<title>anydevice bench</title><style>{STYLE}</style></head><body><main>"
-        f"{_top(results)}{compared}{sections}</main></body></html>\n"
+        f"{_top(results)}{compared}{sections}{_notes(results)}</main></body></html>\n"
     )
 
 
@@ -102,16 +107,27 @@ def _top(results: Results) -> str:
         f"{len(results.measured)} measurements in {format_time(results.seconds)}",
         *(["a quick run"] if results.quick else []),
     ]
+    return f"<header><h1>anydevice bench</h1><p>{escape(' · '.join(facts))}</p></header>"
+
+
+def _notes(results: Results) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in results.notes)
-    return (
-        f"<header><h1>anydevice bench</h1><p>{escape(' · '.join(facts))}</p>"
-        f"{f'<ul>{notes}</ul>' if notes else ''}</header>"
+    return f"<section><h2>Notes</h2><ul>{notes}</ul></section>" if notes else ""
+
+
+def _compared(earlier: Results, results: Results, engines: Sequence[str]) -> str:
+    comparison = compare_runs(earlier, results)
+    runs = " · ".join(
+        f"{name} {each.made.replace('T', ' ')}, anydevice {each.version}"
+        for name, each in (("before", earlier), ("now", results))
     )
-
-
-def _compared(comparison: Comparison) -> str:
-    parts = ["<section><h2>Against the earlier run</h2>"]
+    parts = [f"<section><h2>Against the earlier run</h2><p>{escape(runs)}</p>"]
     parts += [f"<p>{escape(sentence)}</p>" for sentence in comparison.elsewhere]
+    parts.append(f"<p>{escape(comparison_counts(comparison))}</p>")
+    figures = "".join(_changes(earlier, results, engines))
+    if figures:
+        named = list(dict.fromkeys(each.engine for each in results.measured))
+        parts += [legend(named, engines), f'<div class="figures">{figures}</div>']
     for title, changes in (("Slower", comparison.slower), ("Faster", comparison.faster)):
         if changes:
             parts += [
@@ -122,7 +138,22 @@ def _compared(comparison: Comparison) -> str:
         f"<p>lost: {escape(_name(each))}: {escape(each.reason or '')}</p>"
         for each in comparison.lost
     ]
-    return "".join((*parts, f"<p>{escape(comparison_counts(comparison))}</p></section>"))
+    return "".join((*parts, "</section>"))
+
+
+def _changes(earlier: Results, results: Results, engines: Sequence[str]) -> Iterator[str]:
+    """A figure for each device: what each measurement takes now, over what it took before."""
+    before = {each.key: each.seconds for each in earlier.measured}
+    for device in results.devices:
+        there = [each for each in results.measured if each.device == device.device]
+        lines = _lines(there, lambda each: each.seconds / (before.get(each.key) or inf), times)
+        if lines:
+            title = f"Time now over before, {device.device}"
+            ends = decades([1.0, *(dot.value for line in lines for dot in line.dots)])
+            ends = (min(ends[0], 0.1), ends[1])
+            marks = [(power, f"{power:g} ×") for power in powers(ends)]
+            plot = dot_plot(lines, engines, ends, marks, logarithmic=True, title=title)
+            yield _figure(title, "left of 1 × is faster now", plot)
 
 
 def _device(device: MeasuredDevice, results: Results, engines: Sequence[str]) -> str:

@@ -26,8 +26,6 @@ def summary_lines(results: Results) -> Iterator[str]:
             if each.device == device.device:
                 rate = format_rate(each.rate, UNITS[each.what])
                 yield f"  {each.name:<18}{rate:>14}   {each.engine}, {each.kernel}"
-    for note in results.notes:
-        yield f"  {note}"
 
 
 def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
@@ -46,6 +44,10 @@ def measurement_lines(results: Results, width: int | None) -> Iterator[str]:
     lacking = sum(each.state == "unsupported" for each in results.measurements)
     if lacking:
         yield f"{lacking} not supported by their engine; --json has the reasons"
+    if results.notes:
+        yield ""
+    for note in results.notes:
+        yield f"note: {note}"
 
 
 def _fitting(there: Sequence[Measurement], width: int | None) -> tuple[list[str], list[str]]:

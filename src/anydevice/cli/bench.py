@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", metavar="FILE", help="say what got slower since that --json; exit code 1 if so"
     )
     parser.add_argument(
+        "--from",
+        dest="saved",
+        metavar="FILE",
+        help="measure nothing: show that --json, as with --compare and --html",
+    )
+    parser.add_argument(
         "--save", action="store_true", help="let device() choose engines by these measurements"
     )
 
@@ -75,17 +81,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     old = read_results(arguments.compare) if arguments.compare else None
     for path in filter(None, (file, arguments.html)):
         _insist_on_room_for(path)
-    with progress_on(output, silent=silent) as bar:
-        results = bench(
-            arguments.op,
-            arguments.device,
-            arguments.engine,
-            arguments.dtype,
-            quick=arguments.quick,
-            limit=arguments.limit,
-            isolated=True,
-            progress=bar.tell,
-        )
+    results = _saved(arguments) if arguments.saved else _measured(arguments, output, silent)
     comparison = compare_runs(old, results) if old is not None else None
     data = results.to_dict() | (
         {"comparison": comparison.to_dict()} if comparison is not None else {}
@@ -99,19 +95,43 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if file:
         _write(file, json.dumps(results.to_dict(), indent=1) + "\n")
     if arguments.html:
-        _write(arguments.html, page(results, comparison))
+        _write(arguments.html, page(results, old))
     saved = not arguments.save or _save(results, None if silent else output)
     slower = comparison is not None and not comparison
     return 0 if results.measured and saved and not slower else 1
+
+
+def _measured(arguments: argparse.Namespace, output: Output, silent: bool) -> Results:
+    with progress_on(output, silent=silent) as bar:
+        return bench(
+            arguments.op,
+            arguments.device,
+            arguments.engine,
+            arguments.dtype,
+            quick=arguments.quick,
+            limit=arguments.limit,
+            isolated=True,
+            progress=bar.tell,
+        )
+
+
+def _saved(arguments: argparse.Namespace) -> Results:
+    for name in ("op", "device", "engine", "dtype", "quick", "limit", "save"):
+        if getattr(arguments, name):
+            raise ConfigurationError(
+                f"--{name} is for measuring, and --from shows what was measured", f"--{name}"
+            )
+    return read_results(arguments.saved)
 
 
 def _run_model(arguments: argparse.Namespace, output: Output) -> int:
     """Measure a language model; the code is 2 for bad input, and 1 where memory runs out."""
     try:
         engine, dtype = _only(arguments, "engine"), _only(arguments, "dtype")
-        for name in ("op", "quick", "limit", "html", "compare", "save"):
+        for name in ("op", "quick", "limit", "html", "compare", "saved", "save"):
             if getattr(arguments, name):
-                raise ConfigurationError(f"--{name} is not for --llm", f"--{name}")
+                option = "--from" if name == "saved" else f"--{name}"
+                raise ConfigurationError(f"{option} is not for --llm", option)
         if arguments.file:
             _insist_on_room_for(arguments.file)
         asked = arguments.context

@@ -18,6 +18,10 @@ WIDTH = 340
 """Units across: about the pixels of a phone, so that text keeps its size there."""
 
 _LABELS, _RIGHT, _ROW, _TOP, _BOTTOM = 122, 18, 31, 18, 6
+_MARK = 5
+"""Half the width of the widest mark: texts keep so far from the axis on which marks lie."""
+_BETWEEN = 11
+"""Units between the lines of texts below each other."""
 
 _COLOURS = ("#0b6bcb", "#c2410c")
 _DASHES = ("none", "5 3")  # who sees no colours tells the lines apart as well
@@ -129,7 +133,7 @@ def dot_plot(
         middle = _TOP + _ROW * (number + 0.5)
         parts.append(f'<path class="rule" d="M{_LABELS} {middle:.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(_text(0, middle - 2, shortened(line.name, 18), "name"))
-        parts.append(_text(0, middle + 9, shortened(line.detail, 22), "detail"))
+        parts.append(_text(0, middle + 9, shortened(line.detail, 20), "detail"))
         parts += [_mark(dot, scale.at(dot.value), middle, engines) for dot in line.dots]
     return "".join((*parts, "</svg>"))
 
@@ -147,7 +151,8 @@ def roofline(
 
     `dots` come with their operations a byte; `roofs` are the rates of multiplying matrices.
     """
-    left, right, top, floor_at, height = 48, WIDTH - 20, 10, 218, 250
+    longest = max(len(name) for name, _ in roofs)
+    left, right, top, floor_at, height = 48, WIDTH - 12 - 5.5 * longest, 10, 218, 250
     top_rate = max(rate for _, rate in roofs)
     across = decades([x for x, _ in dots] + [top_rate / bandwidth])
     upward = decades([dot.value for _, dot in dots] + [top_rate])
@@ -158,13 +163,15 @@ def roofline(
         _opened(height, title),
         *_upright(x_axis, below, top, floor_at, floor_at + 12),
         *_level(y_axis, beside, left, right),
-        _text((left + WIDTH) / 2, height - 4, "operations a byte", "tick", "middle"),
+        _text((left + right) / 2, height - 4, "operations a byte", "tick", "middle"),
     ]
     start = max(across[0], upward[0] / bandwidth)
-    for name, rate in roofs:
+    for _, rate in roofs:
         points = [(start, start * bandwidth), (rate / bandwidth, rate), (across[1], rate)]
         parts.append(f'<path class="roof" d="{_path(points, x_axis, y_axis)}"/>')
-        parts.append(_text(right, y_axis.at(rate) + 11, name, "detail", "end"))
+    beside_roofs = _apart([y_axis.at(rate) + 3 for _, rate in roofs], _BETWEEN)
+    for (name, _), y in zip(roofs, beside_roofs, strict=True):
+        parts.append(_text(right + _MARK + 2, y, name, "detail"))
     parts += [_mark(dot, x_axis.at(x), y_axis.at(dot.value), engines) for x, dot in dots]
     return "".join((*parts, "</svg>"))
 
@@ -235,6 +242,19 @@ def _level(axis: Axis, ticks: Ticks, left: float, right: float) -> Iterator[str]
         y = axis.at(value)
         yield f'<path class="grid" d="M{left} {y:.1f}H{right}"/>'
         yield _text(left - 4, y + 3, words, "tick", "end")
+
+
+def _apart(places: Sequence[float], least: float) -> list[float]:
+    """The places, moved downward where two would lie nearer to each other than `least`.
+
+    >>> _apart([30.0, 10.0, 12.0], 11.0)
+    [32.0, 10.0, 21.0]
+    """
+    found: dict[int, float] = {}
+    below = float("-inf")
+    for number in sorted(range(len(places)), key=places.__getitem__):
+        found[number] = below = max(places[number], below + least)
+    return [found[number] for number in range(len(places))]
 
 
 def _path(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> str:
