@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+SMOOTH = ("sigmoid", "tanh", "gelu", "silu", "exp", "reciprocal", "rsqrt", "square", "step")
+FUNCTIONS = ("", "relu", *SMOOTH)
 
 
 class FormatError(ValueError):
@@ -73,6 +75,28 @@ class Network(NamedTuple):
         for piece in _pieces(self):
             digest.update(piece)
         return digest.hexdigest()
+
+
+def check_network(network: Network) -> Network:
+    """The network itself, where its sizes fit together and its numbers are finite."""
+    sizes = [network.inputs]
+    for number, node in enumerate(network.nodes, 1):
+        fits = network.inputs > 0 and node.bias.ndim == 1 and node.size > 0
+        fits &= len(node.inputs) == len(node.weights) > 0
+        for earlier, weight in zip(node.inputs, node.weights, strict=False):
+            fits &= 0 <= earlier < number and weight.ndim in (1, 2)
+            fits = fits and weight.shape == (node.size, sizes[earlier])[: weight.ndim]
+            fits = fits and weight.shape[-1] == sizes[earlier]
+        if not fits:
+            raise FormatError(f"the sizes of node {number} do not fit together")
+        if not all(np.isfinite(each).all() for each in (*node.weights, node.bias)):
+            raise FormatError(f"node {number} has a weight or a bias that is infinite or NaN")
+        if node.function not in FUNCTIONS or node.roundings < 0 or not 0 <= node.inexact < 0.5:
+            raise FormatError(f"the function or the error of node {number} is unknown")
+        sizes.append(node.size)
+    if not network.nodes:
+        raise FormatError("the network has no nodes")
+    return network
 
 
 class Query(NamedTuple):

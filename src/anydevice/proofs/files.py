@@ -1,0 +1,91 @@
+"""Theorems and certificates in files: ONNX, VNN-LIB and our own, with errors that name the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from anydevice.core.record import Record
+from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.proofs.checking.certificate import Certificate
+from anydevice.proofs.checking.certificate import read_certificate as certificate_in
+from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError, Query
+
+T = TypeVar("T")
+
+
+class Model(Record):
+    """The network of a file. `hash` is that of the file; `softmax`: one was left out at the end."""
+
+    path: str
+    hash: str
+    network: Network
+    softmax: bool = False
+
+
+def read_model(path: str | Path) -> Model:
+    """The network in an ONNX file."""
+    from anydevice.proofs.checking.onnx import read_onnx
+
+    data = _content(path)
+    network, softmax = _told(path, lambda: read_onnx(data))
+    return Model(str(path), hashlib.sha256(data).hexdigest(), network, softmax)
+
+
+def read_queries(path: str | Path, model: Model | None = None) -> tuple[Query, ...]:
+    """The queries in a VNN-LIB file, about a model of as many inputs and outputs."""
+    from anydevice.proofs.checking.vnnlib import read_vnnlib
+
+    data = _content(path)
+    inputs, outputs, queries = _told(path, lambda: read_vnnlib(data.decode()))
+    if model is not None:
+        _fits(path, (inputs, outputs), model)
+        if model.softmax and not all(map(_compares, queries)):
+            raise UnsupportedError(
+                f"{path} asks for more than an order of the outputs of {model.path}, which ends in "
+                "a softmax: remove the softmax, or compare two outputs in each row"
+            )
+    return queries
+
+
+def read_certificate(path: str | Path) -> Certificate:
+    """The certificate in a file."""
+    data = _content(path)
+    return _told(path, lambda: certificate_in(data))
+
+
+def _fits(path: str | Path, sizes: tuple[int, int], model: Model) -> None:
+    here = (model.network.inputs, model.network.outputs)
+    if sizes != here:
+        raise ConfigurationError(
+            f"{path} is about {sizes[0]} inputs and {sizes[1]} outputs, and {model.path} has "
+            f"{here[0]} and {here[1]}",
+            source=str(path),
+        )
+
+
+def _compares(query: Query) -> bool:
+    """Whether each row says which of two outputs is larger."""
+    rows: Sequence[Sequence[object]] = [
+        sorted(number for number in row if number) for row in query.coefficients
+    ]
+    pairs = all(len(row) == 2 and row[0] == -row[1] for row in rows)  # type: ignore[operator]
+    return pairs and not any(query.constants)
+
+
+def _content(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}", source=str(path)) from error
+
+
+def _told(path: str | Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except NotSupportedError as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    except (FormatError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}", source=str(path)) from error
