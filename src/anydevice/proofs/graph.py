@@ -116,11 +116,12 @@ class Graph:
         made = self.rows(stacked, weights, shift, function, roundings=roundings, inexact=inexact)
         return made.reshape(shape)
 
-    def constant(self, values: Floats) -> Cells:
+    def constant(self, values: Floats, inexact: float = 0.0) -> Cells:
         """Cells that are the same for every input."""
         values = np.asarray(values, np.float64)
         cells = np.zeros((values.size, 1), np.int64)
-        return self.rows(cells, 0.0, values.reshape(-1)).reshape(values.shape)
+        made = self.rows(cells, 0.0, values.reshape(-1), inexact=inexact)
+        return made.reshape(values.shape)
 
     # Layers
 
