@@ -44,7 +44,7 @@ h3 { font-size: 1rem; margin: 12px 0 2px; }
 .legend svg { vertical-align: -1px; }
 .figures { display: grid; gap: 16px; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
-.figures figure:only-child { max-width: 620px; }
+.figures figure:only-child { max-width: 420px; }
 figure { margin: 0; background: var(--panel); border-radius: 10px; padding: 10px; min-width: 0; }
 figcaption b { color: var(--ink); }
 figure svg { display: block; width: 100%; height: auto; margin-top: 6px; }
