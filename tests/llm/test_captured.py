@@ -15,14 +15,21 @@ import anydevice
 from anydevice import llm
 from anydevice.check.verdicts import Kept
 from anydevice.core.device import Device
+from anydevice.core.trees import mapped
+from anydevice.engines import registry
+from anydevice.errors import UnsupportedError
 from anydevice.llm import captured, decoder
 from anydevice.llm.captured import CapturedRunner
 from anydevice.llm.description import describe
 from anydevice.llm.generation import KINDS_OF_SAMPLING, OpsRunner, generated, layer_numbers
 from anydevice.llm.sampling import sampling
+from anydevice.ops import _experts
 from anydevice.planning.config import as_config
+from tests.llm.families import reference
 
 torch = pytest.importorskip("torch")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from anydevice.engines.torch.captured import CapturedStep  # noqa: E402
 
 GPU = torch.cuda.is_available()
@@ -118,6 +125,28 @@ LLAMA = {
 def test_which_layers_an_engine_may_compute_in_one_go(change: dict[str, Any], fits: bool) -> None:
     description = describe(as_config({**LLAMA, **change}))
     assert (layer_numbers(description, description.layers[0], False) is not None) == fits
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_experts_of_a_step_read_nothing_on_the_host(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a graph needs it: with tensors that have no numbers to be read."""
+    pytest.importorskip("transformers")
+    made = reference(name)
+    numbers = made.parameters["layers"]
+    at = next(at for at, layer in enumerate(numbers) if "experts" in layer)
+    kind = made.description.layers[at]
+    monkeypatch.setattr(_experts, "_where", lambda chosen: "device")  # as on a card
+    assert registry.load("torch").fused  # what is imported there reads numbers
+    with FakeTensorMode():
+        layer = mapped(lambda x: torch.empty(x.shape), numbers[at])
+        for rows in (1, 2, 5, 33, 64):
+            x = torch.empty((rows, 1, made.description.hidden))
+            assert decoder._transformed(made.description, kind, layer, x).shape == x.shape
+        x = torch.empty((1, 65, made.description.hidden))
+        with pytest.raises(UnsupportedError, match="cannot be read"):  # what is read, is seen
+            decoder._transformed(made.description, kind, layer, x)
 
 
 @pytest.mark.parametrize("window", [None, 4, 40])

@@ -21,12 +21,12 @@ from anydevice.core.dtypes import DTYPES
 from anydevice.core.engine import Absent, Engine, LayerNumbers
 from anydevice.core.locks import ForkSafeLock
 from anydevice.core.rope_scaling import depends_on_length
+from anydevice.core.trees import leaf_names, leaves
 from anydevice.engines import registry
 from anydevice.errors import VerificationError
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
-from anydevice.models.native import paths_of
 from anydevice.ops.dispatch import explain, own_version, primitives
 from anydevice.settings.files import compiled_folder
 
@@ -626,12 +626,13 @@ def score(programs: Programs, ids: Sequence[int]) -> list[float]:
 def not_finite(programs: Programs, where: str) -> VerificationError:
     """The error for logits that are not finite: it names the first weight that is not, if any."""
     begun = f"the logits of {where} are NaN or infinite"
-    for path, weight in paths_of(programs.parameters).items():
+    tree = programs.parameters
+    for name, weight in zip(leaf_names(tree), leaves(tree), strict=True):
         if not _is_finite(programs, weight):
             return VerificationError(
-                f"{begun}, because the weight {path} has such numbers: the files of the model are "
-                "damaged; download them again",
-                where=path,
+                f"{begun}, because the weight {name[1:]} has such numbers: the files of the model "
+                "are damaged; download them again",
+                where=name[1:],
             )
     like = programs.parameters["embedding"]
     dtype = primitives(like).dtype(like).name

@@ -58,9 +58,10 @@ def experts(
     in 16 bits, the gate, up and the activation are rounded on the way.
 
     Only chosen experts are computed, a product for each that any token uses. To sort tokens by
-    expert, arrays of an accelerator are waited for, unless there are no more choices than experts:
-    then the matrices that are used are gathered on the device. JAX and MLX never wait. PyTorch's
-    compiler has every expert compute every token where there are more choices than experts.
+    expert, arrays of an accelerator are waited for where there are more than 64. Of fewer, nothing
+    is waited for: the matrices of a few choices are gathered, and for more choices, which use most
+    of the experts anyway, every expert computes every token. JAX and MLX never wait. PyTorch's
+    compiler has every expert compute every token but for a few choices.
 
     >>> import numpy
     >>> gate_up, down = numpy.ones((3, 2, 1)), numpy.array([[[1.0]], [[10.0]], [[100.0]]])
@@ -175,6 +176,15 @@ class _Networks:
         between = self._between(self._product(row, taken[0], taken[2]), rows)
         return xp.reshape(self._product(between, taken[1], taken[3]), tuple(rows.shape))
 
+    def of_all(self, rows: Array) -> Array:
+        """What every expert makes of rows (rows, hidden): (experts × rows, hidden)."""
+        xp, (gate_up, down, bias, last_bias) = self.xp, self.stacks
+        shape = (self.count, *rows.shape)
+        every = xp.broadcast_to(xp.reshape(rows, (1, *rows.shape)), shape)
+        between = self._between(self._product(every, gate_up, bias), rows)
+        found = self._product(between, down, last_bias)
+        return xp.reshape(found, (shape[0] * shape[1], shape[2]))
+
     def _between(self, both: Array, like: Array) -> Array:
         """What lies between the two products of an expert."""
         xp, last = self.xp, len(both.shape) - 1
@@ -204,13 +214,21 @@ def _experts(
     networks = _Networks(xp, (gate_up, down, gate_up_bias, down_bias), activation, alpha, limit)
     weights = xp.astype(weights, xp.dtype(widened(xp, x)))
     where = _where(chosen)
-    if where == "host" or (where == "device" and tokens * k > count):
+    if where == "host" or (where == "device" and tokens > FEW_TOKENS):
         result = _sorted_by_expert(networks, x, _on_host(chosen), weights)
-    elif tokens * k <= count:
+    elif tokens * k * COPIED <= count:
         result = _gathered(networks, x, chosen, weights)
+    elif tokens <= FEW_TOKENS:
+        result = _side_by_side(networks, x, chosen, weights)
     else:
         result = _all_experts(networks, x, chosen, weights)
     return xp.astype(result, xp.dtype(x))
+
+
+FEW_TOKENS = 64
+"""So many rows go through a matrix in the time that reading it takes."""
+COPIED = 3
+"""How often the bytes of a matrix pass memory when it is gathered: read, written, and read."""
 
 
 def _where(chosen: Array) -> str:
@@ -266,9 +284,24 @@ def _gathered(networks: _Networks, x: Array, chosen: Array, weights: Array) -> A
     found = networks.of_each(
         xp.reshape(safe, (tokens * k,)), xp.reshape(rows, (tokens * k, x.shape[1]))
     )
-    found = xp.reshape(found, (tokens, k, x.shape[1]))
-    shared = xp.multiply(found, xp.reshape(weights, (tokens, k, 1)))
-    return xp.sum(xp.where(xp.reshape(inside, (tokens, k, 1)), shared, 0.0), 1)
+    return _shared(xp, found, inside, weights)
+
+
+def _side_by_side(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
+    """Every expert for every token at once, and of that what was chosen."""
+    xp, (tokens, k) = networks.xp, chosen.shape
+    inside, safe = _inside(xp, chosen, networks.count)
+    row = xp.reshape(xp.arange(tokens, INT32, x), (tokens, 1))
+    places = xp.reshape(xp.add(xp.multiply(safe, tokens), row), (tokens * k,))
+    return _shared(xp, xp.take(networks.of_all(x), places, 0), inside, weights)
+
+
+def _shared(xp: Primitives, found: Array, inside: Array, weights: Array) -> Array:
+    """The sum of what the choices (tokens × k, hidden) give, each by its weight."""
+    shape = (*weights.shape, 1)
+    found = xp.reshape(found, (*weights.shape, found.shape[1]))
+    shared = xp.multiply(found, xp.reshape(weights, shape))
+    return xp.sum(xp.where(xp.reshape(inside, shape), shared, 0.0), 1)
 
 
 def _all_experts(networks: _Networks, x: Array, chosen: Array, weights: Array) -> Array:
