@@ -355,7 +355,7 @@ class Climb:
     def usual(self, kind: str) -> Any:
         """The tile of the code."""
         if kind == "attention":
-            return decode_attention.TILES[max(64, 1 << (self.few.size - 1).bit_length())]
+            return decode_attention.usual_tile(self.few.size, self.model.batch)
         return decode_products.TILES[kind, self.rows]
 
     def here(self, kind: str) -> Any:

@@ -18,7 +18,13 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record
-from anydevice.engines.torch.triton.decode_products import Release, begin, end, wait
+from anydevice.engines.torch.triton.decode_products import (
+    Release,
+    begin,
+    end,
+    padded_rows,
+    wait,
+)
 from anydevice.engines.torch.triton.launch import (
     counters,
     multiprocessors,
@@ -53,12 +59,18 @@ class AttentionTile(Record):
     release: Release = "first"
 
 
-TILES: Mapping[int, AttentionTile] = {
-    64: AttentionTile(parts=64, keys=128, warps=4),
-    128: AttentionTile(parts=64, keys=128, warps=8),
-    256: AttentionTile(parts=64, keys=64, warps=8),
+TILES: Mapping[tuple[int, int], AttentionTile] = {
+    (64, 1): AttentionTile(parts=64, keys=128, warps=4, stages=1, release="waited"),
+    (64, 16): AttentionTile(parts=64, keys=128, warps=4, per_processor=2),
+    (64, 32): AttentionTile(parts=64, keys=128, warps=4),
+    (128, 1): AttentionTile(parts=64, keys=128, warps=4, stages=1, release="waited"),
+    (128, 16): AttentionTile(parts=64, keys=128, warps=4, per_processor=2),
+    (128, 32): AttentionTile(parts=64, keys=128, warps=8),
+    (256, 1): AttentionTile(parts=64, keys=64, warps=8),
+    (256, 16): AttentionTile(parts=64, keys=64, warps=8),
+    (256, 32): AttentionTile(parts=64, keys=64, warps=8),
 }
-"""By the size of a head, as a power of two: the tiles for an H200."""
+"""By the size of a head and the padded rows, up to 32 of them: the tiles for an H200."""
 LARGEST_SIZE = 256
 
 
@@ -81,6 +93,11 @@ class AttentionNumbers(Record):
     window: int | None = None
     ring: bool = False
     eps: float = 0.0
+
+
+def usual_tile(size: int, rows: int) -> AttentionTile:
+    """The tile for heads of this size and so many rows."""
+    return TILES[max(64, triton.next_power_of_2(size)), min(32, padded_rows(rows))]
 
 
 def attention_parts(tile: AttentionTile, pairs: int, slots: int, processors: int) -> int:
@@ -116,7 +133,7 @@ def attend(
     heads, key_heads, size = numbers.heads, numbers.key_heads, numbers.size
     out = torch.empty((rows, heads * size), dtype=qkv.dtype, device=qkv.device)
     width = max(16, triton.next_power_of_2(size))
-    cut = tile or TILES[max(64, width)]
+    cut = tile or usual_tile(width, rows)
     pairs, group = rows * key_heads, heads // key_heads
     parts = attention_parts(cut, pairs, slots, multiprocessors(qkv.device))
     averages = sums = counts = out
@@ -134,8 +151,8 @@ def attend(
         key_heads=key_heads, group=group, block_group=LEAST_GROUP, size=size, width=width,
         rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
         normed=query_norm is not None, ring=numbers.ring, block=cut.keys, parts=parts,
-        block_parts=triton.next_power_of_2(parts), stages=cut.stages, release=cut.release,
-        num_warps=cut.warps,
+        block_parts=triton.next_power_of_2(parts), block_members=triton.next_power_of_2(group),
+        stages=cut.stages, release=cut.release, num_warps=cut.warps,
         **overlapping(qkv.device),
     )  # fmt: skip
     return out
@@ -210,7 +227,7 @@ def _attend(
     key_heads: tl.constexpr, group: tl.constexpr, block_group: tl.constexpr, size: tl.constexpr,
     width: tl.constexpr, rotated: tl.constexpr, interleaved: tl.constexpr, normed: tl.constexpr,
     ring: tl.constexpr, block: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr,
-    stages: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
+    block_members: tl.constexpr, stages: tl.constexpr, release: tl.constexpr, overlap: tl.constexpr,
 ):  # fmt: skip
     begin(overlap, release)
     part = tl.program_id(0)
@@ -306,18 +323,47 @@ def _attend(
         tl.debug_barrier()
         if tl.atomic_add(counts + pair, 1, sem="acq_rel") == used - 1:
             tl.store(counts + pair, 0)
-            each = tl.arange(0, block_parts)
-            there = each < used
-            for one in tl.static_range(group):
-                state = sums + (pair * 2 * group + one) * parts + each
-                high = tl.load(state, there, NOT_SEEN, cache_modifier=".cg")
-                count = tl.load(state + group * parts, there, 0, cache_modifier=".cg")
-                weight = tl.exp2(high - tl.max(high, 0))
-                lines = (pair * parts + each).to(tl.int64) * group + one
-                found = tl.load(
-                    averages + lines[:, None] * width + place[None, :], there[:, None], 0,
-                    cache_modifier=".cg",
-                )  # fmt: skip
-                result = tl.sum(found * weight[:, None], 0) / tl.sum(count * weight, 0)
-                whole = result.to(out.dtype.element_ty)
-                tl.store(target + one * size + place, whole, place < size)
+            _put_together(
+                averages + pair.to(tl.int64) * parts * group * width,
+                sums + pair * 2 * group * parts, target, used,
+                group, block_members, size, width, parts, block_parts,
+            )  # fmt: skip
+
+
+@triton.jit
+def _put_together(
+    averages, sums, target, used, group: tl.constexpr, members: tl.constexpr, size: tl.constexpr,
+    width: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr,
+):  # fmt: skip
+    """The whole average of a pair's heads, of those of the parts that were used.
+
+    Parts are read several at once; the first of them are on their way while the sums are.
+    """
+    several: tl.constexpr = min(block_parts, 32 // members)
+    member = tl.arange(0, members)
+    place = tl.arange(0, width)
+    known = member < group
+    part = tl.arange(0, several)
+    line = part[:, None, None] * group + member[None, :, None]
+    spot = averages + line * width + place[None, None, :]
+    here = (part < used)[:, None] & known[None, :]
+    found = tl.load(spot, here[:, :, None], 0, cache_modifier=".cg")
+    highest = sums + member[None, :] * parts + part[:, None]
+    high = tl.load(highest, here, NOT_SEEN, cache_modifier=".cg")
+    each = tl.arange(0, block_parts)
+    state = sums + member[:, None] * parts + each[None, :]
+    there = known[:, None] & (each < used)[None, :]
+    every = tl.load(state, there, NOT_SEEN, cache_modifier=".cg")
+    count = tl.load(state + group * parts, there, 0, cache_modifier=".cg")
+    top = tl.max(every, 1)
+    total = tl.sum(count * tl.exp2(every - top[:, None]), 1)
+    result = tl.sum(found * tl.exp2(high - top[None, :])[:, :, None], 0)
+    for first in range(several, used, several):
+        here = (first + part < used)[:, None] & known[None, :]
+        found = tl.load(spot + first * group * width, here[:, :, None], 0, cache_modifier=".cg")
+        high = tl.load(highest + first, here, NOT_SEEN, cache_modifier=".cg")
+        result += tl.sum(found * tl.exp2(high - top[None, :])[:, :, None], 0)
+    # Beyond the group, sums are 0.
+    whole = (result / tl.where(known, total, 1.0)[:, None]).to(target.dtype.element_ty)
+    spot = target + member[:, None] * size + place[None, :]
+    tl.store(spot, whole, known[:, None] & (place < size)[None, :])
