@@ -1,0 +1,413 @@
+"""Sound bounds of a network over many boxes at once, on any engine.
+
+For each neuron two linear functions of the input are carried forward, one below it and one above.
+Where they leave open whether a ReLU is on or off, the neuron is substituted backward through the
+layers before, which is tighter. At last the rows of the query are substituted backward.
+
+Everything is computed in plain floating point, in any order of summation, with FMA or without. The
+coefficients that come out are taken for the exact ones; how far a step may stand from the exact one
+is at most gamma times known magnitudes, and is added up beside it. So is what an execution of the
+network in float32 may add. A NaN anywhere makes a bound NaN, and a NaN proves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from anydevice.proofs.checking.network import Network, Node
+from anydevice.proofs.curves import Curve, Lines, relu_curve, relu_open
+from anydevice.proofs.machines import Array, Host, Machine
+
+FORWARD_INPUTS = 64
+"""Beyond so many inputs, intervals are carried forward instead of linear functions."""
+
+_SLACK = 1.02
+"""Covers the rounding of the error terms themselves, and terms of second order."""
+
+
+class Step(NamedTuple):
+    """A node of a network as bounds need it.
+
+    `back` and `forth` bound the relative rounding of a backward and a forward step, `run` that of
+    an execution of the network and of inexact weights, `floor` what is lost where numbers near
+    zero are taken for it.
+    """
+
+    inputs: tuple[int, ...]
+    weights: tuple[Array, ...]
+    turned: tuple[Array, ...]
+    sizes: tuple[Array, ...]
+    bias: Array
+    size_of_bias: Array
+    function: str
+    size: int
+    back: float
+    forth: float
+    run: float
+    floor: float
+
+
+class Prepared(NamedTuple):
+    """A network on a machine; `linear` is the number of inputs of its forward functions."""
+
+    machine: Machine
+    inputs: int
+    linear: int
+    steps: tuple[Step, ...]
+
+    def gamma(self, count: int) -> float:
+        return _SLACK * count * self.machine.unit
+
+    @property
+    def terms(self) -> float:
+        """How many products one backward substitution consists of, at most, with room to spare."""
+        return 8.0 * sum(step.size for step in self.steps) + 64.0 * self.inputs
+
+
+def prepare(network: Network, arithmetic: str, machine: Machine) -> Prepared:
+    """The arrays of a network where bounds are computed, and the constants of their errors."""
+    linear = network.inputs if network.inputs <= FORWARD_INPUTS else 0
+    steps = tuple(_step(node, arithmetic == "float32", machine) for node in network.nodes)
+    return Prepared(machine, network.inputs, linear, steps)
+
+
+def _step(node: Node, executed: bool, machine: Machine) -> Step:
+    given = (*node.weights, node.bias)
+    *weights, bias = [np.ascontiguousarray(each, machine.dtype) for each in given]
+    is_exact = all((a == b).all() for a, b in zip((*weights, bias), given, strict=True))
+    inexact = node.inexact + (0.0 if is_exact else machine.unit)
+    terms = sum(w.shape[1] if w.ndim == 2 else 1 for w in weights) + len(weights)
+    place = machine.place
+    return Step(
+        node.inputs,
+        tuple(place(w) for w in weights),
+        tuple(place(w.T) for w in weights),
+        tuple(place(np.abs(w).T) for w in weights),
+        place(bias),
+        place(np.abs(bias)),
+        node.function,
+        node.size,
+        back=_SLACK * (node.size + len(weights) + 3) * machine.unit,
+        forth=_SLACK * (terms + 4) * machine.unit,
+        run=_SLACK * (node.roundings * 2.0**-24 * executed + inexact),
+        floor=(terms + 4) * max(2.0**-126 * executed, machine.tiny),
+    )
+
+
+class Form(NamedTuple):
+    """What is known of the values of a node over each box.
+
+    Two linear functions, `middle - spread` and `middle + spread`, of inputs between -1 and 1:
+    coefficients (boxes, inputs + 1, size), the constant last. `spread` has two rows more: the sum
+    of the magnitudes of all coefficients, and the largest magnitude of the value.
+    """
+
+    middle: Array
+    spread: Array
+
+
+class Layer(NamedTuple):
+    """A node over each box, as backward substitution needs it to pass from values to inputs.
+
+    `share` says how much of the node's range each input is responsible for.
+    """
+
+    low: Array
+    high: Array
+    error: Array
+    share: Array | None = None
+    lines: Lines | None = None
+
+
+class Lowered(NamedTuple):
+    """Lower bounds of rows, as linear functions of the inputs: (rows,), (rows, inputs), (rows,).
+
+    `nominal` are the bounds without what rounding and execution may take away. `met` has the
+    coefficients of each node on the way, where they were asked for.
+    """
+
+    low: Array
+    nominal: Array
+    slopes: Array
+    constant: Array
+    met: dict[int, Array]
+
+
+class Relaxed:
+    """The bounds of all nodes of a network over a batch of boxes, computed when it is made."""
+
+    def __init__(self, net: Prepared, centre: Host, radius: Host, tighten: bool = True) -> None:
+        self.net = net
+        self.xp = net.machine.xp
+        self.boxes = len(centre)
+        self.pairs = 0
+        self.layers: list[Layer] = []
+        self.centre, self.radius = net.machine.place(centre), net.machine.place(radius)
+        reach = abs(self.centre) + self.radius
+        self.largest: dict[int, Array] = {0: reach}
+        self.total = self.xp.sum(reach, 1, True)
+        self._forms = {0: self._input_form(centre, radius)}
+        last_use = {i: n for n, step in enumerate(net.steps, 1) for i in step.inputs}
+        for number, step in enumerate(net.steps, 1):
+            self._pass(number, step, tighten)
+            for i in {i for i in step.inputs if last_use[i] == number}:
+                del self._forms[i]
+
+    def _input_form(self, centre: Host, radius: Host) -> Form:
+        place, linear = self.net.machine.place, self.net.linear
+        boxes, inputs = centre.shape
+        middle = np.zeros((boxes, linear + 1, inputs))
+        spread = np.zeros((boxes, linear + 3, inputs))
+        if linear:
+            middle[:, np.arange(inputs), np.arange(inputs)] = radius
+        else:
+            spread[:, 0] = radius
+        middle[:, linear] = centre
+        spread[:, -2:] = (np.abs(centre) + radius)[:, None]
+        return Form(place(middle), place(spread))
+
+    def _pass(self, number: int, step: Step, tighten: bool) -> None:
+        """The bounds of one node, from those of the nodes before it."""
+        xp, net = self.xp, self.net
+        linear, tiny = net.linear, net.machine.tiny
+        used = [self._forms[i] for i in step.inputs]
+        middle = sum(self._times(f.middle, w) for f, w in zip(used, step.turned, strict=True))
+        spread = sum(self._times(f.spread, w) for f, w in zip(used, step.sizes, strict=True))
+        sizes = _row(xp, spread, linear + 1) + step.size_of_bias
+        reach = _row(xp, spread, linear + 2) + step.size_of_bias
+        spread = xp.part(spread, 1, 0, linear + 1)
+        # What an execution adds; what the backward step adds to it; what the forward step adds.
+        executed = reach * step.run + (self.total + 1.0) * step.floor + self._overflow(reach)
+        error = reach * step.back + executed
+        off = sizes * step.forth + executed
+        lower, upper = middle - spread, middle + spread
+        below, above = abs(lower), abs(upper)
+        sizes = xp.sum(xp.maximum(below, above), 1) + step.size_of_bias
+        # And what the sums over the inputs add.
+        off = off + sizes * net.gamma(linear + 8) + tiny
+        low = _row(xp, lower, linear) + step.bias - off
+        high = _row(xp, upper, linear) + step.bias + off
+        share = None
+        if linear:
+            below, above = xp.part(below, 1, 0, linear), xp.part(above, 1, 0, linear)
+            low, high = low - xp.sum(below, 1), high + xp.sum(above, 1)
+            share = below + above
+        self.total = self.total + xp.sum(reach, 1, True)
+        self.layers.append(Layer(low, high, error, share))
+        if step.function and tighten and number > 1:
+            low, high = self._tightened(number, step, low, high)
+        curve = self._curve(step, low, high)
+        largest = xp.maximum(abs(curve.least), abs(curve.most))
+        self.total = self.total + xp.sum(largest, 1, True)
+        self.largest[number] = largest
+        lines = curve.lines if step.function else None
+        self.layers[-1] = Layer(low, high, error, share, lines)
+        if number < len(net.steps):
+            form = _Functions(middle, spread, sizes, off, step.bias)
+            self._forms[number] = self._form(form, curve, largest)
+
+    def _overflow(self, reach: Array) -> Array:
+        """Infinite where a sum might overflow float32: then no error term bounds it."""
+        most = 2.0**127
+        return self.xp.maximum(reach - most, 0.0) * most * most
+
+    def _curve(self, step: Step, low: Array, high: Array) -> Curve:
+        unit, tiny = self.net.machine.unit, self.net.machine.tiny
+        if step.function == "relu":
+            return relu_curve(self.xp, low, high, unit, tiny)
+        return Curve(Lines(1.0, 0.0, 1.0, 0.0), low, high)
+
+    def _form(self, given: _Functions, curve: Curve, largest: Array) -> Form:
+        """The linear functions behind a node's own function, or the intervals."""
+        xp, net = self.xp, self.net
+        if not net.linear:
+            half = (curve.least + curve.most) * 0.5
+            wide = xp.maximum(curve.most - half, half - curve.least)
+            wide = wide * (1.0 + 8 * net.machine.unit) + net.machine.tiny
+            rows = xp.stack([wide, abs(half) + wide, largest], 1)
+            return Form(_row_of(xp, half), rows)
+        lower, below, upper, above = curve.lines
+        grown = abs(lower) + abs(upper)
+        size = (given.sizes + given.off) * grown + (abs(below) + abs(above))
+        # The products below round; and the lines pass on what the affine step was off.
+        pad = size * net.gamma(8) + grown * given.off + net.machine.tiny
+        mean, turn = (lower + upper) * 0.5, (upper - lower) * 0.5
+        tilt = (abs(upper) - abs(lower)) * 0.5
+        bias = given.bias
+        middle = given.middle * _row_of(xp, mean) + given.spread * _row_of(xp, tilt)
+        spread = given.middle * _row_of(xp, turn) + given.spread * _row_of(xp, grown * 0.5)
+        middle = _with_last(xp, middle, mean * bias + (above + below) * 0.5)
+        spread = _with_last(xp, spread, turn * bias + (above - below) * 0.5 + pad)
+        extra = xp.stack([size + pad, largest], 1)
+        return Form(middle, xp.concat([spread, extra], 1))
+
+    def _tightened(self, number: int, step: Step, low: Array, high: Array) -> tuple[Array, Array]:
+        """The bounds of the neurons that the forward functions leave open, by substitution."""
+        machine = self.net.machine
+        box, neuron = np.nonzero(machine.host(relu_open(self.xp, low, high)))
+        self.pairs += len(box)
+        if not len(box):
+            return low, high
+        least, most = np.array(machine.host(low)), np.array(machine.host(high))
+        for start in range(0, len(box), machine.rows // 2):
+            some = slice(start, start + machine.rows // 2)
+            b, n = box[some], neuron[some]
+            lower, upper = self._both_sides(number, step, b, n)
+            least[b, n] = np.maximum(least[b, n], lower)
+            most[b, n] = np.minimum(most[b, n], upper)
+        return machine.place(least), machine.place(np.maximum(least, most))
+
+    def _both_sides(self, number: int, step: Step, box: Host, neuron: Host) -> tuple[Host, Host]:
+        """Lower and upper bounds of neurons of a node, each over one box."""
+        machine, xp, count = self.net.machine, self.xp, len(box)
+        if machine.pads:
+            more = padded(count) - count
+            box, neuron = np.pad(box, (0, more)), np.pad(neuron, (0, more))
+        where, which = machine.indices(box), machine.indices(neuron)
+        flat = xp.reshape(self.layers[number - 1].error, (self.boxes * step.size,))
+        error = xp.take(flat, machine.indices(box * step.size + neuron))
+        bias = xp.take(step.bias, which)
+        pending: dict[int, Array] = {}
+        for i, weight in zip(step.inputs, step.weights, strict=True):
+            rows = self._rows(weight, which)
+            rows = xp.concat([rows, -rows], 0)
+            pending[i] = pending[i] + rows if i in pending else rows
+        twice = xp.concat([where, where], 0)
+        constant, errors = xp.concat([bias, -bias], 0), xp.concat([error, error], 0)
+        found = machine.host(self.substitute(pending, constant, errors, twice).low)
+        half = len(found) // 2
+        return found[:count], -found[half : half + count]
+
+    def _rows(self, weight: Array, which: Array) -> Array:
+        if len(weight.shape) == 2:
+            return self.xp.take(weight, which)
+        hot = self.xp.one_hot(which, weight.shape[0], self.net.machine.dtype)
+        return hot * _row_of(self.xp, weight)
+
+    def substitute(
+        self,
+        pending: dict[int, Array],
+        constant: Array,
+        error: Array,
+        box: Array,
+        keep: bool = False,
+    ) -> Lowered:
+        """Lower bounds of sums `coefficients @ values of nodes + constant - error`, one a row.
+
+        `pending` has the coefficients by node; `box` says over which box a row is bounded.
+        """
+        xp, net, dot = self.xp, self.net, self.net.machine.dot
+        met: dict[int, Array] = {}
+        unit = net.machine.unit
+        error = error + xp.take(self._floor, box)
+        for number in range(max(pending), 0, -1):
+            if number not in pending:
+                continue
+            row = pending.pop(number)
+            step, layer = net.steps[number - 1], self.layers[number - 1]
+            if keep:
+                met[number] = row
+            size = abs(constant)
+            if layer.lines is not None:
+                lower, below, upper, above = layer.lines
+                negative = xp.minimum(row, 0.0)
+                positive = row - negative
+                moved = dot(negative, xp.take(above, box))
+                size = size - moved
+                if not isinstance(below, float):
+                    risen = dot(positive, xp.take(below, box))
+                    moved, size = moved + risen, size + abs(risen)
+                row = positive * xp.take(lower, box)
+                row += negative * xp.take(upper, box)
+                constant = constant + moved
+            error = error + size * step.back + dot(abs(row), xp.take(layer.error, box))
+            constant = constant + _times_vector(xp, row, step.bias)
+            for i, weight in zip(step.inputs, step.weights, strict=True):
+                passed = xp.matmul(row, weight) if len(weight.shape) == 2 else row * weight
+                if i in pending:
+                    passed = passed + pending[i]
+                    error = error + 2 * unit * dot(abs(passed), xp.take(self.largest[i], box))
+                pending[i] = passed
+        slopes = pending[0]
+        centre, radius = xp.take(self.centre, box), xp.take(self.radius, box)
+        size = abs(slopes)
+        around = dot(size, radius)
+        error = error + net.gamma(net.inputs + 6) * (
+            dot(size, abs(centre)) + around + abs(constant)
+        )
+        nominal = dot(slopes, centre) - around + constant
+        return Lowered(nominal - _SLACK * error, nominal, slopes, constant, met)
+
+    @property
+    def _floor(self) -> Array:
+        """What a substitution loses where numbers near zero are taken for zero."""
+        scale = self.net.terms * self.net.machine.tiny
+        return self.xp.reshape((self.total + 1.0) * scale, (self.boxes,))
+
+    def rows_below(self, rows: Array, constants: Array, box: Array, keep: bool = False) -> Lowered:
+        """Lower bounds of rows of coefficients over the outputs, plus constants."""
+        last = len(self.net.steps)
+        size = self.net.machine.dot(abs(rows), self.xp.take(self.largest[last], box))
+        error = self.net.gamma(8) * (size + abs(constants))
+        return self.substitute({last: rows}, constants, error, box, keep)
+
+    def _times(self, rows: Array, weight: Array) -> Array:
+        """(boxes, rows, inputs) times a matrix (inputs, outputs) or a diagonal."""
+        if len(weight.shape) == 1:
+            return rows * weight
+        boxes, count, inputs = rows.shape
+        flat = self.xp.matmul(self.xp.reshape(rows, (boxes * count, inputs)), weight)
+        return self.xp.reshape(flat, (boxes, count, weight.shape[1]))
+
+
+class _Functions(NamedTuple):
+    """The forward functions before a node's own function, without the bias."""
+
+    middle: Array
+    spread: Array
+    sizes: Array
+    off: Array
+    bias: Array
+
+
+def padded(count: int) -> int:
+    """The next of few sizes: powers of two, and those times one and a half."""
+    size = 16
+    while size < count:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def outward(
+    low: npt.NDArray[np.float64], high: npt.NDArray[np.float64], dtype: str
+) -> tuple[Host, Host]:
+    """Centres and radii in a dtype, such that they contain boxes of float64."""
+    centre = (low + (high - low) * 0.5).astype(dtype)
+    exact = centre.astype(np.float64)
+    radius = np.maximum(high - exact, exact - low) * (1 + 2.0**-50)
+    if dtype == "float32":
+        radius = radius * (1 + 2.0**-22) + 2.0**-126
+    return centre, (radius + 2.0**-1022 * 4).astype(dtype)
+
+
+def _row(xp: Any, x: Array, number: int) -> Array:
+    boxes, _, size = x.shape
+    return xp.reshape(xp.part(x, 1, number, number + 1), (boxes, size))
+
+
+def _row_of(xp: Any, x: Array) -> Array:
+    return xp.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
+
+
+def _with_last(xp: Any, x: Array, last: Array) -> Array:
+    """The coefficients with something added to the constants."""
+    rows = x.shape[1]
+    end = xp.part(x, 1, rows - 1, rows) + _row_of(xp, last)
+    return xp.concat([xp.part(x, 1, 0, rows - 1), end], 1) if rows > 1 else end
+
+
+def _times_vector(xp: Any, rows: Array, vector: Array) -> Array:
+    return xp.reshape(xp.matmul(rows, xp.reshape(vector, (vector.shape[0], 1))), (rows.shape[0],))

@@ -1,0 +1,47 @@
+"""Lines below and above an elementwise function between two bounds of its argument."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Array = Any
+
+
+class Lines(NamedTuple):
+    """`lower * z + below <= f(z) <= upper * z + above` for each z between the bounds."""
+
+    lower: Array
+    below: Array
+    upper: Array
+    above: Array
+
+
+class Curve(NamedTuple):
+    """The lines of a function, and the least and the greatest value that it takes."""
+
+    lines: Lines
+    least: Array
+    most: Array
+
+
+def relu_curve(xp: Any, low: Array, high: Array, unit: float, tiny: float) -> Curve:
+    """The chord above, and below the line through 0 that leaves the smaller triangle.
+
+    The chord is moved up until it is valid at both ends, whatever slope came out.
+    """
+    on, off = low >= 0, high <= 0
+    decided = xp.logical_or(on, off)
+    chord = xp.clip(high / xp.where(decided, high * 0 + 1, high - low), 0.0, 1.0)
+    above = xp.maximum(-chord * low, (1.0 - chord) * high) * (1.0 + 8 * unit) + tiny
+    nothing = chord * 0
+    upper = xp.where(on, nothing + 1, xp.where(off, nothing, chord))
+    lower = xp.where(on, nothing + 1, xp.where(high > -low, nothing + 1, nothing))
+    lower = xp.where(off, nothing, lower)
+    most = xp.maximum(high, nothing)
+    lines = Lines(lower, 0.0, upper, xp.where(decided, nothing, above))
+    return Curve(lines, xp.maximum(low, nothing), most)
+
+
+def relu_open(xp: Any, low: Array, high: Array) -> Array:
+    """Which neurons are neither on nor off throughout."""
+    return xp.logical_and(low < 0, high > 0)
