@@ -14,6 +14,7 @@ DEMO  := $(VENV)/.ready-demo
 CHAT  := $(VENV)/.ready-chat
 TESTS := $(VENV)/.ready-test
 DOCS  := $(VENV)/.ready-docs
+DIST  := $(VENV)/.ready-dist
 
 # Many tests start Python anew, which reads what was compiled once, whatever the shell says of that.
 PYTEST := PYTHONDONTWRITEBYTECODE= ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
@@ -24,7 +25,7 @@ MODEL := .cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test check bench docs soak soak-isa coverage clean model-if-possible templates-if-possible
+.PHONY: help demo chat test check bench docs dist soak soak-isa coverage clean model-if-possible templates-if-possible
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,12 @@ bench: $(TESTS) ## how fast discovery is, against importing torch
 docs: $(DOCS) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+dist: $(TESTS) $(DIST) ## build what is published, check it, and run the README from the built wheel
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/check_dist.py dist
+
 soak: $(TESTS) model-if-possible templates-if-possible soak-isa ## the long form of the tests, and those of numbers on lesser processors
 	ANYDEVICE_TEST_ENGINES=$(ENGINES) $(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
@@ -78,7 +85,7 @@ soak-isa: $(TESTS)
 	  XLA_FLAGS=--xla_cpu_multi_thread_eigen=false $(PYTEST) $(NUMERIC)
 
 clean: ## delete everything that these commands made
-	rm -rf $(VENV) site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) dist site htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache \
 	  .import_linter_cache .hypothesis .cache
 	find src tests demo bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -131,3 +138,7 @@ $(TESTS): pyproject.toml | $(BIN)/python
 $(DOCS): pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[docs]"
 	@touch $@ $(BASE)
+
+$(DIST): pyproject.toml | $(BIN)/python
+	$(PIP) "build>=1.2" "twine>=6"
+	@touch $@
