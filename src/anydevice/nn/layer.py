@@ -147,6 +147,11 @@ class Layer(Settings):
         return ()
 
     @property
+    def alone(self) -> Layer:
+        """The layer as it is on one device: itself, or what a pipeline cuts into stages."""
+        return self
+
+    @property
     def input_shape(self) -> Shape | None:
         """The default shape of an example; `None` if the model must name one."""
         return None

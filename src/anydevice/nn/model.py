@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,10 @@ class Model:
     def __repr__(self) -> str:
         counts = _Counts(self)
         layers = len(list(_rows(self.layer, self.input_shape, self.parameters, "", counts)))
-        device = parameters_device(self.parameters)
+        try:
+            device = parameters_device(self.parameters)
+        except DeviceMismatchError:  # of a pipeline
+            device = None
         parts = [
             self.layer.label if layers == 1 else f"{self.layer.root} of {layers} layers",
             f"{_sizes(self.input_shape)} → {_sizes(self.output_shape)}",
@@ -315,8 +319,15 @@ def _shape_of(layer: Layer, given: int | Sequence[int] | None) -> Shape:
 register_type(
     Model,
     lambda model: {"parameters": model.parameters},
-    lambda model, parts: bound(model.layer, model.input_shape, parts["parameters"], model.frozen),
+    lambda model, parts: _rebuilt(model, parts["parameters"]),
 )
+
+
+def _rebuilt(model: Model, parameters: Parameters) -> Model:
+    """The model with parameters that may be elsewhere: those of a pipeline are then together."""
+    same = all(map(is_, leaves(parameters), leaves(model.parameters)))
+    layer = model.layer if same else model.layer.alone
+    return bound(layer, model.input_shape, parameters, model.frozen)
 
 
 def parameters_device(parameters: Parameters) -> Device | None:

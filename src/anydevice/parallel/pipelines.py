@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anydevice.choose.scope import one_device
 from anydevice.compiling.versions import FallbackFunction, compilers_for
@@ -360,6 +360,21 @@ class _Projected(Layer):
         return linear(x, parameters)
 
 
+class _Work:
+    """The stages of a layer, and what was made to compute them; equal to any other."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.stages = stages
+        self.functions: dict[Any, Callable[..., Any]] = {}
+        self.fetchers: dict[int, tuple[Any, Fetcher]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Work)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class Staged(Layer):
     """A layer whose parts are computed stage by stage, each on the device of its place.
 
@@ -371,22 +386,22 @@ class Staged(Layer):
     microbatches: int = 1
     compiles: bool = True
 
+    work: Any = None
+
     def settings_fit(self) -> None:
-        steps = steps_of(self.layer)
         found: list[Stage] = []
-        for step, place in zip(steps, self.places, strict=True):
+        for step, place in zip(steps_of(self.layer), self.places, strict=True):
             if found and found[-1].place == place:
                 found[-1] = replace(found[-1], steps=(*found[-1].steps, step))
             else:
                 found.append(Stage(place, (step,)))
-        object.__setattr__(self, "stages", tuple(found))
-        object.__setattr__(self, "_functions", {})
-        object.__setattr__(self, "_fetchers", {})
+        object.__setattr__(self, "work", _Work(tuple(found)))
 
-    if TYPE_CHECKING:
-        stages: ClassVar[tuple[Stage, ...]]
-        _functions: ClassVar[dict[Any, Callable[..., Any]]]
-        _fetchers: ClassVar[dict[int, tuple[Any, Fetcher]]]
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The layers, as they lie."""
+        stages: tuple[Stage, ...] = self.work.stages
+        return stages
 
     @property
     def label(self) -> str:
@@ -399,6 +414,10 @@ class Staged(Layer):
     @property
     def parts(self) -> Sequence[tuple[str, Layer]]:
         return [("", self.layer)]
+
+    @property
+    def alone(self) -> Layer:
+        return self.layer
 
     @property
     def input_shape(self) -> Shape | None:
@@ -434,9 +453,9 @@ class Staged(Layer):
         if run.watch is not None or autodiff is None or not autodiff.compiles or not self.compiles:
             return _applied(stage.steps, own, x, _run_on(stage.place.device, run))
         key = stage, run.training, run.path, run.still, run.rows
-        if key not in self._functions:
-            self._functions[key] = _compiled(stage, run)
-        x, updates = self._functions[key](own, x, run.seed, run.step)
+        if key not in self.work.functions:
+            self.work.functions[key] = _compiled(stage, run)
+        x, updates = self.work.functions[key](own, x, run.seed, run.step)
         if run.updates is not None:
             run.updates.update({tuple(name.split("\0")): new for name, new in updates.items()})
         return x
@@ -448,12 +467,12 @@ class Staged(Layer):
         arrays = [leaves(each) for each in own]
         brought = [at for at, several in enumerate(arrays) if several]
         key = tuple(id(x) for several in arrays for x in several)
-        known, fetcher = self._fetchers.get(number, (None, None))
+        known, fetcher = self.work.fetchers.get(number, (None, None))
         if known != key or fetcher is None:
             engine = registry.load(str(stage.place.device.engine))
             parts = [[_kept(each) for each in arrays[at]] for at in brought]
             fetcher = Fetcher(parts, stage.place.device, engine)
-            self._fetchers[number] = key, fetcher
+            self.work.fetchers[number] = key, fetcher
         for at, (step, given) in enumerate(zip(stage.steps, own, strict=True)):
             if at not in brought:
                 x = run.through(step.path, step.layer, given, x)
@@ -488,7 +507,7 @@ def _pipelined(
     microbatches: int,
     folder: str | os.PathLike[str] | None,
 ) -> Model:
-    inner = model.layer.layer if isinstance(model.layer, Staged) else model.layer
+    inner = model.layer.alone
     steps = steps_of(inner)
     units = _units(steps, model.parameters)
     first = next(iter(leaves(model.parameters)), None)

@@ -80,7 +80,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(model, Model):
         raise _not_a_model(model)
-    metadata = {"layer": to_json(model.layer), "input_shape": list(model.input_shape)}
+    metadata = {"layer": to_json(model.layer.alone), "input_shape": list(model.input_shape)}
     if model.frozen:
         metadata["frozen"] = sorted(model.frozen)
     trees = {"parameters": model.parameters}

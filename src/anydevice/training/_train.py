@@ -29,6 +29,7 @@ from anydevice.training.checkpoints import LoopState, is_checkpoint, sole_traini
 from anydevice.training.history import History
 from anydevice.training.loop import Interrupts, TrainLoop, TrainOptions
 from anydevice.training.metrics import Metric, Specs, metrics_of
+from anydevice.training.pipeline_steps import pipeline_reason
 from anydevice.training.progress import TrainingProgress
 from anydevice.training.spreading import mesh_of
 from anydevice.training.steps import Stepper, default_optimize
@@ -179,7 +180,8 @@ def train(
     another training; `TransferError` if that file is damaged, or the file of `save` cannot be
     written.
     """
-    device, mesh = mesh_of(device, devices, strategy)
+    why = pipeline_reason(model, device, devices, strategy)
+    device, mesh = (device, None) if why else mesh_of(device, devices, strategy)
     if isinstance(model, Compiled):
         model, device, precision, optimize = _options_of(model, device, precision, optimize)
     if isinstance(validation, float | int):
@@ -200,8 +202,8 @@ def train(
             checked_data(data, epochs),
             loss,
             device=device if mesh is None else None,
-            devices=mesh,
-            strategy="auto" if mesh is None else strategy,
+            devices=devices if why else mesh,
+            strategy=strategy if why or mesh else "auto",
             precision=precision,
             optimize=optimize,
             accumulate=accumulate,

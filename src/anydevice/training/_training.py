@@ -62,6 +62,7 @@ from anydevice.training.failures import (
 )
 from anydevice.training.function_steps import stepper_for
 from anydevice.training.modules import ModuleLayer, layer_of, optimizer_of
+from anydevice.training.pipeline_steps import PipelineSpread, pipeline_stepper, pipelined
 from anydevice.training.randomness import (
     device_state,
     host_state,
@@ -163,6 +164,10 @@ class Training:
                 f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
                 source="optimize",
             )
+        model, why = pipelined(model, device, devices, strategy)
+        if why is not None:
+            device, devices, strategy = None, None, "auto"
+        line = None if why is None else PipelineSpread(model, why)
         self._given, self._data, self._optimizer = model, loader, optimizer
         device, mesh = mesh_of(device, devices, strategy)
         self._schedule = schedule
@@ -171,24 +176,26 @@ class Training:
         """The activation at the end of the model that the loss does by itself."""
         still: frozenset[str] = frozenset()
         if isinstance(model, Model):
-            self.device = training_device(NativeAdapter(model), device)
+            self.device = line.device if line else training_device(NativeAdapter(model), device)
             loss = _required(loss)
-            layer, changed = folded(model.layer, loss)
+            inner = model.layer.alone
+            layer, changed = folded(inner, loss)
+            layer = layer if inner is model.layer else replace(model.layer, layer=layer)
             self.left_out = left_out(loss) if changed else None
             trained, still = trained_leaves(model), still_layers(model)
-            remark = remark_on(model.layer, loss)
+            remark = remark_on(inner, loss)
             if remark is not None:
                 _warn_once(remark)
             parameters = model.parameters
         else:
             layer = _layer_of(model)
             adapter = adapter_of(model)
-            self.device = compile_device(adapter, device, compiled=False)
+            self.device = line.device if line else compile_device(adapter, device, compiled=False)
             loss = None if loss is None else loss_of(loss)
             parameters = layer.parameters
             trained = [not state for state in state_leaves(layer, parameters)]
         _check_library(layer, optimizer)
-        self.spread = spread_of(mesh, strategy, self.device, parameters)
+        self.spread = line or spread_of(mesh, strategy, self.device, parameters)
         policy = policy_of(precision, self.device)
         self.spread.check(layer, still, policy)
         of_torch = isinstance(layer, TorchLayer)
@@ -600,7 +607,8 @@ class Training:
             given = self._optimizer if self._own_optimizer is None else None
             schedule = self._schedule if self._rate_at is None else None
             return TorchStepper(self.spread, self.config, state, given, schedule)
-        return stepper_for(self.spread, self.config, state, self.seed)
+        made = pipeline_stepper if isinstance(self.spread, PipelineSpread) else stepper_for
+        return made(self.spread, self.config, state, self.seed)
 
 
 def _with_library(value: Any) -> str:

@@ -25,6 +25,7 @@ from anydevice.core.record import NOTHING, Record, as_dict, replace
 from anydevice.core.trees import difference, leaves, mapped, partition, refilled
 from anydevice.errors import ConfigurationError, TransferError
 from anydevice.nn._recompute import Recomputed
+from anydevice.nn.layer import Layer
 from anydevice.nn.optimizers import Optimizer
 from anydevice.saving import files as tensor_files
 from anydevice.training.batches import INPUT_ERRORS, Batches, module_batch, sizes_of
@@ -356,6 +357,8 @@ def fingerprint(value: Any) -> Any:
         return value
     if isinstance(value, Recomputed):
         return fingerprint(value.layer)
+    if isinstance(value, Layer) and value.alone is not value:
+        return fingerprint(value.alone)
     if isinstance(value, ModuleLayer):
         return {"kind": value.label}
     if isinstance(value, Record):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-STRATEGIES = ("auto", "replicate", "shard")
+STRATEGIES = ("auto", "replicate", "shard", "pipeline")
 _ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
 
