@@ -8,13 +8,11 @@ layer.
 from __future__ import annotations
 
 import math
-import operator
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -71,7 +69,14 @@ from anydevice.training.randomness import (
     set_host_state,
 )
 from anydevice.training.spreading import mesh_of, spread_of
-from anydevice.training.steps import StepConfig, Stepper, StepState, copied
+from anydevice.training.steps import (
+    StepConfig,
+    Stepper,
+    StepState,
+    checked_clip,
+    checked_seed,
+    copied,
+)
 from anydevice.training.torch_modules import (
     TorchLayer,
     TorchStepper,
@@ -158,7 +163,7 @@ class Training:
         self._own_optimizer = own = optimizer_of(optimizer)
         """The optimizer as a step takes it; `None` for one of PyTorch's."""
         check_integers(accumulate=accumulate)
-        clip, seed = _checked_clip(clip), None if seed is None else _checked_seed(seed)
+        clip, seed = checked_clip(clip), None if seed is None else checked_seed(seed)
         if optimize is not None and optimize not in OPTIMIZATIONS:
             raise ConfigurationError(
                 f"optimize is one of {', '.join(OPTIMIZATIONS)}, not {optimize!r}",
@@ -655,29 +660,6 @@ def check_integers(*, optional: bool = False, **options: int | None) -> None:
             raise ConfigurationError(
                 f"{name} must be an integer of 1 or more, not {value!r}", source=name
             )
-
-
-def _checked_clip(clip: Any) -> float | None:
-    if clip is None:
-        return None
-    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
-        raise ConfigurationError(
-            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
-            source="clip",
-        )
-    return float(clip)
-
-
-def _checked_seed(seed: Any) -> int:
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigurationError(
-            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
-        )
-    return number
 
 
 def _shapes(batch: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from anydevice import ops
@@ -16,6 +18,7 @@ from anydevice.core.engine import Absent, Engine
 from anydevice.core.record import Record
 from anydevice.core.trees import Tree, mapped
 from anydevice.core.warn import warn
+from anydevice.errors import ConfigurationError
 from anydevice.models.native import cast_weights
 from anydevice.models.precision import Policy, ScaleState, cast_parameters
 from anydevice.nn.layer import Array, Layer, Run
@@ -240,6 +243,31 @@ class Stepper(ABC):
                 f"a part of the training step is {text}, which is slower; optimize='none' "
                 "compiles nothing",
             )
+
+
+def checked_clip(clip: Any) -> float | None:
+    """The largest norm of gradients, if there is one; raises `ConfigurationError` for others."""
+    if clip is None:
+        return None
+    if isinstance(clip, bool) or not isinstance(clip, Real) or not 0 < float(clip) < math.inf:
+        raise ConfigurationError(
+            f"clip is the largest norm of the gradients, a finite number above 0, not {clip!r}",
+            source="clip",
+        )
+    return float(clip)
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed; raises `ConfigurationError` for anything but an integer of 0 or more."""
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(
+            f"seed must be an integer of 0 or more, not {seed!r}", source="seed"
+        )
+    return number
 
 
 def copied(parameters: Tree) -> Tree:
