@@ -13,7 +13,19 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["bench", "chat", "check", "clean", "coverage", "demo", "docs", "help", "soak", "test"]
+COMMANDS = [
+    "bench",
+    "chat",
+    "check",
+    "clean",
+    "coverage",
+    "demo",
+    "dist",
+    "docs",
+    "help",
+    "soak",
+    "test",
+]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
