@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ import pytest
 
 from anydevice import device, llm, testing
 from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.llm.description import describe
+from anydevice.llm.weights import random_parameters
+from anydevice.planning.config import as_config
+from anydevice.planning.plan import plan_inference
 
 
 def changed(stories: Path, folder: Path, name: str, **values: Any) -> Path:
@@ -86,3 +92,26 @@ def test_what_is_no_prompt_is_refused(model: llm.LanguageModel, prompt: Any) -> 
         model.generate(prompt)
     with pytest.raises(ConfigurationError, match=f"a text is .* but this is {kind}"):
         model.score(prompt)
+
+
+def test_replies_and_scores_stay_within_the_plan(model: llm.LanguageModel) -> None:
+    """By NumPy's own allocations: one cache, and the logits of a vocabulary that is large."""
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 1024, "vocab_size": 12000, "tie_word_embeddings": True}
+    config = {"model_type": "llama", **sizes, "max_position_embeddings": 256}
+    description, here = describe(as_config(config)), model.device
+    plan = plan_inference(config, here, context=256, dtype="float32", prefill=512)
+    parameters = random_parameters(description, 1, here, "float32")
+    large = llm.LanguageModel(description, parameters, model.tokenizer, here, plan)
+    text = [token * 7 for token in range(240)]
+    expected = large.score(text).logprobs  # what is imported and made once is there
+    large._programs.idle_runner(0, 0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        large.generate(text, 8)
+        assert large.score(text).logprobs == pytest.approx(expected, abs=1e-5)
+        peak = tracemalloc.get_traced_memory()[1] + plan.estimate.weights
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * plan.estimate.total < peak < 1.03 * plan.estimate.total

@@ -46,7 +46,7 @@ PIECES = (16, 64, 256)
 LARGEST_PIECE = {"cpu": 512, "other": 4096}
 """Tokens of all rows that are read at a time: more are no faster, and take more memory."""
 SCORED = 256
-"""Tokens whose logits are in memory at a time."""
+"""Tokens of a text that are scored at a time."""
 KINDS_OF_SAMPLING = 8
 """Programs that choose tokens, the ones that were last used; another one is compiled again."""
 LOOKED_AT = 2**24
@@ -79,6 +79,9 @@ class ReplyRunner(Protocol):
 
     def step(self) -> PendingStep:
         """Begin the next token of each row."""
+
+    def new_text(self) -> decoder.Cache:
+        """The cache, for others to write into; what was before is gone."""
 
 
 class HeldTokens:
@@ -462,12 +465,16 @@ class OpsRunner:
         self._ones = programs.place([1] * rows)
         self.held = HeldTokens()
 
+    def new_text(self) -> decoder.Cache:
+        self.held = HeldTokens()  # until all is written
+        # What an earlier reply left there is never read: a row sees what it has written itself.
+        self._cache = self._cache or self._programs.new_cache(self.rows, self.slots)
+        return self._cache
+
     def prefill(self, prompts: Prompts, sampling: Sampling, reuse: bool = False) -> PendingStep:
         programs = self._programs
         done = self._common(prompts[0]) if reuse and self.rows == 1 else 0
-        self.held = HeldTokens()  # until all is written
-        # What an earlier reply left there is never read: a row sees what it has written itself.
-        self._cache = self._cache or programs.new_cache(self.rows, self.slots)
+        self.new_text()
         self._filters = sampling.filters
         hidden, length = None, programs.lengths(prompts)
         for ids, start, count in pieces(prompts, self._sizes(), done):
@@ -601,26 +608,43 @@ def slots_for(programs: Programs, rows: int, prompt: int, reply: int, context: i
     return max(needed, min(few, -(-context // 64) * 64))
 
 
-def score(programs: Programs, ids: Sequence[int]) -> list[float]:
-    """The log probability of each token but the first, given those before it."""
+def score(programs: Programs, ids: Sequence[int], context: int, room: int) -> list[float]:
+    """The log probability of each token but the first, given those before it.
+
+    Like a reply, it has the one cache that is kept; logits take `room` bytes, as far as possible.
+    """
     inputs, targets = ids[:-1], np.asarray(ids[1:], np.int32)
+    slots = slots_for(programs, 1, len(inputs), 1, context)
+    runner = programs.idle_runner(1, slots) or runner_for(programs, 1, slots)
     sizes = PieceSizes(SCORED, PIECES if programs.compiled else ())
-    cache = programs.new_cache(1, -(-sizes.padded(len(inputs)) // 64) * 64)
+    together = _scored_together(programs, room)
     found: list[tuple[Array, int]] = []
+    with programs.turn():
+        cache = runner.new_text()
     for piece, start, count in pieces([inputs], sizes):
         wanted = np.zeros_like(piece)
         wanted[0, : count[0]] = targets[start[0] : start[0] + count[0]]
         with programs.turn():
             placed = programs.place(piece), programs.place(start), programs.place(count)
             x = programs.passed(*placed, cache, not any(start), programs.lengths([inputs]))
-            scores = programs.scores(x, programs.place(wanted))
-            programs.engine.launch([scores])
-        found.append((scores, count[0]))
-    values = [programs.engine.to_host(scores)[0, :count] for scores, count in found]
-    joined = np.concatenate(values)
-    if not np.isfinite(joined).all():
-        raise not_finite(programs, f"token {int(np.isfinite(joined).argmin()) + 2} of the text")
-    return [float(value) for value in joined]
+        for at in range(0, count[0], together):
+            end = min(at + together, piece.shape[1])
+            with programs.turn():
+                scores = programs.scores(ops.part(x, 1, at, end), programs.place(wanted[:, at:end]))
+                programs.engine.launch([scores])
+            found.append((scores, min(end, count[0]) - at))
+    values = np.concatenate([programs.engine.to_host(s)[0, :count] for s, count in found])
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise not_finite(programs, f"token {int(finite.argmin()) + 2} of the text")
+    programs.keep_runner(1, slots, runner)
+    return [float(value) for value in values]
+
+
+def _scored_together(programs: Programs, room: int) -> int:
+    """Tokens whose logits, in float32 and twice more for the sum, fit: 1, 2, 4 … up to a piece."""
+    fit = room // (3 * 4 * programs.vocabulary)
+    return min(SCORED, 1 << max(0, fit.bit_length() - 1))
 
 
 def not_finite(programs: Programs, where: str) -> VerificationError:

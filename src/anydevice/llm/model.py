@@ -266,7 +266,8 @@ class LanguageModel:
                 f"a text to score has at least 2 tokens, and this has {len(ids)}", "text"
             )
         self._check_length(len(ids), self.context)
-        return Score(tuple(ids), tuple(score(self._programs, ids)))
+        room = self.plan.estimate.activations + self.plan.estimate.logits
+        return Score(tuple(ids), tuple(score(self._programs, ids, self.context, room)))
 
     def steps(
         self, prompts: Prompts, asked: Sampling, most: int, reuse: bool = False
