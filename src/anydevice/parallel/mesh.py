@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
@@ -12,10 +13,18 @@ from anydevice.core.record import Record
 from anydevice.discovery._discover import devices as devices_of_backend
 from anydevice.errors import ConfigurationError, DeviceNotFoundError
 
-if TYPE_CHECKING:
-    from anydevice.parallel.processes import Group
-
 Devices = str | Device | Sequence[str | Device]
+
+
+class Processes(Record):
+    """Processes that compute together: the number of this one, from 0 on, and how many."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until every process has come here."""
 
 
 class Mesh(Record):
@@ -40,14 +49,14 @@ class Mesh(Record):
     devices: tuple[Device, ...]
     replicate: int
     shard: int
-    group: Group | None
+    group: Processes | None
 
     def __init__(
         self,
         devices: Devices,
         replicate: int | None = None,
         shard: int | None = None,
-        group: Group | None = None,
+        group: Processes | None = None,
     ) -> None:
         found = devices_of(devices)
         size = len(found) * (1 if group is None else group.size)

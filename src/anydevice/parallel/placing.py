@@ -81,7 +81,7 @@ def shard(tree: Any, mesh: Mesh) -> Any:
     >>> shard({"weight": numpy.ones((4, 2), "float32")}, Mesh("cpu"))["weight"].shape
     (4, 2)
 
-    In one process, JAX holds such arrays; over processes, PyTorch does, as a `DTensor`. Raises
+    JAX holds such arrays; over processes, PyTorch does too, as a `DTensor`. Raises
     `UnsupportedError` for other engines and more than one device.
     """
     return _placed(tree, mesh, _sharder(mesh))
@@ -113,31 +113,39 @@ def _placed(tree: Any, mesh: Mesh, place: Callable[[Any], Any]) -> Any:
 def _sharder(mesh: Mesh) -> Callable[[Any], Any]:
     if mesh.size == 1:
         return lambda x: x
-    if mesh.group is None:
+    if mesh.engine == "jax":
         from anydevice.parallel import jax_mesh
 
         return lambda x: jax_mesh.sharded(x, mesh)
     if mesh.engine != "torch":
         raise _no_processes(mesh)
-    return mesh.group.sharder(mesh)
+    from anydevice.parallel import torch_mesh
+
+    return lambda x: torch_mesh.sharded(x, mesh)
 
 
 def _no_processes(mesh: Mesh) -> Exception:
     return Absent(
-        f"{mesh.engine} shards over the devices of one process, not over {mesh.size} processes",
-        instead="take devices of PyTorch, or one process with several devices of JAX",
+        f"{mesh.engine} does not shard over {mesh.size} processes",
+        instead="take devices of PyTorch or JAX",
         code="no_collectives",
     ).error()
 
 
 def _is_spread(x: Any) -> bool:
     owner = owner_of(x)
+    if getattr(x, "is_fully_addressable", True) is False:
+        return True
     return hasattr(x, "full_tensor") or (owner is not None and len(owner.devices_of(x)) > 1)
 
 
 def _gathered(x: Any) -> Any:
     if hasattr(x, "full_tensor"):  # a DTensor of PyTorch
         return x.full_tensor()
+    if getattr(x, "is_fully_addressable", True) is False:  # of JAX, in several processes
+        from anydevice.parallel import jax_mesh
+
+        return jax_mesh.gathered(x)
     owner = owner_of(x)
     places = () if owner is None else owner.devices_of(x)
     if owner is None or len(places) < 2 or owner.shares_memory:

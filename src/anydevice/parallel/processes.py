@@ -6,19 +6,24 @@ import atexit
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
+from anydevice.core.engine import Absent
 from anydevice.core.record import Record
+from anydevice.discovery._discover import devices as devices_of_backend
+from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
-from anydevice.parallel.mesh import Mesh
+from anydevice.parallel.mesh import Mesh, Processes
 
 _PORT = 29500
 _LAST_WAIT = timedelta(seconds=10)
+_TOGETHER = ("torch", "jax", "mlx")
+"""Engines whose processes compute together; the first of them where all are free to be taken."""
 
 
 class Launched(Record):
@@ -35,11 +40,8 @@ class Launched(Record):
     port: int
 
 
-class Group(Record):
+class Group(Processes):
     """The processes of a `torch.distributed` group: the number of this one, and how many."""
-
-    rank: int
-    size: int
 
     def sum(self, tensors: Sequence[Any], share: float = 1.0) -> list[Any]:
         """The sums over all processes of tensors, each times the share of its process."""
@@ -83,21 +85,6 @@ class Group(Record):
 
         distributed.barrier()
 
-    def sharder(self, mesh: Mesh) -> Callable[[Any], Any]:
-        """A function that cuts a tensor, which all processes hold, into a `DTensor` over them."""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-        grid = init_device_mesh(mesh.devices[0].backend, (mesh.replicate, mesh.shard))
-
-        def sharded(x: Any) -> Any:
-            axes = [axis for axis, size in enumerate(x.shape) if size and size % mesh.shard == 0]
-            longest = max(axes, key=lambda axis: x.shape[axis], default=None)
-            cut = Replicate() if longest is None else Shard(longest)
-            return distribute_tensor(x, grid, [Replicate(), cut])
-
-        return sharded
-
 
 def initialize(device: Device | str | None = None) -> Mesh:
     """Join the processes that a launcher started, and return the mesh over their devices.
@@ -108,23 +95,92 @@ def initialize(device: Device | str | None = None) -> Mesh:
     >>> initialize("cpu").size
     1
 
-    Each process has one device, by default the one that `anydevice.device()` gives it, which
-    PyTorch drives. A `torch.distributed` group that is there already is used as it is. All
-    processes must run the same program: `nn.train(…, devices=mesh)` gives each its rows of the
-    same batches.
+    PyTorch, JAX or MLX drives them: the one that the device or `ANYDEVICE_ENGINE` asks for, else
+    one that is imported already, else the first that is installed. A process of PyTorch or MLX has
+    one device, by default the one that `anydevice.device()` gives it. One of JAX has all of a
+    backend, also where it is alone, if JAX was asked for; `"cuda:0"` is that one. A group that is
+    there already, of `torch.distributed` or `jax.distributed`, is used as it is.
+
+    All processes must run the same program: `nn.train(…, devices=mesh)` gives each its rows of
+    the same batches.
 
     Raises `ConfigurationError` if variables contradict each other, or do not say where the first
-    process is.
+    process is, and `UnsupportedError` for an engine whose processes cannot compute together.
     """
-    group = _existing()
-    if group is None:
-        found = launched(os.environ)
-        if found is None or found.size == 1:
-            return Mesh([one_device(device)])
-        group = _joined(found, one_device(device, engine="torch"))
-    if group.size == 1:
-        return Mesh([one_device(device)])
-    return Mesh([one_device(device, engine="torch")], group=group)
+    chosen, existing = one_device(device), _existing()
+    is_there = existing is not None or _is_jax_joined()
+    found = None if is_there else launched(os.environ)
+    if not is_there and (found is None or found.size == 1):
+        of_jax = chosen.engine == "jax" and not chosen.engine_is_free
+        return Mesh(_of_jax(device, chosen) if of_jax else [chosen])
+    engine = _engine_for(chosen, existing is not None)
+    place = one_device(str(chosen) if device is None else device, engine=engine)
+    if engine == "jax":
+        return _over_jax(device, place, found)
+    group = existing or _joined(cast(Launched, found), place)
+    return Mesh([place], group=group if group.size > 1 else None)
+
+
+def _engine_for(device: Device, has_group: bool) -> str:
+    """The engine that processes compute with: one that is asked for, is there, or can."""
+    if not device.engine_is_free:
+        if device.engine not in _TOGETHER:
+            raise Absent(
+                f"processes of {device.engine} do not compute together",
+                instead="take torch, jax or mlx, as in `anydevice launch --engine jax`",
+                code="no_collectives",
+            ).error()
+        return device.engine
+    if has_group or _is_jax_joined():
+        return "torch" if has_group else "jax"
+    standing = device.standing
+    able = [name for name in _TOGETHER if standing is None or name in standing.engines]
+    if not able:
+        raise Absent(
+            f"no library that is installed computes on {device} in several processes",
+            instead="install torch, jax or mlx",
+            code="no_collectives",
+        ).error()
+    return min(able, key=lambda name: not registry.loaded(name))
+
+
+def _over_jax(device: Any, place: Device, found: Launched | None) -> Mesh:
+    from anydevice.parallel import jax_mesh
+
+    if not _is_jax_joined():  # whatever group of PyTorch is there
+        found = found or launched(os.environ)
+        if found is None:
+            return Mesh(_of_jax(device, place))
+        _take_own_cards(place, found)
+    group = jax_mesh.joined(found)
+    return Mesh(_of_jax(device, place), group=group if group.size > 1 else None)
+
+
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+
+
+def _take_own_cards(place: Device, found: Launched) -> None:
+    """Show this process its share of the machine's cards alone: JAX takes all that it sees."""
+    cards, processes = devices_of_backend(place.backend), found.here or 1
+    variable = _VISIBLE.get(place.backend)
+    if variable is None or processes == 1 or len(cards) < processes:
+        return
+    names = os.environ.get(variable, "").split(",")
+    names = names if len(names) == len(cards) else [str(card.index) for card in cards]
+    share = len(cards) // processes
+    os.environ[variable] = ",".join(names[found.local * share : (found.local + 1) * share])
+
+
+def _of_jax(device: Device | str | None, place: Device) -> list[Device]:
+    """The devices of a process of JAX: all of a backend, unless one of them is named."""
+    if isinstance(device, Device) or (device is not None and ":" in device):
+        return [place]
+    return [each.served_by("jax") for each in devices_of_backend(place.backend)]
+
+
+def _is_jax_joined() -> bool:
+    jax: Any = sys.modules.get("jax")
+    return jax is not None and bool(jax.distributed.is_initialized())
 
 
 def launched(variables: Mapping[str, str]) -> Launched | None:
