@@ -305,6 +305,8 @@ class FakeEngine:
         places = self.devices_of(x)
         if places == (device,) or (self._engine.shares_memory and device in places):
             return x
+        if getattr(x, "requires_grad", False):
+            return _moved_with_gradient(self, x, device)
         self._machine.require(x.nbytes, self._engine.name, device)
         with self._machine.copying():
             moved = self._engine.move(x, self._stand_ins.get(device, device))
@@ -342,7 +344,7 @@ class FakeEngine:
 
     @cached_property
     def autodiff(self) -> Any:
-        return self._followed(self._engine.autodiff)
+        return self._followed(self._engine.autodiff, across=True)
 
     @cached_property
     def compiler(self) -> Any:
@@ -352,14 +354,18 @@ class FakeEngine:
     def fused(self) -> dict[str, Callable[..., Any]]:
         return {name: self._following(own) for name, own in self._engine.fused.items()}
 
-    def _followed(self, part: Any) -> Any:
+    def _followed(self, part: Any, *, across: bool = False) -> Any:
         if isinstance(part, Absent):
             return part
         names = (name for name in dir(part) if not name.startswith("_"))
-        return SimpleNamespace(**{name: self._following(getattr(part, name)) for name in names})
+        own = {name: self._following(getattr(part, name), across=across) for name in names}
+        return SimpleNamespace(**own)
 
-    def _following(self, function: Any) -> Any:
-        """The function, whose results are where its operands are; if it makes functions, theirs."""
+    def _following(self, function: Any, *, across: bool = False) -> Any:
+        """The function, whose results are where its operands are; if it makes functions, theirs.
+
+        What goes `across` devices, as gradients do, has results where its parts have computed them.
+        """
         if not callable(function):
             return function
         is_compiling = _is_compiling(self._engine.name)
@@ -368,10 +374,12 @@ class FakeEngine:
         def run(*arguments: Any, **named: Any) -> Any:
             if is_compiling():
                 return function(*arguments, **named)
-            here = self._machine.common_place(self.arrays((arguments, named)))
+            operands = list(self.arrays((arguments, named)))
+            is_across = across and len({self._machine.place_of(x) for x in operands}) > 1
+            here = None if is_across else self._machine.common_place(operands)
             result = function(*arguments, **named)
             if callable(result):
-                return self._following(result)
+                return self._following(result, across=across)
             return result if here is None else self.kept(result, here)
 
         return run
@@ -476,6 +484,23 @@ def torch_mode(machine: Machine) -> AbstractContextManager[Any]:
 
     mode: AbstractContextManager[Any] = Following()
     return mode
+
+
+def _moved_with_gradient(engine: FakeEngine, x: Any, device: Device) -> Any:
+    """A tensor of PyTorch on another device, whose gradient goes back to where it came from."""
+    import torch
+
+    class Moved(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(context: Any, given: Any) -> Any:
+            context.origin = engine.devices_of(given)[0]
+            return engine.move(given.detach(), device)
+
+        @staticmethod
+        def backward(context: Any, slope: Any) -> Any:
+            return engine.move(slope.detach(), context.origin)
+
+    return Moved.apply(x)
 
 
 def memory_of(x: Any) -> Any:

@@ -142,7 +142,8 @@ class PipelineSpread(Spread):
         super().__init__(self.devices[0])
         held = sum(place.held == "cpu" for place in places)
         more = f", {held} of {len(places)} layers in host memory" if held else ""
-        self.text = f"{len(self.devices)} devices{more}, pipeline: {why}"
+        count = f"{len(self.devices)} devices" if len(self.devices) > 1 else str(self.devices[0])
+        self.text = f"{count}{more}, pipeline: {why}"
         self.rounding = _ROUNDING
         self._to_first, self._to_last = self.place, placer(self.last)
         self.place = self._placed
@@ -187,7 +188,7 @@ class PipelineSpread(Spread):
                 instead='take precision="bfloat16" or "float32"',
             ).error()
         module = getattr(layer, "given", None)
-        if module is None and optimizer is not None and not isinstance(optimizer, BuiltIn):
+        if optimizer is not None and not isinstance(optimizer, BuiltIn):
             raise Absent(
                 "the state of this optimizer cannot be told apart by devices",
                 instead="take one of nn, such as nn.AdamW(1e-3)",

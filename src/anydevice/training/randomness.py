@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from anydevice.core.device import Device
+from anydevice.engines import registry
 
 State = Mapping[str, Any]
 
@@ -74,6 +75,8 @@ def set_device_state(device: Device, state: str | None) -> None:
 def _accelerator(device: Device) -> tuple[Any, tuple[int, ...]] | None:
     torch: Any = sys.modules.get("torch")
     if torch is None or device.engine != "torch" or device.kind == "cpu":
+        return None
+    if registry.load("torch").native(device).type == "cpu":  # which stands for a fake device
         return None
     if device.backend == "metal":
         return torch.mps, ()
