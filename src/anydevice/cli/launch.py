@@ -9,6 +9,7 @@ from pathlib import Path
 from anydevice.cli.printing import Output
 from anydevice.errors import ConfigurationError
 from anydevice.parallel.launching import run_script
+from anydevice.parallel.processes import TOGETHER
 
 EXAMPLE = "anydevice launch -n 4 train.py --epochs 3"
 
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start all of them again, up to N times, where one fails: a training with save= and "
         "resume=True goes on from its file (default: 0)",
     )
+    parser.add_argument(
+        "--engine",
+        choices=TOGETHER,
+        help="the library that they compute with (default: one that the script imports, else the "
+        "first of these that is installed)",
+    )
     parser.add_argument("script", help="a Python file, which calls parallel.initialize()")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="…", help="what the script gets"
@@ -43,7 +50,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"{script} is no file; give a Python script, as in {EXAMPLE}", source="script"
         )
     command = [sys.executable, "-u", str(script), *arguments.arguments]
-    return run_script(command, arguments.processes, arguments.restarts)
+    return run_script(command, arguments.processes, arguments.restarts, arguments.engine)
 
 
 def _count(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing
 import os
 import re
@@ -10,17 +11,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TextIO
 
 from anydevice.core.record import Record
 from anydevice.errors import AnyDeviceError, ConfigurationError
+from anydevice.parallel.processes import TOGETHER
 
 _GRACE = 0.3
 """Seconds after a failure in which that of another process may prove to be the first one."""
@@ -42,13 +45,19 @@ class _Ended(Record):
     by_signal: bool = False
 
 
-def launch(function: Callable[..., Any], *arguments: Any, processes: int = 4) -> list[Any]:
+def launch(
+    function: Callable[..., Any],
+    *arguments: Any,
+    processes: int = 4,
+    engine: str | None = None,
+) -> list[Any]:
     """Call a function in several processes of this machine, and return what each returned.
 
     Inside, `parallel.initialize()` joins them. They are forked, which takes a moment, while no
     library has started threads that a fork would lose; else they are started anew, and a line on
     the error stream says why. Then the function must be one of a module, and what it gets and
-    returns is pickled.
+    returns is pickled. `engine` is the library that they compute with: torch, jax or mlx; by
+    default `parallel.initialize()` chooses.
 
     If one fails, the others are ended, and the error that is raised ends with its traceback.
     """
@@ -56,6 +65,7 @@ def launch(function: Callable[..., Any], *arguments: Any, processes: int = 4) ->
         raise ConfigurationError(
             f"processes must be an integer of 1 or more, not {processes!r}", source="processes"
         )
+    check_engine(engine)
     why = unsafe_to_fork()
     if why is not None:
         print(f"starting {processes} processes anew, not by a fork: {why}", file=sys.stderr)
@@ -64,17 +74,19 @@ def launch(function: Callable[..., Any], *arguments: Any, processes: int = 4) ->
     running: dict[int, tuple[Any, Connection]] = {}
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        for rank in range(processes):
-            ours, theirs = context.Pipe(duplex=False)
-            given = (theirs, rank, processes, port, function, arguments)
-            process = context.Process(target=_called, args=given, daemon=True)
-            process.start()
-            theirs.close()
-            running[rank] = process, ours
-        return _results(running)
-    finally:
-        _end([process for process, _ in running.values()])
+    with _engine_variables(engine, processes) as own:
+        try:
+            for rank in range(processes):
+                ours, theirs = context.Pipe(duplex=False)
+                variables = {**_variables(rank, processes, port), **own(rank)}
+                given = (theirs, rank, variables, function, arguments)
+                process = context.Process(target=_called, args=given, daemon=True)
+                process.start()
+                theirs.close()
+                running[rank] = process, ours
+            return _results(running)
+        finally:
+            _end([process for process, _ in running.values()])
 
 
 def unsafe_to_fork() -> str | None:
@@ -98,14 +110,17 @@ def unsafe_to_fork() -> str | None:
     return None
 
 
-def run_script(command: Sequence[str], processes: int, restarts: int = 0) -> int:
+def run_script(
+    command: Sequence[str], processes: int, restarts: int = 0, engine: str | None = None
+) -> int:
     """Run a command in several processes, and return the exit code: that of the first to fail.
 
     The others are ended then, and what it wrote last on its error stream is written again. All
     are started anew after that, up to `restarts` times.
     """
     for restart in range(restarts + 1):
-        code = _run_once(command, processes, restart)
+        with _engine_variables(engine, processes) as own:
+            code = _run_once(command, processes, restart, own)
         if code and restart < restarts:
             print(f"\nstarting again ({restart + 1} of {restarts})", file=sys.stderr, flush=True)
         else:
@@ -113,14 +128,17 @@ def run_script(command: Sequence[str], processes: int, restarts: int = 0) -> int
     return code
 
 
-def _run_once(command: Sequence[str], processes: int, restart: int) -> int:
+def _run_once(
+    command: Sequence[str], processes: int, restart: int, own: Callable[[int], dict[str, str]]
+) -> int:
     port = _free_port()
     running: list[subprocess.Popen[bytes]] = []
     tails: list[_Tail] = []
     outputs: list[_Tail] = []
     try:
         for rank in range(processes):
-            variables = {**os.environ, **_variables(rank, processes, port, restart)}
+            given = _variables(rank, processes, port, restart)
+            variables = {**os.environ, **given, **own(rank)}
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe)
             running.append(process)
@@ -190,13 +208,12 @@ class _Tail:
 def _called(
     results: Connection,
     rank: int,
-    size: int,
-    port: int,
+    variables: Mapping[str, str],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     """What a process of `launch` does."""
-    os.environ.update(_variables(rank, size, port))
+    os.environ.update(variables)
     torch: Any = sys.modules.get("torch")
     if torch is not None:  # which has read its variable already
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -217,6 +234,9 @@ def _leave_group() -> None:
         from anydevice.parallel.processes import leave
 
         leave()
+    jax: Any = sys.modules.get("jax")
+    if jax is not None:
+        jax.distributed.shutdown()  # once all have come here
 
 
 def _results(running: Mapping[int, tuple[Any, Connection]]) -> list[Any]:
@@ -279,6 +299,31 @@ def _variables(rank: int, size: int, port: int, restart: int = 0) -> dict[str, s
         "TORCHELASTIC_RESTART_COUNT": str(restart),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
+
+
+def check_engine(engine: str | None) -> None:
+    """Raise `ConfigurationError` for an engine whose processes do not compute together."""
+    if engine is not None and engine not in TOGETHER:
+        raise ConfigurationError(
+            f"engine is one of {', '.join(TOGETHER)}, whose processes compute together, not "
+            f"{engine!r}",
+            source="engine",
+        )
+
+
+@contextmanager
+def _engine_variables(
+    engine: str | None, processes: int
+) -> Iterator[Callable[[int], dict[str, str]]]:
+    """A block with the variables that make a process compute with an engine, by its rank."""
+    named = {} if engine is None else {"ANYDEVICE_ENGINE": engine}
+    if engine != "mlx":
+        yield lambda rank: named
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ring.json"
+        file.write_text(json.dumps([[f"127.0.0.1:{_free_port()}"] for _ in range(processes)]))
+        yield lambda rank: {**named, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(file)}
 
 
 def _free_port() -> int:

@@ -22,7 +22,7 @@ from anydevice.parallel.mesh import Mesh, Processes
 
 _PORT = 29500
 _LAST_WAIT = timedelta(seconds=10)
-_TOGETHER = ("torch", "jax", "mlx")
+TOGETHER = ("torch", "jax", "mlx")
 """Engines whose processes compute together; the first of them where all are free to be taken."""
 
 
@@ -124,7 +124,7 @@ def initialize(device: Device | str | None = None) -> Mesh:
 def _engine_for(device: Device, has_group: bool) -> str:
     """The engine that processes compute with: one that is asked for, is there, or can."""
     if not device.engine_is_free:
-        if device.engine not in _TOGETHER:
+        if device.engine not in TOGETHER:
             raise Absent(
                 f"processes of {device.engine} do not compute together",
                 instead="take torch, jax or mlx, as in `anydevice launch --engine jax`",
@@ -134,7 +134,7 @@ def _engine_for(device: Device, has_group: bool) -> str:
     if has_group or _is_jax_joined():
         return "torch" if has_group else "jax"
     standing = device.standing
-    able = [name for name in _TOGETHER if standing is None or name in standing.engines]
+    able = [name for name in TOGETHER if standing is None or name in standing.engines]
     if not able:
         raise Absent(
             f"no library that is installed computes on {device} in several processes",
