@@ -6,7 +6,7 @@ Both are plain data, with hashes that a certificate names. This module imports N
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-SMOOTH = ("sigmoid", "tanh", "gelu", "silu", "exp", "reciprocal", "rsqrt", "square", "step")
-FUNCTIONS = ("", "relu", *SMOOTH)
+SMOOTH = ("sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "exp", "reciprocal", "rsqrt")
+FUNCTIONS = ("", "relu", *SMOOTH, "square", "step")
 
 
 class FormatError(ValueError):
@@ -37,9 +37,9 @@ class RefusedError(ValueError):
 class Node(NamedTuple):
     """One step of a network: `h = function(sum of weights @ earlier h + bias)`.
 
-    `inputs` are the numbers of earlier nodes; 0 is the input of the network, and the first node of
-    a network is number 1. A weight of two axes is a matrix (outputs, inputs), one of one axis the
-    diagonal of a square one. `function` is "" for none, "relu", or one of the smooth functions.
+    `inputs` are the numbers of earlier nodes; 0 is the input of the network, and the
+    first node of a network is number 1. A weight of two axes is a matrix (outputs, inputs), one of
+    one axis the diagonal of a square one. `function` is "" for none, "relu", or a smooth one.
 
     `roundings` is how many float32 roundings an execution of the sum may put on one term: 0 where
     every execution is exact (a copy, a maximum), the number of terms + 1 for a dense layer.
@@ -119,6 +119,38 @@ class Query(NamedTuple):
         text = "\n".join(" ".join(map(str, row)) for row in rows)
         text += f"\n{self.group} {[int(each) for each in self.strict]}"
         return hashlib.sha256(f"anydevice query 1\n{text}".encode()).hexdigest()
+
+
+def check_query(query: Query, network: Network) -> Query:
+    """The query itself, where it is about a network of such sizes and not about an empty box."""
+    sizes = {len(query.low), len(query.high), network.inputs}
+    rows = {len(row) for row in query.coefficients} | {network.outputs}
+    if len(sizes) != 1 or len(rows) != 1:
+        raise FormatError(f"the query is about {len(query.low)} inputs, or other outputs")
+    columns = (query.coefficients, query.constants, query.group, query.strict)
+    if {len(column) for column in columns} != {len(query.group)} or not query.group:
+        raise FormatError("the query has not a constant, a group and a kind for each row")
+    if sorted(set(query.group)) != list(range(max(query.group) + 1)):
+        raise FormatError("the groups of the query are not numbered from 0")
+    for i, (low, high) in enumerate(zip(query.low, query.high, strict=True)):
+        if low > high:
+            raise FormatError(f"the interval of input {i} is empty: {float(low)}, {float(high)}")
+    numbers = (
+        *query.low,
+        *query.high,
+        *query.constants,
+        *(c for r in query.coefficients for c in r),
+    )
+    if any(number and not 1e-250 < abs(number) < 1e250 for number in numbers):
+        raise FormatError("a number of the query is beyond 1e250, or closer to 0 than 1e-250")
+    return query
+
+
+def outward(low: Sequence[Fraction], high: Sequence[Fraction]) -> tuple[Floats, Floats]:
+    """The smallest box of float64 around one of rationals."""
+    down = [np.nextafter(f, -np.inf) if (f := float(x)) > x else f for x in low]
+    up = [np.nextafter(f, np.inf) if (f := float(x)) < x else f for x in high]
+    return np.array(down, np.float64), np.array(up, np.float64)
 
 
 def _pieces(network: Network) -> Iterator[bytes]:
