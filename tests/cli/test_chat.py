@@ -68,6 +68,71 @@ def said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+@pytest.fixture(scope="session")
+def gguf_file(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The talker as a GGUF file, with more values in it; what reads text lies beside it."""
+    pytest.importorskip("gguf")
+    from safetensors.numpy import load_file
+
+    from tests.llm.gguf_files import write
+
+    numbers = {"context_length": 20_000, "block_count": 5, "embedding_length": 64}
+    numbers |= {"feed_forward_length": 172, "attention.head_count": 8, "attention.head_count_kv": 4}
+    more = {"attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": 8}
+
+    def made(**values: Any) -> Path:
+        folder = tmp_path_factory.mktemp("gguf")
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            (folder / name).write_bytes((talker / name).read_bytes())
+        state = load_file(talker / "model.safetensors")
+        named = {f"general.sampling.{name}": value for name, value in values.items()}
+        file = folder / "talker.gguf"
+        return write(file, "llama", state, {**numbers, **more}, heads=(8, 4), tokenizer=named)
+
+    return made
+
+
+def test_a_plan_of_a_gguf_file_is_that_of_its_chat(
+    anydevice: Anydevice, gguf_file: Callable[..., Path]
+) -> None:
+    file = str(gguf_file())
+    for more in ([], ["--context", "500"], ["--dtype", "bfloat16"]):
+        words = [file, "--device", "cpu", "--json", *more]
+        code, out, _ = anydevice("plan", *words)
+        assert code == 0
+        plan = json.loads(out)["estimate"]
+        code, out, _ = anydevice("chat", *words, "--prompt", "Hi", "--max-tokens", "1")
+        assert code == 0
+        chat = json.loads(out)
+        assert (plan["context"], plan["dtype"]) == (chat["context"], chat["dtype"])
+        assert {name: plan[name] for name in chat["memory"]} == chat["memory"]
+        if not more:
+            assert (plan["context"], plan["dtype"]) == (8192, "float32")
+
+
+def test_a_model_that_says_nothing_of_sampling_is_drawn_from(
+    anydevice: Anydevice, gguf_file: Callable[..., Path], model: Any
+) -> None:
+    def tokens(file: Path, *more: str) -> list[int]:
+        words = (*HERE, "--json", "--prompt", "Hello there", "--max-tokens", "20", *more)
+        code, out, err = anydevice("chat", str(file), *words)
+        assert (code, err) == (0, "")
+        return list(json.loads(out)["tokens"])
+
+    def expected(**options: Any) -> list[int]:
+        return list(model.generate([said("Hello there")], 20, **options).tokens)
+
+    usual = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    silent, telling = gguf_file(), gguf_file(temp=1.5, top_k=7, penalty_repeat=1.25)
+    assert tokens(silent, "--seed", "4") == expected(**usual, seed=4)
+    assert tokens(silent, "--temperature", "0") == expected() != expected(**usual, seed=4)
+    asked = {"temperature": 1.5, "top_k": 7, "repetition_penalty": 1.25}
+    assert tokens(telling, "--seed", "4") == expected(**asked, seed=4)
+    assert tokens(telling, "--seed", "4", "--top-k", "3") == expected(
+        **asked | {"top_k": 3}, seed=4
+    )
+
+
 def test_a_script_gets_the_text_alone_and_the_rest_is_said_beside_it(
     process: Process, stories: Path
 ) -> None:

@@ -55,7 +55,9 @@ def test_a_folder_that_says_no_more_than_to_draw_recommends_a_temperature_of_1(
     assert model.generation_defaults == {"temperature": 1.0}
     texts = {model.generate("", 20, seed=seed, **model.generation_defaults).text for seed in (1, 2)}
     assert len(texts) == 2
-    assert llm.load(stories, "cpu").generation_defaults == {}
+    assert llm.load(stories, "cpu").generation_defaults == {"temperature": 0.0}
+    (folder / "generation_config.json").unlink()
+    assert llm.load(folder, "cpu").generation_defaults == {}
 
 
 @pytest.fixture(scope="module")

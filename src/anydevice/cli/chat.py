@@ -40,6 +40,8 @@ _SAMPLING = (
     ("--repetition-penalty", "NUMBER", float, "above 1: tokens that were there become less likely"),
     ("--seed", "INTEGER", int, "the same seed gives the same text (a new one each time)"),
 )
+USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""How a model is sampled whose files do not say it, as llama.cpp does it."""
 _PROMPT, _CONTINUED = "> ", ". "
 HELP = (
     "  /reset      forget the conversation and begin anew",
@@ -185,8 +187,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 class Chat:
     """A model, how it is sampled, and the messages so far.
 
-    What the options leave open is as the model's own `generation_config.json` says. A model that
-    chats ends its replies itself, or the context does.
+    What the options leave open is as the model's own files say, and `USUAL` where they say nothing.
+    A model that chats ends its replies itself, or the context does.
 
     Without a chat template there are no messages: each text is completed by itself.
     """
@@ -197,7 +199,7 @@ class Chat:
         self.model = model
         self.has_template = bool(model.tokenizer.templates)
         longest = {"max_tokens": model.context} if self.has_template else {}
-        self.options = {**longest, **model.generation_defaults, **options}
+        self.options = {**longest, **(model.generation_defaults or USUAL), **options}
         if system is not None and not self.has_template:
             raise ConfigurationError(
                 "--system is for a model that chats, and this one has no chat template", "--system"

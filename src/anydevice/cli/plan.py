@@ -16,7 +16,7 @@ from anydevice.cli.printing import Output, complain, error_in_json
 from anydevice.core.threads import started
 from anydevice.errors import AnyDeviceError, ConfigurationError
 from anydevice.planning.available import look_ahead
-from anydevice.planning.config import locate
+from anydevice.planning.config import is_gguf_path, locate
 
 if TYPE_CHECKING:
     from anydevice.planning.plan import Plan
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="TOKENS",
         help="tokens of prompt and answer together, such as 8192, 32k or 1m "
-        "(4096, or the model's longest where that is less)",
+        "(4096, or the model's longest where that is less; of a GGUF file 8192, as chat has it)",
     )
     parser.add_argument(
         "--batch",
@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         metavar="DTYPE",
-        help="of the weights, such as bfloat16, fp8 or int4 (the model's own)",
+        help="of the weights, such as bfloat16, fp8 or int4 (the model's own; of a GGUF file on a "
+        "CPU float32, as chat has it)",
     )
     parser.add_argument(
         "--kv-dtype", metavar="DTYPE", help="of the key/value cache (that of the weights)"
@@ -131,9 +132,11 @@ def _training(arguments: argparse.Namespace) -> tuple[TrainingPlan, Any]:
 def _inference(arguments: argparse.Namespace) -> tuple[Plan, Any]:
     with _looking_ahead() if not arguments.on else nullcontext():
         from anydevice.planning.cards import cluster_of
-        from anydevice.planning.plan import plan_inference, plan_lines
+        from anydevice.planning.plan import plan_inference, plan_lines, plan_loading
 
-        plan = plan_inference(
+        # What runs a GGUF file here is llm.load, and for cards elsewhere nobody knows.
+        loaded = is_gguf_path(locate(arguments.model)) and not arguments.on
+        plan = (plan_loading if loaded else plan_inference)(
             arguments.model,
             cluster_of(arguments.on) if arguments.on else arguments.device,
             context=arguments.context,

@@ -28,6 +28,7 @@ from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
 from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
 from anydevice.ops.dispatch import explain, own_version, primitives
+from anydevice.planning.plan import LARGEST_PIECE
 from anydevice.settings.files import compiled_folder
 
 Array = Any
@@ -43,8 +44,6 @@ AT_ONCE = ("numpy", "torch", "mlx")
 """Engines that return from a step on the CPU when it is done."""
 PIECES = (16, 64, 256)
 """Sizes to which pieces of prompts are padded where a layer is compiled for each size."""
-LARGEST_PIECE = {"cpu": 512, "other": 4096}
-"""Tokens of all rows that are read at a time: more are no faster, and take more memory."""
 SCORED = 256
 """Tokens of a text that are scored at a time."""
 KINDS_OF_SAMPLING = 8

@@ -122,6 +122,25 @@ def _unpermuted(weights: Any, size: int) -> Any:
     return weights.reshape(heads, size // 2, 2, *rest).swapaxes(1, 2).reshape(weights.shape)
 
 
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""What GGUF calls an option of `generate`, behind `general.sampling.`."""
+
+
+def sampling_of(file: GgufFile) -> dict[str, Any]:
+    """The options of `generate` that a file recommends; few do."""
+    found = {
+        own: file.expect(f"general.sampling.{name}", int if name == "top_k" else float)
+        for name, own in _SAMPLING.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 # --- tokenizer --------------------------------------------------------------------------------
 
 

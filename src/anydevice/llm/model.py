@@ -19,28 +19,19 @@ from anydevice.errors import ConfigurationError, OutOfMemoryError, UnsupportedEr
 from anydevice.llm.captured import check_kernels
 from anydevice.llm.decoder import Parameters
 from anydevice.llm.description import Description, describe
-from anydevice.llm.generation import (
-    LARGEST_PIECE,
-    Clock,
-    Programs,
-    Prompts,
-    replies,
-    score,
-)
-from anydevice.llm.gguf import tokenizer_of
+from anydevice.llm.generation import Clock, Programs, Prompts, replies, score
+from anydevice.llm.gguf import sampling_of, tokenizer_of
 from anydevice.llm.sampling import Sampling, sampling
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import TOKENIZER, Tokenizer
 from anydevice.llm.weights import load_parameters, runnable_dtype
 from anydevice.planning.config import is_gguf_path, locate, read_config
-from anydevice.planning.plan import Plan, plan_inference
+from anydevice.planning.plan import LOADED_CONTEXT, Plan, loading_options, plan_inference
+from anydevice.transfer.weights.gguf import read_gguf
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text to go on with, a conversation, or tokens."""
-
-USUAL_CONTEXT = 8192
-"""The tokens of a context that nobody gave, at most."""
 
 CPU_ENGINES = ("jax", "torch", "mlx")
 """Those that serve a CPU before NumPy, unless one is asked for. Alone on the machine they are about
@@ -137,8 +128,6 @@ def load(
     description = describe(config)  # what cannot be run needs no plan
     if dtype is not None:
         dtype = runnable_dtype(dtype).name
-    elif target.kind == "cpu":
-        dtype = "float32"
     asked = _context(context, config.optional("longest_context"))
     plan = _planned(path, target, dtype, asked, given=context is not None)
     target = _with_fast_engine(target, plan.estimate.weights)
@@ -154,7 +143,8 @@ class LanguageModel:
 
     `description` says what the decoder is, `plan` what memory it needs and where; `context` is how
     many tokens there can be, prompt and reply together. `generation_defaults` are the options of
-    `generate` that the folder recommends; nothing takes them by itself. Several threads may use one
+    `generate` that the model's files recommend, none where they say nothing; `generate` does not
+    take them by itself. Several threads may use one
     model: their steps take turns, and each reply under way has a cache of its own.
     """
 
@@ -493,8 +483,7 @@ def _planned(path: Path, device: Device, dtype: str | None, context: int, given:
 
     Raises `OutOfMemoryError` if it does not fit, with what would.
     """
-    asked: dict[str, Any] = {"dtype": dtype}
-    asked["prefill"] = LARGEST_PIECE["cpu" if device.kind == "cpu" else "other"]
+    asked = loading_options(device.kind == "cpu", dtype)
     plan = plan_inference(path, device, context=context, **asked)
     if plan.device == device or not plan.placements:  # a device that does not tell its memory
         return plan
@@ -527,7 +516,7 @@ _SEVERAL = "several devices together are used by vLLM, or by transformers with d
 
 def _context(given: int | None, longest: int | None) -> int:
     if given is None:
-        return min(longest or USUAL_CONTEXT, USUAL_CONTEXT)
+        return min(longest or LOADED_CONTEXT, LOADED_CONTEXT)
     if not _is_integer(given) or given < 2:
         raise ConfigurationError(
             f"context is an integer of 2 or more, but it is {given!r}", "context"
@@ -541,8 +530,17 @@ def _context(given: int | None, longest: int | None) -> int:
 
 
 def _generation_defaults(path: Path) -> dict[str, Any]:
-    """What a folder's `generation_config.json` says of sampling, as far as `generate` has it."""
-    file = path / "generation_config.json"
+    """What the files of a model say of sampling, as far as `generate` has it."""
+    file = path if is_gguf_path(path) else path / "generation_config.json"
+    found = sampling_of(read_gguf(path)) if is_gguf_path(path) else _of_config(file)
+    try:
+        sampling(**found)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: {error}", str(file)) from error
+    return found
+
+
+def _of_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
@@ -550,15 +548,10 @@ def _generation_defaults(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}", str(file)) from error
     if not isinstance(values, Mapping) or not values.get("do_sample"):
-        return {}
+        return {"temperature": 0.0}  # transformers takes the likeliest then
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     found = {name: values[name] for name in names if values.get(name) is not None}
-    found.setdefault("temperature", 1.0)  # drawn, with the probabilities as they are
-    try:
-        sampling(**found)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{file}: {error}", str(file)) from error
-    return found
+    return {"temperature": 1.0, **found}  # drawn, with the probabilities as they are
 
 
 def _refuse_others(device: object, path: Path) -> None:

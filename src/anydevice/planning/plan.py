@@ -117,6 +117,18 @@ class Plan(Record):
         """The free memory of all devices of the plan together."""
         return sum(placement.free for placement in self.placements)
 
+    def device_map(self, model: Any) -> dict[str, str]:
+        """Where each part of a module of PyTorch goes, as transformers and accelerate take it.
+
+        The module may be empty, on PyTorch's device "meta". What comes before the layers goes with
+        the first of them, what comes after with the last, and a head that is tied to the embedding
+        goes with that. Raises `ConfigurationError` for a plan that does not fit or is that of
+        another model.
+        """
+        from anydevice.planning.modules import device_map
+
+        return device_map(self, model)
+
     def to_dict(self) -> dict[str, object]:
         """The plan as plain data, ready for JSON."""
         return {**super().to_dict(), "device": str(self.device) if self.device else None}
@@ -184,6 +196,36 @@ def plan_inference(
     preferred = () if settled else groups[: assignment.number]
     others = _alternatives(request, preferred)
     return Plan(True, alone, placements, estimate, others, notes=notes)
+
+
+LOADED_CONTEXT = 8192
+"""The tokens of the context of a language model that is loaded, at most, where nobody says."""
+LARGEST_PIECE = {"cpu": 512, "other": 4096}
+"""Tokens of all prompts that a loaded model reads at a time: more are no faster, and take more."""
+
+
+def loading_options(on_cpu: bool, dtype: object = None) -> dict[str, Any]:
+    """What `llm.load` plans with, as options of `plan_inference`: a CPU computes in float32."""
+    wanted = "float32" if dtype is None and on_cpu else dtype
+    return {"dtype": wanted, "prefill": LARGEST_PIECE["cpu" if on_cpu else "other"]}
+
+
+def plan_loading(
+    model: Any, devices: DeviceNames | Cluster = None, *, context: int | None = None,
+    dtype: object = None,
+    **more: Any,
+) -> Plan:  # fmt: skip
+    """The plan that `llm.load` makes, but for any devices; `more` is as in `plan_inference`."""
+
+    def planned(on_cpu: bool) -> Plan:
+        options = loading_options(on_cpu, dtype)
+        longest = shape_of(model, dtype=options["dtype"]).longest_context or LOADED_CONTEXT
+        wanted = min(longest, LOADED_CONTEXT) if context is None else context
+        return plan_inference(model, devices, context=wanted, **options, **more)
+
+    plan = planned(False)
+    kinds = {placement.device.kind for placement in plan.placements}
+    return planned(True) if kinds == {"cpu"} else plan
 
 
 def _available(
