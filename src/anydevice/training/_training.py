@@ -90,11 +90,17 @@ PathLike = str | os.PathLike[str]
 _READ_EVERY = 0.5
 """Seconds from one reading of the losses to the next."""
 
+_READ_TOGETHER = 8
+"""Batches from one reading to the next in several processes."""
+
 _MOST_BYTES = 256 * 2**20
 """Bytes of batches that are kept between two readings."""
 
 _MOST_BATCHES = 512
 """Batches between two readings."""
+
+_SPREAD = ("parameters", "optimizer", "scale", "total", "own")
+"""What a step changes, and may lie on several devices."""
 
 _warned: set[str] = set()
 
@@ -202,7 +208,7 @@ class Training:
         _check_library(layer, optimizer)
         self.spread = line or spread_of(mesh, strategy, self.device, parameters)
         policy = policy_of(precision, self.device)
-        self.spread.check(layer, still, policy)
+        self.spread.check(layer, still, policy, own)
         of_torch = isinstance(layer, TorchLayer)
         self.config = StepConfig(
             layer,
@@ -227,8 +233,10 @@ class Training:
         if isinstance(layer, TorchLayer):
             if own is None:
                 check_parts(model, optimizer, schedule if self._rate_at is None else None)
-            self._like = layer.placed(self.device, policy.parameters)
-            self.spread.share(leaves(self._like))
+            given = optimizer if own is None else None
+            layer = self.spread.module(layer, policy.parameters, given)
+            self.config = replace(self.config, layer=layer)
+            self._like = layer.parameters
         if isinstance(layer, ModuleLayer) and seed is not None:
             seed_modules(layer.library, seed)
         self._stepper: Stepper | None = None
@@ -303,7 +311,8 @@ class Training:
 
         A `nn.Model` is a copy, which later steps do not change.
         """
-        in_place = isinstance(self.config.layer, TorchLayer)
+        layer = self.config.layer
+        in_place = isinstance(layer, TorchLayer) and layer.given is self._given
         return self._given if in_place else self.model_with(copied(self.parameters))
 
     @property
@@ -445,11 +454,10 @@ class Training:
 
     def is_due(self) -> bool:
         """Whether it is time to read the losses."""
-        return (
-            time.monotonic() - self._last_reading >= _READ_EVERY
-            or self._kept_bytes >= _MOST_BYTES
-            or len(self._unread) >= _MOST_BATCHES
-        )
+        passed = time.monotonic() - self._last_reading >= _READ_EVERY
+        if self.spread.is_several:  # where all must read after the same step
+            passed = len(self._unread) >= _READ_TOGETHER
+        return passed or self._kept_bytes >= _MOST_BYTES or len(self._unread) >= _MOST_BATCHES
 
     def read(self) -> list[tuple[float, int]]:
         """The losses since the last reading, and the examples of each; raises if a step failed."""
@@ -476,7 +484,7 @@ class Training:
         """What must be the same when the training is resumed, as JSON."""
         found = settings_of(self.config, self.seed, self._schedule, self._data, validation)
         if self._own_optimizer is None:
-            check_all_held(self._given, self._optimizer)
+            check_all_held(self.config.layer, self._optimizer)
             found["optimizer"] = {"kind": type(self._optimizer).__name__}
             if self._schedule is not None and self._rate_at is None:
                 found["schedule"] = {"kind": type(self._schedule).__name__}
@@ -493,7 +501,10 @@ class Training:
         if isinstance(self.config.layer, ModuleLayer) or may_shuffle(self._data):
             random |= {"now": host_state(self._data), "device": device_state(self.device)}
         how = self.config.optimize
-        checkpoint = Checkpoint(self.stepper.state, loop, how, best, random, self._first_rows)
+        state, saved = self.stepper.state, self.spread.saved
+        parts = {name: saved(getattr(state, name)) for name in _SPREAD}
+        state, best = replace(state, **parts), saved(best)
+        checkpoint = Checkpoint(state, loop, how, best, random, self._first_rows)
         if self.spread.leads:
             write_checkpoint(path, checkpoint, settings)
         self.spread.wait()
@@ -563,10 +574,13 @@ class Training:
         stepper = self.stepper
         since, name = stepper.failed_since, stepper.engine.name
         own = [batch for batch in batches if batch.step == since] or batches
-        wrong = wrong_target(self.config, stepper.parameters, own)
+        readable = self.spread.readable
+        own = [each._replace(batch=readable(each.batch)) for each in own]
+        parameters = readable(stepper.parameters)
+        wrong = wrong_target(self.config, parameters, own)
         if wrong is not None:
             return wrong
-        return failure(self.config, name, stepper.parameters, own, since, self.seed)
+        return failure(self.config, name, parameters, own, since, self.seed)
 
     def _rates(self, own: Optimizer | None) -> Callable[[int], float] | None:
         """The rate of each step; `None` where the optimizer or its schedule has it."""

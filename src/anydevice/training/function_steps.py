@@ -31,7 +31,7 @@ from anydevice.core.trees import Tree, combined, leaf_names, leaves, mapped, par
 from anydevice.engines import registry
 from anydevice.models.precision import LossScale, ScaleState
 from anydevice.nn.layer import Array, Run, state_leaves
-from anydevice.nn.optimizers import BuiltIn, clipped
+from anydevice.nn.optimizers import BuiltIn
 from anydevice.nn.random_choice import folded_seed
 from anydevice.ops.dispatch import own_version, primitives
 from anydevice.training.spreading import Spread
@@ -39,9 +39,6 @@ from anydevice.training.steps import StepConfig, Stepper, StepState, copied
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _CONSUMED = ("trained", "state", "counts", "scale")
-_IN_FLIGHT = 2
-"""Steps in flight when another one starts: one computes while one waits."""
-
 _SERIAL = 2_000_000
 """Uses of parameters in a step that a second thread does not make shorter."""
 
@@ -92,7 +89,7 @@ class FunctionStepper(Stepper):
         self.engine = engine
         self.device = spread.device
         self._spread = spread
-        state = spread.state(state)
+        state = spread.state(state, config.trained)
         self.config = config
         self._autodiff = autodiff
         self._trained, self._held = state.parameters, None
@@ -125,18 +122,20 @@ class FunctionStepper(Stepper):
 
     @property
     def parameters(self) -> Tree:
-        return self._trained if self._held is None else combined(self._trained, self._held)
+        own = self._trained if self._held is None else combined(self._trained, self._held)
+        return self._spread.joined(own, "parameters")
 
     @property
     def state(self) -> StepState:
+        joined = self._spread.joined
         return StepState(
             self.parameters,
-            self._optimizer_state,
+            joined(self._optimizer_state, "optimizer"),
             self.batches,
             self.started,
             self._steps_taken(),
             self._scale,
-            self._total,
+            joined(self._total, "total"),
             self._added,
         )
 
@@ -147,7 +146,9 @@ class FunctionStepper(Stepper):
         if with_output not in self._evaluate:
             whole = partial(self._evaluated, with_output=with_output)
             self._evaluate[with_output] = self.compiled(whole)
-        value: tuple[Array, Any] = self._evaluate[with_output](self.parameters, batch)
+        own = self.parameters
+        own = self._spread.readable(own) if self._spread.is_sharded else own
+        value: tuple[Array, Any] = self._evaluate[with_output](own, batch)
         return value
 
     @property
@@ -242,13 +243,18 @@ class FunctionStepper(Stepper):
         skip = None
         if scale is not None:
             skip = _as_float(ops.logical_not(self._scaling.finite(gradients)))
+            skip = ops.minimum(self._spread.over_shards(skip), 1.0)
             gradients = self._scaling.unscaled(gradients, scale)
         if share != 1.0:
             gradients = mapped(lambda gradient: ops.multiply(gradient, share), gradients)
         if self.config.clip is not None:
-            gradients, norm = clipped(gradients, self.config.clip)
+            gradients, norm = self._spread.clipped(gradients, self.config.clip)
             skip = nonfinite(norm) if skip is None else skip
-        return gradients, nonfinite(total(gradients)) if skip is None else skip
+        return gradients, nonfinite(self._total_of(gradients)) if skip is None else skip
+
+    def _total_of(self, tree: Tree) -> Array:
+        """A float32 that is finite where all numbers of a tree are, those of all processes."""
+        return self._spread.over_shards(total(tree))
 
 
 class SplitStepper(FunctionStepper):
@@ -256,8 +262,8 @@ class SplitStepper(FunctionStepper):
 
     def _start(self, steps: int) -> None:
         loss = self.compiled(self._loss)
-        gradients = self._autodiff.value_and_grad(loss, more=True)
-        self._loss_and_gradients = self._spread.gradients(gradients, loss)
+        differentiate = partial(self._autodiff.value_and_grad, more=True)
+        self._loss_and_gradients = self._spread.gradients(differentiate, loss)
         self._failed = self._xp.full((), 0, _FLOAT32, self._like)
         self._since = self._failed
         self._taken = self._number(steps, np.int32)
@@ -318,20 +324,20 @@ class SplitStepper(FunctionStepper):
         return self._since
 
     def _failed_weights(self) -> Array:
-        return nonfinite(total(self._trained))
+        return nonfinite(self._total_of(self._trained))
 
     def _steps_taken(self) -> int:
         return self.started if self._scale is None else self._count(self._taken)
 
     def _made_ready(self, share: float) -> tuple[Tree, Array]:
         if share == 1.0 and self.config.clip is None and self._scale is None:
-            return self._total, nonfinite(total(self._total))
+            return self._total, nonfinite(self._total_of(self._total))
         if share not in self._readies:
 
             def ready(gradients: Tree, scale: Any) -> Any:
                 return self._ready(gradients, share, scale)
 
-            self._readies[share] = self.compiled(ready)
+            self._readies[share] = ready if self._spread.is_sharded else self.compiled(ready)
         found: tuple[Tree, Array] = self._readies[share](self._total, self._scale)
         return found
 
@@ -427,7 +433,7 @@ class HostStepper(SplitStepper):
 
     def _made_ready(self, share: float) -> tuple[Tree, Any]:
         if share == 1.0 and self.config.clip is None:
-            seen = self._copy is None and not math.isfinite(total(self._total))
+            seen = self._copy is None and not math.isfinite(self._total_of(self._total))
             return self._total, seen
         return super()._made_ready(share)
 
@@ -471,7 +477,7 @@ class HostStepper(SplitStepper):
     def failed(self) -> bool:
         if self._copy is not None and not self._is_failing and not self._is_finite():
             self._go_back()
-        return self._is_failing or not math.isfinite(total(self._trained))
+        return self._is_failing or not math.isfinite(self._total_of(self._trained))
 
     @property
     def failed_since(self) -> int:
@@ -534,6 +540,8 @@ class FusedStepper(FunctionStepper):
         )  # fmt: skip
         self.drop()
         self.started += 1
+        if not self._spread.in_flight:
+            self.engine.finish(self._counts)
 
     def _failed_steps(self) -> Array:
         return self._counts["since"]
@@ -553,7 +561,7 @@ class FusedStepper(FunctionStepper):
     def _waited(self, value: Array) -> Array:
         """Wait until few steps are in flight, so that neither memory nor a lazy graph grows."""
         self._in_flight.append(value)
-        if len(self._in_flight) > _IN_FLIGHT:
+        if len(self._in_flight) > self._spread.in_flight:
             self.engine.finish(self._in_flight.popleft())
         return value
 

@@ -36,8 +36,6 @@ from anydevice.training.steps import copied
 from anydevice.transfer.moving import to_numpy
 
 _VALIDATION = "validation"
-_IN_FLIGHT = 2
-"""Losses of the validation in flight, so that the device has work."""
 
 
 class TrainOptions(Record):
@@ -318,7 +316,7 @@ class Validation:
             if self._metrics:
                 states = self._added(states, output, batch, where)
             pending.append((value, batch, where))
-            if len(pending) > _IN_FLIGHT:
+            if len(pending) > training.spread.in_flight:
                 lost.append(self._waited(*pending.popleft()))
         lost += [self._waited(*each) for each in pending]
         examples = sum(count for _, count in lost)
@@ -338,6 +336,7 @@ class Validation:
         name = self._training.left_out
         if name is not None:  # by the loss, which does it itself
             output = ACTIVATIONS[name](output)
+        output, target = self._training.spread.readable((output, target))
         try:
             pairs = zip(self._metrics, states, strict=True)
             return [metric.add(state, output, target) for metric, state in pairs]
@@ -362,6 +361,7 @@ class Validation:
         return loss, rows_of(batch)
 
     def _check_batch(self, batch: Any, where: str) -> None:
+        batch = self._training.spread.readable(batch)
         wrong = wrong_batch(self._training.config, batch, where)
         if wrong is not None:
             raise wrong

@@ -341,10 +341,10 @@ class PipelineStepper(FunctionStepper):
         count = self._spread.microbatches
         if count == 1:
             return self._loss(trained, *rest)
-        held, batch, *others = rest
+        held, batch, seed, number, scale = rest
         value: Any = None
         for rows, share, part in parts_of(batch, count):
-            own, _ = self._loss(trained, held, part, *others, rows=rows)
+            own, _ = self._loss(trained, held, part, seed, number, scale, rows)
             own = ops.multiply(own, share)
             value = own if value is None else ops.add(value, own)
         return value, []

@@ -6,11 +6,11 @@ and the compiler adds what the devices tell each other.
 
 from __future__ import annotations
 
-import hashlib
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from anydevice.errors import ConfigurationError
 from anydevice.memory.stats import memory_stats
 from anydevice.models.precision import Policy
 from anydevice.nn.layer import state_places
+from anydevice.nn.optimizers import Optimizer, clipped
+from anydevice.parallel.exchange import digest_of
 from anydevice.parallel.mesh import Mesh, devices_of
 from anydevice.parallel.placing import gather, row_ranges
 from anydevice.training.batches import placer, rows_of
@@ -37,6 +39,7 @@ from anydevice.training.steps import StepState, copied
 from anydevice.transfer.moving import to_device, to_numpy
 
 if TYPE_CHECKING:
+    from anydevice.parallel.jax_mesh import JaxProcesses
     from anydevice.parallel.processes import Group
 
 Function = Callable[..., Any]
@@ -59,7 +62,12 @@ class Spread:
     is_several = False
     """Whether several processes train."""
 
+    is_sharded = False
+    """Whether each process holds a part of the parameters."""
+
     asked = False
+    in_flight = 2
+    """Steps in flight when another one starts: one computes while one waits."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -80,9 +88,13 @@ class Spread:
         """Parameters where steps take them."""
         return to_device(tree, self.device, convert=True)
 
-    def state(self, state: StepState) -> StepState:
-        """All that steps change, where they take it."""
+    def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
+        """All that steps change, where they take it; `trained` is that of their `StepConfig`."""
         return state
+
+    def joined(self, tree: Tree, name: str) -> Tree:
+        """Arrays as others see them, of what a step has: a tree of its state with this name."""
+        return tree
 
     def numbers(self, tree: Tree) -> Tree:
         """Single numbers where steps take them."""
@@ -92,12 +104,41 @@ class Spread:
         """A tree of parameters on one device, in one piece each."""
         return tree
 
-    def gradients(self, function: Function, loss: Function) -> Function:
-        """A function like this one: the loss and the gradients of a whole batch.
+    def readable(self, tree: Tree) -> Tree:
+        """A tree whose numbers this process can read; all processes take part."""
+        return tree
 
-        `loss` is the function that they are of.
+    def saved(self, tree: Tree) -> Tree:
+        """A tree as the process that leads writes it to a file; all processes take part."""
+        return tree
+
+    def gradients(self, differentiate: Function, loss: Function) -> Function:
+        """The function of a loss and its gradients, of whole batches.
+
+        `differentiate` makes it of the one of a loss.
         """
-        return function
+        return differentiate(loss)  # type: ignore[no-any-return]
+
+    def over_shards(self, number: Any) -> Any:
+        """The sum of a number over the processes that have parts of the parameters."""
+        return number
+
+    def clipped(self, gradients: Tree, limit: float) -> tuple[Tree, Any]:
+        """The gradients, clipped to a norm, and the norm that they had."""
+        return clipped(gradients, limit)
+
+    def module(self, layer: Any, dtype: str, optimizer: Any) -> Any:
+        """A module of PyTorch where steps take it, and in the dtype that its weights have then.
+
+        `optimizer` is one of PyTorch, or `None`.
+        """
+        layer.placed(self.device, dtype)
+        self.share(leaves(layer.parameters))
+        return layer
+
+    def optimizer_state(self, saved: Any, optimizer: Any) -> Any:
+        """The state of an optimizer of modules, read from a file, as it takes it."""
+        return saved
 
     def module_loss(self, loss: Function, batch: Any) -> Any:
         """What a module of PyTorch takes gradients of: its sum over processes is the loss.
@@ -113,7 +154,9 @@ class Spread:
     def sum_gradients(self, weights: Sequence[Any]) -> None:
         """Make gradients of weights of PyTorch those of whole batches."""
 
-    def check(self, layer: Any, still: Collection[str], policy: Policy) -> None:
+    def check(
+        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+    ) -> None:
         """Raise `UnsupportedError` for a model that cannot be trained so."""
 
     def share(self, tensors: Sequence[Any]) -> None:
@@ -134,7 +177,10 @@ class Spread:
 
 
 class MeshSpread(Spread):
-    """A training on several devices of one process, which JAX drives."""
+    """A training on several devices, which JAX drives: those of one process, or of several.
+
+    Processes compute the same step together, each on its parts of the same arrays.
+    """
 
     def __init__(self, mesh: Mesh, text: str) -> None:
         from anydevice.parallel import jax_mesh
@@ -142,9 +188,16 @@ class MeshSpread(Spread):
         super().__init__(mesh.devices[0])
         self.text = text
         self._mesh, self._jax = mesh, jax_mesh
+        self._group = cast("JaxProcesses | None", mesh.group)
+        self.is_several = self._group is not None
         self._to_first = self.place
         self.place = self._divided
-        self._is_first = True
+        self._placed = 0
+        self._answers: deque[Any] = deque()
+        if self._group is not None:
+            if self.device.kind == "cpu":
+                self.in_flight = 0  # there, two programs that exchange numbers wait for each other
+            set_host_state(self._group.of_first(host_state()))
 
     @property
     def reads_to(self) -> Device:
@@ -154,11 +207,31 @@ class MeshSpread(Spread):
     def is_ahead(self) -> bool:
         return False
 
+    @property
+    def leads(self) -> bool:
+        return self._mesh.rank == 0
+
+    def wait(self) -> None:
+        if self._group is not None:
+            self._group.wait()
+
+    def is_asked(self, asked: bool) -> bool:
+        self.asked = asked
+        if self._group is None:
+            return asked
+        # The answer of some calls ago: by now it is there, so that no step waits for it.
+        self._answers.append(self._jax.any_of(asked, self._mesh))
+        if len(self._answers) <= self.in_flight:
+            return False
+        return bool(to_numpy(self._answers.popleft()))
+
     def parameters(self, tree: Tree) -> Tree:
+        if self._group is not None and not self._group.is_same(tree):
+            tree = mapped(self._group.from_first, mapped(to_numpy, tree))
         # One after the other: no device ever holds all of them.
         return mapped(lambda x: self._sharded(super(MeshSpread, self).parameters(x)), tree)
 
-    def state(self, state: StepState) -> StepState:
+    def state(self, state: StepState, trained: Sequence[bool] | None) -> StepState:
         parameters, optimizer, total = (
             None if tree is None else mapped(self._sharded, tree)
             for tree in (state.parameters, state.optimizer, state.total)
@@ -172,18 +245,35 @@ class MeshSpread(Spread):
     def whole(self, tree: Tree) -> Tree:
         return gather(tree)
 
+    def readable(self, tree: Tree) -> Tree:
+        return tree if self._group is None else gather(tree)
+
+    def saved(self, tree: Tree) -> Tree:
+        if self._group is None or tree is None:
+            return tree
+        leads = self.leads
+
+        def own(x: Any) -> Any:
+            whole = gather(x)
+            return to_numpy(whole) if leads else None
+
+        return mapped(own, tree)
+
     def _sharded(self, x: Any) -> Any:
         return self._jax.sharded(x, self._mesh)
 
     def _divided(self, batch: Any) -> Any:
         rows, size = rows_of(batch), self._mesh.size
-        is_first, self._is_first = self._is_first, False
-        if rows % size and is_first:  # the last batch of an epoch is often a small one
+        self._placed += 1
+        if rows % size and self._placed == 1:  # the last batch of an epoch is often a small one
             warn(
                 f"batches of {rows} rows do not divide over {size} devices, so each of these "
                 f"computes all of such a batch; take a size that is a multiple of {size}"
             )
-        return mapped(lambda x: self._jax.divided(x, self._mesh), self._to_first(batch))
+        there = self._to_first(batch)
+        if self._group is not None and self._placed <= _CHECKED and not self._group.is_same(there):
+            raise _other_batches()
+        return mapped(lambda x: self._jax.divided(x, self._mesh), there)
 
 
 class ProcessSpread(Spread):
@@ -226,7 +316,9 @@ class ProcessSpread(Spread):
     def share(self, tensors: Sequence[Any]) -> None:
         self._group.copy_from_first(tensors)
 
-    def check(self, layer: Any, still: Collection[str], policy: Policy) -> None:
+    def check(
+        self, layer: Any, still: Collection[str], policy: Policy, optimizer: Optimizer | None
+    ) -> None:
         self._rounding = _ROUNDING_16 if policy.is_narrow else _ROUNDING
         module = getattr(layer, "given", None)
         if module is None:
@@ -237,7 +329,9 @@ class ProcessSpread(Spread):
         if names:
             raise _not_by_rows(f"{names[0]} computes with statistics of whole batches")
 
-    def gradients(self, function: Function, loss: Function) -> Function:
+    def gradients(self, differentiate: Function, loss: Function) -> Function:
+        function = differentiate(loss)
+
         def summed(
             trained: Tree, held: Tree, batch: Any, seed: Any, number: Any, scale: Any
         ) -> tuple[tuple[Any, list[Any]], Tree]:
@@ -252,14 +346,7 @@ class ProcessSpread(Spread):
     def module_loss(self, loss: Function, batch: Any) -> Any:
         torch: Any = sys.modules["torch"]
 
-        def whole() -> Any:
-            before = host_state(), device_state(self.device)
-            value = loss(batch)
-            set_host_state(before[0])
-            set_device_state(self.device, before[1])
-            return value
-
-        self._check_first(batch, whole)
+        self._check_first(batch, lambda: self._as_whole(loss, batch))
         part, rows, share = self._own(batch)
         with dropping_as_whole(rows):
             if share:
@@ -267,6 +354,14 @@ class ProcessSpread(Spread):
             with torch.no_grad():  # random numbers go on as in the others
                 loss(part)
         return None
+
+    def _as_whole(self, loss: Function, batch: Any) -> Any:
+        """The loss of a whole batch, with the random numbers that its parts will have."""
+        before = host_state(), device_state(self.device)
+        value = loss(batch)
+        set_host_state(before[0])
+        set_device_state(self.device, before[1])
+        return value
 
     def module_total(self, value: Any, like: Any) -> Any:
         own = like.new_zeros(()) if value is None else value.detach()
@@ -317,19 +412,10 @@ class ProcessSpread(Spread):
         if self._checked == _CHECKED:
             return
         self._checked += 1
-        digest = hashlib.sha256()
-        for x in leaves(batch):
-            digest.update(repr(tuple(x.shape)).encode())
-            digest.update(np.ascontiguousarray(to_numpy(x)).tobytes())
-        number = float(int.from_bytes(digest.digest()[:6], "big"))
+        number = float(int.from_bytes(digest_of(batch)[:6], "big"))
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
-            raise ConfigurationError(
-                "the processes have different batches; give all of them the same data, such "
-                "as nn.Batches, or a function of the seed and the epoch, without a sampler that "
-                "divides it: each process takes its own rows of every batch",
-                source="data",
-            )
+            raise _other_batches()
         with sys.modules["torch"].no_grad():
             self._expected = whole()
 
@@ -341,6 +427,15 @@ class ProcessSpread(Spread):
                 f"of its rows in {self._group.size} processes: it is no mean over rows, as where "
                 "tokens are masked or random numbers are drawn in another way"
             )
+
+
+def _other_batches() -> ConfigurationError:
+    return ConfigurationError(
+        "the processes have different batches; give all of them the same data, such as "
+        "nn.Batches, or a function of the seed and the epoch, without a sampler that divides it: "
+        "each process takes its own rows of every batch",
+        source="data",
+    )
 
 
 def _not_by_rows(what: str) -> Exception:
@@ -414,8 +509,14 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
     """How a training of these parameters lies on a mesh; raises `UnsupportedError` if it cannot."""
     if mesh is None:
         return Spread(device)
-    if mesh.group is not None:
-        return _over_processes(mesh, mesh.group, strategy, device)
+    if mesh.group is not None and device.engine != mesh.engine:
+        raise Absent(
+            f"{device.engine} trains this model, and the processes are joined by {mesh.engine}",
+            instead=f"take `anydevice launch --engine {device.engine}`, or a model of nn",
+            code="no_collectives",
+        ).error()
+    if mesh.group is not None and device.engine == "torch":
+        return _over_processes(mesh, cast("Group", mesh.group), strategy, device, parameters)
     if device.engine != "jax":
         raise Absent(
             f"{device.engine} trains on one device a process, and {mesh.size} were given",
@@ -423,24 +524,23 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
             code="no_collectives",
         ).error()
     mesh, text = _chosen(mesh, strategy, parameters)
+    if mesh.group is not None:  # the memory of one process decides for all of them
+        shard, text = cast("JaxProcesses", mesh.group).of_first((mesh.shard, text))
+        mesh = Mesh(mesh.devices, shard=shard, group=mesh.group)
     return MeshSpread(mesh, text)
 
 
-def _over_processes(mesh: Mesh, group: Group, strategy: str, device: Device) -> Spread:
-    if device.engine != "torch":
-        raise Absent(
-            f"{device.engine} trains in one process, and these are {group.size}",
-            instead="give a model of nn or PyTorch, or several devices of JAX in one process",
-            code="no_collectives",
-        ).error()
-    if strategy == "shard" or mesh.shard > 1:
-        raise Absent(
-            "processes of PyTorch hold all parameters each",
-            instead='take strategy="replicate", or several devices of JAX in one process',
-            code="no_collectives",
-        ).error()
-    why = "as asked" if strategy == "replicate" else "what processes of PyTorch do"
-    return ProcessSpread(group, device, f"{group.size} processes, replicate: {why}")
+def _over_processes(
+    mesh: Mesh, group: Group, strategy: str, device: Device, parameters: Tree
+) -> Spread:
+    chosen, text = _chosen(mesh, strategy, parameters)
+    # The memory of one process decides for all of them.
+    shard, text = group.of_first((chosen.shard, text))
+    if shard == 1:
+        return ProcessSpread(group, device, text)
+    from anydevice.training.sharding import ShardSpread
+
+    return ShardSpread(group, Mesh(mesh.devices, shard=shard, group=group), device, text)
 
 
 def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
@@ -453,7 +553,9 @@ def _chosen(mesh: Mesh, strategy: str, parameters: Tree) -> tuple[Mesh, str]:
         strategy, why = _fitting(mesh, parameters)
     size = mesh.size
     sizes = (size, 1) if strategy == "replicate" else (1, size)
-    return Mesh(mesh.devices, *sizes), f"{size} devices, {strategy}: {why}"
+    where = "" if mesh.group is None else f" in {mesh.group.size} processes"
+    these = f"{size} processes" if mesh.engine == "torch" else f"{size} devices{where}"
+    return Mesh(mesh.devices, *sizes, mesh.group), f"{these}, {strategy}: {why}"
 
 
 def _fitting(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
@@ -461,7 +563,7 @@ def _fitting(mesh: Mesh, parameters: Tree) -> tuple[str, str]:
     device = mesh.devices[0]
     available = memory_stats(device).available
     if available is not None and device.kind == "cpu":  # one memory for all of them
-        available //= len(mesh.devices)
+        available //= mesh.size
     what = f"weights, gradients and optimizer state take {format_size(needed)}"
     if available is None:
         return "replicate", f"{what}, and {device} does not say how much it has"

@@ -16,14 +16,16 @@ from typing import Any
 from anydevice.core.device import Device
 from anydevice.core.donation import consuming
 from anydevice.core.engine import Absent
-from anydevice.core.trees import Tree
+from anydevice.core.trees import Tree, mapped
 from anydevice.engines import registry
 from anydevice.errors import ConfigurationError
 from anydevice.models.precision import cast_parameters
 from anydevice.nn.layer import Array, Run
 from anydevice.nn.optimizers import Optimizer
+from anydevice.parallel.pipelines import moved
 from anydevice.training.modules import ModuleLayer, in_mode, loss_and_output
 from anydevice.training.packing import packed, unpacked
+from anydevice.training.pipeline_steps import device_masks, updated_by_device
 from anydevice.training.spreading import Spread
 from anydevice.training.steps import StepConfig, Stepper, StepState
 from anydevice.transfer.moving import to_device
@@ -59,8 +61,12 @@ class TorchLayer(ModuleLayer):
                     now[name].copy_(x)
         return self.given
 
-    def placed(self, device: Device, dtype: str) -> dict[str, Array]:
-        """Move the module to a device, and its weights to a dtype of 16 bits; its arrays there."""
+    def load(self, parameters: Mapping[str, Array]) -> None:
+        """Give the module that is trained other parameters."""
+        self.finished(parameters)
+
+    def placed(self, device: Device, dtype: str) -> None:
+        """Move the module to a device, and its weights to a dtype of 16 bits."""
         module, torch = self.given, sys.modules["torch"]
         if "float16" in (dtype, narrow_dtype(module)):
             raise ConfigurationError(
@@ -79,7 +85,6 @@ class TorchLayer(ModuleLayer):
         wanted = getattr(torch, dtype)
         if dtype != "float32" and kinds != {wanted}:
             module.to(wanted)
-        return self.parameters
 
 
 class TorchStepper(Stepper):
@@ -159,7 +164,9 @@ class TorchStepper(Stepper):
 
     def _restore(self, state: StepState) -> None:
         own = unpacked(state.own)
-        self._optimizer.load_state_dict(own["optimizer"])
+        self._optimizer.load_state_dict(
+            self._spread.optimizer_state(own["optimizer"], self._optimizer)
+        )
         self._left_out = own["left_out"]
         for part, saved in ((self._schedule, own["schedule"]), (self._scaler, own["scaler"])):
             if part is not None and saved is not None:
@@ -168,7 +175,7 @@ class TorchStepper(Stepper):
             by_name = dict(self._module.named_parameters())
             for name, gradient in own["gradients"].items():
                 by_name[name].grad = gradient.to(by_name[name].device, by_name[name].dtype)
-        self._layer.finished(state.parameters)
+        self._layer.load(state.parameters)
 
     def _gradients(self) -> dict[str, Any]:
         pairs = self._module.named_parameters()
@@ -250,8 +257,10 @@ class TorchStepper(Stepper):
     @property
     def failed(self) -> bool:
         torch: Any = sys.modules["torch"]
-        sizes = torch._foreach_norm([x.detach() for x in self._weights])
-        return bool(self._failed) or not bool(torch.stack(sizes).isfinite().all())
+        norm = torch.linalg.vector_norm
+        sizes = [moved(norm(part_of(x.detach())), self.device) for x in self._weights]
+        size = self._spread.over_shards(torch.stack(sizes).sum())
+        return bool(self._failed) or not bool(size.isfinite())
 
     @property
     def failed_since(self) -> int:
@@ -274,6 +283,11 @@ class TorchStepper(Stepper):
             return nullcontext()
         scope: AbstractContextManager[Any] = torch.autocast(self._kind, dtype=self._autocast)
         return scope
+
+
+def part_of(x: Any) -> Any:
+    """What this process has of a tensor: all of it, but a part of a DTensor."""
+    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def narrow_dtype(module: Any) -> str | None:
@@ -321,14 +335,14 @@ def check_parts(module: Any, optimizer: Any, schedule: Any) -> None:
         )
 
 
-def check_all_held(module: Any, optimizer: Any) -> None:
+def check_all_held(layer: Any, optimizer: Any) -> None:
     """Refuse to save a training of which an optimizer of PyTorch trains more than the module."""
-    own = {id(x) for x in module.parameters()}
+    own = {id(x) for x in layer.given.parameters()}
     others = sum(id(x) not in own for x in parameters_of(optimizer))
     if others:
         raise ConfigurationError(
             f"{type(optimizer).__name__} trains {others} parameters that are not of "
-            f"{type(module).__name__}, such as those of a loss, and its file would not hold them; "
+            f"{layer.label}, such as those of a loss, and its file would not hold them; "
             "put both into one module, and give a loss(model, x, y)",
             source="optimizer",
         )
@@ -356,22 +370,29 @@ class OwnUpdate:
     def __init__(self, module: Any, optimizer: Optimizer) -> None:
         self._own = optimizer
         self._weights = {name: x for name, x in module.named_parameters() if x.requires_grad}
-        self._state = optimizer.init({name: x.detach() for name, x in self._weights.items()})
+        own = {name: part_of(x.detach()) for name, x in self._weights.items()}
+        self._state = optimizer.init(own)
+        self._devices = device_masks(own)
         self._steps = 0
         rate = optimizer.rate if isinstance(optimizer.rate, float | int) else optimizer.rate_at(1)
-        self.param_groups = [{"params": list(self._weights.values()), "lr": float(rate)}]
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": list(self._weights.values()), "lr": float(rate)}
+        ]
 
     def step(self) -> None:
         torch: Any = sys.modules["torch"]
         self._steps += 1
         with torch.no_grad(), consuming():
-            weights = {name: x.detach() for name, x in self._weights.items()}
+            weights = {name: part_of(x.detach()) for name, x in self._weights.items()}
             gradients = {
-                name: torch.zeros_like(x) if x.grad is None else x.grad
+                name: torch.zeros_like(weights[name]) if x.grad is None else part_of(x.grad)
                 for name, x in self._weights.items()
             }
             rate = self.param_groups[0]["lr"]
-            new, self._state = self._own.update(weights, gradients, self._state, self._steps, rate)
+            trees = weights, gradients, self._state
+            new, self._state = updated_by_device(
+                self._own.update, self._devices, trees, self._steps, rate
+            )
             for name, x in new.items():
                 if x is not weights[name]:
                     weights[name].copy_(x)
@@ -381,7 +402,18 @@ class OwnUpdate:
             x.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": self._state, "steps": self._steps}
+        return {"state": self._as_weights(self._state), "steps": self._steps}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self._state, self._steps = saved["state"], saved["steps"]
+        self._state, self._steps = mapped(part_of, saved["state"]), saved["steps"]
+
+    def _as_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The trees of the state, over processes as the weights are."""
+        if not any(hasattr(x, "to_local") for x in self._weights.values()):
+            return dict(state)
+        from anydevice.parallel.torch_mesh import joined_as
+
+        return {
+            tree: {name: joined_as(self._weights[name], x) for name, x in parts.items()}
+            for tree, parts in state.items()
+        }
