@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import importlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -143,6 +144,56 @@ def pytest_runtest_teardown() -> None:
 def pytest_unconfigure() -> None:
     """What the libraries made, they may take apart when Python ends."""
     gc.unfreeze()
+
+
+_OPTIONAL = {"torch", "jax", "mlx", "cupy", "pyopencl", "transformers", "tokenizers", "gguf"}
+_OPTIONAL |= {"jinja2", "flax", "equinox", "optax", "accelerate", "lightning_fabric", "triton"}
+_OPTIONAL |= {"scipy", "pandas", "polars", "attrs", "attr", "array_api_compat", "safetensors"}
+
+
+def _missing_library(error: BaseException | None, where: Path) -> str | None:
+    """The library that a test itself imports and that is not installed here."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    name = error.name.partition(".")[0]
+    asked = os.environ.get("ANYDEVICE_TEST_ENGINES", "").split(",")
+    if name not in _OPTIONAL or name in asked or importlib.util.find_spec(name) is not None:
+        return None
+    return name if Path(__file__).parent in where.parents else None
+
+
+def _last_place(error: BaseException) -> Path:
+    """The file whose line raised the error, but for the machinery of imports."""
+    files, entry = [], error.__traceback__
+    while entry is not None:
+        files.append(entry.tb_frame.f_code.co_filename)
+        entry = entry.tb_next
+    named = [name for name in files if "importlib" not in name and "_pytest" not in name]
+    return Path(named[-1]) if named else Path()
+
+
+def _skipped(report: Any, call: Any, path: Path) -> Any:
+    """The report, as that of a skipped test where a library is missing."""
+    error = call.excinfo.value if call is not None and call.excinfo is not None else None
+    for each in (error, error.__cause__ if error is not None else None):
+        name = _missing_library(each, _last_place(each)) if each is not None else None
+        if name:
+            report.outcome = "skipped"
+            report.longrepr = (str(path), 0, f"Skipped: {name} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A test that imports a library which is not installed is skipped, and names it."""
+    return _skipped((yield), call, item.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """So is a file of tests that does."""
+    report = yield
+    return _skipped(report, getattr(report, "call", None), collector.path)
 
 
 @pytest.fixture

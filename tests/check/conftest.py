@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from anydevice.ops import dispatch
 
 Replace = Callable[..., None]
 
-_EXAMPLES = {"numpy": np.zeros(1), "torch": torch.zeros(1)}
+
+def _example(engine: str) -> Any:
+    if engine == "numpy":
+        return np.zeros(1)
+    import torch
+
+    return torch.zeros(1)
 
 
 @pytest.fixture
@@ -21,7 +26,7 @@ def replace(monkeypatch: pytest.MonkeyPatch) -> Replace:
     """Let an engine have its own version of an op: `replace("numpy", rmsnorm=wrong)`."""
 
     def put(engine: str, **versions: Callable[..., Any]) -> None:
-        dispatch.primitives(_EXAMPLES[engine])  # fills the tables for this engine
+        dispatch.primitives(_example(engine))  # fills the tables for this engine
         monkeypatch.setitem(dispatch._fused, engine, {**dispatch._fused[engine], **versions})
 
     return put
