@@ -1,4 +1,4 @@
-"""Cases of what an engine may compute in one go, no op, but with kernels: a decoder layer, a draw.
+"""Cases of what an engine may compute in one go, no op, but with kernels: layers, logits, a draw.
 
 A kernel is used only where it was right here (`engines/trust.py`), like those of ops. Where an
 engine has none, or it does not serve a case, that is unsupported.
@@ -117,7 +117,7 @@ def _budget(want: Any, coarse: float, x: Array, *arguments: Any) -> Any:
 
 def _drawn(
     draw: Draw, numbers: LayerNumbers, hidden: int, inner: int, slots: int,
-    positions: tuple[int, ...], *, biased: bool = False, normed: bool = False,
+    positions: tuple[int, ...], *, biased: bool = False, normed: bool = False, tokens: int = 1,
 ) -> Call:  # fmt: skip
     rows, size = len(positions), numbers.size
     wide = (numbers.heads + 2 * numbers.kv_heads) * size
@@ -138,7 +138,7 @@ def _drawn(
     biases = (draw.normal(wide), draw.normal(hidden)) if biased else (None, None)
     norms = (scale(size), scale(size)) if normed else (None, None)
     at = np.array(positions, np.int32)
-    return Call((draw.normal(rows, 1, hidden), at, *held, *weights, *biases, *norms, numbers))
+    return Call((draw.normal(rows, tokens, hidden), at, *held, *weights, *biases, *norms, numbers))
 
 
 def _case(name: str, numbers: LayerNumbers, *sizes: Any, **options: Any) -> Case:
@@ -216,6 +216,99 @@ DECODER_LAYER = Row(
 )
 
 
+def _prompt_reference(
+    x: Array, positions: Array, keys: Array, values: Array, *others: Any
+) -> tuple[Array, Array, Array]:
+    """Token by token: the cache has nothing before the first."""
+    after = []
+    for at in range(x.shape[1]):
+        y, keys, values = _layer_reference(x[:, at : at + 1], positions + at, keys, values, *others)
+        after.append(y)
+    return np.concatenate(after, 1), keys, values
+
+
+PROMPT_LAYER = Row(
+    "prompt_layer",
+    (
+        _case("three tokens", _PLAIN, 256, 320, 40, (0,), tokens=3),
+        _case(
+            "two rows with biases",
+            LayerNumbers(8, 2, 64, 1e-6, 0.1, rotated=64, theta=500000.0, scaling=_LLAMA3),
+            200,
+            264,
+            33,
+            (0, 0),
+            biased=True,
+            tokens=33,
+        ),
+        _case(
+            "norms of heads, sizes that are no power of two",
+            LayerNumbers(6, 3, 80, 1e-6, 80**-0.5, rotated=80, scaling=_YARN),
+            248,
+            312,
+            50,
+            (0,),
+            normed=True,
+            tokens=21,
+        ),
+        _case(
+            "half turned, by neighbours",
+            LayerNumbers(4, 1, 96, 1e-5, 96**-0.5, rotated=48, interleaved=True, factor=0.22),
+            256,
+            256,
+            20,
+            (0,),
+            tokens=17,
+        ),
+        _case("no positions", LayerNumbers(4, 4, 64, 1e-5, 0.125), 256, 320, 40, (0,), tokens=9),
+        _case(
+            "many tokens",
+            LayerNumbers(8, 2, 128, 1e-5, 128**-0.5, rotated=128),
+            256,
+            320,
+            150,
+            (0,),
+            tokens=150,
+        ),
+    ),
+    ("float16", "bfloat16"),
+    budget=_budget,
+    function=_own("prompt_layer"),
+    reference=_prompt_reference,
+)
+
+
+def _logits_reference(x: Array, norm: Array, head: Array, eps: float) -> Array:
+    return _rms(x, norm, eps) @ head.T
+
+
+def _logits_budget(want: Any, coarse: float, *arguments: Any) -> Any:
+    return ROUNDINGS * max(coarse, 64.0) * np.sqrt(np.square(want).mean(-1, keepdims=True))
+
+
+def _hidden(rows: int, width: int, words: int) -> Callable[[Draw], Call]:
+    def make(draw: Draw) -> Call:
+        head = draw.normal(words, width, spread=width**-0.5)
+        return Call((draw.normal(rows, width), draw.normal(width, middle=1.0), head, 1e-5))
+
+    return make
+
+
+FINAL_LOGITS = Row(
+    "final_logits",
+    (
+        Case("one row", _hidden(1, 256, 500)),
+        Case("one row, odd sizes", _hidden(1, 200, 333)),
+        Case("five rows", _hidden(5, 256, 333)),
+        Case("thirty rows", _hidden(30, 512, 500)),
+    ),
+    ("float16", "bfloat16"),
+    budget=_logits_budget,
+    function=_own("final_logits"),
+    reference=_logits_reference,
+)
+
+
 DRAW = (0x1F83D9AB, 0x5BE0CD19, 0x367CD507, 0x510E527F, 3, 28, -40.0)
 """Constants as `draw_token` takes them."""
 
@@ -232,9 +325,13 @@ def _mixed(x: Array, between: int, rounds: int) -> Array:
 
 
 def _draw_reference(
-    logits: Array, numbers: Array, seeds: Array, place: Array, top_p: bool, min_p: bool,
-    constants: tuple[Any, ...],
+    logits: Array, numbers: Array, seeds: Array, place: Array, greedy: bool, top_p: bool,
+    min_p: bool, constants: tuple[Any, ...],
 ) -> Array:  # fmt: skip
+    finite = np.isfinite(logits).all(1)
+    logits = np.where(finite[:, None], logits, 0.0)
+    if greedy:
+        return np.where(finite, np.argmax(logits, 1), -1)
     by_seed, by_place, by_token, between, rounds, _, _ = constants
     key = _mixed(_wrapped(seeds * by_seed), between, rounds)
     key = _mixed(_wrapped(key + _wrapped(place * by_place)), between, rounds)[:, None]
@@ -254,18 +351,21 @@ def _draw_reference(
         score = np.where(faint, -np.inf, score)
     if min_p:
         score = np.where(x < numbers[2], -np.inf, score)
-    return np.argmax(score, 1)
+    return np.where(finite, np.argmax(score, 1), -1)
 
 
 def _logits(
-    rows: int, width: int, heat: float, top_p: float = 1.0, min_p: float = 0.0
-) -> Callable[[Draw], Call]:
+    rows: int, width: int, heat: float, top_p: float = 1.0, min_p: float = 0.0, *,
+    greedy: bool = False, damaged: bool = False,
+) -> Callable[[Draw], Call]:  # fmt: skip
     def make(draw: Draw) -> Call:
         distance = np.log(min_p) if min_p else -np.inf
-        numbers = np.array([1 / heat, top_p, distance, 1.0], np.float32)
+        numbers = np.array([1 / heat, top_p, distance, 1.0, 0.0], np.float32)
         seeds, place = draw.integers(-(2**31), 2**31 - 1, rows), draw.integers(0, 5000, rows)
         spread = draw.normal(rows, width, spread=4.0)
-        return Call((spread, numbers, seeds, place, top_p < 1, min_p > 0, DRAW))
+        if damaged:
+            spread[0, width // 2], spread[-1, -1] = np.nan, -np.inf
+        return Call((spread, numbers, seeds, place, greedy, top_p < 1, min_p > 0, DRAW))
 
     return make
 
@@ -279,6 +379,12 @@ DRAW_TOKEN = Row(
         Case("a large vocabulary, both", _logits(3, 20011, 1.0, top_p=0.95, min_p=0.01)),
         Case("few words, cold", _logits(9, 7, 0.2, top_p=0.5)),
         Case("cold, only the likeliest", _logits(9, 777, 1e-3, min_p=1.0)),
+        Case("the likeliest", _logits(3, 20011, 1.0, greedy=True)),
+        Case("many words", _logits(2, 40000, 0.7)),
+        Case("cold, of many words", _logits(3, 5000, 1e-6)),
+        Case("NaN and infinity", _logits(3, 3000, 1.0, damaged=True)),
+        Case("NaN and infinity, the likeliest", _logits(3, 3000, 1.0, greedy=True, damaged=True)),
+        Case("NaN and infinity, of a part", _logits(3, 3000, 1.0, top_p=0.9, damaged=True)),
     ),
     ("float32", "float16", "bfloat16"),
     gives=index,
@@ -286,5 +392,7 @@ DRAW_TOKEN = Row(
     reference=_draw_reference,
 )
 
-OTHERS: Mapping[str, Row] = {row.op: row for row in (DECODER_LAYER, DRAW_TOKEN)}
+OTHERS: Mapping[str, Row] = {
+    row.op: row for row in (DECODER_LAYER, PROMPT_LAYER, FINAL_LOGITS, DRAW_TOKEN)
+}
 """The rows of what is no op; `TABLE` has those of ops."""

@@ -20,6 +20,7 @@ from anydevice.llm.generation import (
     Programs,
     Prompts,
     State,
+    chosen,
 )
 from anydevice.llm.sampling import Filters, Sampling
 from anydevice.ops.trusted_kernels import load_trusted
@@ -52,7 +53,11 @@ class CapturedRunner(OpsRunner):
 
     def _begun(self) -> Any:
         """The captured step, at the state that the prompts left."""
-        state = {**self._state, "position": self._position}
+        state = dict(self._state)
+        place = state.pop("place")
+        # Both grow by one with each step: by one launch.
+        both = [ops.reshape(each, (1, self.rows)) for each in (self._position, place)]
+        state["at"] = ops.concat(both, 0)
         found = self._captured.pop(self._filters, None)
         if found is None:
             found = self._made(state)
@@ -76,13 +81,18 @@ class CapturedRunner(OpsRunner):
 
     def _following(self, state: State) -> State:
         """What one step changes of the state."""
-        programs, position = self._programs, state["position"]
+        programs, at = self._programs, state["at"]
+        position, place = (ops.reshape(ops.part(at, 0, n, n + 1), (self.rows,)) for n in range(2))
         ids = ops.reshape(state["token"], (self.rows, 1))
         x = programs.passed(ids, position, self._ones, self._cache)
-        hidden = programs.last(x, self._ones, None)
-        after = programs.advance(self._filters, hidden, state)
-        changed = {name: value for name, value in after.items() if value is not state[name]}
-        return {**changed, "position": ops.add(position, 1)}
+        before = {**state, "place": place}
+        logits = programs.final_logits(x)
+        if logits is NotImplemented:
+            after = programs.advance(self._filters, programs.last(x, self._ones, None), before)
+        else:
+            after = chosen(self._filters, logits, before)
+        changed = {name: after[name] for name in state if after[name] is not state[name]}
+        return {**changed, "at": ops.add(at, 1)}
 
 
 class _Late:

@@ -166,9 +166,12 @@ def final(
 def logits(description: Description, parameters: Parameters, hidden: Array) -> Array:
     """The logits (…, vocabulary) of what `forward` gives."""
     head = {"weight": parameters["embedding"]} if description.tied else parameters["head"]
-    return _capped(
-        _scaled(linear(hidden, head), description.logit_scale), description.final_soft_cap
-    )
+    return bounded_logits(description, linear(hidden, head))
+
+
+def bounded_logits(description: Description, logits: Array) -> Array:
+    """The logits as the model means them, of their product."""
+    return _capped(_scaled(logits, description.logit_scale), description.final_soft_cap)
 
 
 def places(

@@ -26,7 +26,14 @@ from anydevice.engines import registry
 from anydevice.errors import VerificationError
 from anydevice.llm import decoder
 from anydevice.llm.description import Description, LayerDescription
-from anydevice.llm.sampling import Filters, Sampling, choose, log_probability, row_seeds
+from anydevice.llm.sampling import (
+    NO_TOKEN,
+    Filters,
+    Sampling,
+    choose,
+    log_probability,
+    row_seeds,
+)
 from anydevice.ops.dispatch import explain, own_version, primitives
 from anydevice.planning.plan import LARGEST_PIECE
 from anydevice.settings.files import compiled_folder
@@ -50,8 +57,6 @@ KINDS_OF_SAMPLING = 8
 """Programs that choose tokens, the ones that were last used; another one is compiled again."""
 LOOKED_AT = 2**24
 """Numbers of a weight that are looked at together for one that is not finite."""
-NO_TOKEN = -1
-"""What is chosen where a logit is NaN or infinite."""
 
 
 class PendingStep(Protocol):
@@ -189,7 +194,7 @@ class Programs:
         self.at_once = device.engine in AT_ONCE and device.backend == "cpu"
         # Taken again by its thread where a stream that nobody has is collected within a turn.
         self._lock = ForkSafeLock(reentrant=True)
-        self._wholes: Any = None
+        self._wholes: dict[str, Any] = {}
         self._idle: tuple[int, int, ReplyRunner] | None = None
         self._layers: dict[LayerDescription, Callable[..., Any]] = {}
         self._embedding = {"embedding": parameters["embedding"]}
@@ -274,7 +279,7 @@ class Programs:
         where = None
         for number, kind in enumerate(self.description.layers):
             found: Any = NotImplemented
-            if ids.shape[1] == 1:
+            if ids.shape[1] == 1 or first:
                 found = self._in_one_go(number, x, start, cache[number])
             if found is NotImplemented:
                 if where is None:
@@ -287,14 +292,19 @@ class Programs:
         return x
 
     def _in_one_go(self, number: int, x: Array, position: Array, cache: Any) -> Any:
-        """A layer as the engine itself computes it for one token; `NotImplemented` if it cannot."""
-        if self._wholes is None:
-            self._wholes = whole_layers(self.description, self.parameters, x)
-        function, arguments, numbers = self._wholes[number]
-        if function is None:
+        """A layer as the engine itself computes it, for one token or the first ones of all rows.
+
+        `NotImplemented` if it cannot.
+        """
+        name = "decoder_layer" if x.shape[1] == 1 else "prompt_layer"
+        if name not in self._wholes:
+            self._wholes[name] = whole_layers(self.description, self.parameters, x, name)
+        function, arguments, numbers = self._wholes[name][number]
+        window = self.description.layers[number].window
+        if function is None or (window is not None and 1 < x.shape[1] > window):
             return NotImplemented
         keys, values = cache["keys"], cache["values"]
-        ring = self.description.layers[number].window == keys.shape[2]
+        ring = window == keys.shape[2] and x.shape[1] == 1  # the first tokens go round nothing
         result = function(x, position, keys, values, *arguments, numbers[ring])
         if result is NotImplemented:
             return NotImplemented
@@ -305,6 +315,22 @@ class Programs:
     def last(self, x: Array, count: Array, before: Array | None) -> Array:
         """The hidden state of each row's last token; that from before where it has none here."""
         return self._last(self._norm, x, count, before)
+
+    def final_logits(self, x: Array) -> Array:
+        """The logits (rows, vocabulary) after one token of each row, norm and product at once.
+
+        `NotImplemented` where the engine does not compute them so.
+        """
+        norm, head = self._norm["norm"], self._head.get("head")
+        weight = self._embedding["embedding"] if head is None else head["weight"]
+        if self.description.norm != "rms" or (head is not None and "bias" in head):
+            return NotImplemented
+        rows = ops.reshape(x, (x.shape[0], x.shape[2]))
+        own = own_version(rows, "final_logits", _none)
+        found = own(rows, norm["weight"], weight, self.description.eps)
+        if found is NotImplemented:
+            return NotImplemented
+        return decoder.bounded_logits(self.description, found)
 
     def advance(self, filters: Filters, hidden: Array, state: State) -> State:
         """The state after the next token of each row was chosen."""
@@ -330,12 +356,17 @@ def _compiled(
     return engine.compiler.compile(function, donate=donate)
 
 
-def whole_layers(description: Description, parameters: decoder.Parameters, like: Array) -> Any:
+def whole_layers(
+    description: Description,
+    parameters: decoder.Parameters,
+    like: Array,
+    name: str = "decoder_layer",
+) -> Any:
     """For each layer the engine's function for all of it, its weights, and its numbers.
 
     The function is `None` where there is none; numbers are those without a ring, and with one.
     """
-    own = own_version(like, "decoder_layer", _none)
+    own = own_version(like, name, _none)
     found: list[Any] = []
     for kind, layer in zip(description.layers, parameters["layers"], strict=True):
         numbers = [layer_numbers(description, kind, ring) for ring in (False, True)]
@@ -424,13 +455,18 @@ def _advanced(
     hidden: Array,
     state: State,
 ) -> State:
-    logits = decoder.logits(description, head, hidden)
+    after = chosen(filters, decoder.logits(description, head, hidden), state)
+    return {**after, "place": ops.add(state["place"], 1)}
+
+
+def chosen(filters: Filters, logits: Array, state: State) -> State:
+    """The state after the next token of each row was chosen by its logits (rows, vocabulary).
+
+    The place is not counted on: whoever counts positions too does both at once.
+    """
     seen = state.get("seen")
     token, logprob = choose(filters, logits, state["numbers"], state["seeds"], state["place"], seen)
-    # The token itself says so: the host reads nothing more.
-    total = ops.sum(ops.astype(logits, DTYPES["float32"]), axis=-1)
-    token = ops.where(ops.isfinite(total), token, NO_TOKEN)
-    after = {**state, "token": token, "place": ops.add(state["place"], 1)}
+    after = {**state, "token": token}
     if logprob is not None:
         after["logprob"] = logprob
     if seen is not None:

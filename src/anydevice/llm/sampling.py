@@ -40,6 +40,8 @@ _FEWEST, _MORE = 64, 8
 """The candidates for a small `top_k`, and the factor to the next size of them."""
 _MOST_EXACT = 2**24
 """The largest integer up to which float32 has all."""
+NO_TOKEN = -1
+"""What is chosen where a logit is NaN or infinite."""
 _HALVINGS = 28
 """So often the span down to there is halved: then two logits in it are equal but for rounding."""
 
@@ -154,14 +156,26 @@ def choose(
     `logits` are (rows, vocabulary), `numbers` (5,) those of a `Sampling`, `seeds` (rows,) and
     `place` (rows,) int32, the place of the token in its reply; `seen` (rows, vocabulary), true for
     what the penalty is for. The log probability (rows,) is the model's own: that of the logits as
-    they came, before penalty, temperature and filters.
+    they came, before penalty, temperature and filters. A row with a logit that is NaN or infinite
+    gets `NO_TOKEN`.
     """
-    xp = primitives(logits)
     token = _drawn_at_once(filters, logits, numbers, seeds, place)
     if token is not NotImplemented:
-        wide = ops.astype(logits, _FLOAT32) if filters.logprobs else None
-        return token, None if wide is None else log_probability(wide, token)
+        if not filters.logprobs:
+            return token, None
+        known = ops.maximum(token, 0)
+        return token, log_probability(ops.astype(logits, _FLOAT32), known)
     raw = ops.astype(logits, _FLOAT32)
+    token = _chosen(filters, raw, numbers, seeds, place, seen)
+    logprob = log_probability(raw, token) if filters.logprobs else None
+    # The token itself says so: the host reads nothing more.
+    return ops.where(ops.isfinite(ops.sum(raw, axis=-1)), token, NO_TOKEN), logprob
+
+
+def _chosen(
+    filters: Filters, raw: Array, numbers: Array, seeds: Array, place: Array, seen: Array | None
+) -> Array:
+    xp = primitives(raw)
     inverse, top_p, distance, penalty, top_k = (ops.part(numbers, 0, at, at + 1) for at in range(5))
     x = raw
     if filters.penalty:
@@ -182,7 +196,7 @@ def choose(
         else:
             at = ops.argmax(ops.add(kept, gumbel(seeds, place, ids)))
             token = ops.reshape(xp.take_along_axis(ids, ops.reshape(at, (-1, 1)), -1), (-1,))
-    return token, log_probability(raw, token) if filters.logprobs else None
+    return token
 
 
 def _largest(x: Array, candidates: int, top_k: Array) -> tuple[Array, Array]:
@@ -199,10 +213,11 @@ def _drawn_at_once(
     filters: Filters, logits: Array, numbers: Array, seeds: Array, place: Array
 ) -> Any:
     """The token as the engine itself draws it; `NotImplemented` where it does not."""
-    if filters.greedy or filters.penalty or filters.candidates:
+    if filters.penalty or filters.candidates:
         return NotImplemented
     own = own_version(logits, "draw_token", _no_version)
-    return own(logits, numbers, seeds, place, filters.top_p, filters.min_p, _CONSTANTS)
+    kind = filters.greedy, filters.top_p, filters.min_p
+    return own(logits, numbers, seeds, place, *kind, _CONSTANTS)
 
 
 def _no_version(*arguments: Any) -> Any:

@@ -21,7 +21,12 @@ from anydevice import ops
 from anydevice.check import trials
 from anydevice.check.case import Row
 from anydevice.check.cases import TABLE
-from anydevice.check.cases_decoding import DECODER_LAYER, DRAW_TOKEN
+from anydevice.check.cases_decoding import (
+    DECODER_LAYER,
+    DRAW_TOKEN,
+    FINAL_LOGITS,
+    PROMPT_LAYER,
+)
 from anydevice.core.device import Device
 from anydevice.core.record import replace
 from anydevice.engines import registry, trust
@@ -297,6 +302,60 @@ def test_rows_by_their_index(op: str, dtype: str, cases: int | None, place: str)
         return result
 
     assert wrong_cases(kernel, place, dtype, cases, TABLE[op]) == []
+
+
+@pytest.mark.parametrize("cases", [4, later(None)])
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_prompt_layer_is_right(dtype: str, cases: int | None, place: str) -> None:
+    layer = fused.UNTRUSTED_KERNELS["prompt_layer"]
+    assert wrong_cases(layer, place, dtype, cases, PROMPT_LAYER) == []
+
+
+@pytest.mark.parametrize("wrong", ["not turned", "not kept", "one place off", "nothing added"])
+def test_a_wrong_prompt_layer_is_caught(
+    wrong: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anydevice.engines.torch.triton import prompt_layer
+
+    right = prompt_layer.turned
+
+    def turned(qkv: Any, positions: Any, keys: Any, values: Any, *others: Any) -> Any:
+        if wrong == "not turned":
+            others = (others[0], None, *others[2:])
+        if wrong == "not kept":
+            keys, values = keys.clone(), values.clone()
+        return right(qkv, positions + (wrong == "one place off"), keys, values, *others)
+
+    monkeypatch.setattr(prompt_layer, "turned", turned)
+    if wrong == "nothing added":
+        monkeypatch.setattr(prompt_layer, "_add_product", lambda *arguments: None)
+    layer = fused.UNTRUSTED_KERNELS["prompt_layer"]
+    assert len(wrong_cases(layer, place, "float16", 1, PROMPT_LAYER)) == 1
+
+
+@pytest.mark.parametrize("cases", [2, later(None)])
+@pytest.mark.parametrize("dtype", HALF)
+def test_final_logits(dtype: str, cases: int | None, place: str) -> None:
+    product = fused.UNTRUSTED_KERNELS["final_logits"]
+    assert wrong_cases(product, place, dtype, cases, FINAL_LOGITS) == []
+
+    def without_norm(x: Any, norm: Any, head: Any, eps: float) -> Any:
+        return product(x, torch.ones_like(norm), head, eps)
+
+    assert len(wrong_cases(without_norm, place, dtype, 1, FINAL_LOGITS)) == 1
+
+
+def test_a_draw_of_damaged_logits_gives_no_token(place: str) -> None:
+    draw = fused.UNTRUSTED_KERNELS["draw_token"]
+    damaged = [case for case in DRAW_TOKEN.cases if case.name.startswith("NaN")]
+    assert len(damaged) == 3
+    row = replace(DRAW_TOKEN, cases=tuple(damaged))
+    assert wrong_cases(draw, place, "float16", None, row) == []
+
+    def unaware(*arguments: Any) -> Any:
+        return draw(*arguments).clamp(min=0)
+
+    assert len(wrong_cases(unaware, place, "float16", None, row)) == 3
 
 
 @pytest.mark.parametrize(

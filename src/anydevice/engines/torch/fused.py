@@ -385,6 +385,11 @@ def _from_the_first_on(q: Any, k: Any, v: Any, scale: float | None) -> Any:
         )
 
 
+def causal_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
+    """Attention of a prompt's tokens to each other, for those who call it once a layer."""
+    return _from_the_first_on(q, k, v, scale)
+
+
 def _of_groups(q: Any, k: Any, v: Any, seen: Any, scale: float | None) -> Any:
     """Without an order among the queries: the heads of one key head are rows of one matrix.
 

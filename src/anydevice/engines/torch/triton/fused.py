@@ -24,6 +24,8 @@ from anydevice.engines.trust import is_trusted
 
 MOST_ROWS = 8
 """The most rows of `x` for which `linear` is a matter of reading the weight."""
+MOST_NORMED_ROWS = 64
+"""The most rows of `x` for which `final_logits` is."""
 LEAST_WEIGHT = 2**20
 """The fewest elements of a weight for which our own kernel is faster."""
 
@@ -41,13 +43,21 @@ _READY = find_spec("triton") is not None
 @cache
 def _kernel(name: str) -> Callable[..., torch.Tensor]:
     """The function that starts a kernel; Triton is imported with the first one."""
-    from anydevice.engines.torch.triton import attention, linear, rope, rows, tokens
+    from anydevice.engines.torch.triton import (
+        attention,
+        decode_products,
+        linear,
+        rope,
+        rows,
+        tokens,
+    )
 
     started: dict[str, Callable[..., torch.Tensor]] = {
         "attention": attention.decode_attention,
         "cache_write": tokens.cache_write,
         "draw_token": tokens.draw_token,
         "embedding": tokens.embedding,
+        "final_logits": decode_products.product,
         "linear": linear.matvec,
         "rmsnorm": rows.rmsnorm,
         "rope": rope.rope,
@@ -294,7 +304,7 @@ def _embedding(weight: Any, ids: Any) -> Any:
 
 
 def _draw_token(
-    logits: Any, numbers: Any, seeds: Any, place: Any, top_p: bool, min_p: bool,
+    logits: Any, numbers: Any, seeds: Any, place: Any, greedy: bool, top_p: bool, min_p: bool,
     constants: tuple[Any, ...],
 ) -> Any:  # fmt: skip
     if (
@@ -308,10 +318,24 @@ def _draw_token(
         or not (seeds.is_contiguous() and place.is_contiguous() and numbers.is_contiguous())
     ):
         return NotImplemented
-    return _kernel("draw_token")(logits, numbers, seeds, place, top_p, min_p, constants)
+    return _kernel("draw_token")(logits, numbers, seeds, place, greedy, top_p, min_p, constants)
 
 
-def _decoder_layer(
+def _decoder_layer(*arguments: Any) -> Any:
+    from anydevice.engines.torch.triton.decoder_layer import decoder_layer, fits
+
+    return _whole_layer(decoder_layer, fits, *arguments)
+
+
+def _prompt_layer(*arguments: Any) -> Any:
+    from anydevice.engines.torch.fused import causal_attention
+    from anydevice.engines.torch.triton.prompt_layer import fits, prompt_layer
+
+    return _whole_layer(partial(prompt_layer, attend=causal_attention), fits, *arguments)
+
+
+def _whole_layer(
+    layer: Callable[..., Any], fits: Callable[..., bool],
     x: Any, positions: Any, keys: Any, values: Any, attention_norm: Any, qkv: Any, output: Any,
     mlp_norm: Any, gate_up: Any, down: Any, qkv_bias: Any, output_bias: Any, query_norm: Any,
     key_norm: Any, numbers: LayerNumbers,
@@ -326,17 +350,28 @@ def _decoder_layer(
         or positions.dtype not in _INTEGERS
         or depends_on_length(dict(numbers.scaling))
         or _differentiated(x, keys, values, *given)
+        or not fits(x, positions, keys, values, given, numbers)
     ):
-        return NotImplemented
-    from anydevice.engines.torch.triton.decoder_layer import decoder_layer, fits
-
-    if not fits(x, positions, keys, values, given, numbers):
         return NotImplemented
     steps, factor = None, 1.0
     if numbers.rotated:
         steps, factor = _frequencies(numbers.rotated, numbers.theta, numbers.scaling, x.device)
-    after = decoder_layer(x, positions, keys, values, *weights, *others, numbers, steps, factor)
+    after = layer(x, positions, keys, values, *weights, *others, numbers, steps, factor)
     return after, keys, values
+
+
+def _final_logits(x: Any, norm: Any, head: Any, eps: float) -> Any:
+    if (
+        x.dtype not in _HALF
+        or torch.compiler.is_compiling()
+        or not _serves(x, norm, head)
+        or not (x.ndim == 2 and 1 <= x.shape[0] <= MOST_NORMED_ROWS)
+        or not x.dtype == norm.dtype == head.dtype
+        or not (x.is_contiguous() and norm.is_contiguous() and head.is_contiguous())
+        or _differentiated(x, norm, head)
+    ):
+        return NotImplemented
+    return _kernel("final_logits")("head", x, head, norm=norm, eps=eps)
 
 
 def _serves(x: Any, *others: Any) -> bool:
@@ -387,7 +422,9 @@ UNTRUSTED_KERNELS: Mapping[str, Callable[..., Any]] = {
     "decoder_layer": _decoder_layer,
     "draw_token": _draw_token,
     "embedding": _embedding,
+    "final_logits": _final_logits,
     "linear": _linear,
+    "prompt_layer": _prompt_layer,
     "rmsnorm": _rmsnorm,
     "rope": _rope,
     "softmax": _softmax,

@@ -2,10 +2,11 @@
 
 Each is one launch, where a library takes several, or some hundred for a draw from the likeliest.
 
-For a draw, a program for each row goes over the logits a few times: for the largest, for the logit
-from which on the likeliest reach `top_p`, found by halving, and for the largest sum of a logit and
-its noise. Up to 32,768 of them stay in its registers. What is drawn, and the noise, are those of
-`llm/sampling.py`.
+A draw from all, and the likeliest token, are found by many programs, of which the last to end puts
+together what they found. With `top_p` or `min_p`, a program for each row goes over the logits a few
+times: for the largest, for the logit from which on the likeliest reach `top_p`, found by halving,
+and for the largest sum of a logit and its noise. Up to 32,768 of them stay in its registers. What
+is drawn, and the noise, are those of `llm/sampling.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from anydevice.core.record import Record
-from anydevice.engines.torch.triton.launch import start
+from anydevice.engines.torch.triton.launch import counters, overlapping, start
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 
@@ -99,6 +100,10 @@ def _write(
 
 
 COLUMNS, FEW, FEWEST_WARPS, MOST_WARPS = 32768, 8192, 4, 16
+PART, PART_WARPS = 1024, 4
+"""So many logits for a program of a draw from all of them, and its warps."""
+NO_TOKEN = tl.constexpr(-1)
+"""What is drawn where a logit is NaN or infinite."""
 
 
 def draw_token(
@@ -106,19 +111,32 @@ def draw_token(
     numbers: torch.Tensor,
     seeds: torch.Tensor,
     place: torch.Tensor,
+    greedy: bool,
     top_p: bool,
     min_p: bool,
     constants: tuple[int, ...],
 ) -> torch.Tensor:
     """The token (rows,) int32 that is drawn from logits (rows, vocabulary), whose rows are whole.
 
-    `numbers` (4,) float32, `seeds` and `place` (rows,) int32 are those of `choose`. `constants` are
-    the factors of seed, place and token, what is added between rounds, how many rounds and
-    halvings there are, and the faintest logit.
+    `numbers` (5,) float32, `seeds` and `place` (rows,) int32 are those of `choose`; with `greedy`
+    they mean nothing, and the likeliest token is taken, the first of several. `constants` are the
+    factors of seed, place and token, what is added between rounds, how many rounds and halvings
+    there are, and the faintest logit. -1 stands for a row with a logit that is not finite.
     """
     rows, columns = logits.shape
     out = torch.empty((rows,), dtype=torch.int32, device=logits.device)
     by_seed, by_place, by_token, between, rounds, halvings, faintest = constants
+    if not top_p and not min_p:
+        parts = triton.cdiv(columns, PART)
+        found = torch.empty((rows, 3, parts), dtype=torch.float32, device=logits.device)
+        start(
+            _draw_parts, (parts, rows), logits.device, logits, numbers, seeds, place, out, found,
+            out if parts == 1 else counters(logits.device, rows), columns, logits.stride(0),
+            by_seed, by_place, by_token, between, greedy=greedy, rounds=rounds, block=PART,
+            parts=parts, block_parts=triton.next_power_of_2(parts), num_warps=PART_WARPS,
+            **overlapping(logits.device),
+        )  # fmt: skip
+        return out
     block = min(COLUMNS, triton.next_power_of_2(columns))
     start(
         _draw, (rows,), logits.device, logits, numbers, seeds, place, out, columns,
@@ -146,6 +164,59 @@ def _noise(key, token, by_token, between, rounds: tl.constexpr):
     series = v * (v * (v * 0.3333333333333333 + 0.5) + 1.0)
     logarithm = -tl.log(tl.maximum(1.0 - v, 2.9802322387695312e-8))
     return -tl.log(tl.where(v < 0.0078125, series, logarithm))
+
+
+@triton.jit(do_not_specialize=["by_seed", "by_place", "by_token", "between"])
+def _draw_parts(
+    logits, numbers, seeds, places, out, found, counts, columns, step,
+    by_seed, by_place, by_token, between, greedy: tl.constexpr, rounds: tl.constexpr,
+    block: tl.constexpr, parts: tl.constexpr, block_parts: tl.constexpr, overlap: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    row = tl.program_id(1)
+    place = part * block + tl.arange(0, block)
+    inverse = 1.0
+    noise = tl.zeros([block], tl.float32)
+    if overlap:
+        tl.extra.cuda.gdc_launch_dependents()
+    if not greedy:  # of what no launch of this step changes
+        inverse = tl.load(numbers)
+        key = _mixed(tl.load(seeds + row) * by_seed, between, rounds)
+        key = _mixed(key + tl.load(places + row) * by_place, between, rounds)
+        noise = _noise(key, place, by_token, between, rounds)
+    if overlap:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(logits + row.to(tl.int64) * step + place, place < columns, float("-inf"))
+    x = x.to(tl.float32)
+    total = tl.sum(tl.where(place < columns, x, 0.0), 0)
+    top = tl.max(x, 0)
+    # In this order, as in `_scaled`; what the others found comes to it later.
+    score = (x - top) * inverse + noise
+    best = tl.max(score, 0)
+    token = tl.min(tl.where((score == best) & (place < columns), place, 2147483647), 0)
+    spot = found + row * 3 * parts + part
+    # Tokens as float32: exact up to 16 million.
+    tl.store(spot, top)
+    tl.store(spot + parts, best)
+    tl.store(spot + 2 * parts, tl.where(total - total == 0, token, -1).to(tl.float32))
+    tl.debug_barrier()
+    is_last = True
+    if parts > 1:
+        is_last = tl.atomic_add(counts + row, 1, sem="acq_rel") == parts - 1
+    if is_last:
+        if parts > 1:
+            tl.store(counts + row, 0)
+        each = tl.arange(0, block_parts)
+        there = each < parts
+        lines = found + row * 3 * parts + each
+        tops = tl.load(lines, there, float("-inf"), cache_modifier=".cg")
+        bests = tl.load(lines + parts, there, float("-inf"), cache_modifier=".cg")
+        tokens = tl.load(lines + 2 * parts, there, 0, cache_modifier=".cg")
+        scores = tl.where(there, (tops - tl.max(tops, 0)) * inverse + bests, float("-inf"))
+        winner = tl.where(scores == tl.max(scores, 0), tokens, float("inf"))
+        chosen = tl.min(winner, 0)
+        finite = tl.min(tokens, 0) >= 0
+        tl.store(out + row, tl.where(finite, chosen.to(tl.int32), NO_TOKEN))
 
 
 @triton.jit
@@ -178,10 +249,12 @@ def _draw(
     inverse = tl.load(numbers + tl.arange(0, 1)[:, None])
     kept = _loaded(line, column, columns)
     top = tl.max(kept, 1)[:, None]
+    total = tl.sum(tl.where(column < columns, kept, 0.0), 1)[:, None]
     if not whole:
         for first in range(block, columns, block):
             more = _loaded(line, first + column, columns)
             top = tl.maximum(top, tl.max(more, 1)[:, None])
+            total += tl.sum(tl.where(first + column < columns, more, 0.0), 1)[:, None]
     kept = (kept - top) * inverse
 
     low = tl.full([1, 1], faintest, tl.float32)
@@ -232,4 +305,4 @@ def _draw(
         here = tl.min(tl.where(score == largest, place, 2147483647), 1)[:, None]
         token = tl.where(largest > best, here, token)
         best = tl.maximum(best, largest)
-    tl.store(out + row[:, None], token)
+    tl.store(out + row[:, None], tl.where(total - total == 0, token, NO_TOKEN))

@@ -1,0 +1,175 @@
+"""The tokens of a prompt through a decoder layer: few launches, and few calls on the host.
+
+Products are the library's, and so is attention. Between them, one launch turns queries and keys and
+puts keys and values into the cache; products add to the residual stream where it lies. A short
+prompt takes less time on the device than its calls take on the host if each op is called by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812, as everyone calls it
+import triton
+import triton.language as tl
+
+from anydevice.core.engine import LayerNumbers
+from anydevice.engines.torch.triton.decode_attention import LARGEST_SIZE, _head, _partner
+from anydevice.engines.torch.triton.launch import start
+from anydevice.engines.torch.triton.rope import sine_and_cosine
+from anydevice.engines.torch.triton.rows import rmsnorm, swiglu
+
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+
+Attend = Callable[[Any, Any, Any, float], Any]
+"""Causal attention among as many queries as keys, (batch, heads, tokens, size), with a scale."""
+
+TOKENS, HEADS, WARPS = 16, 8, 4
+"""So many tokens and heads for a program that turns them, by so many warps."""
+
+
+def prompt_layer(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    attention_norm: torch.Tensor,
+    qkv: torch.Tensor,
+    output: torch.Tensor,
+    mlp_norm: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    qkv_bias: torch.Tensor | None,
+    output_bias: torch.Tensor | None,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    numbers: LayerNumbers,
+    frequencies: torch.Tensor | None,
+    rope_factor: float,
+    attend: Attend,
+) -> torch.Tensor:
+    """What the layer makes of `x` (rows, tokens, hidden); `x` and the cache are overwritten.
+
+    `positions` (rows,) says where the first token of each row stands; tokens see those of their row
+    up to themselves, and none that were in the cache. The rest is as in `decoder_layer`.
+    """
+    rows, tokens, hidden = x.shape
+    y = F.linear(rmsnorm(x, attention_norm, numbers.eps), qkv, qkv_bias)
+    queries, k, v = turned(
+        y, positions, keys, values, numbers, frequencies, rope_factor, query_norm, key_norm
+    )
+    y = attend(queries, k, v, numbers.scale)
+    y = y.transpose(1, 2).reshape(rows * tokens, numbers.heads * numbers.size)
+    stream = x.view(rows * tokens, hidden)
+    _add_product(stream, y, output, output_bias, numbers.factor)
+    y = F.linear(rmsnorm(stream, mlp_norm, numbers.eps), gate_up)
+    gate, up = y.chunk(2, 1)
+    _add_product(stream, swiglu(gate, up), down, None, numbers.factor)
+    return x
+
+
+def _add_product(stream: Any, x: Any, weight: Any, bias: Any, factor: float) -> None:
+    """Add to the residual stream, rounding once where there is no bias."""
+    if bias is None:
+        stream.addmm_(x, weight.t(), alpha=factor)
+    else:
+        stream.add_(F.linear(x, weight, bias), alpha=factor)
+
+
+def turned(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    numbers: LayerNumbers,
+    frequencies: torch.Tensor | None,
+    factor: float,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values (rows, heads, tokens, size), normed and turned, and in the cache.
+
+    All lie token by token.
+    """
+    rows, tokens, _ = qkv.shape
+    heads, kv_heads, size = numbers.heads, numbers.kv_heads, numbers.size
+    every = heads + 2 * kv_heads
+    out = torch.empty((rows, tokens, heads + kv_heads, size), dtype=qkv.dtype, device=qkv.device)
+    start(
+        _turn, (triton.cdiv(tokens, TOKENS), triton.cdiv(every, HEADS), rows), qkv.device,
+        qkv, positions, qkv if frequencies is None else frequencies,
+        qkv if query_norm is None else query_norm, qkv if key_norm is None else key_norm,
+        out, keys, values, tokens, keys.shape[2], factor, numbers.eps,
+        heads=heads, kv_heads=kv_heads, size=size, width=triton.next_power_of_2(size),
+        rotated=0 if frequencies is None else numbers.rotated, interleaved=numbers.interleaved,
+        normed=query_norm is not None, block=TOKENS, some=HEADS, num_warps=WARPS,
+    )  # fmt: skip
+    by_head = out.transpose(1, 2)
+    v = qkv.view(rows, tokens, every, size)[:, :, heads + kv_heads :].transpose(1, 2)
+    return by_head[:, :heads], by_head[:, heads:], v
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _turn(
+    qkv, positions, frequencies, query_norm, key_norm, out, keys, values, tokens, slots, factor,
+    eps, heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, width: tl.constexpr,
+    rotated: tl.constexpr, interleaved: tl.constexpr, normed: tl.constexpr, block: tl.constexpr,
+    some: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0) * block + tl.arange(0, block)
+    known = (token < tokens)[:, None]
+    position = tl.load(positions + row).to(tl.int32) + token
+    place = tl.arange(0, width)
+    other, couple, sign = _partner(place, rotated, interleaved)
+    cosine = 1.0
+    sine = 0.0
+    if rotated > 0:  # once for all heads
+        rotates = place < rotated
+        frequency = tl.load(frequencies + couple, rotates, 0)
+        angle = position.to(tl.float32)[:, None] * frequency[None, :]
+        sine, cosine = sine_and_cosine(angle)
+        sine = tl.where(rotates[None, :], sine * sign[None, :] * factor, 0.0)
+        cosine = tl.where(rotates[None, :], cosine * factor, 1.0)
+    line = (row * tokens + token)[:, None]
+    inside = known & (place < size)[None, :]
+    kept = inside & ((position >= 0) & (position < slots))[:, None]
+    for number in range(some):
+        head = tl.program_id(1) * some + number
+        source = qkv + (line * (heads + 2 * kv_heads) + head) * size
+        target = out + (line * (heads + kv_heads) + head) * size + place[None, :]
+        if head < heads:
+            value = _head(
+                source, known, query_norm, place[None, :], other[None, :], cosine, sine, eps,
+                size, rotated, normed,
+            )  # fmt: skip
+            tl.store(target, value.to(out.dtype.element_ty), inside)
+        elif head < heads + kv_heads:
+            value = _head(
+                source, known, key_norm, place[None, :], other[None, :], cosine, sine, eps,
+                size, rotated, normed,
+            )  # fmt: skip
+            tl.store(target, value.to(out.dtype.element_ty), inside)
+            slot = (row * kv_heads + head - heads) * slots + position[:, None]
+            tl.store(keys + slot * size + place[None, :], value.to(out.dtype.element_ty), kept)
+        elif head < heads + 2 * kv_heads:
+            fresh = tl.load(source + place[None, :], inside, 0)
+            slot = (row * kv_heads + head - heads - kv_heads) * slots + position[:, None]
+            tl.store(values + slot * size + place[None, :], fresh, kept)
+
+
+def fits(x: Any, positions: Any, keys: Any, values: Any, weights: list[Any], numbers: Any) -> bool:
+    """Whether these are contiguous, of one dtype, and of sizes that kernels have."""
+    return bool(
+        x.ndim == 3
+        and x.shape[1] > 1
+        and not numbers.ring
+        and numbers.size <= LARGEST_SIZE
+        and numbers.size % 8 == 0
+        and keys.shape == values.shape
+        and positions.shape == (x.shape[0],)
+        and positions.is_contiguous()
+        and all(one.dtype == x.dtype and one.is_contiguous() for one in (x, keys, values, *weights))
+    )
