@@ -17,7 +17,7 @@ from anydevice.proofs.checking import smooth
 from anydevice.proofs.checking.network import Floats, Network, RefusedError, check_network
 
 U64, U32, TINY, FLUSH, LARGEST = 2.0**-53, 2.0**-24, 1e-290, 2.0**-124, 2.0**127
-PAIRS, FORWARD = 2048, 50
+PAIRS, FORWARD = 512, 50
 """So many rows are bounded at once; so many inputs at most have forms of their own."""
 
 Integers = np.ndarray[Any, Any]
@@ -25,14 +25,16 @@ LinesOf = Mapping[int, smooth.Lines]
 
 
 class Bounds(NamedTuple):
-    """What holds over each box, by number of the node: intervals and lines, v, and H."""
+    """What holds over each box, by number of the node: intervals and lines, the error
+    of a step, and H.
+    """
 
     center: Floats
     radius: Floats
     low: dict[int, Floats]
     high: dict[int, Floats]
     lines: dict[int, smooth.Lines]
-    v: dict[int, Floats]
+    error: dict[int, Floats]
     size: dict[int, Floats]
 
 
@@ -75,7 +77,7 @@ class Bounding:
             self._affine(k, found, forms)
             if node.function:
                 if any(node.inputs):
-                    self._tighten(k, found, slopes(k) if slopes else (None, None))
+                    self._tighten(k, found, forms[k], slopes(k) if slopes else (None, None))
                 if sign is not None:
                     narrow(found.low[k], found.high[k], sign[:, self.its[k]])
                 found.lines[k] = lines = self.lines(k, found.low[k], found.high[k])
@@ -122,15 +124,16 @@ class Bounding:
         middle[:, -1] += node.bias
         v = np.where(v > LARGEST, np.inf, v) if self.float32 else v
         half = half + np.zeros_like(middle) if half.ndim == 1 else half
-        half[:, -1] += e * mass + self.x[k - 1] * v + self.under[k - 1]
+        error = (e + self.x[k - 1]) * v + self.under[k - 1]
+        half[:, -1] += e * mass + error
         lower, upper = middle - half, middle + half
         below, above = np.abs(lower[:, :-1]).sum(1), np.abs(upper[:, :-1]).sum(1)
         low = lower[:, -1] - below - e * (np.abs(lower[:, -1]) + below) - TINY
         high = upper[:, -1] + above + e * (np.abs(upper[:, -1]) + above) + TINY
-        forms[k], found.v[k], found.low[k], found.high[k] = (lower, upper), v, low, high
+        forms[k], found.error[k], found.low[k], found.high[k] = (lower, upper), error, low, high
         found.size[k] = np.maximum(np.abs(low), np.abs(high))
 
-    def _tighten(self, k: int, found: Bounds, slopes: tuple[Any, Any]) -> None:
+    def _tighten(self, k: int, found: Bounds, forms: tuple[Floats, Floats], slopes: Any) -> None:
         """Bound the undecided neurons of a node again, by substituting back to the input."""
         node, low, high = self.nodes[k - 1], found.low[k], found.high[k]
         undecided = (low < 0) & (high > 0) if node.function == "relu" else low < high
@@ -138,18 +141,21 @@ class Bounding:
         lines = [found.lines if each is None else self._sloped(k, found, each) for each in slopes]
         for start in range(0, len(boxes), PAIRS):
             box, neuron = boxes[start : start + PAIRS], neurons[start : start + PAIRS]
-            bias, error = node.bias[neuron], self.x[k - 1] * found.v[k][box, neuron]
-            rows, error = dict[int, Floats](), error + self.under[k - 1]
+            rows, bias, error = dict[int, Floats](), node.bias[neuron], found.error[k][box, neuron]
             for i, weight in zip(node.inputs, node.weights, strict=True):
                 row = weight[neuron] if weight.ndim > 1 else np.zeros((len(box), len(weight)))
                 if weight.ndim == 1:
                     row[np.arange(len(box)), neuron] = weight[neuron]
                 error = self._join(rows, i, row, error, found, box)
-            minus = {i: -row for i, row in rows.items()}
-            below = self.back(rows, bias, error, found, box, lines[0], box)
-            above = self.back(minus, -bias, error, found, box, lines[1], box)
-            low[box, neuron] = np.maximum(low[box, neuron], below)
-            high[box, neuron] = np.minimum(high[box, neuron], -above)
+            for side, sign, form, its in zip((low, high), (1.0, -1.0), forms, lines, strict=True):
+                signed = {i: sign * row for i, row in rows.items()}
+                bound, row = self.back(signed, sign * bias, error, found, box, its, box)
+                better = bound > sign * side[box, neuron]
+                b, n = box[better], neuron[better]
+                side[b, n] = sign * bound[better]
+                if len(form[0]) > 1:
+                    form[b, :-1, n] = reach = sign * (row * found.radius[box])[better]
+                    form[b, -1, n] = side[b, n] + sign * np.abs(reach).sum(1)
 
     def _sloped(self, k: int, found: Bounds, slopes: Floats) -> LinesOf:
         earlier = {j: its for j, its in self.its.items() if j < k}
@@ -160,7 +166,7 @@ class Bounding:
     def back(
         self, rows: dict[int, Floats], constant: Floats, error: Floats, found: Bounds,
         box: Integers, lines: LinesOf, of: Integers, taken: Floats | None = None,
-    ) -> Floats:  # fmt: skip
+    ) -> tuple[Floats, Floats]:  # fmt: skip
         """Lower bounds of the sums of rows @ values + constant - error, in boxes `box`.
 
         Lines are those of number `of`. `taken` of each neuron's value is subtracted on the way: a
@@ -178,16 +184,15 @@ class Bounding:
                 row = row - taken[:, self.its[k]]
                 mass = np.abs(row) + np.abs(taken[:, self.its[k]])
             before, constant = np.abs(constant), constant + row @ node.bias
-            error = error * (1 + 1e-14) + e * (before + np.abs(constant))
-            error += (e + self.x[k - 1]) * _dot(mass, found.v[k][box])
-            error += self.under[k - 1] * (1 + mass.sum(1))
+            error = error * (1 + 1e-14) + e * (before + np.abs(constant)) + self.under[k - 1]
+            error += _dot(mass, found.error[k][box])
             for i, weight in zip(node.inputs, node.weights, strict=True):
                 part = row @ weight if weight.ndim > 1 else row * weight
                 error = self._join(rows, i, part, error, found, box)
         row, size = rows[0], np.abs(rows[0])
         center, radius = found.center[box], found.radius[box]
         error = error * (1 + 1e-12) + e * (_dot(size, found.size[0][box]) + np.abs(constant))
-        return _dot(row, center) - _dot(size, radius) + constant - error - TINY
+        return _dot(row, center) - _dot(size, radius) + constant - error - TINY, row
 
     def _join(
         self, rows: dict[int, Floats], i: int, part: Floats, error: Floats, found: Bounds, box: Any
@@ -203,15 +208,17 @@ class Bounding:
         self, row: Floats, constant: Floats, error: Floats, lines: smooth.Lines, of: Integers
     ) -> tuple[Floats, Floats, Floats]:
         """From values of a function to its arguments."""
-        negative = np.minimum(row, 0)
+        positive, negative = np.maximum(row, 0), np.minimum(row, 0)
         shift = _dot(negative, lines.ceiling[of])
         size = np.abs(shift)
         if lines.floor is not None:
-            size = _dot(-negative, np.abs(lines.ceiling[of]))
-            size += _dot(row - negative, np.abs(lines.floor[of]))
-            shift = shift + _dot(row - negative, lines.floor[of])
-        row = np.where(row > 0, lines.below[of], lines.above[of]) * row
-        return row, constant + shift, error + self.e * (size + np.abs(constant))
+            size = _dot(-negative, np.abs(lines.ceiling)[of])
+            size += _dot(positive, np.abs(lines.floor)[of])
+            shift = shift + _dot(positive, lines.floor[of])
+        positive *= lines.below[of]
+        negative *= lines.above[of]
+        positive += negative  # one of the two is 0: nothing is rounded here
+        return positive, constant + shift, error + self.e * (size + np.abs(constant))
 
 
 def narrow(low: Floats, high: Floats, sign: Floats) -> None:

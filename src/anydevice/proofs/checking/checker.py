@@ -138,7 +138,7 @@ def verdicts(net: Bounding, query: Query, tree: Tree) -> Iterator[tuple[int, Flo
         )
         rows, of = {last: weights @ coefficients}, box[leaf] if taken is None else leaf
         taken = None if taken is None else taken[leaf]
-        lower = net.back(rows, weights @ constants, error, bounds, box[leaf], lines, of, taken)
+        lower, _ = net.back(rows, weights @ constants, error, bounds, box[leaf], lines, of, taken)
         lower[empty[leaf]] = np.inf
         equal = (strict | (weights == 0)).all(1) & (weights > 0).any(1)
         closed, smallest = np.ones(len(parts), bool), np.full(len(parts), np.inf)
