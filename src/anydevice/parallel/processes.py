@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from anydevice.choose.scope import one_device
@@ -22,6 +24,7 @@ from anydevice.parallel.mesh import Mesh, Processes
 
 _PORT = 29500
 _LAST_WAIT = timedelta(seconds=10)
+_RING = "MLX_HOSTFILE"
 TOGETHER = ("torch", "jax", "mlx")
 """Engines whose processes compute together; the first of them where all are free to be taken."""
 
@@ -89,8 +92,8 @@ class Group(Processes):
 def initialize(device: Device | str | None = None) -> Mesh:
     """Join the processes that a launcher started, and return the mesh over their devices.
 
-    The variables of torchrun, Slurm, Open MPI and Kubernetes jobs are understood. A process alone
-    is a mesh of one: nothing is imported or started for it.
+    The variables of torchrun, Slurm, Open MPI, Kubernetes jobs and mlx.launch are understood. A
+    process alone is a mesh of one: nothing is imported or started for it.
 
     >>> initialize("cpu").size
     1
@@ -117,6 +120,10 @@ def initialize(device: Device | str | None = None) -> Mesh:
     place = one_device(str(chosen) if device is None else device, engine=engine)
     if engine == "jax":
         return _over_jax(device, place, found)
+    if engine == "mlx":
+        from anydevice.parallel import mlx_ring
+
+        return Mesh([place], group=mlx_ring.joined())
     group = existing or _joined(cast(Launched, found), place)
     return Mesh([place], group=group if group.size > 1 else None)
 
@@ -133,6 +140,8 @@ def _engine_for(device: Device, has_group: bool) -> str:
         return device.engine
     if has_group or _is_jax_joined():
         return "torch" if has_group else "jax"
+    if _RING in os.environ:
+        return "mlx"
     standing = device.standing
     able = [name for name in TOGETHER if standing is None or name in standing.engines]
     if not able:
@@ -194,6 +203,10 @@ def launched(variables: Mapping[str, str]) -> Launched | None:
         given = [variables.get(name) for name in (names.rank, names.size)]
         if None not in given:
             return _checked(names, variables)
+    if _RING in variables and "MLX_RANK" in variables:  # of mlx.launch
+        size = len(json.loads(Path(variables[_RING]).read_text()))
+        rank = _number(variables, "MLX_RANK")
+        return Launched(rank, size, rank, None, "", 0)
     return None
 
 

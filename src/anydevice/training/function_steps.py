@@ -503,6 +503,7 @@ class FusedStepper(FunctionStepper):
         self._in_flight: deque[Array] = deque()
 
     def step(self, batch: Any, rate: float) -> Array:
+        self._check_batch(batch)
         self._trained, self._optimizer_state, self._counts, self._scale, state, value = self._whole(
             self._trained, self._optimizer_state, self._counts, self._scale, self._held, batch,
             self._seed, self._rate(rate),
@@ -513,6 +514,7 @@ class FusedStepper(FunctionStepper):
         return self._waited(value)
 
     def add(self, batch: Any, weight: float = 1.0) -> Array:
+        self._check_batch(batch)
         gradients = self._first if self._total is None else self._more
         factor = None if weight == 1.0 else self._number(weight, np.float32)
         self._total, self._counts, state, value = gradients(
@@ -542,6 +544,17 @@ class FusedStepper(FunctionStepper):
         self.started += 1
         if not self._spread.in_flight:
             self.engine.finish(self._counts)
+
+    def _check_batch(self, batch: Any) -> None:
+        if not self._spread.checks_batches:
+            return
+        number = self._number(self.batches + 1, np.int32)
+
+        def loss(part: Any, rows: Any) -> Array:
+            given = self._trained, self._held, part, self._seed, number, None
+            return self._loss(*given, rows)[0]
+
+        self._spread.check_batch(batch, loss)
 
     def _failed_steps(self) -> Array:
         return self._counts["since"]
@@ -594,7 +607,8 @@ class FusedStepper(FunctionStepper):
     ) -> Any:
         number = ops.add(counts["batches"], 1)
         factor = None if scale is None else scale["scale"]
-        loss_and_gradients = self._autodiff.value_and_grad(self._loss, more=True)
+        differentiate = partial(self._autodiff.value_and_grad, more=True)
+        loss_and_gradients = self._spread.gradients(differentiate, self._loss)
         (value, state), gradients = loss_and_gradients(trained, held, batch, seed, number, factor)
         if factor is not None:
             value = ops.divide(value, factor)

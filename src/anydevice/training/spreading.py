@@ -48,7 +48,7 @@ STRATEGIES = ("auto", "replicate", "shard", "pipeline")
 _ROUNDING, _ROUNDING_16 = 1e-5, 1e-3
 """Relative differences of losses, in float32 and in 16 bits, beyond which it is not rounding."""
 
-_CHECKED = 3
+CHECKED = 3
 """The first batches, whose loss is also computed as a whole."""
 
 _HELD = 4
@@ -66,6 +66,9 @@ class Spread:
     """Whether each process holds a part of the parameters."""
 
     asked = False
+    checks_batches = False
+    """Whether `check_batch` looks at batches before their steps."""
+
     in_flight = 2
     """Steps in flight when another one starts: one computes while one waits."""
 
@@ -118,6 +121,12 @@ class Spread:
         `differentiate` makes it of the one of a loss.
         """
         return differentiate(loss)  # type: ignore[no-any-return]
+
+    def check_batch(self, batch: Any, loss: Callable[[Any, Any], Any]) -> None:
+        """Raise for a batch whose parts cannot be computed apart.
+
+        `loss` is that of a part, and of where its rows lie in the batch.
+        """
 
     def over_shards(self, number: Any) -> Any:
         """The sum of a number over the processes that have parts of the parameters."""
@@ -271,8 +280,8 @@ class MeshSpread(Spread):
                 f"computes all of such a batch; take a size that is a multiple of {size}"
             )
         there = self._to_first(batch)
-        if self._group is not None and self._placed <= _CHECKED and not self._group.is_same(there):
-            raise _other_batches()
+        if self._group is not None and self._placed <= CHECKED and not self._group.is_same(there):
+            raise other_batches()
         return mapped(lambda x: self._jax.divided(x, self._mesh), there)
 
 
@@ -285,10 +294,10 @@ class ProcessSpread(Spread):
 
     is_several = True
 
-    def __init__(self, group: Group, device: Device, text: str) -> None:
+    def __init__(self, group: Any, device: Device, text: str) -> None:
         super().__init__(device)
         self.text = text
-        self._group = group
+        self._group: Group = group
         self._checked = 0
         self._rounding = _ROUNDING
         self._expected: Any = None
@@ -409,13 +418,13 @@ class ProcessSpread(Spread):
 
         Parts of one batch may have the same weight by chance.
         """
-        if self._checked == _CHECKED:
+        if self._checked == CHECKED:
             return
         self._checked += 1
         number = float(int.from_bytes(digest_of(batch)[:6], "big"))
         like = leaves(batch)[0]
         if self._group.largest(number, like) != -self._group.largest(-number, like):
-            raise _other_batches()
+            raise other_batches()
         with sys.modules["torch"].no_grad():
             self._expected = whole()
 
@@ -429,7 +438,7 @@ class ProcessSpread(Spread):
             )
 
 
-def _other_batches() -> ConfigurationError:
+def other_batches() -> ConfigurationError:
     return ConfigurationError(
         "the processes have different batches; give all of them the same data, such as "
         "nn.Batches, or a function of the seed and the epoch, without a sampler that divides it: "
@@ -515,6 +524,8 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
             instead=f"take `anydevice launch --engine {device.engine}`, or a model of nn",
             code="no_collectives",
         ).error()
+    if mesh.group is not None and device.engine == "mlx":
+        return _over_ring(mesh, strategy, device)
     if mesh.group is not None and device.engine == "torch":
         return _over_processes(mesh, cast("Group", mesh.group), strategy, device, parameters)
     if device.engine != "jax":
@@ -528,6 +539,19 @@ def spread_of(mesh: Mesh | None, strategy: str, device: Device, parameters: Tree
         shard, text = cast("JaxProcesses", mesh.group).of_first((mesh.shard, text))
         mesh = Mesh(mesh.devices, shard=shard, group=mesh.group)
     return MeshSpread(mesh, text)
+
+
+def _over_ring(mesh: Mesh, strategy: str, device: Device) -> Spread:
+    from anydevice.training.ring import RingSpread
+
+    if strategy == "shard" or mesh.shard > 1:
+        raise Absent(
+            "processes of MLX hold all parameters each",
+            instead='take strategy="replicate", or torch or jax, which shard them',
+            code="no_collectives",
+        ).error()
+    why = "as asked" if strategy == "replicate" else "what processes of MLX do"
+    return RingSpread(cast(Any, mesh.group), device, f"{mesh.size} processes, replicate: {why}")
 
 
 def _over_processes(
