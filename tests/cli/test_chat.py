@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -294,6 +295,38 @@ def test_a_reader_that_leaves_is_no_error(talker: Path) -> None:
         assert process.stdout.read(3)
         process.stdout.close()
         assert process.wait(PATIENCE) == 141
+
+
+BUSY = """
+import hashlib, sys
+from anydevice.cli.main import main
+from anydevice.llm.generation import Programs
+
+def passed(*arguments, **options):
+    print("busy", file=sys.stderr, flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in C for minutes, as a compiler is
+
+Programs.passed = passed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_ctrl_c_ends_a_script_while_a_library_is_at_work(talker: Path, more: list[str]) -> None:
+    words = ["chat", str(talker), *HERE, "--prompt", "Hi", *more]
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        try:
+            while b"busy" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
+        assert process.stdout.read() == b""
 
 
 def test_a_stream_without_unicode(process: Process, talker: Path) -> None:

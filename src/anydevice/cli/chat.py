@@ -5,13 +5,14 @@ conversation, and to standard error otherwise, so that a script gets the text al
 
 Ctrl-C stops the reply and not the program; what was written so far stays in the conversation.
 While the prompt is read it interrupts that, and a second one whatever runs, for a model that does
-not get to its next word.
+not get to its next word. While a model is loaded, and for a script, it ends the program.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from errno import ENOENT
 from typing import TYPE_CHECKING, Any, Self
 
 from anydevice.cli.loading import exit_code, load_model
+from anydevice.cli.main import INTERRUPTED
 from anydevice.cli.options import add_filters, count
 from anydevice.cli.printing import Output, complain, error_in_json, output_on
 from anydevice.core.files import expanded, write_whole
@@ -110,25 +112,30 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _chat(arguments: argparse.Namespace, prompt: str | None, output: Output) -> int:
     notes = output if prompt is None and output.width is not None else output_on(sys.stderr)
     options = _options(arguments)
-    loaded = load_model(
-        arguments.model,
-        arguments.device,
-        arguments.engine,
-        dtype=arguments.dtype,
-        context=arguments.context,
-        silent=arguments.json,
-    )
-    chat = Chat(loaded.model, options, arguments.system)
-    if arguments.json:
-        reply = chat.model.generate(chat.question(prompt or ""), **chat.options)
-        output.json(reply.to_dict() | {"template": chat.has_template} | loaded.facts())
-        return 0
-    for line in loaded.lines():
-        notes.say(notes.paint(line, "dim"))
-    if not chat.has_template:
-        notes.say(notes.paint(_NO_TEMPLATE, "dim"))
-    if prompt is None:
-        return Dialogue(chat, output, notes).run()
+    with _Leaving():
+        loaded = load_model(
+            arguments.model,
+            arguments.device,
+            arguments.engine,
+            dtype=arguments.dtype,
+            context=arguments.context,
+            silent=arguments.json,
+        )
+        chat = Chat(loaded.model, options, arguments.system)
+        if arguments.json:
+            reply = chat.model.generate(chat.question(prompt or ""), **chat.options)
+            output.json(reply.to_dict() | {"template": chat.has_template} | loaded.facts())
+            return 0
+        for line in loaded.lines():
+            notes.say(notes.paint(line, "dim"))
+        if not chat.has_template:
+            notes.say(notes.paint(_NO_TEMPLATE, "dim"))
+        if prompt is not None:
+            return _one_reply(chat, prompt, output, notes)
+    return Dialogue(chat, output, notes).run()
+
+
+def _one_reply(chat: Chat, prompt: str, output: Output, notes: Output) -> int:
     stream = chat.stream(prompt)
     for piece in stream:
         output.write(piece)
@@ -397,3 +404,37 @@ class _Stopping:
         self.asked += 1
         if self._raises or self.asked > 1:
             raise KeyboardInterrupt
+
+
+class _Leaving:
+    """A block in which Ctrl-C ends the process at once, while a library is imported or compiles.
+
+    `KeyboardInterrupt` would wait for the library, and some libraries abort when it comes out of a
+    callback of theirs. Where Ctrl-C is ignored outside, it stays ignored.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.getsignal(signal.SIGINT)
+        in_main = threading.current_thread() is threading.main_thread()
+        self._here = in_main and self._before is not signal.SIG_IGN
+        if not self._here:
+            return
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        threading.Thread(target=_leave_when_told, args=(reader,), daemon=True).start()
+        self._told = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, lambda *_: None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._here:
+            signal.signal(signal.SIGINT, self._before)
+            signal.set_wakeup_fd(self._told)
+            os.close(self._writer)
+
+
+def _leave_when_told(reader: int) -> None:
+    """End the process when the number of Ctrl-C comes through a pipe; return when it is closed."""
+    while number := os.read(reader, 1):
+        if number[0] == signal.SIGINT:
+            os._exit(INTERRUPTED)
+    os.close(reader)
