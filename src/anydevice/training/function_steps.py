@@ -110,7 +110,8 @@ class FunctionStepper(Stepper):
         self._xp = primitives(self._like)
         self._seed = self._number(folded_seed(seed), np.int32)
         self._scaling = LossScale()
-        self._use_compilers()
+        must = spread.must_compile and config.optimize == "none"
+        self._use_compilers("default" if must else None)
         if config.policy.needs_loss_scale and self._scale is None:
             self._scale = spread.numbers(self._scaling.start(self._like))
         self._evaluate: dict[bool, Callable[..., Any]] = {}

@@ -66,6 +66,9 @@ class Spread:
     """Whether each process holds a part of the parameters."""
 
     asked = False
+    must_compile = False
+    """Whether a step must be one program, whatever the options say."""
+
     checks_batches = False
     """Whether `check_batch` looks at batches before their steps."""
 
@@ -205,7 +208,8 @@ class MeshSpread(Spread):
         self._answers: deque[Any] = deque()
         if self._group is not None:
             if self.device.kind == "cpu":
-                self.in_flight = 0  # there, two programs that exchange numbers wait for each other
+                # There, two programs that exchange numbers may wait for each other for ever.
+                self.in_flight, self.must_compile = 0, True
             set_host_state(self._group.of_first(host_state()))
 
     @property

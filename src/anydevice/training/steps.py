@@ -228,8 +228,8 @@ class Stepper(ABC):
         ]
         return FallbackFunction(function, compilers, self._warn)
 
-    def _use_compilers(self) -> None:
-        found = compilers_for(self.engine, self.config.optimize)
+    def _use_compilers(self, optimize: str | None = None) -> None:
+        found = compilers_for(self.engine, optimize or self.config.optimize)
         self._compilers, self.how = found.compilers, found.how
         if self._compilers and not isinstance(self.engine.compiler, Absent):
             folder = compiled_folder(self.engine.name)
