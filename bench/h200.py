@@ -216,6 +216,10 @@ def training() -> list[Row]:
     return script("gpt_training")
 
 
+def parallel() -> list[Row]:
+    return script("launch_training")
+
+
 def verifying() -> list[Row]:
     return [*script("quick_verify"), *script("gpu_verify", "300"), *script("verified_models")]
 
@@ -249,6 +253,7 @@ PARTS: tuple[Callable[[], list[Row]], ...] = (
     dispatched,
     memory,
     training,
+    parallel,
     verifying,
     speed,
 )
