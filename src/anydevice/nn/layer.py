@@ -151,6 +151,10 @@ class Layer(Settings):
         """The layer as it is on one device: itself, or what a pipeline cuts into stages."""
         return self
 
+    def like(self, parameters: Parameters) -> Parameters:
+        """Arrays of the library, dtype and device that an input is to have."""
+        return parameters
+
     @property
     def input_shape(self) -> Shape | None:
         """The default shape of an example; `None` if the model must name one."""

@@ -94,7 +94,7 @@ class Model:
         """
         _refuse_other_block(self._place)
         if type(x) is not self._array_type:
-            x = as_batch(x, self.layer, self.input_shape, self.parameters)
+            x = as_batch(x, self.layer, self.input_shape, self.layer.like(self.parameters))
         return self.apply(self.parameters, x, _NOT_TRAINING)
 
     def apply(self, parameters: Parameters, x: Array, run: Run = _NOT_TRAINING) -> Array:

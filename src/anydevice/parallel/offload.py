@@ -210,6 +210,8 @@ class _Worker(threading.Thread):
 
 def _brought(parts: Sequence[Sequence[Kept]], slots: Any, number: int, slot: int) -> _Arrived:
     arrays, wait = slots.bring(parts[number], slot)
+    for file in {each.file for each in parts[number] if each.file is not None}:
+        file.confirm_unchanged()
     return _Arrived(number, slot, arrays, wait)
 
 

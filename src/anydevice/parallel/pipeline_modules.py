@@ -27,6 +27,7 @@ from anydevice.parallel.pipelines import (
     on_disk,
     placed_units,
 )
+from anydevice.planning.modules import bytes_of, module_units, tied_units
 from anydevice.transfer.moving import refuse_mismatch, to_numpy
 
 _MARK = "_anydevice_pipeline"
@@ -64,16 +65,17 @@ def pipelined_module(
             "this module is a pipeline already; load it anew to lay it out otherwise",
             source="model",
         )
-    parts = dict(_units_of(module))
-    units = [Unit(name, _bytes_of(part), is_layer) for name, (part, is_layer) in parts.items()]
+    parts = module_units(module)
+    units = [Unit(name, bytes_of(part), is_layer) for name, (part, is_layer) in parts.items()]
     count = sum(x.numel() for x in module.parameters())
     found, _ = placed_units(units, given, "torch", count)
     places = dict(zip(parts, found, strict=True))
-    _keep_tied_together({name: part for name, (part, _) in parts.items()}, places)
+    for name, other in tied_units(parts).items():
+        places[name] = places[other]
     target = folder_for(folder, list(places.values()))
     first = next(iter(places.values())).device
     for name, (part, is_layer) in parts.items():
-        if not is_layer and not _bytes_of(part):  # such as rotations, made once for all layers
+        if not is_layer and not bytes_of(part):  # such as rotations, made once for all layers
             places[name] = Place(first)
     homes: dict[Place, list[tuple[str, Any]]] = {}
     for name, (part, _) in parts.items():
@@ -90,54 +92,6 @@ def pipelined_module(
     module.forward = _checked(module.forward, first)
     setattr(module, _MARK, PipelinedModule(places, microbatches))
     return module
-
-
-def _units_of(module: Any) -> Iterator[tuple[str, tuple[Any, bool]]]:
-    """The modules that a module can be cut between, by name, and whether each is a layer."""
-    blocks = _blocks(module)
-    if blocks is None:
-        raise ConfigurationError(
-            f"{type(module).__name__} has no list of layers (a torch.nn.ModuleList or Sequential) "
-            "between which it could be cut",
-            source="model",
-        )
-    yield from _walked(module, "", blocks)
-
-
-def _walked(module: Any, path: str, blocks: str) -> Iterator[tuple[str, tuple[Any, bool]]]:
-    for name, part in module.named_children():
-        here = f"{path}{name}"
-        if path.rstrip(".") == blocks:
-            yield here, (part, True)
-        elif blocks == here or blocks.startswith(f"{here}."):
-            yield from _walked(part, f"{here}.", blocks)
-        else:
-            yield here, (part, False)
-
-
-def _blocks(module: Any) -> str | None:
-    """The name of the list of layers with most parameters."""
-    nn: Any = sys.modules["torch.nn"]
-    lists = [
-        (_bytes_of(part), -name.count("."), name)
-        for name, part in module.named_modules()
-        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1
-    ]
-    return max(lists)[2] if lists else None
-
-
-def _bytes_of(module: Any) -> int:
-    return sum(x.numel() * x.element_size() for x in module.parameters())
-
-
-def _keep_tied_together(parts: Mapping[str, Any], places: dict[str, Place]) -> None:
-    """A weight that two units share is in the place of the first."""
-    seen: dict[int, str] = {}
-    for name, part in parts.items():
-        for x in part.parameters():
-            first = seen.setdefault(id(x), name)
-            if first != name:
-                places[name] = places[first]
 
 
 def _outside(module: Any, parts: Sequence[Any]) -> list[Any]:

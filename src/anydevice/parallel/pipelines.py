@@ -22,7 +22,7 @@ from anydevice.core.device import Device
 from anydevice.core.engine import Absent
 from anydevice.core.files import expanded
 from anydevice.core.record import Record, replace
-from anydevice.core.trees import leaf_names, leaves, refilled
+from anydevice.core.trees import first_leaf, leaf_names, leaves, refilled
 from anydevice.core.warn import warn
 from anydevice.engines import registry
 from anydevice.engines.lookup import owner_of
@@ -33,6 +33,7 @@ from anydevice.nn.layers import Chain, TiedEmbedding
 from anydevice.nn.model import Model, bound
 from anydevice.ops import embedding, linear
 from anydevice.parallel.offload import Fetcher, Kept, kept_in_memory, read_parts, write_parts
+from anydevice.planning.modules import planned_units
 from anydevice.planning.plan import Plan
 from anydevice.transfer.moving import to_device, to_numpy
 
@@ -217,34 +218,11 @@ def _holds(key: str, name: str) -> bool:
 def _by_plan(
     units: Sequence[Unit], plan: Plan, engine: str | None, parameters: int | None
 ) -> tuple[list[Place], str]:
-    shape = plan.estimate.shape
-    if not plan.fits:
-        raise ConfigurationError(
-            'this plan does not fit; give places such as ["cuda:0", "cpu", "disk"]',
-            source="devices",
-        )
-    layers = [unit for unit in units if unit.is_layer]
-    planned = sum(len(each.layers) for each in plan.placements)
-    if planned != len(layers):
-        raise ConfigurationError(
-            f"this plan is that of another model: it has {planned} layers, and this model "
-            f"{len(layers)}",
-            source="devices",
-        )
-    if shape is not None and shape.exact and parameters not in (None, shape.parameters):
-        raise ConfigurationError(
-            f"this plan is that of another model: it has {shape.parameters:,} parameters, and this "
-            f"one {parameters:,}",
-            source="devices",
-        )
-    used = [each for each in plan.placements if each.layers]
+    placements = planned_units(plan, [unit.is_layer for unit in units], parameters)
+    used = list(dict.fromkeys(placements))
     places, chosen = _places([each.device for each in used], engine)
-    of_layer = [place for each, place in zip(used, places, strict=True) for _ in each.layers]
-    found, at = [], -1
-    for unit in units:
-        at += unit.is_layer
-        found.append(of_layer[max(at, 0)])
-    return found, chosen
+    by_placement = dict(zip(used, places, strict=True))
+    return [by_placement[each] for each in placements], chosen
 
 
 def _places(given: Sequence[str | Device], engine: str | None) -> tuple[list[Place], str]:
@@ -418,6 +396,14 @@ class Staged(Layer):
     @property
     def alone(self) -> Layer:
         return self.layer
+
+    def like(self, parameters: Parameters) -> Parameters:
+        place, first = self.stages[0].place, first_leaf(parameters)
+        owner = owner_of(first)
+        if not place.held or owner is None:
+            return parameters
+        engine = registry.load(str(place.device.engine))
+        return engine.empty((1,), owner.dtype_of(first), place.device)
 
     @property
     def input_shape(self) -> Shape | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from anydevice import ops
 from anydevice.choose.scope import one_device
+from anydevice.compiling.versions import AS_WRITTEN
 from anydevice.core.device import Device
 from anydevice.core.donation import consuming
 from anydevice.core.engine import Absent
@@ -321,9 +322,8 @@ class PipelineStepper(FunctionStepper):
     _spread: PipelineSpread
 
     def _start(self, steps: int) -> None:
-        if not self._autodiff.compiles:
-            self._compilers = ()
-        self.how = f"each stage alone: {self.how}" if self._compilers else "as written"
+        if self._compilers:
+            self.how = f"each stage alone: {self.how}"
         layer = self.config.layer
         assert isinstance(layer, Staged)
         if not self._compilers:
@@ -335,6 +335,12 @@ class PipelineStepper(FunctionStepper):
         self._masks = device_masks(self._trained)
         update = self.config.optimizer.update
         self._update = self.compiled(update, "parameters", "state")
+
+    def _use_compilers(self, optimize: str | None = None) -> None:
+        if self._autodiff.compiles:
+            super()._use_compilers(optimize)
+        else:  # whose compiler does not span devices
+            self.how = AS_WRITTEN
 
     def _batch_loss(self, trained: Tree, *rest: Any) -> tuple[Array, list[Array]]:
         """The loss of a batch: of its microbatches, weighted by their rows."""

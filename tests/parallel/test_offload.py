@@ -1,0 +1,157 @@
+"""Parts in host memory and on disk, brought to a device one ahead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anydevice
+from anydevice.engines import registry
+from anydevice.errors import TransferError
+from anydevice.parallel import offload
+from anydevice.parallel.offload import Fetcher, kept_in_memory, read_parts, write_parts
+
+
+def _parts(count: int, size: int = 1000) -> list[list[Any]]:
+    drawn = np.random.default_rng(0)
+    shapes = ((size, 3), (7,))
+    return [[drawn.normal(size=s).astype("float32") for s in shapes] for _ in range(count)]
+
+
+def _stored(path: Path, parts: list[list[Any]]) -> list[list[offload.Kept]]:
+    write_parts(path, {f"{n}.{m}": x for n, part in enumerate(parts) for m, x in enumerate(part)})
+    kept = read_parts(path)
+    return [[kept[f"{n}.{m}"] for m in range(len(part))] for n, part in enumerate(parts)]
+
+
+def _computed(fetcher: Fetcher, number: int) -> list[Any]:
+    arrays = fetcher.acquire(number)
+    found = [np.array(anydevice.to_numpy(x)) for x in arrays]
+    fetcher.release(number, arrays[0])
+    return found
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax", "numpy"])
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_parts_come_in_order_round_again_and_out_of_order(
+    engine: str, place: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(engine)
+    own = registry.load(engine)
+    parts = _parts(5)
+    if place == "disk":
+        kept = _stored(tmp_path / "parts.safetensors", parts)
+    else:
+        device = anydevice.device("cpu", engine=engine)
+        kept = [[kept_in_memory(own.place(x, device), own) for x in part] for part in parts]
+    fetcher = Fetcher(kept, anydevice.device("cpu", engine=engine), own)
+    for number in (*range(5), *range(5), 3, 4, 0, 2, 2, 1):
+        for found, wanted in zip(_computed(fetcher, number), parts[number], strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    fetcher.close()
+
+
+class _Watched(offload.Kept):
+    """An array that notes when it is read, and takes a while."""
+
+    log: Any = None
+    name: str = ""
+
+    def read(self, target: int, first: int, size: int) -> None:
+        self.log.append(f"bring {self.name}")
+        time.sleep(0.05)
+        super().read(target, first, size)
+        self.log.append(f"brought {self.name}")
+
+
+def test_the_next_part_is_brought_while_a_part_computes() -> None:
+    pytest.importorskip("torch")
+    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    log: list[str] = []
+    arrays = [np.full(10, n, "float32") for n in range(4)]
+    kept = [
+        [_Watched(x.shape, offload.as_dtype("float32"), x.ctypes.data, None, x, log, str(n))]
+        for n, x in enumerate(arrays)
+    ]
+    fetcher = Fetcher(kept, device, engine)
+    began = time.perf_counter()
+    for number in range(4):
+        (x,) = fetcher.acquire(number)
+        log.append(f"compute {number}")
+        time.sleep(0.05)
+        assert x.tolist() == [number] * 10, "the memory of a part that computes is its own"
+        log.append(f"computed {number}")
+        fetcher.release(number, x)
+    took = time.perf_counter() - began
+    fetcher.close()
+    for number in range(3):  # the part after it was on its way before it was computed
+        assert log.index(f"bring {number + 1}") < log.index(f"computed {number}"), log
+    for number in range(2):  # and the one after that was not: two parts are there at once
+        assert log.index(f"bring {number + 2}") > log.index(f"computed {number}"), log
+    assert took < 4 * 0.1, f"{took:.2f} s is what one after the other takes"
+
+
+def test_two_parts_are_on_the_device_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    kept = _stored(tmp_path / "parts.safetensors", _parts(6, size=50_000))
+    fetcher = Fetcher(kept, device, engine)
+    memories = set()
+    for number in range(6):
+        x, y = fetcher.acquire(number)
+        assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+        memories.add((x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()))
+        fetcher.release(number, x)
+    fetcher.close()
+    part = sum(each.nbytes for each in kept[0])
+    assert len(memories) == 2
+    assert sum(size for _, size in memories) <= 2 * part + 1024
+
+
+@pytest.mark.parametrize("change", ["shorter", "others"])
+def test_a_file_that_changed_is_an_error_and_can_be_opened_again(
+    change: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    path, parts = tmp_path / "parts.safetensors", _parts(3)
+    fetcher = Fetcher(_stored(path, parts), device, engine)
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        if change == "shorter":
+            file.truncate(1000)
+        else:
+            file.seek(len(whole) - 4000)
+            file.write(bytes(100))
+    with pytest.raises(TransferError, match=r"parts\.safetensors"):
+        _computed(fetcher, 2)
+    path.write_bytes(whole)
+    again = Fetcher(_stored(path, parts), device, engine)
+    np.testing.assert_array_equal(_computed(again, 2)[0], parts[2][0])
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="there is no file"):
+        read_parts(tmp_path / "none.safetensors")
+    (tmp_path / "short.safetensors").write_bytes(b"123")
+    with pytest.raises(TransferError, match="at least 8"):
+        read_parts(tmp_path / "short.safetensors")
+
+
+def test_a_fetcher_that_nobody_has_ends_its_thread() -> None:
+    pytest.importorskip("torch")
+    engine, device = registry.load("torch"), anydevice.device("cpu", engine="torch")
+    kept = [[kept_in_memory(x, registry.load("numpy")) for x in part] for part in _parts(3)]
+    fetcher = Fetcher(kept, device, engine)
+    _computed(fetcher, 0)
+    worker = next(
+        t for t in threading.enumerate() if t.name == "anydevice offload" and t.is_alive()
+    )
+    del fetcher
+    worker.join(5)
+    assert not worker.is_alive()
