@@ -155,9 +155,9 @@ def _chain(graph: Graph) -> list[Node] | None:
     nodes: list[Node] = []
     last, size, bare = graph.input, prod(graph.shape), False  # bare: a product without its bias
     for each in graph.operators:
-        constant = graph.constants.get(each.inputs[-1])
-        if each.inputs[0] != last:
+        if each.inputs[:1] != [last]:
             return None
+        constant = graph.constants.get(each.inputs[-1])
         if each.kind == "MatMul" and constant is not None and constant.shape[:-1] == (size,):
             size = constant.shape[1]
             weights = (np.ascontiguousarray(constant.T),)

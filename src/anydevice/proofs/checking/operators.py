@@ -1,50 +1,21 @@
-"""Lowers ONNX graphs of affine, piecewise linear and smooth operators to networks of affine nodes.
+"""The operators of ONNX that can be proved: affine, piecewise linear and smooth ones.
 
-A tensor of the graph is a constant, or a `Value`: numbers of one node, in some order, so that
-reshaping and permuting cost nothing. This module imports NumPy alone.
+This module imports NumPy alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 from math import ceil, prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from anydevice.proofs.checking.network import FormatError, Network, Node, NotSupportedError
+from anydevice.proofs.checking.graph import ROUNDED, Erf, Lowering, Tensor, Value
+from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError
 from anydevice.proofs.checking.onnx import Array, Graph, Operator
-
-LARGEST = 1 << 29
-"""A matrix of more bytes is not built."""
-_ROUNDED = 2.0**-52
-"""Bounds the relative error of a number that one or two operations of float64 gave."""
-
-
-class Value(NamedTuple):
-    """A tensor of the elements `places` of a node; `alone` where nothing else uses this node."""
-
-    node: int
-    places: Array
-    alone: bool = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.places.shape)
-
-
-class Erf(NamedTuple):
-    """The tensor scale * erf(of) + shift, which becomes a GELU where it is multiplied."""
-
-    of: Value
-    scale: float = 1.0
-    shift: float = 0.0
-
-
-Tensor = Array | Value | Erf
 
 
 def lower(graph: Graph) -> tuple[Network, bool]:
@@ -59,142 +30,7 @@ def lower(graph: Graph) -> tuple[Network, bool]:
                 "function; remove it from the graph, or prove the part before it"
             )
     lowering = Lowering(graph)
-    return lowering.run(), lowering.softmax
-
-
-class Lowering:
-    """Turns the operators of a graph into nodes, one after the other."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.softmax = graph, False
-        self.nodes: list[Node] = []
-        self.sources: dict[int, tuple[str, Value]] = {}
-        self.inputs = prod(graph.shape)
-        self.tensors: dict[str, Tensor] = dict(graph.constants)
-        self.tensors[graph.input] = Value(0, np.arange(self.inputs).reshape(graph.shape))
-        names = [name for each in graph.operators for name in each.inputs]
-        self.uses = Counter([*names, graph.output])
-
-    def run(self) -> Network:
-        """The network of the nodes that the output depends on."""
-        for each in self.graph.operators:
-            try:
-                inputs = [self._use(name) if name else None for name in each.inputs]
-                results = _OPERATORS[each.kind](self, each, *inputs)
-            except NotSupportedError as error:
-                raise NotSupportedError(f"{each}: {error}") from None
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise FormatError(f"{each}: {error}") from error
-            results = results if isinstance(results, list) else [results]
-            self.tensors.update(zip(each.outputs, results, strict=False))
-        last = self.tensors.get(self.graph.output)
-        if not isinstance(last, Value):
-            raise FormatError(f"its output {self.graph.output!r} is not computed from its input")
-        if not last.node or not self._in_order(last):
-            last = self.copy(last)
-        return Network(self.inputs, _needed(self.nodes[: last.node]))
-
-    def _use(self, name: str) -> Tensor:
-        found = self.tensors[name]
-        if isinstance(found, Value) and self.uses[name] > 1:
-            return found._replace(alone=False)
-        return found
-
-    def size(self, node: int) -> int:
-        return self.nodes[node - 1].size if node else self.inputs
-
-    def _in_order(self, value: Value) -> bool:
-        return np.array_equal(value.places.reshape(-1), np.arange(self.size(value.node)))
-
-    def free(self, value: Value) -> bool:
-        """Whether the value is all of an affine node that nothing else uses: it may be changed."""
-        own = value.alone and value.node > 0 and not self.nodes[value.node - 1].function
-        return own and self._in_order(value._replace(places=np.sort(value.places, axis=None)))
-
-    def zeros(self, rows: int, columns: int) -> Array:
-        if rows * columns * 8 > LARGEST:
-            raise NotSupportedError(f"its matrix of {rows} x {columns} is too large to be built")
-        return np.zeros((rows, columns))
-
-    def add(
-        self,
-        terms: Sequence[tuple[Value, Array | float]],
-        bias: Array,
-        function: str = "",
-        roundings: int = 0,
-        inexact: float = 0.0,
-    ) -> Value:
-        """A new node of the shape of its bias. A weight of one axis is a diagonal, as a number."""
-        weights: dict[int, Array] = {}
-        for value, weight in terms:
-            weight = weight * np.ones(bias.size) if isinstance(weight, float) else weight
-            new = self._columns(value, weight)
-            if value.node in weights:
-                new = _exact_sum(weights[value.node], new)
-            weights[value.node] = new
-        flat = np.array(bias, np.float64).reshape(-1)
-        node = Node(tuple(weights), tuple(weights.values()), flat, function, roundings, inexact)
-        self.nodes.append(node)
-        return Value(len(self.nodes), np.arange(bias.size).reshape(bias.shape))
-
-    def copy(self, value: Value, function: str = "") -> Value:
-        """A new node of the elements of a value, with a function."""
-        return self.add([(value, 1.0)], np.zeros(value.shape), function)
-
-    def apply(self, value: Value, function: str) -> Value:
-        """A function of each element, put on the node itself where it is free."""
-        if self.free(value):
-            self.nodes[value.node - 1] = self.nodes[value.node - 1]._replace(function=function)
-            return value
-        result = self.copy(value, function)
-        self.sources[result.node] = (function, value)
-        return result
-
-    def larger(self, a: Value, b: Value) -> Value:
-        """The elementwise maximum b + relu(a - b), which every execution computes exactly."""
-        more = self.add([(a, 1.0), (b, -1.0)], np.zeros(a.shape), "relu")
-        return self.add([(b, 1.0), (more, 1.0)], np.zeros(a.shape))
-
-    def product(self, a: Value, b: Value) -> Value:
-        """The elementwise product ((a + b)^2 - (a - b)^2) / 4, rounded once when it is executed."""
-        zeros = np.zeros(a.shape)
-        plus = self.add([(a, 1.0), (b, 1.0)], zeros, "square")
-        minus = self.add([(a, 1.0), (b, -1.0)], zeros, "square")
-        return self.add([(plus, 0.25), (minus, -0.25)], zeros, roundings=1)
-
-    def _columns(self, value: Value, weight: Array) -> Array:
-        if self._in_order(value):
-            return np.ascontiguousarray(weight, np.float64)
-        places = value.places.reshape(-1)
-        full = self.zeros(len(weight), self.size(value.node))
-        if weight.ndim == 1:
-            full[np.arange(len(weight)), places] = weight
-        elif len(np.unique(places)) == len(places):
-            full[:, places] = weight
-        else:
-            raise NotSupportedError("one number is several elements of its input")
-        return full
-
-
-def _exact_sum(a: Array, b: Array) -> Array:
-    a, b = (np.diag(each) if a.ndim != b.ndim and each.ndim == 1 else each for each in (a, b))
-    total = a + b
-    if ((total - a != b) | (total - b != a)).any():
-        raise NotSupportedError("a sum of its weights is no number of float64")
-    return total
-
-
-def _needed(nodes: list[Node]) -> tuple[Node, ...]:
-    """The nodes that the last one depends on, numbered anew."""
-    needed = {len(nodes)}
-    for number in range(len(nodes), 0, -1):
-        needed |= set(nodes[number - 1].inputs) if number in needed else set()
-    number_of = {old: new for new, old in enumerate(sorted(needed | {0}))}
-    return tuple(
-        node._replace(inputs=tuple(number_of[each] for each in node.inputs))
-        for number, node in enumerate(nodes, 1)
-        if number in needed
-    )
+    return lowering.run(_OPERATORS), lowering.softmax
 
 
 def _shape_of(function: Callable[..., Array]) -> Callable[..., Tensor]:
@@ -262,6 +98,13 @@ def _constant(low: Lowering, operator: Operator) -> Tensor:
         if name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
             return np.asarray(value, np.int64 if "int" in name else None)
     raise NotSupportedError("it has no numbers")
+
+
+def _filled(low: Lowering, operator: Operator, shape: Array) -> Tensor:
+    if prod(int(n) for n in shape) > 1 << 16 or len(shape) > 8:
+        raise NotSupportedError("it is larger than the shapes of tensors are")
+    value = operator.attributes.get("value", np.zeros(1))
+    return np.full([int(n) for n in shape], value.reshape(-1)[0])
 
 
 def _shape(low: Lowering, operator: Operator, x: Value | Array) -> Tensor:
@@ -388,7 +231,7 @@ def _gelu_of(low: Lowering, erf: Erf, other: Any) -> Tensor:
     result, factor = low.copy(x, "gelu"), 2.0 * erf.scale * outer
     if factor == 1.0:
         return result
-    return low.add([(result, factor)], np.zeros(result.shape), roundings=1, inexact=_ROUNDED)
+    return low.add([(result, factor)], np.zeros(result.shape), roundings=1, inexact=ROUNDED)
 
 
 def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
@@ -403,13 +246,15 @@ def _multiple(low: Lowering, value: Value) -> tuple[Value, float]:
 
 
 def _div(low: Lowering, operator: Operator, a: Any, b: Any) -> Tensor:
+    if not isinstance(a, Value | Erf) and not isinstance(b, Value | Erf):
+        return _constants(a // b)
     if isinstance(b, Value | Erf) or not isinstance(a, Value):
         raise NotSupportedError("it divides by something else than a constant")
     places, divisors = np.broadcast_arrays(a.places, b)
     if not divisors.all():
         raise FormatError("it divides by 0")
     factors = 1.0 / divisors.reshape(-1)
-    inexact = 0.0 if (np.frexp(divisors)[0] == 0.5).all() else _ROUNDED
+    inexact = 0.0 if (np.frexp(divisors)[0] == 0.5).all() else ROUNDED
     value = a._replace(places=places)
     return low.add([(value, factors)], np.zeros(places.shape), roundings=2, inexact=inexact)
 
@@ -433,7 +278,7 @@ def _product(low: Lowering, value: Value, matrix: Array, alpha: float = 1.0) -> 
     if matrix.ndim != 2 or value.shape[-1] != len(matrix):
         raise FormatError(f"shapes {value.shape} and {matrix.shape} have no product")
     rows, (terms, columns) = prod(value.shape[:-1]), matrix.shape
-    block, inexact = alpha * matrix.T, 0.0 if alpha == 1.0 else _ROUNDED
+    block, inexact = alpha * matrix.T, 0.0 if alpha == 1.0 else ROUNDED
     full = block
     if rows > 1:
         full = low.zeros(rows * columns, rows * terms)
@@ -502,8 +347,7 @@ def _conv(low: Lowering, operator: Operator, x: Value, w: Array, b: Any = None) 
     if w.shape[1] != channels or channels * groups != x.shape[1] or outputs * groups != len(w):
         raise FormatError(f"shapes {x.shape} and {w.shape} do not fit together")
     places = windows.shape[2]
-    low.zeros(1, 1) if len(w) * places * x.places.size * 8 <= LARGEST else low.zeros(LARGEST, 8)
-    full = np.zeros((len(w), places, x.places.size + 1))
+    full = low.zeros(len(w) * places, x.places.size + 1).reshape(len(w), places, -1)
     for k in range(len(w)):
         group = k // outputs
         below = windows[group * channels : (group + 1) * channels].reshape(-1, places)
@@ -528,7 +372,7 @@ def _average(low: Lowering, operator: Operator, x: Value) -> Value:
     full[rows, columns, windows] = (1.0 / count)[:, None]
     matrix = np.ascontiguousarray(full[:, :, :-1]).reshape(channels * places, -1)
     bias = np.zeros((1, channels, *sizes))
-    return low.add([(x, matrix)], bias, roundings=terms + 1, inexact=_ROUNDED)
+    return low.add([(x, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 
 
 def _max_pool(low: Lowering, operator: Operator, x: Value) -> Value:
@@ -559,7 +403,7 @@ def _mean(low: Lowering, operator: Operator, x: Value, axes: Array | None = None
     keep = operator.attributes.get("keepdims", 1)
     shape = [n if a in kept else 1 for a, n in enumerate(x.shape) if a in kept or keep]
     value, bias = x._replace(places=rows), np.zeros(shape)
-    return low.add([(value, matrix)], bias, roundings=terms + 1, inexact=_ROUNDED)
+    return low.add([(value, matrix)], bias, roundings=terms + 1, inexact=ROUNDED)
 
 
 def _batch_norm(
@@ -593,7 +437,7 @@ def _leaky(low: Lowering, operator: Operator, x: Value, slope: Array | None = No
     positive, rest = low.copy(x, "relu"), 1.0 - slopes
     exact = all(Fraction(r) + Fraction(s) == 1 for r, s in zip(rest, slopes, strict=True))
     terms = [(x, np.array(slopes)), (positive, rest)]
-    inexact = 0.0 if exact else _ROUNDED
+    inexact = 0.0 if exact else ROUNDED
     return low.add(terms, np.zeros(x.shape), roundings=1, inexact=inexact)
 
 
@@ -678,6 +522,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Clip": _clip,
     "Concat": _concat,
     "Constant": _constant,
+    "ConstantOfShape": _filled,
     "Conv": _conv,
     "Div": _div,
     "Dropout": _identity,

@@ -1,0 +1,251 @@
+"""ONNX files are read as PyTorch, which wrote them, means it."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.proofs.checking.network import FormatError, Network, NotSupportedError
+from anydevice.proofs.checking.onnx import read_onnx
+from anydevice.proofs.files import read_model
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "sigmoid": lambda z: 1 / (1 + np.exp(-z)),
+    "tanh": np.tanh,
+    "gelu": lambda z: nn.functional.gelu(torch.tensor(z)).numpy(),
+    "silu": lambda z: z / (1 + np.exp(-z)),
+    "exp": np.exp,
+    "square": lambda z: z * z,
+    "reciprocal": lambda z: 1 / z,
+}
+
+
+def evaluated(network: Network, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    values = [np.asarray(x, np.float64).reshape(-1)]
+    for node in network.nodes:
+        z = node.bias.copy()
+        for i, weight in zip(node.inputs, node.weights, strict=True):
+            z += weight @ values[i] if weight.ndim > 1 else weight * values[i]
+        values.append(FUNCTIONS[node.function](z))
+    return values[-1]
+
+
+def exported(model: Any, shape: tuple[int, ...], opset: int = 17) -> bytes:
+    """What PyTorch writes; it asks for the onnx package only to add functions of users."""
+    utilities = pytest.importorskip("torch.onnx._internal.torchscript_exporter.onnx_proto_utils")
+    kept, utilities._add_onnxscript_fn = utilities._add_onnxscript_fn, lambda data, _: data
+    file = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model, (torch.zeros(shape),), file, dynamo=False, opset_version=opset,
+                do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+            )  # fmt: skip
+    finally:
+        utilities._add_onnxscript_fn = kept
+    return file.getvalue()
+
+
+class Of(nn.Module):
+    """A layer, and a function of its values."""
+
+    def __init__(self, layer: Any, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.layer(x))
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+CHAIN = (nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "dense": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (1, 5)),
+    "without biases": (
+        lambda: nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
+        (1, 5),
+    ),
+    "dense over rows": (lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU()), (1, 3, 5)),
+    "convolution": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), groups=2),
+            nn.ReLU(),
+            nn.Conv2d(4, 3, 2, dilation=2, bias=False),
+            nn.Flatten(),
+            nn.Linear(3 * 2 * 4, 3),
+        ),
+        (1, 2, 8, 7),
+    ),
+    "convolution of a line": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
+        (1, 2, 9),
+    ),
+    "average pooling": (
+        lambda: nn.Sequential(nn.AvgPool2d(3, 2, padding=1), nn.Flatten()),
+        (1, 2, 7, 6),
+    ),
+    "average pooling that skips the padding": (
+        lambda: nn.AvgPool2d(3, 2, padding=1, count_include_pad=False),
+        (1, 2, 7, 6),
+    ),
+    "mean of channels": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        (1, 2, 4, 5),
+    ),
+    "max pooling": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.MaxPool2d(3, 2, padding=1), nn.Flatten()),
+        (1, 2, 8, 7),
+    ),
+    "batch norm": (
+        lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()),
+        (1, 2, 3, 4),
+    ),
+    "batch norm of features": (
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()),
+        (1, 5),
+    ),
+    "leaky relu": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.2)), (1, 5)),
+    "learned slopes": (lambda: nn.Sequential(nn.Linear(5, 8), nn.PReLU(8)), (1, 5)),
+    "clip": (lambda: nn.Sequential(nn.Linear(5, 8), nn.Hardtanh(-0.3, 0.4)), (1, 5)),
+    "clip from below": (lambda: Of(nn.Linear(5, 8), lambda x: x.clamp(min=0.1)), (1, 5)),
+    "relu6": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU6()), (1, 5)),
+    "abs": (lambda: Of(nn.Linear(5, 8), torch.abs), (1, 5)),
+    "maximum": (lambda: Of(nn.Linear(5, 8), lambda x: torch.maximum(x[:, :4], x[:, 4:])), (1, 5)),
+    "minimum": (lambda: Of(nn.Linear(5, 8), lambda x: torch.minimum(x[:, :4], x[:, 4:])), (1, 5)),
+    "residual": (
+        lambda: nn.Sequential(nn.Linear(5, 6), Of(nn.Linear(6, 6), same), nn.Linear(6, 2)),
+        (1, 5),
+    ),
+    "skip": (lambda: Of(nn.Linear(5, 6), lambda x: torch.relu(x) + x - 0.5 * x), (1, 5)),
+    "twice the same": (lambda: Of(nn.Linear(5, 6), lambda x: x + x), (1, 5)),
+    "concatenation": (
+        lambda: Of(nn.Linear(5, 6), lambda x: torch.cat([torch.relu(x), x, x * 2.0], 1)),
+        (1, 5),
+    ),
+    "halves": (lambda: Of(nn.Linear(5, 6), lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)), (1, 5)),
+    "permuted": (
+        lambda: Of(nn.Linear(4, 6), lambda x: x.permute(0, 2, 1).reshape(1, 18).relu()),
+        (1, 3, 4),
+    ),
+    "squeezed": (
+        lambda: Of(nn.Linear(4, 6), lambda x: x.squeeze(1).unsqueeze(-1).relu()),
+        (1, 1, 4),
+    ),
+    "affine": (lambda: Of(nn.Linear(5, 6), lambda x: (x * 3.0 - 0.7) / 1.7), (1, 5)),
+    "normalised input": (lambda: Of(nn.Identity(), lambda x: (x - 0.13) / 0.31), (1, 1, 4, 4)),
+    "one minus": (lambda: Of(nn.Linear(5, 6), lambda x: 1.0 - x), (1, 5)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.ReLU()), (1, 5)),
+    "mean": (lambda: Of(nn.Linear(5, 6), lambda x: x.mean(1)), (1, 3, 5)),
+    "padding": (lambda: nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(1, 2, 3)), (1, 1, 3, 3)),
+    "sigmoid": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Sigmoid(), nn.Linear(6, 2)), (1, 5)),
+    "tanh": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh()), (1, 5)),
+    "gelu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 2)), (1, 5)),
+    "silu": (lambda: nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 2)), (1, 5)),
+    "product": (lambda: Of(nn.Linear(5, 6), lambda x: x[:, :3] * x[:, 3:]), (1, 5)),
+    "square": (lambda: Of(nn.Linear(5, 6), lambda x: x**2), (1, 5)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_network_computes_what_pytorch_does(name: str) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *model.buffers()):
+            if parameter.is_floating_point():
+                parameter.copy_(torch.rand_like(parameter) + 0.1 - 0.6 * (parameter.dim() > 1))
+    network, softmax = read_onnx(exported(model, shape))
+    assert not softmax
+    double = model.double()
+    for seed in range(5):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
+        want = double(x).detach().numpy().reshape(-1)
+        # Constants such as an epsilon or sqrt(2) are rounded to float32 in the file.
+        assert evaluated(network, x.numpy()) == pytest.approx(want, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18, 20])
+def test_other_versions_of_the_operators(opset: int) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GELU(), nn.Flatten(), nn.Linear(8, 6), nn.ReLU())
+    model = Of(layers, lambda x: torch.cat([x[:, 1:4], x.mean(1, keepdim=True)], 1)).eval()
+    network, _ = read_onnx(exported(model, (1, 1, 4, 4), opset))
+    x = torch.randn(1, 1, 4, 4).double()
+    want = model.double()(x).detach().numpy().reshape(-1)
+    assert evaluated(network, x.numpy()) == pytest.approx(want, rel=1e-6)
+
+
+def test_a_layer_its_bias_and_its_relu_are_one_node() -> None:
+    network, _ = read_onnx(exported(nn.Sequential(*CHAIN), (1, 5)))
+    assert [(node.inputs, node.function, node.roundings) for node in network.nodes] == [
+        ((0,), "relu", 6),
+        ((1,), "", 9),
+    ]
+
+
+def test_a_softmax_at_the_end_is_left_out_and_said() -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Softmax(1))
+    network, softmax = read_onnx(exported(model, (1, 5)))
+    plain, _ = read_onnx(exported(model[0], (1, 5)))
+    assert softmax
+    assert network.hash() == plain.hash()
+    with pytest.raises(NotSupportedError, match="the Softmax that gives"):
+        read_onnx(exported(nn.Sequential(model, nn.Linear(3, 2)), (1, 5)))
+
+
+def test_an_unknown_operator_is_named_before_any_work() -> None:
+    model = Of(nn.Linear(5, 6), torch.sin)
+    with pytest.raises(NotSupportedError, match=r"the Sin that gives '.*' cannot be proved"):
+        read_onnx(exported(model, (1, 5)))
+
+
+def test_other_functions_of_erf_are_not_taken_for_gelu() -> None:
+    for function in (
+        torch.erf,
+        lambda x: x * (1 + torch.erf(x)),
+        lambda x: x * torch.erf(x / 2**0.5),
+    ):
+        with pytest.raises((NotSupportedError, FormatError)):
+            read_onnx(exported(Of(nn.Linear(5, 6), function), (1, 5)))
+
+
+def test_a_matrix_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anydevice.proofs.checking.graph.LARGEST", 1000)
+    with pytest.raises(NotSupportedError, match="too large to be built"):
+        read_onnx(exported(nn.Conv2d(1, 2, 3), (1, 1, 8, 8)))
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    model = nn.Linear(5, 3)
+    with torch.no_grad():
+        model.weight[1, 2] = float("nan")
+    with pytest.raises(FormatError, match="infinite or NaN"):
+        read_onnx(exported(model, (1, 5)))
+
+
+def test_errors_of_files_name_them(tmp_path: Any) -> None:
+    file = tmp_path / "net.onnx"
+    with pytest.raises(ConfigurationError, match=r"net\.onnx"):
+        read_model(file)
+    file.write_bytes(exported(Of(nn.Linear(5, 6), torch.sin), (1, 5)))
+    with pytest.raises(UnsupportedError, match=r"net\.onnx.*Sin"):
+        read_model(file)
+    file.write_bytes(b"\x12\x34no model")
+    with pytest.raises(ConfigurationError, match=r"net\.onnx"):
+        read_model(file)
