@@ -29,7 +29,13 @@ pytestmark = pytest.mark.timeout(HANGS_AFTER + 20)
 
 
 def run(
-    name: str, *options: str, home: Path, engine: str | None = None, preferred: bool = False
+    name: str,
+    *options: str,
+    home: Path,
+    engine: str | None = None,
+    preferred: bool = False,
+    processes: int | None = None,
+    **variables: str,
 ) -> str:
     """What an example prints; any warning other than about a missing accelerator is an error.
 
@@ -44,6 +50,7 @@ def run(
             ours["ANYDEVICE_ENGINE"] = engine
         else:
             options = (*options, "--engine", engine)
+    launch = ["-m", "anydevice", "launch", "-n", str(processes)] if processes else []
     before = os.times()
     ended = subprocess.run(
         [
@@ -52,13 +59,14 @@ def run(
             "error",
             "-W",
             "ignore:using cpu",
+            *launch,
             EXAMPLES / f"{name}.py",
             *options,
         ],
         capture_output=True,
         text=True,
         # One thread: the tests run side by side, and threads would wait for one another.
-        env={**ours, "ANYDEVICE_HOME": str(home), "OMP_NUM_THREADS": "1"},
+        env={**ours, "ANYDEVICE_HOME": str(home), "OMP_NUM_THREADS": "1", **variables},
         cwd=home,
         timeout=HANGS_AFTER,
     )
@@ -209,6 +217,26 @@ def test_prices_of_a_table_are_learned(engine: str, tmp_path: Path) -> None:
     assert "1,393 trained, 16 state" in said
     assert len(re.findall(r"^(harbor|hills|old town|station) .*\d\.\d%$", said, re.M)) == 4
     assert float(re.findall(r"held out: (\d+\.\d)%", said)[0]) <= 8
+
+
+def test_one_script_trains_on_one_device_on_eight_and_in_four_processes(tmp_path: Path) -> None:
+    eight = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    place = ("--device", "cpu")
+    ways = {
+        "": run("several_devices", *place, home=tmp_path, engine="torch"),
+        "8 devices, replicate: ": run(
+            "several_devices", *place, home=tmp_path, engine="jax", **eight
+        ),
+        "4 processes, replicate: ": run(
+            "several_devices", *place, home=tmp_path, engine="torch", processes=4
+        ),
+    }
+    curves = [losses_of(said.partition("\nlosses ")[2]) for said in ways.values()]
+    assert [len(curve) for curve in curves] == [3, 3, 3]
+    np.testing.assert_allclose(curves[1:], [curves[0]] * 2, rtol=0, atol=1e-6)
+    for how, said in ways.items():
+        assert how in said
+    assert "devices" not in ways[""]
 
 
 def test_the_digits_are_all_there() -> None:

@@ -89,7 +89,7 @@ class Group(Processes):
         distributed.barrier()
 
 
-def initialize(device: Device | str | None = None) -> Mesh:
+def initialize(device: Device | str | None = None, *, engine: str | None = None) -> Mesh:
     """Join the processes that a launcher started, and return the mesh over their devices.
 
     The variables of torchrun, Slurm, Open MPI, Kubernetes jobs and mlx.launch are understood. A
@@ -98,11 +98,11 @@ def initialize(device: Device | str | None = None) -> Mesh:
     >>> initialize("cpu").size
     1
 
-    PyTorch, JAX or MLX drives them: the one that the device or `ANYDEVICE_ENGINE` asks for, else
-    one that is imported already, else the first that is installed. A process of PyTorch or MLX has
-    one device, by default the one that `anydevice.device()` gives it. One of JAX has all of a
-    backend, also where it is alone, if JAX was asked for; `"cuda:0"` is that one. A group that is
-    there already, of `torch.distributed` or `jax.distributed`, is used as it is.
+    PyTorch, JAX or MLX drives them: the `engine`, or the one that the device or `ANYDEVICE_ENGINE`
+    asks for, else one that is imported already, else the first that is installed. A process of
+    PyTorch or MLX has one device, by default the one that `anydevice.device()` gives it. One of JAX
+    has all of a backend, also where it is alone, if JAX was asked for; `"cuda:0"` is that one. A
+    group that is there already, of `torch.distributed` or `jax.distributed`, is used as it is.
 
     All processes must run the same program: `nn.train(…, devices=mesh)` gives each its rows of
     the same batches.
@@ -110,7 +110,7 @@ def initialize(device: Device | str | None = None) -> Mesh:
     Raises `ConfigurationError` if variables contradict each other, or do not say where the first
     process is, and `UnsupportedError` for an engine whose processes cannot compute together.
     """
-    chosen, existing = one_device(device), _existing()
+    chosen, existing = one_device(device, engine=engine), _existing()
     is_there = existing is not None or _is_jax_joined()
     found = None if is_there else launched(os.environ)
     if not is_there and (found is None or found.size == 1):
