@@ -6,6 +6,8 @@ import base64
 import json
 import subprocess
 import sys
+import threading
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anydevice.errors import ConfigurationError, UnsupportedError
+from anydevice.llm import splitting
 from anydevice.llm.text import TextStream
 from anydevice.llm.tokenizer import Tokenizer
 from tests.llm.test_text import cut, streamed
@@ -284,6 +287,50 @@ def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
     broken = changed(BYTES, normalizer=REPLACES | {"pattern": {"String": ""}})
     with pytest.raises(ConfigurationError, match=r"test/tokenizer.json cannot encode a text"):
         made(broken).encode("hello")
+
+
+HOSTILE = r"(?:\w|\w\w){0,22}(?!\w)"
+"""A quarter of a second for each character of a word."""
+
+
+def split_by(pattern: str) -> Tokenizer:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    steps = [split | {"invert": False}, BYTES["decoder"] | {"use_regex": False}]
+    return made(changed(BYTES, pre_tokenizer={"type": "Sequence", "pretokenizers": steps}))
+
+
+def test_a_pattern_that_takes_hours_is_stopped_and_the_process_runs_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(splitting, "SECONDS", 1.0)
+    tokenizer = split_by(HOSTILE)
+    short = tokenizer.encode("a b")  # now there is a child
+    began, ticks = time.monotonic(), list[float]()
+
+    def tick() -> None:
+        while time.monotonic() < began + 0.9:
+            ticks.append(time.monotonic())
+            time.sleep(0.1)
+
+    threading.Thread(target=tick).start()
+    with pytest.raises(ConfigurationError, match=r"tokenizer.json took more than 1.* was stopped"):
+        tokenizer.encode("a" * 4000)
+    assert time.monotonic() - began < 9
+    assert len(ticks) > 4  # other threads went on meanwhile
+    assert tokenizer.encode("a b") == short
+
+
+def test_a_pattern_that_is_not_known_gives_the_same_tokens() -> None:
+    """Another spelling of one that is known."""
+    known, other = split_by(splitting.LLAMA3), split_by(f"(?:{splitting.LLAMA3})")
+    assert known._encoder is None
+    assert other._encoder is not None
+    for text in ("", "Hello there,  we'll see 12345\n\n ok", "naïve “dog” 漢字 🙂" * 20):
+        assert other.encode(text) == known.encode(text)
+    replace = {"type": "Replace", "pattern": {"Regex": "l(?=l)"}, "content": "L"}
+    decoder = {"type": "Sequence", "decoders": [BYTES["decoder"], replace]}
+    replacing = made(changed(BYTES, decoder=decoder))
+    assert replacing.decode(replacing.encode("hello")) == "heLlo"
 
 
 @pytest.mark.parametrize("text", [None, 3, b"hello", ["hello"]])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from anydevice.llm.splitting import LLAMA3
+
 Values = dict[str, Any]
 
 
@@ -70,7 +72,6 @@ _LIMITS: Values = {
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _SPECIAL = ["<s>", "</s>", "<tool>"]
 _BYTE_TOKENS = [*_SPECIAL, *_alphabet(), "he", "ll", "Ġw", "hell"]
-_PATTERN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 BYTES: Values = {
     **_LIMITS,
@@ -81,7 +82,7 @@ BYTES: Values = {
         "pretokenizers": [
             {
                 "type": "Split",
-                "pattern": {"Regex": _PATTERN},
+                "pattern": {"Regex": LLAMA3},
                 "behavior": "Isolated",
                 "invert": False,
             },

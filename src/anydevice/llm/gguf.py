@@ -19,6 +19,7 @@ from anydevice.core.record import Record
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.llm.description import Description
+from anydevice.llm.splitting import GPT4O, LLAMA3, QWEN2
 from anydevice.llm.tokenizer import GENERATION, SETTINGS, TOKENIZER, Tokenizer
 from anydevice.planning.gguf import family_of
 from anydevice.transfer.weights.gguf import GgufFile, Strings, read_gguf, unpacker
@@ -158,29 +159,16 @@ class Splitting(Record):
     bos: bool = False
 
 
-_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{end}}"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{end}}"
-)
-_REST_OF_CASED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-_LLAMA3 = rf"{_CONTRACTED}{_WORD}|\p{{N}}{{1,3}}{_REST}"
-_GPT4O = _CASED.replace("{end}", f"{_CONTRACTED}?") + r"|\p{N}{1,3}" + _REST_OF_CASED
-
 SPLITTINGS: dict[str, Splitting] = {
     "gpt-2": Splitting(),
     "smollm": Splitting(digits=True),
     "starcoder": Splitting(digits=True),
     "refact": Splitting(digits=True),
-    "llama-bpe": Splitting(_LLAMA3, whole=True, bos=True),
-    "llama3": Splitting(_LLAMA3, whole=True, bos=True),
-    "dbrx": Splitting(_LLAMA3),
-    "qwen2": Splitting(rf"{_CONTRACTED}{_WORD}|\p{{N}}{_REST}", composed=True),
-    "gpt-4o": Splitting(_GPT4O),
+    "llama-bpe": Splitting(LLAMA3, whole=True, bos=True),
+    "llama3": Splitting(LLAMA3, whole=True, bos=True),
+    "dbrx": Splitting(LLAMA3),
+    "qwen2": Splitting(QWEN2, composed=True),
+    "gpt-4o": Splitting(GPT4O),
 }
 """The ways to split text that are known exactly, by the name that GGUF has for them."""
 

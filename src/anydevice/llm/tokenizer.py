@@ -19,6 +19,7 @@ from anydevice.core.files import expanded, parse_json, read_small
 from anydevice.core.text import shortened
 from anydevice.errors import ConfigurationError, UnsupportedError
 from anydevice.llm.chat_template import ChatTemplate
+from anydevice.llm.splitting import BoundedTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -62,6 +63,10 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self.source = source
+        place = f"{source}/{TOKENIZER}"
+        to_tokens = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
+        self._encoder = BoundedTokenizer.where_needed(backend, to_tokens, place)
+        self._decoder = BoundedTokenizer.where_needed(backend, _steps(backend.decoder), place)
         self.special_tokens = dict(special_tokens)
         self.templates = dict(templates)
         self.eos_ids = tuple(sorted(set(eos_ids)))
@@ -192,6 +197,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, without the special ones; ids that stand for nothing are left out."""
+        if self._decoder is not None and ids:
+            return self._decoder.text(list(ids))
         try:
             return self._backend.decode(list(ids), skip_special_tokens=True)
         except BaseException as error:
@@ -220,6 +227,8 @@ class Tokenizer:
             raise ConfigurationError(f"{shortened(repr(text))} is not a text", source="text")
         try:
             text.encode()
+            if self._encoder is not None and text:
+                return self._encoder.ids(text, special)
             ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         except UnicodeEncodeError as error:
             raise ConfigurationError(
