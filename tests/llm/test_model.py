@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import inspect
 import json
+import pickle
 import shutil
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +89,27 @@ def test_the_time_before_a_stream_is_read_is_not_that_of_its_first_token(
     time.sleep(0.5)
     assert "".join(stream)
     assert stream.reply.speed.first_token < 0.5
+
+
+@pytest.mark.parametrize("doing", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_model_is_not_copied_and_a_reply_is(
+    model: llm.LanguageModel, doing: Callable[[Any], Any]
+) -> None:
+    said = r"stories260K is on cpu, and cannot be copied or pickled: load it in each process"
+    with pytest.raises(UnsupportedError, match=said):
+        doing(model)
+    reply = model.generate("", 3)
+    found = doing(reply)
+    assert (pickle.loads(found) if isinstance(found, bytes) else found) == reply
+
+
+def test_generate_and_stream_take_the_same_options() -> None:
+    replies, pieces = (
+        dict(inspect.signature(each).parameters)
+        for each in (llm.LanguageModel.generate, llm.LanguageModel.stream)
+    )
+    assert replies.pop("prompt").annotation != pieces.pop("prompt").annotation
+    assert replies == pieces
 
 
 @pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), None, 5, 1.5, True])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from anydevice.choose.scope import one_device
 from anydevice.core.device import Device
@@ -170,6 +170,12 @@ class LanguageModel:
         model = f"{self.name}: {format_count(estimate.parameters)} parameters in {self.dtype}"
         where = f"on {self.device} ({self.device.engine})"
         return f"<{model}, {where}, context {self.context}, {format_size(estimate.total)}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.name} is on {self.device}, and cannot be copied or pickled: load it in each "
+            "process that needs it; threads of one process share a model"
+        )
 
     @property
     def parameters(self) -> Parameters:
